@@ -71,10 +71,44 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
     _, _, notes = pibroch("plan", "explain", tmp_path / "other", "--run", run)
     assert (
         f"placed by {tmp_path / 'plan'}" in notes
-        and "50 samples a rank, predicted are 1024" in notes
+        and "batches of 50 samples a rank; the plan was made for 1024" in notes
     )
     three = "--data", data, "--shards", 3, "--mode", "training", "--out", tmp_path / "three"
     assert pibroch("plan", *three)[0] == 0
     code, _, notes = pibroch("plan", "explain", tmp_path / "three", "--run", run)
     assert code != 0 and "a run of 3 ranks" in notes
     assert pibroch("plan", "explain", tmp_path / "other", "--run", tmp_path)[0] != 0
+
+
+@pytest.mark.parametrize("num_ranks, replicas", [(2, "gather"), (4, "sparse")])
+def test_what_is_predicted_follows_the_batches_and_the_sums_of_the_run(
+    data, tmp_path, pibroch, num_ranks, replicas
+):
+    """The plan is made from a profile of other batches, for others again; the run has its own."""
+    config = make_config(
+        data,
+        "train.epochs=4",
+        "embedding.exchange.name=alltoall",
+        f"embedding.exchange.plan='{tmp_path / 'plan'}'",
+        f"embedding.exchange.replicas={replicas}",
+    )
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(config.model_dump()))
+    counted = data, "--batch-size", 200, "--out", tmp_path / "profile"
+    assert pibroch("profile", *counted)[0] == 0
+    made = ("--profile", tmp_path / "profile", "--recipe", recipe, "--shards", num_ranks)
+    training = ("--mode", "training", "--policy", "everywhere", "--extra", 60, "--batch-size", 80)
+    assert pibroch("plan", *made, *training, "--out", tmp_path / "plan")[0] == 0
+    assert load_plan(tmp_path / "plan")[1].copied_rows > 0
+    with Crew(recipe, "--run-dir", run, "--ranks", num_ranks) as crew:
+        assert crew.end() == 0, crew.output
+    code, said, notes = pibroch("plan", "explain", tmp_path / "plan", "--run", run)
+    assert code == 0, notes
+    assert f"batches of {config.train.batch_size / num_ranks:g} samples a rank" in notes
+    shares = [
+        float(line.split()[-1])
+        for line in said.splitlines()
+        if line.startswith(("all links", "rank "))
+    ]
+    assert len(shares) == 1 + 2 * num_ranks
+    assert shares == pytest.approx([1.0] * len(shares), abs=0.06)

@@ -33,7 +33,13 @@ from pibroch.planner.explain import (
     write_page,
 )
 from pibroch.planner.make import PlanOptions, Progress, make_plan
-from pibroch.planner.measured import MEASURED_COLUMNS, differences, measured_payload, measured_rows
+from pibroch.planner.measured import (
+    MEASURED_COLUMNS,
+    for_run,
+    measured_payload,
+    measured_rows,
+    notes,
+)
 from pibroch.planner.partition import sizes_of
 from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
@@ -197,17 +203,19 @@ def explain_command(
     ] = None,
 ) -> None:
     """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
-    _, prediction = load_plan(path)
-    measured = None if run is None else measured_payload(run, prediction.num_shards)
-    rows = None if measured is None else measured_rows(prediction, measured)
+    assignment, prediction = load_plan(path)
+    measured = None
+    if run is not None:
+        measured = measured_payload(run, prediction.num_shards)
+        prediction = for_run(assignment, prediction, run)
     _show(prediction, str(path))
-    if run is not None and rows is not None:
+    if run is not None and measured is not None:
         grid = _grid(*MEASURED_COLUMNS, title=f"measured in {run}")
-        for row in rows:
+        for row in measured_rows(prediction, measured):
             grid.add_row(*row)
         results.print(grid)
-        for difference in differences(prediction, path, run):
-            console.print(f"note: {difference}", markup=False, highlight=False, soft_wrap=True)
+        for note in notes(prediction, path, run):
+            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if html is not None:
         results.print(f"wrote {write_page(prediction, path.name, html, measured)}")
 

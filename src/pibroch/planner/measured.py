@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pibroch.errors import DataError
+from pibroch.planner.assignment import Assignment
 from pibroch.planner.cost import Floats, links
+from pibroch.planner.payload import payload_of_batches
 from pibroch.planner.prediction import PlanPrediction
 
 
@@ -40,11 +43,31 @@ def measured_payload(run: Path, num_ranks: int) -> Floats:
     return counted
 
 
-def differences(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
-    """What sets a run apart from what was predicted for, in words."""
-    try:
-        config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def for_run(assignment: Assignment, prediction: PlanPrediction, run: Path) -> PlanPrediction:
+    """The prediction with the payload of the run's batches, its copies' gradients summed as the run summed them.
+
+    Raises:
+        DataError: for a plan that keeps too little of its profile, or one for inference.
+    """
+    if prediction.reads is None:
+        raise DataError(
+            "a plan that predicts no bytes of training steps",
+            "one made with --mode training",
+            "make it again",
+        )
+    config = _config(run)
+    batch_size = config.get("train", {}).get("batch_size", 0) / prediction.num_shards
+    replicas = config.get("embedding", {}).get("exchange", {}).get("replicas", "gather")
+    payload = payload_of_batches(
+        assignment, prediction.reads, batch_size or prediction.batch_size, replicas
+    )
+    return prediction.model_copy(update={"payload_bytes": payload.tolist()})
+
+
+def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
+    """In words, what was predicted, and what sets the run apart from it."""
+    config = _config(run)
+    if not config:
         return ["the run's configuration cannot be read, so it may be of another plan"]
     exchange, train = config.get("embedding", {}).get("exchange", {}), config.get("train", {})
     found, used = [], exchange.get("plan")
@@ -54,29 +77,28 @@ def differences(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
         found.append(f"its exchange is {exchange.get('name')}, predicted is alltoall")
     if exchange.get("wire", "float32") != "float32" or exchange.get("compress"):
         found.append("its rows travel narrower than float32, which is predicted")
-    a_rank = train.get("batch_size", 0) / prediction.num_shards
-    if a_rank != prediction.batch_size:
+    batch_size = train.get("batch_size", 0) / prediction.num_shards
+    if batch_size != prediction.batch_size:
         found.append(
-            f"its batches have {a_rank:g} samples a rank, predicted are {prediction.batch_size}"
+            f"predicted for the run's batches of {batch_size:g} samples a rank; "
+            f"the plan was made for {prediction.batch_size}"
         )
     return found
+
+
+def _config(run: Path) -> dict[str, Any]:
+    """What a run was configured with; nothing where that cannot be read."""
+    try:
+        return tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 MEASURED_COLUMNS = ("bytes a step", "predicted", "measured", "measured over predicted")
 
 
 def measured_rows(prediction: PlanPrediction, measured: Floats) -> list[list[str]]:
-    """All links together, the dearest, and what each rank sends and gets, each predicted and measured.
-
-    Raises:
-        DataError: for a plan without a prediction of them, or one for inference.
-    """
-    if prediction.payload_bytes is None or prediction.mode != "training":
-        raise DataError(
-            "a plan that predicts no bytes of training steps",
-            "one made with --mode training",
-            "make it again",
-        )
+    """All links together, the dearest, and what each rank sends and gets, each predicted (see :func:`for_run`) and measured."""
     predicted = np.array(prediction.payload_bytes)
     pairs = [
         ("all links", predicted.sum(), measured.sum()),

@@ -6,39 +6,60 @@ gradient there again; a rank's own rows cost nothing. Numbers of copied rows are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.config.exchange import BITS_AT_ONCE, OWNERS_POOL
 from pibroch.embedding import Table
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ConfigError
+from pibroch.planner.assignment import Assignment
 from pibroch.planner.cost import Floats, distinct
 from pibroch.planner.plan import Plan
+from pibroch.planner.prediction import PartitionReads
 from pibroch.planner.profile import AccessProfile
 
-Replicas = Literal["gather", "sparse"]
+Replicas = Literal["gather", "sparse", "dense"]
 ID_BYTES, FLOAT_BYTES = 4, 4
 HEAD_BYTES = 4 * 8
 """Of the counts that each rank sends to each other for every group of tables."""
 
 
+class _Reads(NamedTuple):
+    """What one rank reads a step, part by part; a part's rows lie at one place.
+
+    Attributes:
+        place: int64 ``[K]``, the shard, or W for everywhere.
+        num_rows: ``[K]``.
+        read: ``[K]``, distinct rows that a rank reads, expected.
+        heard: ``[K]``, distinct rows that any rank reads.
+        columns: ``[K]``, floats of each row that lie there.
+    """
+
+    place: NDArray[np.int64]
+    num_rows: Floats
+    read: Floats
+    heard: Floats
+    columns: Floats
+
+
 def step_payload(
     plan: Plan, tables: Sequence[Table], profile: AccessProfile, *, replicas: Replicas = "gather", num_groups: int = 1,
-    trains: bool = True,
+    trains: bool = True, batch_size: int | None = None,
 ) -> Floats:  # fmt: skip
     """Expected bytes that rank i sends to rank j in a step, ``[W, W]``; float32 travels, dense gradients are left out.
 
     Args:
         plan: of all tables; rows are placed, not pooled by their owners.
         tables: that it places.
-        profile: of the same tables, counted in batches of one rank's size.
+        profile: of the same tables.
         replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
         num_groups: of tables, each of which sends counts of its own.
         trains: with gradients.
+        batch_size: samples of a rank's batch; that of the profile when absent.
 
     Raises:
         ConfigError: for a plan that does not fit, or owners that pool.
@@ -46,81 +67,130 @@ def step_payload(
     """
     plan.check(tables)
     profile.check(tables)
-    size = plan.num_shards
-    sent = np.full((size, size), float(HEAD_BYTES * num_groups))
-    copies: dict[int, _Copies] = {}
+    parts = []
     for table in tables:
         if plan.placements[table.name].kind in OWNERS_POOL:
             raise ConfigError(
                 f"table {table.name!r} whose owner pools", "a placement whose rows travel"
             )
-        share = profile.tables[table.name].batches / profile.num_batches
-        for owner, rows, num_columns in _owned(plan, table, share):
-            floats = FLOAT_BYTES * num_columns
-            sent[:, owner] += rows * (ID_BYTES + trains * floats)
-            sent[owner] += rows * floats
-        for _, piece in plan.copies(table)[:1]:
-            copied = copies.setdefault(table.dim, _Copies(size))
-            copied.add(share[ids_of(piece.rows)])
-    if trains:
-        for dim, copied in copies.items():
-            sent += copied.gathered(dim) if replicas == "gather" else copied.summed(dim)
+        parts.append(_reads_of(plan, table, _shares(profile, table.name, batch_size)))
+    reads = _Reads(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return _payload(reads, plan.num_shards, replicas, num_groups, trains)
+
+
+def partition_reads(
+    assignment: Assignment, tables: Sequence[Table], profile: AccessProfile
+) -> PartitionReads:
+    """What a plan keeps of its profile, so that payloads of other batches can be predicted without it."""
+    num_partitions = len(assignment.home)
+    num_rows, accesses, batches, dims = (np.zeros(num_partitions) for _ in range(4))
+    for table in tables:
+        of, counts = assignment.partition_of[table.name], profile.tables[table.name]
+        here = np.bincount(of, minlength=num_partitions)
+        num_rows += here
+        accesses += np.bincount(of, counts.accesses, num_partitions)
+        batches += np.bincount(of, counts.batches, num_partitions)
+        dims[here > 0] = table.dim  # rows of one partition have one width
+    return PartitionReads(
+        num_rows=num_rows.astype(int).tolist(),
+        accesses=(accesses / profile.num_samples).tolist(),
+        batches=(batches / profile.num_batches).tolist(),
+        dims=dims.astype(int).tolist(),
+        batch_size=min(profile.batch_size, profile.num_samples),
+    )
+
+
+def payload_of_batches(
+    assignment: Assignment, reads: PartitionReads, batch_size: float, replicas: Replicas
+) -> Floats:
+    """As :func:`step_payload` in training, from what the plan kept: rows of one partition are taken to be read alike."""
+    num_rows = np.array(reads.num_rows, float)
+    least = np.maximum(1, num_rows)
+    share = _share_of_batches(
+        np.array(reads.accesses) / least,
+        np.array(reads.batches) / least,
+        reads.batch_size,
+        batch_size,
+    )
+    size = assignment.num_shards
+    place = np.where(assignment.is_everywhere, size, assignment.home).astype(np.int64)
+    heard = num_rows * distinct(share, size)
+    parts = _Reads(place, num_rows, num_rows * share, heard, np.array(reads.dims, float))
+    return _payload(parts, size, replicas, 1, True)
+
+
+def _shares(profile: AccessProfile, name: str, batch_size: int | None) -> Floats:
+    """The share of batches in which each row of a table occurs."""
+    counts = profile.tables[name]
+    share = counts.batches / profile.num_batches
+    if batch_size is None:
+        return np.asarray(share)
+    counted = min(profile.batch_size, profile.num_samples)
+    return _share_of_batches(counts.accesses / profile.num_samples, share, counted, batch_size)
+
+
+def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size: float) -> Floats:
+    """The share of batches of ``batch_size`` in which rows occur, from accesses a sample and ``share`` of ``counted``."""
+    if batch_size == counted:
+        return share
+    # of a row that was in every batch the share tells nothing of smaller ones: its accesses do
+    return np.minimum(distinct(share, batch_size / counted), distinct(accesses, batch_size))
+
+
+def _reads_of(plan: Plan, table: Table, share: Floats) -> _Reads:
+    placement, row_map, size = plan.placements[table.name], plan.row_map, plan.num_shards
+    if placement.kind == "rows":
+        # one pass over the rows for all owners, of which there may be a thousand
+        assert row_map is not None, "checked with the plan"
+        partition, num_partitions = (
+            row_map.partition[row_map.rows_of(table.name)],
+            len(row_map.home),
+        )
+        num_rows, read, heard = (
+            np.asarray(np.bincount(partition, amount, num_partitions), np.float64)
+            for amount in (np.ones(table.num_rows), share, distinct(share, size))
+        )
+        place = np.array([*placement.shards, size], np.int64)[row_map.place_of]
+        return _Reads(place, num_rows, read, heard, np.full(num_partitions, float(table.dim)))
+    parts = [*plan.homes(table), *((size, piece) for _, piece in plan.copies(table)[:1])]
+    shares = [share[ids_of(piece.rows)] for _, piece in parts]
+    return _Reads(
+        np.array([place for place, _ in parts], np.int64),
+        np.array([len(each) for each in shares], float),
+        np.array([each.sum() for each in shares]),
+        np.array([distinct(each, size).sum() for each in shares]),
+        np.array([len(piece.columns) for _, piece in parts], float),
+    )
+
+
+def _payload(reads: _Reads, size: int, replicas: Replicas, num_groups: int, trains: bool) -> Floats:
+    sent = np.full((size, size), float(HEAD_BYTES * num_groups))
+    floats = FLOAT_BYTES * reads.columns
+    to_owner = np.bincount(reads.place, reads.read * (ID_BYTES + trains * floats), size + 1)
+    sent += to_owner[:size]
+    sent += np.bincount(reads.place, reads.read * floats, size + 1)[:size, None]
+    is_copied = reads.place == size
+    for columns in np.unique(reads.columns[is_copied]) if trains else ():
+        chosen = is_copied & (reads.columns == columns)
+        num_rows, read, heard = (
+            float(amount[chosen].sum()) for amount in (reads.num_rows, reads.read, reads.heard)
+        )
+        sent += _copies_payload(replicas, size, num_rows, read, heard, FLOAT_BYTES * columns)
     np.fill_diagonal(sent, 0.0)
     return sent
 
 
-def _owned(plan: Plan, table: Table, share: Floats) -> Iterator[tuple[int, float, int]]:
-    """By owner: how many of its rows a rank reads a step, and how many of their columns it has."""
-    placement, row_map = plan.placements[table.name], plan.row_map
-    if placement.kind != "rows":
-        for owner, piece in plan.homes(table):
-            yield owner, float(share[ids_of(piece.rows)].sum()), len(piece.columns)
-        return
-    # one pass over the rows for all owners, of which there may be a thousand
-    assert row_map is not None, "checked with the plan"
-    partition = row_map.partition[row_map.rows_of(table.name)]
-    read = np.bincount(partition, share, len(row_map.home))
-    at_place = np.bincount(row_map.place_of, read, row_map.num_shards + 1)
-    for shard, owner in enumerate(placement.shards):
-        if at_place[shard]:
-            yield owner, float(at_place[shard]), table.dim
-
-
-@dataclass(slots=True)
-class _Copies:
-    """Copied rows of one width, as far as a link is concerned.
-
-    Attributes:
-        size: W.
-        num_rows: there are.
-        read: by a rank a step, expected.
-        heard: by any rank.
-    """
-
-    size: int
-    num_rows: int = 0
-    read: float = 0.0
-    heard: float = 0.0
-
-    def add(self, share: Floats) -> None:
-        """Rows by how often a rank's batch reads them."""
-        self.num_rows += len(share)
-        self.read += float(share.sum())
-        self.heard += float(distinct(share, self.size).sum())
-
-    def gathered(self, dim: int) -> float:
-        """Bytes on each link where ranks send each other all gradients."""
-        return self.read * FLOAT_BYTES * dim + ID_BYTES * min(self.read, _words(self.num_rows))
-
-    def summed(self, dim: int) -> float:
-        """Bytes on each link where owners sum; they take turns, so that each has about the same of them."""
-        words, read, heard = (
-            _words(self.num_rows / self.size),
-            self.read / self.size,
-            self.heard / self.size,
-        )
-        ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
-        return (read + heard) * FLOAT_BYTES * dim + ID_BYTES * ids
+def _copies_payload(
+    replicas: Replicas, size: int, num_rows: float, read: float, heard: float, row_bytes: float
+) -> float:
+    """Bytes on each link for the gradients of copied rows of one width."""
+    if replicas == "gather":  # ranks send each other all of them
+        return read * row_bytes + ID_BYTES * min(read, _words(num_rows))
+    # owners sum; they take turns, so that each has about the same of them
+    owned, read, heard = num_rows / size, read / size, heard / size
+    words = _words(owned)
+    ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
+    return (2 * owned if replicas == "dense" else read + heard) * row_bytes + ID_BYTES * ids
 
 
 def _words(num_rows: float) -> float:

@@ -53,6 +53,26 @@ class PolicyForecast(BaseModel):
     sync_bytes: float
 
 
+class PartitionReads(BaseModel):
+    """How often rows of each of P partitions were read in the profile, sums over their rows.
+
+    Attributes:
+        num_rows: of each partition.
+        accesses: a sample.
+        batches: share of the profile's batches.
+        dims: floats of each of its rows.
+        batch_size: samples of the profile's batches.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    num_rows: list[int]
+    accesses: list[float]
+    batches: list[float]
+    dims: list[int]
+    batch_size: int
+
+
 class PlanPrediction(BaseModel):
     """All figures are for one step; W shards.
 
@@ -81,8 +101,9 @@ class PlanPrediction(BaseModel):
         copied_rows: rows with at least one copy.
         copies: of rows, beside their homes.
         worst_link_bound: below which no placement's worst link can be; ``None`` where it was not worked out.
-        payload_bytes: what rank i sends rank j in all a step under the exchange ``alltoall``, ``[W, W]``, to be compared with
-            what a run counts; ``None`` in plans of before it was worked out.
+        payload_bytes: what rank i sends rank j in all a step under the exchange ``alltoall`` where copies' gradients are
+            gathered, ``[W, W]``; ``None`` in plans of before it was worked out.
+        reads: of each partition, from which the payload of other batches follows; ``None`` for inference.
         balance: degrees of balance: ``memory``, ``workload`` (Sec. 4.2), ``communication`` (Table 3, of the objective).
         curve: points of the access curve: share of rows, most read first, and their share of accesses.
         hot_share: share of rows that have copies, for the curve.
@@ -118,6 +139,7 @@ class PlanPrediction(BaseModel):
     copies: int
     worst_link_bound: float | None = None
     payload_bytes: Matrix | None = None
+    reads: PartitionReads | None = None
     balance: dict[str, float]
     curve: list[tuple[float, float]]
     hot_share: float

@@ -11,7 +11,7 @@ from pibroch.data.storage import storage_errors
 from pibroch.embedding import Table
 from pibroch.errors import ConfigError
 from pibroch.planner.assignment import Assignment
-from pibroch.planner.payload import step_payload
+from pibroch.planner.payload import partition_reads, step_payload
 from pibroch.planner.plan import Plan
 from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
@@ -41,8 +41,13 @@ def save_plan(
     """
     plan = Plan.by_rows(assignment)
     if tables and profile is not None:
-        payload = step_payload(plan, tables, profile, trains=prediction.mode == "training")
-        prediction = prediction.model_copy(update={"payload_bytes": payload.tolist()})
+        trains = prediction.mode == "training"
+        payload = step_payload(
+            plan, tables, profile, trains=trains, batch_size=prediction.batch_size
+        )
+        reads = partition_reads(assignment, tables, profile) if trains else None
+        update = {"payload_bytes": payload.tolist(), "reads": reads}
+        prediction = prediction.model_copy(update=update)
     plan = plan.model_copy(update={"made_from": {_PREDICTION: prediction.model_dump(mode="json")}})
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
