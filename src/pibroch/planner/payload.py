@@ -133,8 +133,9 @@ def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size:
     """The share of batches of ``batch_size`` in which rows occur, from accesses a sample and ``share`` of ``counted``."""
     if batch_size == counted:
         return share
-    # of a row that was in every batch the share tells nothing of smaller ones: its accesses do
-    return np.minimum(distinct(share, batch_size / counted), distinct(accesses, batch_size))
+    # of a row that was in nearly every batch the share tells little of smaller ones: its accesses do
+    by_share, by_accesses = distinct(share, batch_size / counted), distinct(accesses, batch_size)
+    return np.where(share < 0.5, by_share, by_accesses)
 
 
 def _reads_of(plan: Plan, table: Table, share: Floats) -> _Reads:
