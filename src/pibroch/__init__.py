@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pibroch import errors
 from pibroch.after_import import after_import
+from pibroch.errors import PibrochError
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "Frozen",
     "JaggedBatch",
     "Normal",
+    "PibrochError",
     "Plan",
     "Predictor",
     "RowWiseAdagrad",

@@ -23,6 +23,7 @@ SNAPSHOT = {
     " weights: Tensor | None = None, position: LoaderPosition | None = None,"
     " first_sample: int = 0, by_id: bool = False) -> None",
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
+    "PibrochError": "(got: str, need: str = , do: str = ) -> None",
     "Plan": "(*, num_shards: int, placements: dict[str, pibroch.planner.plan.Placement], "
     "made_from: dict[str, typing.Any] = {}, row_map: pibroch.planner.row_map.RowMap | None = None) -> None",
     "Predictor": "(model: OpenedModel) -> None",

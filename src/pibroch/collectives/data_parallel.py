@@ -130,15 +130,20 @@ class _Calls:
 
 
 def _check_trained(model: nn.Module) -> None:
-    if all(p in _SUMMED for p in model.parameters() if p.requires_grad):
+    if all(p in _SUMMED for p in model.parameters() if _learns(p)):
         return
-    names = [name for name, p in model.named_parameters() if p.requires_grad and p not in _SUMMED]
+    names = [name for name, p in model.named_parameters() if _learns(p) and p not in _SUMMED]
     raise ConfigError(
         "layers that require gradients and were frozen or absent when data_parallel was called: "
         f"{names[:3]}{f' and {len(names) - 3} more' if len(names) > 3 else ''}",
         "gradients of all ranks for each",
         "call pb.data_parallel(model) again, on every rank, once layers were thawed or added",
     )
+
+
+def _learns(parameter: nn.Parameter) -> bool:
+    """Whether it gets gradients; one without elements, as embedding tables have, gets none."""
+    return parameter.requires_grad and parameter.numel() > 0
 
 
 def _own_parameters(model: nn.Module, parts: Iterable[str]) -> list[nn.Parameter]:
@@ -152,7 +157,7 @@ def _own_parameters(model: nn.Module, parts: Iterable[str]) -> list[nn.Parameter
     return [
         p
         for name, p in model.named_parameters()
-        if p.requires_grad and p not in others and not ownership.is_within(name, parts)
+        if _learns(p) and p not in others and not ownership.is_within(name, parts)
     ]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pibroch.embedding.dtype import Dtype, weight_floats
@@ -91,12 +92,7 @@ class MemoryShard:
         self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         width = optimizer.record_width(dim, dtype)
-        self.space: Records = _space(pieces, self._bounds[-1], spare_rows, width, make_room)
-        self.stored_space: Stored = self.space if dtype == "float32" else self.space.view(np.uint16)
-        self.records, self.stored = (
-            self.space[: self._bounds[-1]],
-            self.stored_space[: self._bounds[-1]],
-        )
+        self._hold(_space(pieces, self._bounds[-1], spare_rows, width, make_room))
         self.touched: NDArray[np.bool_] | None = None
         self.progress: NDArray[np.uint8] | None = None
         self.changed: NDArray[np.bool_] | None = None
@@ -107,6 +103,27 @@ class MemoryShard:
         self._optimizer = optimizer
         if seed is not None:
             self.fill(seed)
+
+    def _hold(self, space: Records) -> None:
+        """Have records and spare rows there."""
+        self.space: Records = space
+        self.stored_space: Stored = space if self.dtype == "float32" else space.view(np.uint16)
+        num_rows = self._bounds[-1]
+        self.records, self.stored = self.space[:num_rows], self.stored_space[:num_rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``copy.deepcopy``: the records once, as a tensor, which ``torch.save`` writes as one."""
+        state = self.__dict__.copy()
+        num_spare = len(self.space) - len(self.records)
+        for name in ("space", "stored_space", "records", "stored"):
+            del state[name]
+        return state | {"held": torch.from_numpy(self.records), "num_spare": num_spare}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        held, num_spare = state.pop("held").numpy(), state.pop("num_spare")
+        self.__dict__.update(state)
+        self._hold(empty_rows(len(held) + num_spare, held.shape[1]))
+        self.records[:] = held
 
     def fill(self, seed: int) -> None:
         """Make all records what they are before the first update. Time grows with all rows."""
@@ -202,7 +219,8 @@ class MemoryShard:
 
     def _copy_of(self, rows: Ints) -> MemoryShard:
         """Some rows, rising, as a shard of its own."""
-        other = copy(self)
+        other = MemoryShard.__new__(MemoryShard)
+        other.__dict__.update(self.__dict__)
         bounds = np.searchsorted(rows, self._bounds).tolist()
         other.pieces = tuple(
             replace(piece, rows=ListedRows.of(ids_at(piece.rows, rows[begin:end] - first)))
@@ -211,10 +229,9 @@ class MemoryShard:
             )
         )
         other._bounds, other.touched, other.changed, other.recent = bounds, None, None, None
-        other.space = np.empty((len(rows), self.space.shape[1]), np.float32)
-        parallel.run(routing.gather_rows, len(rows), self.space, rows, other.space)
-        other.stored_space = other.space if self.dtype == "float32" else other.space.view(np.uint16)
-        other.records, other.stored = other.space, other.stored_space
+        space = np.empty((len(rows), self.space.shape[1]), np.float32)
+        parallel.run(routing.gather_rows, len(rows), self.space, rows, space)
+        other._hold(space)
         return other
 
     def column(self, field: str) -> int:

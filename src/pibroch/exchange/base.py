@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -104,11 +104,13 @@ class Exchange(ABC, Generic[Handle]):
             columns, share a shard.
         caches: of this process, where records are that are not at home.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
+        can_be_copied: whether pickle and ``copy.deepcopy`` make another one, with rows of its own.
     """
 
     shards: Sequence[Shard]
     caches: Sequence[Cache] = ()
     reads_ahead: bool = False
+    can_be_copied: ClassVar[bool] = False
 
     @abstractmethod
     def lookup(
@@ -138,6 +140,9 @@ class Exchange(ABC, Generic[Handle]):
             gradients: of what the lookup gave, a tensor for each group again, float32, contiguous; only read.
             rates: of this update.
         """
+
+    def drop(self, handle: Handle, gradients: Sequence[Tensor]) -> None:
+        """In place of :meth:`update`, on all ranks alike: no row changes. Gradients are finite, and otherwise do not matter."""
 
     def fetch_next(self) -> None:
         """Called at the end of a backward pass: what the next lookup needs may be fetched from now on."""

@@ -7,14 +7,16 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
 
-from pibroch.collectives import Channel
+from pibroch.collectives import Channel, Ranks
 from pibroch.config.exchange import find_exchange
 from pibroch.data import JaggedBatch
 from pibroch.embedding import (
@@ -27,24 +29,29 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.closures import check_first_evaluation
 from pibroch.exchange.device_port import DevicePort, there
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fingerprint import Fingerprint
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
+from pibroch.exchange.loss_scale import Scaler, scaler_of_pass, tell, unscaled
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
+from pibroch.exchange.recomputation import KeptLookups, backward_pass, hidden, may_be_repeated
 from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B")
+_NOT_COPIED = {"ranks", "control", "_handed_out", "_kept", "_updated_in", "_scaler"}
 
 
 class Embeddings(TableStates):
     """All embedding tables of a model.
 
     One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
-    gradients in sample order. In ``eval()`` mode and under ``torch.no_grad()`` nothing is updated. The tables are no
-    torch parameters: a dense optimizer over ``parameters()`` leaves them alone.
+    gradients in sample order. In ``eval()`` mode, under ``torch.no_grad()`` and while frozen (``requires_grad_(False)``, of
+    this module or of one around it) nothing is updated. The tables are no torch parameters: a dense optimizer over
+    ``parameters()`` leaves them alone. What torch's own tools do with this module says ``docs/torch-tools.md``.
 
     Args:
         tables: of any dims; pooled or not.
@@ -55,6 +62,7 @@ class Embeddings(TableStates):
             all rows.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
         device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
+            ``model.to(device)`` says it as well.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
@@ -71,6 +79,7 @@ class Embeddings(TableStates):
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
         ranks: between which the tables lie.
+        anchor: the only parameter, of no elements: rows are frozen while it requires no gradient. Not in ``state_dict``.
     """
 
     def __init__(
@@ -101,18 +110,25 @@ class Embeddings(TableStates):
         self.exchange: Exchange[Any] = spec.build(setup, **plain)
         self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
+        self._overflow = FusedOptimizer(self.groups)  # what a scaler is shown instead of it
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
         self._port = None if device is None else DevicePort(device)
-        self._averaged = self._is_frozen = False
+        self._averaged = False
         self._absent: set[str] = set()
-        self._handed_out: deque[tuple[Any, JaggedBatch, Fingerprint | None]] = deque(
-            maxlen=4
-        )  # by feed: what is asked for, as it is known, and what it held when it was read
         self._warned_of_waiting = False
-        self._anchor = torch.zeros(
-            (), requires_grad=True
-        )  # makes autograd call the update; never a parameter
+        self._begin()
+        # Makes autograd call the update, and says whether, where and in which type embeddings are
+        # given. A parameter, since all that torch does to a model it does to its parameters.
+        self.anchor = nn.Parameter(torch.empty(0, device=device))
+
+    def _begin(self) -> None:
+        """What begins anew in a copy: what is under way."""
+        # by feed: what is asked for, as it is known, and what it held when it was read
+        self._handed_out: deque[tuple[Any, JaggedBatch, Fingerprint | None]] = deque(maxlen=4)
+        self._kept = KeptLookups()
+        self._updated_in: int | None = None  # the last backward pass that did
+        self._scaler: Scaler | None = None
 
     @property
     def row_space(self) -> RowSpace:
@@ -237,7 +253,7 @@ class Embeddings(TableStates):
 
         filler: Filler[B] = Filler(key, empty)
         for known in self.exchange.feed(
-            prepared(), self.training and torch.is_grad_enabled() and not self._is_frozen
+            prepared(), self.training and torch.is_grad_enabled() and self._switch.requires_grad
         ):
             if read:
                 batch, asked, fingerprint = read.popleft()
@@ -249,6 +265,7 @@ class Embeddings(TableStates):
             self._handed_out.append((asked, known, fingerprint))
             yield batch
 
+    @torch.compiler.disable
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:
         """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``, F in the order of the tables' features.
 
@@ -264,12 +281,39 @@ class Embeddings(TableStates):
             DataError: for a batch without any of the features, or a bad batch on another rank.
         """
         known, is_fed = self._known(batch)
-        if torch.is_grad_enabled() and self.training and not self._is_frozen:
+        trains, in_pass = self.training and self._switch.requires_grad, backward_pass()
+        if trains and torch.is_grad_enabled():
+            if torch._C._are_functorch_transforms_active():
+                raise TrainingError(
+                    "a lookup to be trained on inside a transform of torch.func, such as grad or vmap",
+                    "lookups outside, whose gradients backward() brings",
+                    "look up before the transform and give it the embeddings, or freeze the tables",
+                )
+            if in_pass is not None:
+                return self._output.of(known, self._kept.find(known))
             if not is_fed:
                 self._warn_of_waiting()
-            return self._output.of(known, _Lookup.apply(self._anchor, self, known))
+            return self._output.of(known, _Lookup.apply(self._switch, self, known))
+        if trains and in_pass is not None and in_pass == self._updated_in:
+            raise TrainingError(
+                "a lookup inside a backward pass that has updated rows of these tables",
+                "lookups before backward(), or after it",
+                "look up outside the block or hook that runs inside backward()",
+            )
         found, _ = self.exchange.lookup(known, False, self.averaged_at)
         return self.given(known, found)
+
+    def scaled_by(self, scaler: Scaler | None) -> Self:
+        """Say by which scaler losses are multiplied, where it is none of ``torch.amp.GradScaler``, which is noticed by itself.
+
+        Gradients are divided by ``scaler.get_scale()``. Where some are not finite on any rank, no rank updates rows, and
+        ``scaler.unscale_`` hears of it. Copies of this module know no scaler.
+
+        Args:
+            scaler: of all losses from now on; ``None`` for none. Between ranks every rank calls it.
+        """
+        self._scaler = scaler
+        return self
 
     @property
     def averaged_at(self) -> int | None:
@@ -287,6 +331,12 @@ class Embeddings(TableStates):
     def given(self, known: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
         """What a call gives for a batch, once an exchange has found the embeddings of each group; see :meth:`prepared`."""
         return self._output.of(known, there(self._port, self._output.joined(known, found)))
+
+    @property
+    def _switch(self) -> Tensor:
+        """``anchor``, in a tenth of an attribute's time where it is still a parameter of this module."""
+        parameter = self._parameters.get("anchor")
+        return self.anchor if parameter is None else parameter
 
     def _known(self, batch: object) -> tuple[JaggedBatch, bool]:
         """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
@@ -346,26 +396,93 @@ class Embeddings(TableStates):
         finally:
             self._averaged = False
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the tables, or thaw them: frozen rows are looked up and not updated. Takes effect from the next feed on.
+    def _look_up(self, batch: JaggedBatch) -> tuple[tuple[Tensor, ...], Any]:
+        """What leaves a lookup that an update is to follow, and its handle."""
+        found, handle = self.exchange.lookup(batch, True)
+        return there(self._port, self._output.joined(batch, found)), handle
 
-        Between ranks every rank calls it at the same place. A module around this one knows parameters alone: freeze this one.
-        """
-        self._is_frozen = not requires_grad
-        return super().requires_grad_(requires_grad)
+    def _update(self, handle: Any, batch: JaggedBatch, given: Sequence[Tensor]) -> None:
+        """Update the rows of a lookup, by the gradients of what it gave; inside a backward pass."""
+        gradients = given
+        if torch.is_grad_enabled():  # create_graph=True records this
+            gradients = [gradient.detach() for gradient in given]
+        scaler, updates = self._scaler or scaler_of_pass(), self._switch.requires_grad
+        if scaler is not None:
+            gradients, is_finite = unscaled(gradients, scaler)
+            if self.ranks.world_size > 1:
+                is_finite = all(self.control.gather(is_finite))
+            tell(scaler, is_finite, self.fused_optimizer, self._overflow)
+            updates &= is_finite
+        if updates:
+            check_first_evaluation()
+            self.step += 1
+            self._updated_in = backward_pass()
+            rates = Rates(self.fused_optimizer.learning_rates, self.step)
+            self.exchange.update(handle, self._output.gradients(batch, gradients), rates)
+        else:
+            nothing = [torch.zeros_like(gradient) for gradient in gradients]
+            self.exchange.drop(handle, self._output.gradients(batch, nothing))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: rows are in host memory, of their tables' types, and stay so.
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, ``torch.save`` and ``copy.deepcopy``: rows, their optimizers' state and the step.
 
         Raises:
-            ConfigError: for another type, or a device that is not the one given.
+            ConfigError: where other processes take part in what this module does.
         """
-        wanted, there = fn(torch.zeros(())), "cpu" if self._port is None else self._port.device.type
-        if wanted.dtype != torch.float32 or wanted.device.type not in ("cpu", there):
+        if not self.exchange.can_be_copied:
             raise ConfigError(
-                f"embedding tables to be {wanted.dtype} on {wanted.device}", "float32 on the CPU",
-                "move the dense model alone, and make this one with device=, where embeddings then are",
-            )  # fmt: skip
+                f"a copy, or a pickle, of tables under {type(self.exchange).__name__}, which hold on to "
+                "other processes or threads",
+                "tables of the exchange local",
+                "keep them by pibroch.save or full_state_dict(), copy the dense model alone",
+            )
+        self.exchange.flush()
+        return {name: part for name, part in self.__dict__.items() if name not in _NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.ranks = Ranks.alone()
+        self._begin()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        logger.warning(
+            "a deep copy of embedding tables, whose rows go their own way from now on: torch's AveragedModel, and whatever "
+            "else averages parameters, leaves them as they are at the copy; for moving averages of rows give their optimizer "
+            "average=, and look up inside embeddings.averaged()"
+        )
+        copied: Self = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def _replicate_for_data_parallel(self) -> Self:
+        raise ConfigError(
+            "embedding tables inside torch.nn.DataParallel, whose threads would update them at the same time",
+            "one process for each device",
+            "use pibroch.data_parallel, see docs/distributed.md",
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half``, ``cuda`` and their like do: embeddings are given there and in that type from now on.
+
+        Rows stay in host memory, of their tables' types. On the device ``meta``, which holds nothing, nothing changes.
+
+        Raises:
+            ConfigError: for ``share_memory()``.
+        """
+        moved = fn(torch.empty(0))
+        if moved.device.type == "cpu" and moved.is_shared():
+            raise ConfigError(
+                "share_memory() of embedding tables, whose rows each process would have for itself",
+                "one process for each rank",
+                'train by exchange="alltoall" with torch.distributed, see docs/distributed.md',
+            )
+        self._output.dtype = moved.dtype
+        if moved.device.type not in ("cpu", "meta"):
+            self._port = DevicePort(moved.device)
+        elif self._port is not None and self._port.device.type != moved.device.type != "meta":
+            self._port = None
+        super()._apply(fn, recurse)
         return self
 
 
@@ -376,9 +493,14 @@ class _Lookup(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch
     ) -> tuple[Tensor, ...]:
-        found, handle = embeddings.exchange.lookup(batch, True)
-        ctx.embeddings, ctx.handle, ctx.batch = embeddings, handle, batch
-        return there(embeddings._port, embeddings._output.joined(batch, found))
+        ctx.embeddings, ctx.batch, ctx.kept = embeddings, batch, None
+        if not may_be_repeated():
+            given, ctx.handle = embeddings._look_up(batch)
+            return given
+        with hidden():
+            given, ctx.handle = embeddings._look_up(batch)
+            ctx.kept = embeddings._kept.keep(batch, given)
+        return given
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
@@ -388,10 +510,10 @@ class _Lookup(torch.autograd.Function):
                 "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
                 "sum the losses and call backward once",
             )  # fmt: skip
-        embeddings.step += 1
-        rates = Rates(embeddings.fused_optimizer.learning_rates, embeddings.step)
         here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
-        embeddings.exchange.update(ctx.handle, embeddings._output.gradients(ctx.batch, here), rates)
+        embeddings._update(ctx.handle, ctx.batch, here)
         ctx.handle = None
+        if ctx.kept is not None:
+            Variable._execution_engine.queue_callback(partial(setattr, ctx, "kept", None))
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None

@@ -161,10 +161,12 @@ class OutputForm:
 
     Attributes:
         is_tensor: whether that is one tensor, as all tables have one dim and are pooled.
+        dtype: of what users get.
     """
 
     def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
         self._groups, pooled = groups, [each.space.is_pooled for each in groups]
+        self.dtype = torch.float32
         self.is_tensor = len({table.dim for table in tables}) == 1 and all(pooled)
         self._dim = tables[0].dim
         others = count(int(any(pooled)))
@@ -200,6 +202,8 @@ class OutputForm:
         """What users get."""
         if batch.by_id:
             found = self._joined(self._side_by_side(pool_by_weights(self._groups, batch, found)))
+        if self.dtype != torch.float32:
+            found = [each.to(self.dtype) for each in found]
         if self.is_tensor:
             return found[0]
         spaces = [each.space for each in self._groups]

@@ -97,7 +97,7 @@ class EmbeddingBagCollection(_Collection):
         """The tables' configurations."""
         return self._configs
 
-    def forward(self, features: object) -> KeyedTensor:  # type: ignore[override]  # TorchRec's form of the same
+    def forward(self, features: object) -> KeyedTensor:  # TorchRec's form of the same
         """Pooled embeddings by feature (``feature@table`` where it reads several tables), in the order of the tables.
 
         Args:
@@ -174,7 +174,7 @@ class EmbeddingCollection(_Collection):
             raise ConfigError(f"embedding_dim() of tables of dims {dims}", "one dim")
         return dims[0]
 
-    def forward(self, features: object) -> dict[str, JaggedTensor]:  # type: ignore[override]  # TorchRec's form of the same
+    def forward(self, features: object) -> dict[str, JaggedTensor]:  # TorchRec's form of the same
         """For each feature (``feature@table`` where it reads several tables) a vector an id, ``[V, D]``.
 
         Args:

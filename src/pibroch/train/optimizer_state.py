@@ -112,7 +112,9 @@ def load_optimizer(
             for name, each in tree.state.items()
             if not is_within(name, elsewhere)
         }
-        groups = _settings(groups, tree.groups, names, tensors, elsewhere)
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        empty = {name for name, each in zip(names, parameters, strict=True) if not each.numel()}
+        groups = _settings(groups, tree.groups, names, tensors, elsewhere, empty)
     place = {name: number for number, name in enumerate(names)}
     strange = [name for name in state if name not in place]
     if strange:
@@ -139,9 +141,9 @@ def load_optimizer(
 
 def _settings(
     groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], names: Sequence[str],
-    tensors: Mapping[str, Tensor], elsewhere: Collection[str],
+    tensors: Mapping[str, Tensor], elsewhere: Collection[str], empty: Collection[str],
 ) -> list[dict[str, object]]:  # fmt: skip
-    """The optimizer's groups with the settings that were saved."""
+    """The optimizer's groups with the settings that were saved; either may lack ``empty`` parameters."""
     if len(groups) != len(saved):
         raise CheckpointError(
             f"an optimizer of {len(saved)} parameter groups in the checkpoint", f"{len(groups)} groups, as this one has", _DO
@@ -151,7 +153,7 @@ def _settings(
         here = {names[place] for place in group["params"]}
         named = checked(list[str], kept.get("params"), f"parameters of group {number}", CHECKPOINT)
         there = {name for name in named if not is_within(name, elsewhere)}
-        odd = sorted(here ^ there) if not elsewhere else sorted(there - here)
+        odd = sorted((here ^ there if not elsewhere else there - here).difference(empty))
         if odd:
             where = "the checkpoint" if odd[0] in there else "this program"
             raise CheckpointError(

@@ -85,7 +85,7 @@ def test_state_dict_uses_torchrec_names_and_loads_back():
 
 def test_tables_are_no_parameters_and_bf16_gradients_work():
     embeddings = two_tables()
-    assert list(embeddings.parameters()) == []
+    assert sum(each.numel() for each in embeddings.parameters()) == 0
     with torch.autocast("cpu", torch.bfloat16):
         pooled = embeddings(one_hot([[1, 2], [1, 1]]))
         (pooled.flatten(1) @ torch.ones(8, 3)).float().sum().backward()
@@ -110,26 +110,9 @@ def test_frozen_tables_do_not_move_by_a_bit_and_thaw():
         dense(pooled).sum().backward()
     assert dense.weight.grad is not None, "the dense layers go on learning"
     assert (embeddings.shard.records == before).all() and embeddings.step == 0
-    torch.nn.Sequential(embeddings).requires_grad_(True)
-    assert not embeddings(one_hot([[1], [1]])).requires_grad, (
-        "a container freezes and thaws its parameters, which these are not"
-    )
     embeddings.requires_grad_()
     embeddings(one_hot([[1], [1]])).sum().backward()
     assert (embeddings.shard.records != before).any()
-
-
-def test_other_types_and_devices_are_refused():
-    model = torch.nn.Sequential(two_tables())
-    assert model.to("cpu").float() is model
-    for change in (
-        model.half,
-        model.double,
-        lambda: model.to(torch.bfloat16),
-        lambda: model.to("meta"),
-    ):
-        with pytest.raises(ConfigError, match="need float32 on the CPU"):
-            change()
 
 
 def test_whole_tables_by_name_and_an_unknown_one():

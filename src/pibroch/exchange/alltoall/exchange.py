@@ -119,6 +119,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._num_to_update -= 1
         self._drop_fetched()
 
+    def drop(self, handle: Routed, gradients: Sequence[Tensor]) -> None:
+        """See :class:`Exchange`."""
+        self._num_to_update -= 1
+
     def _deliver(self, updates: Sequence[Talk[None]]) -> None:
         """Carry out the updates of one step; on the communication thread."""
         together(self.wire, updates)

@@ -16,6 +16,8 @@ from pibroch.exchange.rows import BatchIds, group, pool, resolve, room_for, tabl
 class LocalExchange(Exchange[list[BatchIds]]):
     """Looks rows up in, and updates them in, this process's memory."""
 
+    can_be_copied = True
+
     def __init__(self, groups: Sequence[TableGroup], seed: int | None) -> None:
         self._groups = groups
         self._held = [MemoryShard.whole(each.space.tables, each.optimizer, seed) for each in groups]

@@ -99,7 +99,9 @@ class Carrier:
             room[:num_sums] = self.wire.rounded(room[:num_sums])
         return room
 
-    def settle(self, plan: StepPlan, gradients: Records, hyper: Hyper, step: int) -> Talk[None]:
+    def settle(
+        self, plan: StepPlan, gradients: Records, hyper: Hyper | None, step: int
+    ) -> Talk[None]:
         """The deferred updates of a step, then what goes home after it and what the step after next reads."""
         first = len(gradients) - int(plan.deferred.counts[1].sum())
         yield from self.update(plan.deferred, gradients, first, hyper, step, "deferred")
@@ -197,7 +199,7 @@ class Carrier:
         plan: Gradients,
         gradients: Records,
         num_sums: int,
-        hyper: Hyper,
+        hyper: Hyper | None,
         step: int,
         purpose: str,
     ) -> Talk[None]:
@@ -207,7 +209,7 @@ class Carrier:
             plan: what goes where.
             gradients: ``[sums and received ones, D]``: this rank's sums, then room for what comes.
             num_sums: number of the first gradient that comes now.
-            hyper: of the step.
+            hyper: of the step; ``None`` to update nothing.
             step: number of the update, from 1.
             purpose: under which bytes are counted.
         """
@@ -221,10 +223,10 @@ class Carrier:
         self.apply(plan, gradients, hyper, step, purpose)
 
     def apply(
-        self, plan: Gradients, gradients: Records, hyper: Hyper, step: int, name: str
+        self, plan: Gradients, gradients: Records, hyper: Hyper | None, step: int, name: str
     ) -> None:
-        """Update what is owned here by gradients that are here."""
-        if self.is_frozen:
+        """Update what is owned here by gradients that are here; without ``hyper`` nothing."""
+        if self.is_frozen or hyper is None:
             return
         grouped = Grouped(
             plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE

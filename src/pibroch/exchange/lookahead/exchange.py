@@ -164,17 +164,23 @@ class LookaheadExchange(Exchange[Step | Routed]):
         elif not self._window.update(handle):  # the plan was left since
             self._unplanned.update(self._unplanned.route(handle.batch), gradients, rates)
         else:
-            here, parts = (
-                handle.announced.result().here,
-                self._unplanned.split(handle.batch, gradients),
-            )
-            rows = [
-                lane.ids.gradient_rows(part) for lane, part in zip(here.lanes, parts, strict=True)
-            ]
-            self._finish(handle, rows, rates)
+            self._finish(handle, self._gradient_rows(handle, gradients), rates)
 
-    def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates) -> None:
-        """Sum a step's gradients and send on their way those for which the next step waits."""
+    def drop(self, handle: Step | Routed, gradients: Sequence[Tensor]) -> None:
+        """See :class:`Exchange`; what was planned goes on, but for the updates."""
+        if not isinstance(handle, Step):
+            self._unplanned.drop(handle, gradients)
+        elif self._window.update(handle):
+            self._finish(handle, self._gradient_rows(handle, gradients), None)
+
+    def _gradient_rows(self, step: Step, gradients: Sequence[Tensor]) -> list[Records]:
+        """For each lane."""
+        lanes = step.announced.result().here.lanes
+        parts = self._unplanned.split(step.batch, gradients)
+        return [lane.ids.gradient_rows(part) for lane, part in zip(lanes, parts, strict=True)]
+
+    def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates | None) -> None:
+        """Sum a step's gradients and send on their way those for which the next step waits; no rates, no updates."""
         with span("wait for plan"):
             plans, announced = step.plan.result(), step.announced.result()
         self._count_planned(plans)
@@ -184,11 +190,14 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 carrier.sums(here.grouped, gradient, announced.share, plan)
                 for carrier, here, gradient, plan in lanes
             ]
-        step.hyper = [
-            carrier.hyper(rate, rates.step)
-            for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
-        ]
-        step.update = rates.step
+        if rates is None:
+            step.hyper = [None] * len(self._carriers)
+        else:
+            step.hyper = [
+                carrier.hyper(rate, rates.step)
+                for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
+            ]
+            step.update = rates.step
         self._window.finish(step)
         step.local = self._planner_thread.submit(partial(self._update_local, step, plans))
         num_sums = [len(here.grouped.rows) for here in announced.here.lanes]

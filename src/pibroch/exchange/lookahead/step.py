@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Step:
         places: where its rows are read, for each lane, once they are there.
         num_fetched: of its rows that came, or will come, from other ranks for it.
         gradients: this rank's sums and room for what comes, for each lane, once they are computed.
-        hyper: of its update, for each lane.
+        hyper: of its update, for each lane; ``None`` where nothing is updated.
         update: its number, from 1.
         local: done when the rows that this rank alone touched are updated.
     """
@@ -40,6 +41,6 @@ class Step:
     places: Future[list[Ints]] = field(default_factory=Future)
     num_fetched: int = 0
     gradients: list[Records] = field(default_factory=list)
-    hyper: list[Hyper] = field(default_factory=list)
+    hyper: Sequence[Hyper | None] = field(default_factory=list)
     update: int = 0
     local: Future[None] = field(default_factory=Future)

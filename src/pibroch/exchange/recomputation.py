@@ -1,0 +1,93 @@
+"""Lookups that are made again inside a backward pass, as activation checkpointing does: they get what was read before.
+
+A later part of the same pass may have updated the rows since, and to look up again would cost messages between ranks. So what
+a lookup gives is kept where its forward pass is one that can be made again, as long as its graph lives. What happens inside is
+hidden from modes of torch that count operations, as selective checkpointing does: the second time it is less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pibroch.data import JaggedBatch
+from pibroch.errors import TrainingError
+
+hidden = _disable_current_modes
+"""From modes; a context."""
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
+def backward_pass() -> int | None:
+    """Which backward pass this thread is in; ``None`` outside."""
+    number: int = torch._C._current_graph_task_id()
+    return None if number < 0 else number
+
+
+def may_be_repeated() -> bool:
+    """Whether something decides here what autograd saves, so that a backward pass may make this forward pass again."""
+    return _top_hooks(False) is not None
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class KeptLookup:
+    """What a lookup gave for a batch."""
+
+    batch: JaggedBatch
+    given: tuple[Tensor, ...]
+
+
+class KeptLookups:
+    """Those whose owners, the nodes of autograd's graph, are alive."""
+
+    def __init__(self) -> None:
+        self._kept: WeakValueDictionary[int, KeptLookup] = WeakValueDictionary()
+        self._numbers = count()
+
+    def keep(self, batch: JaggedBatch, given: Sequence[Tensor]) -> KeptLookup:
+        """A copy of what a lookup gave; the caller owns it."""
+        kept = KeptLookup(batch, tuple(tensor.detach().clone() for tensor in given))
+        self._kept[next(self._numbers)] = kept
+        return kept
+
+    def find(self, batch: JaggedBatch) -> tuple[Tensor, ...]:
+        """What was given for the same ids, in tensors of the caller's whose gradients nobody reads.
+
+        Raises:
+            TrainingError: when nothing was kept, or rows changed between two lookups of the same ids.
+        """
+        with hidden():
+            return self._find(batch)
+
+    def _find(self, batch: JaggedBatch) -> tuple[Tensor, ...]:
+        same = [each.given for each in self._kept.values() if _same_ids(each.batch, batch)]
+        if not same:
+            raise TrainingError(
+                "a lookup to be trained on inside a backward pass, which may have updated its rows already",
+                "lookups in the forward pass, or ones that activation checkpointing repeats without reentry",
+                "checkpoint(..., use_reentrant=False), or look up before the checkpointed block",
+            )
+        if not all(all(map(torch.equal, each, same[0])) for each in same[1:]):
+            raise TrainingError(
+                "a lookup to be made again, of ids that were looked up before and after an update",
+                "one of them between two updates",
+                "call backward for one forward pass before the next one",
+            )
+        return tuple(tensor.detach().requires_grad_().clone() for tensor in same[0])
+
+
+def _same_ids(one: JaggedBatch, other: JaggedBatch) -> bool:
+    if one is other:
+        return True
+    if one.keys != other.keys or (one.weights is None) != (other.weights is None):
+        return False
+    pairs = [(one.values, other.values), (one.offsets, other.offsets)]
+    if one.weights is not None and other.weights is not None:
+        pairs.append((one.weights, other.weights))
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
