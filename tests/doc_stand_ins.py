@@ -151,6 +151,17 @@ def program():
     return names | here | {"last": 2, "auc": 0.7, "optimizer": optimizer}
 
 
+@for_block("docs/torch-tools.md", 0, 1, 2)
+def torch_tools():
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    embeddings, net = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=0.1)), nn.Linear(4, 1)
+    model = nn.Sequential(embeddings, nn.Flatten(), net)
+    here = {"embeddings": embeddings, "net": net, "model": model, "batch": batches("a", 1, 2, 6)[0]}
+    averages = {"AveragedModel": AveragedModel, "get_ema_multi_avg_fn": get_ema_multi_avg_fn}
+    return here | averages | {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
+
+
 @for_block("docs/checkpoints.md", 2)
 def predicting():
     data, run = trained()

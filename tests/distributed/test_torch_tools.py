@@ -39,3 +39,15 @@ def test_a_frozen_model_moves_no_row(worlds, exchange):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_copies_are_refused_in_words(worlds, exchange):
     assert all("pibroch.save" in text for text in worlds(2).run(cases.copied, exchange))
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2", "fsdp1"])
+def test_ddp_and_fsdp_around_a_model_with_tables(worlds, how):
+    """Ranks have equally many samples, so that torch's mean over ranks is the mean over samples."""
+    want = worlds(2).run(cases.wrapped, "data_parallel")
+    for (losses, rows), (want_losses, want_rows) in zip(
+        worlds(2).run(cases.wrapped, how), want, strict=True
+    ):
+        assert losses == pytest.approx(want_losses, rel=1e-5)
+        for name, tensor in rows.items():
+            torch.testing.assert_close(tensor, want_rows[name], rtol=1e-4, atol=1e-5)

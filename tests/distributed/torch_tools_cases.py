@@ -103,3 +103,44 @@ def copied(channel, exchange):
 
 def same(one, other):
     return all(np.array_equal(one[name].numpy(), other[name].numpy()) for name in one)
+
+
+class Wrapped(nn.Module):
+    """A model around tables, as wrappers get it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = made("alltoall")
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, batch):
+        return self.net(self.table(batch).flatten(1))
+
+
+def wrapped(channel, how):
+    """Train a model under one of torch's wrappers; returns losses and rows."""
+    model = Wrapped()
+    if how == "data_parallel":
+        wrapper = pb.data_parallel(model)
+    elif how == "ddp":
+        wrapper = nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (channel.ranks.world_size,))
+        fully_shard(model.net, mesh=mesh)
+        wrapper = fully_shard(model, mesh=mesh)
+    else:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        wrapper = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    optimizer, losses = torch.optim.SGD(wrapper.parameters(), lr=0.1), []
+    for batch in model.table.feed(batches(channel.ranks.rank)):
+        loss = wrapper(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model.table)

@@ -29,7 +29,6 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
-from pibroch.exchange.closures import check_first_evaluation
 from pibroch.exchange.device_port import DevicePort, there
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fingerprint import Fingerprint
@@ -279,16 +278,18 @@ class Embeddings(TableStates):
         Raises:
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
+            TrainingError: inside transforms of torch.func; in a backward pass that trains these tables, but for lookups that
+                checkpointing without reentry makes again.
         """
+        if torch._C._are_functorch_transforms_active():
+            raise TrainingError(
+                "a lookup inside a transform of torch.func, such as grad or vmap",
+                "lookups outside, whose gradients backward() brings",
+                "look up before the transform and give it the embeddings",
+            )
         known, is_fed = self._known(batch)
         trains, in_pass = self.training and self._switch.requires_grad, backward_pass()
         if trains and torch.is_grad_enabled():
-            if torch._C._are_functorch_transforms_active():
-                raise TrainingError(
-                    "a lookup to be trained on inside a transform of torch.func, such as grad or vmap",
-                    "lookups outside, whose gradients backward() brings",
-                    "look up before the transform and give it the embeddings, or freeze the tables",
-                )
             if in_pass is not None:
                 return self._output.of(known, self._kept.find(known))
             if not is_fed:
@@ -414,7 +415,6 @@ class Embeddings(TableStates):
             tell(scaler, is_finite, self.fused_optimizer, self._overflow)
             updates &= is_finite
         if updates:
-            check_first_evaluation()
             self.step += 1
             self._updated_in = backward_pass()
             rates = Rates(self.fused_optimizer.learning_rates, self.step)

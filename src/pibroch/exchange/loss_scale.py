@@ -74,7 +74,7 @@ def _notice_scalers() -> None:
                     tensor.grad_fn.register_prehook(lambda _: _note(self))
         return scaled
 
-    torch.amp.GradScaler.scale = scale_and_note  # type: ignore[method-assign]
+    setattr(torch.amp.GradScaler, scale.__name__, scale_and_note)
 
 
 def _tensors(scaled: Any) -> Iterator[Tensor]:
