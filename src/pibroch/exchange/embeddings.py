@@ -41,7 +41,7 @@ from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B")
-_NOT_COPIED = {"ranks", "control", "_handed_out", "_kept", "_updated_in", "_scaler"}
+_NOT_COPIED = {"ranks", "control", "_handed_out", "_kept", "_scaler"}
 
 
 class Embeddings(TableStates):
@@ -126,7 +126,6 @@ class Embeddings(TableStates):
         # by feed: what is asked for, as it is known, and what it held when it was read
         self._handed_out: deque[tuple[Any, JaggedBatch, Fingerprint | None]] = deque(maxlen=4)
         self._kept = KeptLookups()
-        self._updated_in: int | None = None  # the last backward pass that did
         self._scaler: Scaler | None = None
 
     @property
@@ -295,7 +294,7 @@ class Embeddings(TableStates):
             if not is_fed:
                 self._warn_of_waiting()
             return self._output.of(known, _Lookup.apply(self._switch, self, known))
-        if trains and in_pass is not None and in_pass == self._updated_in:
+        if trains and in_pass is not None and in_pass == self._kept.updated_in:
             raise TrainingError(
                 "a lookup inside a backward pass that has updated rows of these tables",
                 "lookups before backward(), or after it",
@@ -416,7 +415,7 @@ class Embeddings(TableStates):
             updates &= is_finite
         if updates:
             self.step += 1
-            self._updated_in = backward_pass()
+            self._kept.updated_in = backward_pass()
             rates = Rates(self.fused_optimizer.learning_rates, self.step)
             self.exchange.update(handle, self._output.gradients(batch, gradients), rates)
         else:

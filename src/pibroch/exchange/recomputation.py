@@ -44,9 +44,14 @@ class KeptLookup:
 
 
 class KeptLookups:
-    """Those whose owners, the nodes of autograd's graph, are alive."""
+    """Those whose owners, the nodes of autograd's graph, are alive.
+
+    Attributes:
+        updated_in: the last backward pass that updated rows.
+    """
 
     def __init__(self) -> None:
+        self.updated_in: int | None = None
         self._kept: WeakValueDictionary[int, KeptLookup] = WeakValueDictionary()
         self._numbers = count()
 
