@@ -30,7 +30,16 @@ LAST_WORDS = "PIBROCHLASTWORDS"
 """A file for the reason of the first rank that ends because something was lost."""
 LOST = 75
 """What a rank says to its launcher by its exit code: a process was lost, and the run may go on from its checkpoint."""
+STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+"""Exit codes of a rank that was told to end. Where its launcher was not, nobody wants the run to end: the rank is lost."""
 _PR_SET_PDEATHSIG = 1
+
+
+def signal_of(code: int) -> str | None:
+    """The name of the signal that ended a rank, or told it to end; ``None`` for one that ended otherwise."""
+    if code < 0:
+        return signal.Signals(-code).name
+    return signal.Signals(code - 128).name if code in STOPPED else None
 
 
 def is_rank() -> bool:
@@ -130,11 +139,13 @@ class Crew:
         if failed is not None:
             self._wait_for_all(end_s)
             codes = [process.poll() for process in self._processes]
-            self._lost = any(code is not None and (code < 0 or code == LOST) for code in codes)
+            self._lost = any(
+                code is not None and (code == LOST or signal_of(code) is not None) for code in codes
+            )
         return failed
 
     def has_lost(self) -> bool:
-        """After :meth:`wait`: whether one was killed, or ended because a process that it needs was lost."""
+        """After :meth:`wait`: whether one ended by a signal, or because a process that it needs was lost."""
         return self._lost
 
     def kill(self) -> None:
@@ -144,10 +155,12 @@ class Crew:
         self._wait_for_all(STOP_S)
 
     def _first_failed(self) -> tuple[int, int] | None:
-        """Of those found at once, one that was killed: the others end because of it."""
+        """Of those found at once, one that a signal ended: the others end because of it."""
         ended = [(rank, process.poll()) for rank, process in enumerate(self._processes)]
         failures = [(rank, code) for rank, code in ended if code]
-        return min(failures, key=lambda failure: (failure[1] > 0, failure[0]), default=None)
+        return min(
+            failures, key=lambda failure: (signal_of(failure[1]) is None, failure[0]), default=None
+        )
 
     def _pause(self, seconds: float) -> None:
         if self._server is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import Crew, die_with_launcher, is_rank
+from pibroch.cli.launch import Crew, die_with_launcher, is_rank, signal_of
 from pibroch.errors import PibrochError, RankFailedError
 from pibroch.process import tune_process
 
@@ -102,9 +101,10 @@ def _launch(num_ranks: int) -> int:
     if failed is None:
         return 0
     rank, code = failed
-    if code < 0:
+    name = signal_of(code)
+    if name is not None:
         console.print(
-            f"rank {rank} ended with signal {signal.Signals(-code).name}; the same command goes on where it was"
+            f"rank {rank} ended with signal {name}; the same command goes on where it was"
         )
     return code if code > 0 else 128 - code
 

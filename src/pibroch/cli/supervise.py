@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pibroch.cli.console import console
-from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, tail
+from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, signal_of, tail
 from pibroch.forkserver import ForkServer, can_fork
 from pibroch.process import threads_of_rank
 
@@ -92,6 +91,7 @@ def _supervise(
     budget, more = RestartBudget(restarts), list[str]()
     words = folder / ".last-words"
     while True:
+        words.unlink(missing_ok=True)
         variables = {LAST_WORDS: str(words)}
         with Crew(num_ranks, ["--run-dir", str(folder), *more], variables, server) as crew:
             failed = crew.wait(LOSS_END_S if restarts else END_S)
@@ -118,7 +118,6 @@ def _supervise(
             if server is not None:
                 server.forget()  # what the ranks of before have kept are other rows
         time.sleep(pause)
-        words.unlink(missing_ok=True)
         more = ["--resume"]
 
 
@@ -163,8 +162,9 @@ def _say(text: str) -> None:
 def _reason(failed: tuple[int, int], words: Path) -> str:
     """What was lost, as far as is known."""
     rank, code = failed
-    if code < 0:
-        return f"rank {rank} ended with signal {signal.Signals(-code).name}"
+    name = signal_of(code)
+    if name is not None:
+        return f"rank {rank} ended with signal {name}"
     return (
         words.read_text(encoding="utf-8")
         if words.exists()
@@ -178,12 +178,9 @@ def _exit_code(failed: tuple[int, int], folder: Path) -> int:
 
     rank, code = failed
     log = RunDirectory(folder).log_path(rank or 1)  # when rank 0 was killed, the others know
-    if code < 0 or (rank > 0 and log.exists()):  # else rank 0 has said why
-        how = (
-            f"signal {signal.Signals(-code).name}"
-            if code < 0
-            else f"exit code {1 if code == LOST else code}"
-        )
+    name = signal_of(code)
+    if name is not None or (rank > 0 and log.exists()):  # else rank 0 has said why
+        how = f"exit code {1 if code == LOST else code}" if name is None else f"signal {name}"
         _say(f"rank {rank} ended with {how}; the end of {log}:")
         _say(tail(log))
     if code == LOST:

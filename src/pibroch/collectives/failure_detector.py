@@ -180,7 +180,8 @@ class FailureDetector:
             if stopped
             else f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
         )
-        is_loss = isinstance(error, PibrochError) and error.is_loss
+        # a launcher that wants the run to end ends all ranks itself
+        is_loss = stopped or (isinstance(error, PibrochError) and error.is_loss)
         self._tell(
             RankFailure(self.rank, self._steps.get(self.rank), reason, exit_code, stopped, is_loss)
         )
