@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,7 +176,8 @@ def _train(
     if not world.is_first:
         redirect_output(run.log_path(world.ranks.rank))
         console.quiet = False
-    console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+    with suppress(OSError):  # the disk under a rank's log is full
+        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     result = run_training(
         config,
         dataset,

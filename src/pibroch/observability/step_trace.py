@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pibroch.errors import StorageError
 from pibroch.observability import trace
+
+logger = logging.getLogger(__name__)
 
 STEPS_BEFORE = 10
 STEPS = 200
@@ -16,15 +18,13 @@ STEPS = 200
 class StepTrace:
     """Traces steps 11 to 210 of this process, then writes the file; sooner when the ``with`` block is left.
 
-    Of a run of fewer than 20 steps the second half is traced: the first steps compile kernels and fill caches.
+    Of a run of fewer than 20 steps the second half is traced: the first steps compile kernels and fill caches. A disk that
+    refuses the file is a warning.
 
     Args:
         path: of the file.
         name: of the process, as viewers show it.
         num_steps: that this process will take, at most.
-
-    Raises:
-        StorageError: (when the file is written) when the disk refuses.
     """
 
     def __init__(self, path: Path, name: str, num_steps: int) -> None:
@@ -60,8 +60,4 @@ class StepTrace:
         try:
             taken.write(self._path)
         except OSError as error:
-            raise StorageError(
-                f"{error.strerror} while writing {self._path}",
-                "a disk with room",
-                "free some space, or leave --trace out",
-            ) from error
+            logger.warning("%s while writing %s: there is no trace", error.strerror, self._path)

@@ -66,8 +66,12 @@ class Trace:
             })  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{process}")
-        partial.write_text(json.dumps({"traceEvents": events}), "utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"traceEvents": events}), "utf-8")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 _current: Trace | None = None

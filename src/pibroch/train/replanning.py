@@ -130,12 +130,12 @@ class Replanner:
             "in_force_after": None,
         }
         self._looks.append(look)
-        self._run.write_json("plan_decay.json", self._looks)
+        self._run.note_json("plan_decay.json", self._looks)
         return None if path is None else str(path)
 
     def _note_arrival(self, step: int) -> None:
         """All rows are at their homes under the plan of the last look."""
         if self._watch is not None:
             self._looks[-1]["in_force_after"] = step
-            self._run.write_json("plan_decay.json", self._looks)
+            self._run.note_json("plan_decay.json", self._looks)
             logger.info("step %d: all rows have moved", step)

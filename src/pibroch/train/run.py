@@ -251,7 +251,7 @@ def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step:
     here = surroundings(threads=torch.get_num_threads(), ranks=session.world.ranks.world_size)
     before = (run.read_json(VERSIONS) if goes_on else None) or {}
     warn_of_surroundings(before, here)
-    run.write_json(VERSIONS, here | before)
+    run.note_json(VERSIONS, here | before)
     run.note_ranks(session.world.ranks.world_size, step)
 
 

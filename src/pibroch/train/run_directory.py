@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,7 +16,6 @@ from typing import Any, Self
 
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
-from pibroch.embedding.storage import explained_refusal
 from pibroch.errors import ConfigError, StorageError
 from pibroch.train.summary import Summary
 
@@ -115,7 +115,7 @@ class RunDirectory:
                 f"run directory {self.path}, in which {holder} trains", "one that no run is using",
                 "wait until it has ended, or pass another --run-dir",
             ) from error  # fmt: skip
-        with explained_refusal(self.path, "run", "free some space, or pass another --run-dir"):
+        with suppress(OSError):  # a full disk; the lock is held all the same
             self._claim.truncate(0)
             self._claim.write(f"process {os.getpid()} on {platform.node()}\n")
             self._claim.flush()
@@ -160,7 +160,10 @@ class RunDirectory:
         """Forget metrics after ``last_step``, which a resumed run will write again; returns the seconds trained until then."""
         kept = [r for r in self.metrics() if r["step"] <= last_step and r.get("split") != "test"]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        self.write_text(str(self.metrics_path.relative_to(self.path)), text)
+        try:
+            self.write_text(str(self.metrics_path.relative_to(self.path)), text)
+        except StorageError as error:
+            logger.warning("%s: its lines stay, and some will be there twice", error.got)
         return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -200,7 +203,7 @@ class RunDirectory:
         before = (self.read_json(RANKS) or {}).get("ranks", ranks)
         if before != ranks:
             self.note_restart(f"ranks: {before} before, {ranks} from here on", step)
-        self.write_json(RANKS, {"ranks": ranks})
+        self.note_json(RANKS, {"ranks": ranks})
 
     @property
     def num_restarts(self) -> int:
@@ -224,6 +227,13 @@ class RunDirectory:
             logger.warning("%s is damaged (%s), and taken as lost", path, error)
             return None
 
+    def note_json(self, name: str, content: object) -> None:
+        """Write a JSON file that the run can do without: a disk that refuses it is a warning."""
+        try:
+            self.write_json(name, content)
+        except StorageError as error:
+            logger.warning("%s: the run goes on without it", error.got)
+
     def write_json(self, name: str, content: object) -> None:
         """Write a JSON file, in one rename."""
         self.write_text(name, json.dumps(content, indent=1) + "\n")
@@ -240,6 +250,8 @@ class RunDirectory:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
             raise StorageError(
                 f"{error.strerror} while writing {path}", "a disk with room", "free some space"
             ) from error

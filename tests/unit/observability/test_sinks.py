@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import resource
 import sys
 import time
 from dataclasses import replace
@@ -8,7 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from pibroch.errors import MissingDependencyError, StorageError
+from pibroch.errors import MissingDependencyError
+from pibroch.observability import sinks
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.progress import LoggedProgress, TerminalProgress, progress_sink
 from pibroch.observability.records import EvaluationRecord, FanOut, TrainingRecord
@@ -33,10 +35,61 @@ def test_json_lines_append(tmp_path):
     assert records[2]["step"] == 2 and records[1]["logloss"] is None
 
 
-def test_a_full_disk_is_a_storage_error(tmp_path):
+def warnings(caplog, level=logging.WARNING):
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_lines_that_a_full_disk_refuses_wait_for_room(tmp_path, caplog):
+    path, limits = tmp_path / "m.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    sink = JsonLines(path)
+    sink.training(training(1))
+    with caplog.at_level(logging.INFO, "pibroch"):
+        try:  # a part of the second line finds room
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, limits[1]))
+            for step in range(2, 50):
+                sink.training(training(step))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_text().count("\n") == 1
+        sink.training(training(50))
+        assert steps_in(path) == list(range(1, 51))
+        sink.close()
+    said = f"File too large while writing {path}: the run goes on, and its lines wait for room"
+    assert warnings(caplog) == [said]
+    assert warnings(caplog, logging.INFO) == [f"{path} is written again"]
+
+
+def test_lines_that_are_lost_are_counted(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sinks, "MOST_WAITING_LINES", 10)
     (tmp_path / "m.jsonl").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="No space left"):
-        JsonLines(tmp_path / "m.jsonl").training(training(1))
+    sink = JsonLines(tmp_path / "m.jsonl")
+    for step in range(30):
+        sink.training(training(step))
+    assert len(sink._waiting) == 10
+    sink.close()
+    first, last = warnings(caplog)
+    assert first.startswith("No space left on device") and last.startswith("30 lines of")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # TensorBoard's own thread ends
+def test_without_a_disk_for_tensorboard_the_run_goes_on(tmp_path, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sink = TensorBoard(tmp_path / "events")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        for step in range(3000):  # more than its thread keeps back
+            sink.training(training(step))
+        sink.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    first, last = warnings(caplog)
+    assert first.startswith("File too large") and last.endswith("values for TensorBoard are lost")
 
 
 def test_tensorboard_writes_events_or_says_what_is_missing(tmp_path, monkeypatch):
