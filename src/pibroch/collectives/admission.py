@@ -48,10 +48,8 @@ def key_of_run() -> bytes | None:
         if os.environ.get("RANK", "0") == "0":
             _warn(SECRET_VARIABLE)
         return None
-    job = "/".join(
-        os.environ.get(name, "")
-        for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    )
+    # torchrun's count of restarts is none of it: it may differ from machine to machine
+    job = "/".join(os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID"))
     secret = find_secret(None, os.environ, local=is_local, key="ranks")
     return hmac.new(secret, f"pibroch ranks {job}".encode(), hashlib.sha256).digest()
 

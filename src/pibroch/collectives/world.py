@@ -127,17 +127,19 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
 
 
 def _store(rank: int, timeout: timedelta) -> PrefixStore:
-    """The part of the launcher's store that belongs to this start of the ranks, or of one that rank 0 opens.
+    """The store that rank 0 opens, or the part of torchrun's that belongs to this start of the ranks.
 
-    With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those before listened.
+    With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those before listened. Agents that
+    share no store count restarts each for itself.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build of torch
 
     host = os.environ.get("MASTER_ADDR")
     if host is None or "MASTER_PORT" not in os.environ:
         raise ValueError("ranks meet where MASTER_ADDR and MASTER_PORT say")
-    opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_torchruns else "0"
+    opens = rank == 0 and not is_torchruns
     store = tcp_store(host, _number("MASTER_PORT", 0), is_host=opens, timeout=timeout)
     return PrefixStore(f"pibroch_{attempt}", store)
 

@@ -140,7 +140,7 @@ def test_a_proof_that_is_passed_on_is_worth_nothing(server, threads):
 def test_where_the_key_comes_from(alone, caplog):
     local = key_of_run()
     assert local == key_of_run() and len(local) == 32
-    alone.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    alone.setenv("TORCHELASTIC_RUN_ID", "another")
     assert key_of_run() not in (None, local)
     alone.setenv("MASTER_ADDR", "10.9.8.7")
     alone.setenv("WORLD_SIZE", "4")
@@ -218,8 +218,10 @@ def test_what_is_in_the_store_lets_nobody_in(alone, threads, shares_memory):
 
 
 def be_a_rank(rank, port, pipe):
+    """Agents of torchrun that share no store count restarts each for itself."""
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(rank),
     }  # fmt: skip
     with world_of_environment():
         key = key_of_run()
