@@ -65,6 +65,9 @@ def train(config, folder, *sinks, traces=False):
     )
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # TensorBoard's own thread ends
 def test_a_run_goes_on_without_its_logs_and_catches_up(data, disk, tmp_path, caplog):
     config = make_config(data, *SETTINGS, "train.checkpoint_every=1000", "train.steps=20")
     train(config, tmp_path / "undisturbed")
@@ -88,7 +91,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_last_one(data, disk, tmp_pat
     with pytest.raises(StorageError, match=r"No space left.*checkpoint"):
         train(config, disk / "run", Filling(disk, 7, 10_000))
     folder = disk / "run" / "checkpoints"
-    assert [path.name for path in folder.iterdir() if path.name.startswith("step-")] == ["step-5"]
+    assert [path.name for path in folder.glob("step-*")] == ["step-00000005"]
     (disk / "filler").unlink()
     train(config, disk / "run")
     expected = files_below(tmp_path / "undisturbed" / "checkpoints")
