@@ -15,6 +15,7 @@ LAYERS = [
     {
         "errors",
         "untrusted",
+        "overlap",
         "version",
         "after_import",
         "process",

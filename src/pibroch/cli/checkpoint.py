@@ -17,6 +17,7 @@ from rich.table import Table
 from pibroch.cli.console import console, results
 from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.overlap import refuse_overlap
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import Manifest, read_manifest
 
@@ -153,6 +154,7 @@ def convert_command(
         from pibroch.train.convert import export_checkpoint
 
         folder = find_checkpoint(source)
+        refuse_overlap(out, [folder], "OUT")
         with _progress(read_manifest(folder)) as advance:
             export_checkpoint(folder, out, to, advance)
         results.print(f"{out}: the weights of {folder} under the names of {to}")
@@ -162,6 +164,7 @@ def convert_command(
             "--from without --recipe", "the recipe whose model is in the file", "add --recipe FILE"
         )
     assert from_ is not None, "one of the two was given"
+    refuse_overlap(out, [source, recipe, data], "OUT")
     _import(
         source,
         out,

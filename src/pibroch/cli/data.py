@@ -34,6 +34,7 @@ from pibroch.data.sources import RawSource, TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import ConfigError
+from pibroch.overlap import refuse_overlap
 
 app = typer.Typer(
     help="Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
@@ -126,6 +127,8 @@ def prepare_command(
         pibroch data prepare criteo day_1.gz --vocabularies runs/first --out data/tomorrow
     """
     started = time.monotonic()
+    for folder in (out, out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")):
+        refuse_overlap(folder, [*sources, schema, vocabularies])
     known = None
     if vocabularies is not None:
         if schema is not None or min_count is not None or hash_ or not bins:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pibroch.cli.console import console, results
 from pibroch.errors import ConfigError
+from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
@@ -96,10 +97,20 @@ def export(
         from pibroch.serve.dense_onnx import refuse_onnx
 
         refuse_onnx(onnx, overwrite)
+        refuse_overlap(onnx, [_read_from(checkpoint), since, data], "--onnx")
     if out is not None:
         _export(checkpoint, out, dtype, since, data, split, version, overwrite)
     if onnx is not None:
         _export_onnx(checkpoint, onnx, overwrite)
+
+
+def _read_from(path: Path) -> Path:
+    """The export, or the checkpoint, that a path means; files may be written beside it."""
+    from pibroch.serve.delta_format import is_delta
+    from pibroch.serve.export_format import is_export
+    from pibroch.train.checkpoint_folder import find_checkpoint
+
+    return path if is_export(path) or is_delta(path) else find_checkpoint(path)
 
 
 def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:

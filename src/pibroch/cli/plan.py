@@ -18,6 +18,7 @@ from pibroch.cli.progress import stages
 from pibroch.data.dataset import EncodedDataset
 from pibroch.embedding import SparseOptimizer, Table
 from pibroch.errors import ConfigError
+from pibroch.overlap import refuse_overlap
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.diff import diff
 from pibroch.planner.explain import (
@@ -175,6 +176,11 @@ def plan(
             "a place for the plan, and what it is made from",
             "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan --help",
         )
+    inputs = [profile, data, topology, recipe]
+    for written in (out, out.with_name(f"{out.name}.rows")):
+        refuse_overlap(written, inputs)
+    if html is not None:
+        refuse_overlap(html, [*inputs, out], "--html")
     ranks = _topology(topology, shards)
     options = _options(mode, policy, extra, objective, batch_size, threshold)
     with stages() as progress:
@@ -203,6 +209,8 @@ def explain_command(
     ] = None,
 ) -> None:
     """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
+    if html is not None:
+        refuse_overlap(html, [path, run], "--html")
     assignment, prediction = load_plan(path)
     measured = None
     if run is not None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pibroch.cli.console import console, leave_with, results
 from pibroch.cli.launch import Crew, die_with_launcher, is_rank, signal_of
 from pibroch.errors import PibrochError, RankFailedError
+from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def predict(
         _as_rank(checkpoint, data, out, split, bound)
         return
     from pibroch.data import EncodedDataset
+    from pibroch.train.checkpoint_folder import find_checkpoint
     from pibroch.train.run import open_for
     from pibroch.train.scoring import check_out, opened_split, score_split
 
     check_out(out)
+    refuse_overlap(out, [find_checkpoint(checkpoint), data])
     dataset = EncodedDataset.open(data)
     total = len(opened_split(dataset, split, needs_labels=False))
     if ranks > 1:

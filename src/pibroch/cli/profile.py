@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pibroch.cli.console import results
+from pibroch.overlap import refuse_overlap
 
 
 class SplitChoice(StrEnum):
@@ -66,6 +67,7 @@ def profile(
     from pibroch.cli.progress import stages
     from pibroch.planner.count import CountOptions
 
+    refuse_overlap(out, [source])
     options = CountOptions(batch_size, split.value, first, shuffle, seed)
     with stages() as progress:
         made = make_profile(source, options, name_rows(rows or ()), to_samples, progress)

@@ -15,6 +15,7 @@ import typer
 
 from pibroch.cli.console import console, leave_with, results
 from pibroch.cli.launch import die_with_launcher, is_rank, redirect_output
+from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
@@ -217,8 +218,11 @@ def evaluate(
     """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration."""
     tune_process()
     from pibroch.data import EncodedDataset
+    from pibroch.train.checkpoint_folder import find_checkpoint
     from pibroch.train.run import evaluate_checkpoint
 
+    if predictions is not None:
+        refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
     metrics = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
     results.print(
         f"{split} AUC {_number(metrics.auc)}  logloss {_number(metrics.logloss)}"

@@ -231,7 +231,9 @@ def index_problem(vocabulary: Array, slots: Array) -> str:
     if slots.min() < _EMPTY_SLOT or slots.max(initial=-1) >= count:
         return f"slots from {slots.min()} to {slots.max()}, not from -1 to {count - 1}"
     free = np.flatnonzero(slots == _EMPTY_SLOT)
-    longest = int(np.diff(free, append=free[:1] + size).max(initial=0)) if len(free) else size
+    longest = int(np.diff(free, append=free[:1] + size).max(initial=0))
+    if not len(free):
+        return f"{size:,} slots, none of them free"
     if longest > MOST_USED_SLOTS:
         return f"{longest:,} used slots in a row, not at most {MOST_USED_SLOTS:,}"
     wrong = _first_not_found(vocabulary, slots)

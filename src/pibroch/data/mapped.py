@@ -90,6 +90,11 @@ class FileWatch:
                 raise self.refusal(path, opened, found)
         self._look_at = now + LOOK_EVERY_S * len(self._watched)
 
+    @property
+    def paths(self) -> list[str]:
+        """Of the files."""
+        return [path for path, *_ in self._watched]
+
     def check_names(self) -> None:
         """Look whether the paths, too, still lead to the files that are watched; raises as :meth:`check`."""
         for path, _, opened in self._watched:

@@ -14,6 +14,7 @@ from pibroch.embedding.storage import FileDigest, verify_file
 from pibroch.embedding.tensor_file import BUFFER_BYTES, Stream, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints
+from pibroch.overlap import refuse_overlap
 from pibroch.serve.changed_rows import (
     Advance,
     RowVersions,
@@ -73,6 +74,8 @@ def export_delta(
             f"{since} to begin at, which is no export", "a folder that `pibroch export` wrote"
         )
     folder, base = find_checkpoint(checkpoint), open_exported(since, verify=is_delta(since))
+    based_on = [] if base.files is None else [Path(path).parent for path in base.files.paths]
+    refuse_overlap(out, [folder, options.data, since, *based_on])
     manifest, rows = read_manifest(folder), base.lookup
     assert isinstance(rows, MappedRows) and base.sha256 is not None, "an export's rows are mapped"
     if options.version == base.version:

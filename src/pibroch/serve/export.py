@@ -27,6 +27,7 @@ from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_di
 from pibroch.embedding.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Records
+from pibroch.overlap import refuse_overlap
 from pibroch.serve.delta_format import ORIGIN, Origin, checksum_in, is_delta
 from pibroch.serve.export_format import (
     DENSE,
@@ -100,6 +101,7 @@ def export_checkpoint(
     options = options or ExportOptions()
     check_options(out, options)
     folder = find_checkpoint(checkpoint)
+    refuse_overlap(out, [folder, options.data])
     manifest = read_verified(folder)
     vocabularies = vocabularies_of(manifest, options.data)
     if vocabularies is None:

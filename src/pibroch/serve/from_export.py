@@ -117,7 +117,7 @@ def exported_vocabularies(
     num_rows = {table.name: table.num_rows for table in manifest.tables}
     for name in needed if verify else ():
         problem = index_problem(codes[name], slots[name])
-        if len(codes[name]) + FIRST_ROW != num_rows[name]:
+        if not problem and len(codes[name]) + FIRST_ROW != num_rows[name]:
             problem = f"{len(codes[name]):,} codes for {num_rows[name]:,} rows"
         if problem:
             need = "a code for each row, all of which their slots find"
