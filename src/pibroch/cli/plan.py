@@ -210,7 +210,7 @@ def explain_command(
 ) -> None:
     """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
     if html is not None:
-        refuse_overlap(html, [path, run], "--html")
+        refuse_overlap(html, [path], "--html")
     assignment, prediction = load_plan(path)
     measured = None
     if run is not None:

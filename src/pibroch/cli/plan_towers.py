@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pibroch.overlap import refuse_overlap
 from pibroch.cli.console import console, results
 from pibroch.process import tune_process
 
@@ -83,6 +84,9 @@ def plan_towers(
     from pibroch.train.run import open_for
     from pibroch.train.tower_groups import group_features, read_categories, write_groups, write_map
 
+    refuse_overlap(out, [data, categories])
+    if page is not None:
+        refuse_overlap(page, [data, categories, out], "--page")
     dataset = EncodedDataset.open(data)
     predictor, _ = open_for(checkpoint, dataset)
     kinds = None if categories is None else read_categories(categories, predictor.features)

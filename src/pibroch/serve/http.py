@@ -130,7 +130,7 @@ class Service:
         return JSONResponse({"live": True})
 
     async def ready(self) -> Response:
-        """Whether requests should be sent here: 200, or 503 while the server starts or drains."""
+        """Whether requests should be sent here: 200, or 503 while the server starts, drains, or has files that were changed."""
         is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
