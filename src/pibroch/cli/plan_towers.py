@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.overlap import refuse_overlap
 from pibroch.cli.console import console, results
+from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
 
