@@ -14,10 +14,12 @@ from pibroch.data.text import EMPTY_CODE, parse_numbers
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
 from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
+from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Array
 from pibroch.kernels.policy import kernel
 
 _EMPTY_SLOT = -1
+CODES_PER_THREAD = 1 << 16
 MOST_USED_SLOTS = 4096
 """In a row, of a hash table; of codes that are hashes some 100 are, in tables of any size."""
 STACKED_BYTES = 8 << 20
@@ -236,10 +238,9 @@ def index_problem(vocabulary: Array, slots: Array) -> str:
         return f"{size:,} slots, none of them free"
     if longest > MOST_USED_SLOTS:
         return f"{longest:,} used slots in a row, not at most {MOST_USED_SLOTS:,}"
-    wrong = _first_not_found(vocabulary, slots)
-    return (
-        f"code {vocabulary[wrong]} at {wrong:,}, which the slots do not find" if wrong >= 0 else ""
-    )
+    found = parallel.run(_first_not_found, count, vocabulary, slots, grain=CODES_PER_THREAD)
+    wrong = next((place for place in found if place >= 0), None)
+    return "" if wrong is None else f"code {vocabulary[wrong]}, which the slots do not find"
 
 
 def _num_slots(count: int) -> int:
@@ -283,10 +284,12 @@ def _look_up(
 
 
 @kernel
-def _first_not_found(vocabulary: NDArray[np.uint64], slots: NDArray[np.int32]) -> int:
-    """The first code that is not found at its own place, or -1."""
+def _first_not_found(
+    vocabulary: NDArray[np.uint64], slots: NDArray[np.int32], start: int, stop: int
+) -> int:
+    """The first code from ``start`` to ``stop`` that is not found at its own place, or -1."""
     mask = np.uint64(len(slots) - 1)
-    for index in range(len(vocabulary)):
+    for index in range(start, stop):
         slot = vocabulary[index] & mask
         while slots[slot] != _EMPTY_SLOT and vocabulary[slots[slot]] != vocabulary[index]:
             slot = (slot + np.uint64(1)) & mask
