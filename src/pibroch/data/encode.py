@@ -86,7 +86,7 @@ class FeatureEncoder:
         """
         feature, rules = self.feature, self._text_rules
         if feature.binning is not None:
-            return log_bin_rows(raw_numbers(feature.column, values)).astype(np.int32), None
+            return log_bin_rows(raw_numbers(feature.column, values, rules)).astype(np.int32), None
         if not feature.multi_hot:
             fields = fields_of(texts_of(feature.column, values, rules))
             return self.rows(item_codes(feature, fields, rules)), None
@@ -143,14 +143,16 @@ class StackedVocabularies:
         return found
 
 
-def raw_numbers(column: str, values: Iterable[object]) -> NDArray[np.float64]:
+def raw_numbers(
+    column: str, values: Iterable[object], rules: int = TEXT_RULES
+) -> NDArray[np.float64]:
     """Numbers given as such or as text, float64 ``[B]``; NaN where the value is ``None`` or empty.
 
     Raises:
         DataError: when a value is no finite number; names ``column``, the sample and the value.
     """
     values = list(values)
-    numbers, good = parse_numbers(*fields_of(texts_of(column, values)))
+    numbers, good = parse_numbers(*fields_of(texts_of(column, values, rules)))
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
         raise DataError(

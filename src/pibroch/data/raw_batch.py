@@ -146,9 +146,9 @@ class RawFields:
         num_samples: int,
         text_rules: int,
     ) -> None:
-        self._columns, self.num_samples = columns, num_samples
+        self._columns, self.num_samples, self._text_rules = columns, num_samples, text_rules
         self._place = {column: place for place, column in enumerate(wanted)}
-        text, lengths = self._plain(wanted) or self._mixed(wanted, text_rules)
+        text, lengths = self._plain(wanted) or self._mixed(wanted)
         bounds = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
         shape = len(wanted), num_samples
@@ -170,11 +170,11 @@ class RawFields:
             return None
         return whole.encode(), list(map(len, values))  # type: ignore[arg-type]
 
-    def _mixed(self, wanted: Sequence[str], text_rules: int) -> tuple[bytes, list[int]]:
+    def _mixed(self, wanted: Sequence[str]) -> tuple[bytes, list[int]]:
         """The same of values of any kind."""
         texts: list[bytes] = []
         for column in wanted:
-            texts += texts_of(column, self._columns[column], text_rules)
+            texts += texts_of(column, self._columns[column], self._text_rules)
         return b"".join(texts), list(map(len, texts))
 
     def numbers(self, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -189,7 +189,7 @@ class RawFields:
         numbers, good = parse_numbers(*self._of(columns))
         if not good.all():
             wrong = columns[int(np.flatnonzero(~good)[0]) // self.num_samples]
-            raw_numbers(wrong, self._columns[wrong])  # which says what is wrong
+            raw_numbers(wrong, self._columns[wrong], self._text_rules)  # which says what is wrong
         return dict(zip(columns, numbers.reshape(len(columns), self.num_samples), strict=True))
 
     def codes(self, columns: Sequence[str]) -> NDArray[np.uint64]:

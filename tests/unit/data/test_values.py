@@ -184,6 +184,9 @@ def test_schemas_that_would_read_other_bytes_are_refused(line, message):
 def test_what_was_prepared_by_the_first_rules_keeps_them(tmp_path):
     frame = pl.DataFrame({"y": [0, 1, 1], "v": [12.0, float("nan"), 1e-5], "bag": [["é1"], [], []]})
     toml = SCHEMA + "characters = [0, 2]\n"
+    numeric = Schema.from_toml('text_rules = 1\nlabel = "y"\n[categorical.n]\nbinning = "log"\n')
+    with pytest.raises(DataError, match="`nan` as n of sample 0"):
+        batch_from_raw(numeric, {}, {"n": [float("nan")]})
     new = prepared(tmp_path, frame, toml)
     assert new.schema.text_rules == 2 and rows_of(new, 12, [])[:1] == rows_of(new, 12.0, [])[:1]
     old = prepared(tmp_path, frame, "text_rules = 1\n" + toml)
