@@ -117,7 +117,7 @@ def run_server(
         ConfigError: when the address cannot be had, or the certificate not be read.
     """
     metrics = metrics or ServerMetrics()
-    limits = replace(options.limits, connections=_num_connections(options.limits.connections))
+    limits = replace(options.limits, connections=num_connections(options.limits.connections))
     open_connections = OpenConnections(limits)
     service = Service(store, metrics)
     app = build_app(service, open_connections)
@@ -148,25 +148,23 @@ def run_server(
             open_connections.abort_all()
 
 
-def _num_connections(most: int) -> int:
+def num_connections(most: int) -> int:
     """How many connections there are descriptors for; this process may have as many as it needs from now on."""
     if resource is None:
         return most
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = most + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    num_connections = max(1, min(most, needed - _OTHER_FILES))
-    if num_connections < most:
-        logger.warning(
-            "%d connections at once, not %d: the limit on open files is %d",
-            num_connections,
-            most,
-            hard,
-        )
-    return num_connections
+    if allowed == resource.RLIM_INFINITY or allowed >= needed:
+        return most
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(OSError, ValueError):  # some systems have a bound that they do not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        allowed = wanted
+    if allowed >= needed:
+        return most
+    left = max(1, allowed - _OTHER_FILES)
+    logger.warning("%d connections at once, not %d: only %d files may be open", left, most, allowed)
+    return left
 
 
 def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:

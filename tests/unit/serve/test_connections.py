@@ -5,6 +5,8 @@ import os
 import resource
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -339,3 +341,21 @@ def test_heads_of_health_and_of_all_that_can_be_got(hasty):
 def test_an_encoding_that_is_not_taken_is_answered_with_those_that_are(hasty):
     refused = hasty.ask("POST", "/score", b"x", {"content-encoding": "gzip"})
     assert refused.status == 415 and refused.headers["accept-encoding"] == "identity"
+
+
+LIMITS = """
+import resource
+from pibroch.serve.server import num_connections
+for most in (100, 1000, 5000):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, 2000))
+    print(num_connections(most), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_descriptors_for_as_many_connections_as_are_wanted():
+    """The limit on open files is raised as far as it may be; where that is too little, fewer connections are taken."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITS], capture_output=True, text=True, timeout=100
+    )
+    assert ran.stdout.splitlines() == ["100 500", "1000 1256", "1744 2000"], ran.stderr
+    assert "only 2000 files may be open" in ran.stderr
