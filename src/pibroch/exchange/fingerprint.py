@@ -70,5 +70,7 @@ def _tensors_of_ids(ids: Any) -> Iterator[Tensor]:
 def _checksum(tensor: Tensor) -> int:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return 0 if tensor.is_inference() else tensor._version
-    plain = tensor.detach().contiguous().reshape(-1)
+    plain = tensor.detach().reshape(-1)
+    if plain.stride(0) != 1:  # of one number, none, or one that stands for many
+        plain = plain.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(plain.view(torch.uint8).numpy().data)

@@ -7,6 +7,7 @@ import torch
 
 import pibroch as pb
 from pibroch.errors import DataError
+from pibroch.exchange.fingerprint import Fingerprint
 from pibroch.torchrec import KeyedJaggedTensor
 
 AHEAD = ["alltoall", "lookahead", "retrieve"]
@@ -96,3 +97,23 @@ def test_a_loop_that_changes_ids_before_they_are_looked_up_is_refused():
         with pytest.raises(DataError, match="written to"):
             embeddings(batch)
         break
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 3])
+def test_tensors_of_any_strides_and_types_are_read(num_samples):
+    """A rank's part may be one sample, or none, cut out of a larger tensor or spread by a view."""
+    dense = torch.zeros(1, 1).expand(num_samples, 2)
+    labels, ids = torch.zeros(8, 2)[:num_samples, 0], torch.zeros(2, 8, dtype=torch.int64)
+    extra = {
+        "narrow": torch.zeros(3, 4, dtype=torch.bfloat16).T,
+        "flags": torch.tensor([True])[:num_samples],
+        "scale": torch.tensor(2.0),
+        "spread": torch.zeros(1).expand(num_samples),
+    }
+    batch = pb.JaggedBatch.from_one_hot(dense, ["a", "b"], ids[:, :num_samples], labels)
+    fingerprint = Fingerprint([batch, extra], batch)
+    fingerprint.check_ids()
+    fingerprint.check_others()
+    extra["narrow"][1, 2] = 1
+    with pytest.raises(DataError, match="written to"):
+        fingerprint.check_others()
