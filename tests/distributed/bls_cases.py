@@ -232,3 +232,22 @@ def destroyed(channel, transport):
             pass  # the system still shows a thread that has just been joined
         counts.append(files_and_threads())
     return counts
+
+
+def profiled(channel):
+    """Spans of the backend's exchanges by name, whether waited for at once or later, of equal parts, ragged or in lists."""
+    group, size = group_of(1), channel.ranks.world_size
+    # rank 0 sends two rows to each, the others one
+    going = [1 + (channel.ranks.rank == 0)] * size
+    coming = [2] + [1] * (size - 1)
+    out, rows = torch.zeros(sum(coming)), torch.zeros(sum(going))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_to_all_single(torch.zeros(size), torch.zeros(size), group=group)
+        dist.all_to_all_single(
+            torch.zeros(size), torch.zeros(size), group=group, async_op=True
+        ).wait()
+        dist.all_to_all_single(out, rows, coming, going, group=group)
+        parts = [torch.zeros(1) for _ in range(size)]
+        dist.all_to_all(parts, [torch.zeros(1) for _ in range(size)], group=group)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    return {name: count for name, count in counts.items() if name.startswith("bls:")}

@@ -100,6 +100,11 @@ def test_all_else_is_gloos(worlds, size):
         assert traded == list(range(size)) and name == "bls"
 
 
+def test_torchs_profiler_shows_exchanges_and_waits(worlds):
+    for spans in worlds(2).run(cases.profiled):
+        assert spans["bls:all_to_all"] == 4 and spans["bls:wait"] >= 3
+
+
 @pytest.mark.parametrize(("value", "bound"), [("5", 5), (None, 1)])
 def test_the_environment_gives_the_bound(worlds, value, bound):
     assert worlds(2).run(cases.by_environment, value) == [bound] * 2

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
 from pibroch.rpc.values.callables import Callables
@@ -245,6 +246,45 @@ def test_arrays_that_are_read_only():
 @pytest.mark.parametrize("scalar", SCALARS, ids=lambda scalar: type(scalar).__name__)
 def test_numpy_scalars(scalar):
     assert same(there_and_back(scalar), scalar)
+
+
+class Tagged(torch.Tensor):
+    """Behaves as its own class does, which the other side would not know of."""
+
+
+class TaggedParameter(torch.nn.Parameter):
+    """Likewise."""
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
+OTHER_TENSORS = {
+    "subclass": lambda: torch.ones(2).as_subclass(Tagged),
+    "parameter's subclass": lambda: TaggedParameter(torch.ones(2)),
+    "uninitialized": torch.nn.UninitializedParameter,
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "fake": fake,
+    "meta": lambda: torch.ones(2, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
+@pytest.mark.parametrize("kind", OTHER_TENSORS)
+def test_tensors_that_would_arrive_as_plain_ones_are_refused(kind):
+    with pytest.raises(NotAllowedError, match=r"tensor.*send the plain tensors"):
+        there_and_back([OTHER_TENSORS[kind]()])
+
+
+def test_a_subclass_travels_as_a_pickle_where_both_allow_it():
+    tagged = torch.ones(2).as_subclass(Tagged)
+    back = there_and_back(tagged, OPEN_CODEC)
+    assert type(back) is Tagged and back.tolist() == [1.0, 1.0]
 
 
 def test_parameters_and_sparse_tensors():

@@ -7,6 +7,7 @@ buckets, barriers), goes there without passing through Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import profiler
+from torch.autograd.profiler import record_function
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
 
 from pibroch.collectives.bounded_lag.base import RankParts
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "bls"
 _NO_TIME = timedelta(milliseconds=0)
+_NOTHING = nullcontext()
 
 
 class LaggedWork(dist.Work):
@@ -55,7 +59,8 @@ class LaggedWork(dist.Work):
     def wait(self, timeout: timedelta = _NO_TIME) -> bool:
         """Block until this request and all before it are complete; the group's time limit holds."""
         if self._exchange is not None:
-            self._exchange.wait(self._number)
+            with _span("bls:wait"):
+                self._exchange.wait(self._number)
             self._exchange = None
             for output, received in zip(self._outputs, self._received, strict=True):
                 if output is not received:
@@ -152,9 +157,11 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
             )  # not in torch 2.6
             if exchange is not None:
                 source, target = input.data_ptr(), output.data_ptr()
-                if is_waited_for and exchange.exchange(source, target, each):
-                    return None
-                if (number := exchange.initiate_equal(source, target, each, output)) is not None:
+                with _span("bls:all_to_all"):
+                    if is_waited_for and exchange.exchange(source, target, each):
+                        return None
+                    number = exchange.initiate_equal(source, target, each, output)
+                if number is not None:
                     return LaggedWork(exchange, number, [output], [output])
             sizes = [each] * self._size
             going, coming = _consecutive(input, sizes), _consecutive(output, sizes)
@@ -196,7 +203,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         if self._exchange is None:
             copy_bytes(int(coming.addresses[0]), int(going.addresses[0]), int(going.sizes[0]))
             return LaggedWork(None, 0, outputs, received)
-        number = self._exchange.initiate(going, coming)
+        with _span("bls:all_to_all"):
+            number = self._exchange.initiate(going, coming)
         return LaggedWork(self._exchange, number, outputs, received)
 
     def getBackendName(self) -> str:
@@ -226,6 +234,11 @@ def create(options: _DistributedBackendOptions, chosen: object) -> BoundedLagPro
     return BoundedLagProcessGroup(
         options.store, options.group_rank, members, options.timeout, chosen or BoundedLagOptions()
     )
+
+
+def _span(name: str) -> AbstractContextManager[object]:
+    """A part of the calling thread's time in torch's profiler; one comparison while none runs."""
+    return record_function(name) if profiler._is_profiler_enabled else _NOTHING
 
 
 def _refused(what: str) -> RuntimeError:

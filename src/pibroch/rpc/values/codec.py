@@ -132,8 +132,6 @@ class _Encoding:
         if codec._reference_type is not None and isinstance(value, codec._reference_type):
             self.references.append(value)
             return _Ext(Code.REFERENCE, _encode(len(self.references) - 1))
-        if isinstance(value, torch.Tensor):
-            return _tensor(self, value)
         if isinstance(value, np.generic):
             return _scalar(self, value)
         if isinstance(value, enum.Enum):
@@ -173,6 +171,11 @@ class _Encoding:
                 return self.plain(plain(value))
         if codec._allow_pickle:
             return _Ext(Code.PICKLE, pickle.dumps(value))
+        if isinstance(value, torch.Tensor):  # its bytes alone would arrive as something else
+            raise NotAllowedError(
+                f"a tensor of type {type(value).__module__}.{type(value).__qualname__}",
+                "a torch.Tensor or torch.nn.Parameter itself", "send the plain tensors that it is made of",
+            )  # fmt: skip
         raise NotAllowedError(
             f"a value of type {type(value).__module__}.{type(value).__qualname__}",
             "plain data, tensors, arrays, dataclasses, enums, functions by name, or an RRef",
@@ -189,6 +192,11 @@ def _is_function(value: object) -> bool:
 
 
 def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> object:
+    if tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else "meta"
+        raise NotAllowedError(
+            f"a {kind} tensor", "one of plain numbers", "send the plain tensors that it is made of"
+        )
     if tensor.layout != torch.strided:
         return _sparse(encoding, tensor)
     index = len(encoding.tensors)
@@ -266,6 +274,7 @@ _AS_IS = {type(None), bool, str, float, bytes}
 _FORMS: dict[type, Callable[[_Encoding, Any], Any]] = {
     int: _int,
     torch.Tensor: _tensor,
+    torch.nn.Parameter: _tensor,
     list: lambda encoding, value: [encoding.plain(item) for item in value],
     tuple: _items(Code.TUPLE),
     dict: _dict,
