@@ -52,9 +52,11 @@ def measure_all(skip: Sequence[str], say: Callable[[str], None]) -> list[str]:
         only = ["--only", section] if section else []
         command = [sys.executable, "-m", "pibroch", "bench", name, *only]
         code = subprocess.run(command, cwd=provenance.CHECKOUT, check=False).returncode
-        if code:
-            failed.append(label)
         outcome = f"failed with exit code {code}" if code else "measured"
+        if not code and measured_at(RESULTS.joinpath(name, section)) != commit:
+            outcome = "measured, but not at this commit: the checkout was changed meanwhile"
+        if outcome != "measured":
+            failed.append(label)
         say(
             f"[{number}/{len(missing)}] {label}: {outcome} after {time.monotonic() - started:.0f} s"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.workers.rpc_case_sizes import Sizes
 from benchmarks.workers.rpc_case_weights import seeded
 from benchmarks.workers.rpc_library import DistributedOptimizer, autograd, rpc
+from pibroch.ports import free_port
 
 NUM_FEATURES = 26
 
@@ -33,7 +33,7 @@ class Trainer:
     """Dense layers, of which each trainer has a copy."""
 
     def __init__(self, place: int, count: int, meet: str, table: Any, sizes: Sizes) -> None:
-        dist.init_process_group("gloo", init_method=f"file://{meet}", rank=place, world_size=count)
+        dist.init_process_group("gloo", init_method=meet, rank=place, world_size=count)
         self.place, self.sizes, self.table = place, sizes, table
         layers = nn.Sequential(
             nn.Linear(NUM_FEATURES * sizes.dim, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(),
@@ -65,7 +65,7 @@ class ParameterServer:
     def __init__(self, workers: list[str], sizes: Sizes) -> None:
         self._table = rpc.remote(workers[0], Table, args=(sizes,))
         trainers = workers[1:]
-        meet = tempfile.mktemp(prefix="rpc-cases-")
+        meet = f"tcp://127.0.0.1:{free_port()}"
         self._trainers = [
             rpc.remote(worker, Trainer, args=(place, len(trainers), meet, self._table, sizes))
             for place, worker in enumerate(trainers)
