@@ -11,7 +11,7 @@ from benchmarks.workers.rpc_case_sizes import Sizes
 from benchmarks.workers.rpc_case_weights import seeded
 from benchmarks.workers.rpc_library import rpc
 
-NUM_CLASSES, WIDTH, SAMPLES = 10, 128, 16
+NUM_CLASSES, WIDTH, SAMPLES, LEARNING_RATE = 10, 128, 16, 0.001  # wide layers bear no larger rate
 
 
 def make_model(sizes: Sizes) -> nn.Sequential:
@@ -44,7 +44,7 @@ class Client:
             for parameter, gradient in zip(
                 parameters, torch.autograd.grad(loss, parameters), strict=True
             ):
-                parameter.data.sub_(gradient, alpha=0.05)
+                parameter.data.sub_(gradient, alpha=LEARNING_RATE)
         return [parameter.detach() for parameter in parameters], losses[0]
 
 
