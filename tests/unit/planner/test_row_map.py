@@ -108,3 +108,20 @@ def test_what_does_not_fit_is_refused(tmp_path):
                 np.zeros((1, 2), np.bool_),
             )
         )
+
+
+def test_every_flip_in_either_file_is_noticed(tmp_path):
+    path, rng = tmp_path / "plan.json", np.random.default_rng(0)
+    random_plan(TABLES, 3, 1, copies=True).save(path)
+    for file in (path, path.with_name("plan.json.rows")):
+        whole = file.read_bytes()
+        for place in rng.integers(0, len(whole), 40):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << rng.integers(0, 8)
+            if file == path and bytes(flipped).split() == whole.split():
+                continue  # white space
+            file.write_bytes(flipped)
+            with pytest.raises(ConfigError):
+                pb.Plan.load(path)
+        file.write_bytes(whole)
+    pb.Plan.load(path)
