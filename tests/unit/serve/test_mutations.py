@@ -25,7 +25,7 @@ KINDS = ("export", "delta", "checkpoint", "program", "plan")
 EACH = int(os.environ.get("PIBROCH_SOAK_MUTATIONS", "60")) // len(KINDS)
 LIMIT_S = 60  # for one, on a machine that does much else
 START_S = 120
-SCRIPT = Path(__file__).parents[2] / "mutations.py"
+SCRIPT = Path(__file__).parents[2] / "mutated_folders.py"
 
 
 def program(folder):

@@ -1,6 +1,6 @@
 """Opens mutated copies of a folder, each in words refused or giving the scores of the original; run as a child process.
 
-``python mutations.py KIND FOLDER FIRST STOP`` prints a line for each mutation before and after it, so
+``python mutated_folders.py KIND FOLDER FIRST STOP`` prints a line for each mutation before and after it, so
 that whoever started it knows which one it was that ended or hung it. The line after says ``same``,
 ``other`` (finite scores that are not the original's, where a checksum was made to fit) or ``refused``;
 anything else is a fault.
