@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 MANIFESTS = ("export.json", "delta.json", "manifest.json")
-ODD = [
+ODD: list = [
     None, True, -1, 0, 1, 7, 2**31, 2**63, 10**40, 1e999, float("nan"), "", "x", "../../../../etc/passwd", "/dev/zero", [], {},
     [[]], {"a": 1}, ["x"] * 40, [0, -1], "F64", "I8",
 ]  # fmt: skip
