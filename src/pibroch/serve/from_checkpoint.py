@@ -14,7 +14,7 @@ from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD, Table, Zeros
 from pibroch.embedding.checkpoint import load_averages, load_tables
-from pibroch.embedding.storage import verify_files
+from pibroch.embedding.storage import CHECKPOINT, verify_files
 from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
@@ -40,6 +40,10 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
     config, schema = manifest.config, schema_of(manifest)
+    if odd := sorted(manifest.tables.keys() ^ set(schema.keys)):
+        raise CHECKPOINT(
+            f"{folder}, whose tables and schema differ in {odd[0]!r}", "a table for each feature"
+        )
     embeddings = load_embeddings(folder, manifest)
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
     dense = dense_layers(
