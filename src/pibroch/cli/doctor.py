@@ -6,9 +6,14 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -20,8 +25,27 @@ _OK, _NO, _BAD = "[green]yes[/green]", "[yellow]no[/yellow]", "[bold red]failed[
 _SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd", "sve")
 
 
-def doctor() -> None:
+_RUNS = {
+    "one process": (),
+    "alltoall, two ranks": ("--ranks", "2", "--set", "embedding.exchange.name=alltoall"),
+    "lookahead, two ranks": ("--ranks", "2", "--set", "embedding.exchange.name=lookahead"),
+}
+"""Small runs that need what most runs need."""
+_COMPILE_TIMEOUT_S = 600.0
+
+
+def doctor(
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="First train a few steps in each way, so that later runs find their kernels compiled.",
+        ),
+    ] = False,
+) -> None:
     """Say what this machine can do, and check that the kernels compute what they should."""
+    if compile_:
+        _compile()
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (*_software(), *_hardware(), *_exchanges(), *_optional_parts()):
         table.add_row(name, value)
@@ -30,6 +54,42 @@ def doctor() -> None:
     results.print(table)
     if not is_right:
         raise typer.Exit(1)
+
+
+def _compile() -> None:
+    """Train a few steps in each way, all at once: a kernel that several need is compiled by the first.
+
+    Raises:
+        typer.Exit: when one fails or takes longer than ten minutes.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pibroch-") as folder, ExitStack() as running:
+        train = [sys.executable, "-m", "pibroch", "train", "--set", "train.steps=3"]
+        runs = {
+            name: running.enter_context(
+                subprocess.Popen(
+                    [*train, *more, "--run-dir", str(Path(folder) / str(number))],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for number, (name, more) in enumerate(_RUNS.items())
+        }
+        try:
+            for name, run in runs.items():
+                left = max(0.0, started + _COMPILE_TIMEOUT_S - time.monotonic())
+                output, _ = run.communicate(timeout=left)
+                if run.returncode:
+                    results.print(f"{name}: {output[-2000:]}", markup=False)
+                    raise typer.Exit(1)
+                results.print(f"compiled for {name}, {time.monotonic() - started:.0f} s")
+        except subprocess.TimeoutExpired:
+            results.print(f"not compiled within {_COMPILE_TIMEOUT_S:g} s", markup=False)
+            raise typer.Exit(1) from None
+        finally:
+            for run in runs.values():
+                run.terminate()
 
 
 def _software() -> Iterator[tuple[str, str]]:
@@ -79,8 +139,6 @@ def _optional_parts() -> Iterator[tuple[str, str]]:
 
 def _check_kernels() -> tuple[bool, str]:
     """The self-check in figures."""
-    import time
-
     from pibroch.cli.self_check import largest_kernel_error
 
     started = time.perf_counter()

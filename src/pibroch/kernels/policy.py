@@ -1,20 +1,27 @@
 """How every CPU kernel is compiled.
 
 One policy for all: sums may be reordered and fused (so that loops vectorise), NaN and infinity keep their meaning (so that a
-diverged run is seen), the GIL is released (so that threads use cores) and machine code is cached on disk.
+diverged run is seen), the GIL is released (so that threads use cores) and machine code is cached on disk. Of processes that
+need the same kernel at once, one compiles it, and the others wait and load what it wrote.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
 
 T = TypeVar("T")
 FASTMATH = {"contract", "reassoc", "nsz"}
 _KERNELS: list[Any] = []
+COMPILE_TIMEOUT_S = 120.0
+"""How long a process waits for another one that compiles; then it compiles, too, which costs time alone."""
+_POLL_S = 0.02
 
 
 def kernel(function: Callable[..., T]) -> Callable[..., T]:
@@ -23,7 +30,46 @@ def kernel(function: Callable[..., T]) -> Callable[..., T]:
         nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy"
     )(function)
     _KERNELS.append(compiled)
+    _compile_once(compiled)
     return compiled
+
+
+def _compile_once(kernel: Any) -> None:
+    """Have processes that share a cache compile a kernel one after the other: the first does, the others load it."""
+    cache = getattr(kernel, "_cache", None)
+    if not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
+        return
+    compile_or_load = kernel.compile
+
+    def compile_alone(signature: Any) -> Any:
+        # this process's threads first: in the other order one could hold the file, and another what it waits for
+        with global_compiler_lock, _locked(cache._cache_file._index_path + ".lock"):
+            return compile_or_load(signature)
+
+    kernel.compile = compile_alone
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold a file's lock, which ends with the process; go on without it where there is none, or it is not to be had."""
+    try:
+        import fcntl
+
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        deadline = time.monotonic() + COMPILE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(file)
 
 
 def load_compiled() -> Iterator[None]:

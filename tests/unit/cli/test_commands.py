@@ -102,6 +102,13 @@ def test_doctor_checks_the_kernels():
         assert part in ended.stdout
 
 
+def test_doctor_compiles_what_runs_need_beforehand():
+    ended = run_command("doctor", "--compile")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for run in ("one process", "alltoall, two ranks", "lookahead, two ranks"):
+        assert f"compiled for {run}, " in ended.stdout
+
+
 def test_help_names_every_command():
     ended = run_installed("--help")
     assert ended.returncode == 0
