@@ -36,7 +36,7 @@ def kernel(function: Callable[..., T]) -> Callable[..., T]:
 
 def _compile_once(kernel: Any) -> None:
     """Have processes that share a cache compile a kernel one after the other: the first does, the others load it."""
-    cache = getattr(kernel, "_cache", None)
+    cache: Any = getattr(kernel, "_cache", None)
     if not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
         return
     compile_or_load = kernel.compile
