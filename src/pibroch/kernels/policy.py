@@ -7,10 +7,8 @@ need the same kernel at once, one compiles it, and the others wait and load what
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from numba import njit
@@ -19,9 +17,6 @@ from numba.core.compiler_lock import global_compiler_lock
 T = TypeVar("T")
 FASTMATH = {"contract", "reassoc", "nsz"}
 _KERNELS: list[Any] = []
-COMPILE_TIMEOUT_S = 120.0
-"""How long a process waits for another one that compiles; then it compiles, too, which costs time alone."""
-_POLL_S = 0.02
 
 
 def kernel(function: Callable[..., T]) -> Callable[..., T]:
@@ -42,34 +37,14 @@ def _compile_once(kernel: Any) -> None:
     compile_or_load = kernel.compile
 
     def compile_alone(signature: Any) -> Any:
+        # loaded here, as what calls kernels need know no clock
+        from pibroch.kernels.compile_lock import locked
+
         # this process's threads first: in the other order one could hold the file, and another what it waits for
-        with global_compiler_lock, _locked(cache._cache_file._index_path + ".lock"):
+        with global_compiler_lock, locked(cache._cache_file._index_path + ".lock"):
             return compile_or_load(signature)
 
     kernel.compile = compile_alone
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold a file's lock, which ends with the process; go on without it where there is none, or it is not to be had."""
-    try:
-        import fcntl
-
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        deadline = time.monotonic() + COMPILE_TIMEOUT_S
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(file)
 
 
 def load_compiled() -> Iterator[None]:
