@@ -21,7 +21,7 @@ EXCERPTS = {
     "docs/my-model.md": "own_model.py",
 }
 """Pages whose Python is an example's, which a test runs: word for word."""
-LANGUAGES = {"python", "console", "toml", "json", "text"}
+LANGUAGES = {"python", "console", "toml", "json", "text", "dockerfile"}
 CODE = (
     "import ",
     "from pibroch",

@@ -77,7 +77,7 @@ def test_a_sample_is_extrapolated(tmp_path, pibroch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["plan"], "neither --profile nor --data"),
+        (["plan"], "none of --profile, --data and --recipe"),
         (["plan", "--data", "DATA", "--out", "OUT"], "neither --topology nor --shards"),
         (
             ["plan", "--data", "DATA", "--shards", 2, "--out", "OUT", "--optimizer", "magic"],

@@ -120,10 +120,11 @@ def test_all_sources_say_the_same(clicks, sources):
 
 def test_what_cannot_be(clicks, sources, tomorrow, tmp_path):
     _, path = tomorrow
+    (tmp_path / "empty").mkdir()
     arguments = ["data", "prepare", "csv", path, "--out", tmp_path / "out"]
     for more, message in (
         (["--vocabularies", clicks.data, "--min-count", 1], "leave these options out"),
-        (["--vocabularies", tmp_path], "a run directory"),
+        (["--vocabularies", tmp_path / "empty"], "a run directory"),
         (["--schema", tmp_path / "none.toml", "--split", "test"], "none.toml"),
     ):
         ran = run_command(*arguments, *more)

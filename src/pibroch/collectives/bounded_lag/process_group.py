@@ -26,6 +26,7 @@ from pibroch.collectives.bounded_lag.exchange import LaggedAllToAll
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import LagWindow
+from pibroch.collectives.gloo import keep_to_the_end
 from pibroch.errors import ConfigError
 from pibroch.kernels.ring.numba import copy_bytes
 
@@ -121,6 +122,7 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        keep_to_the_end(self)
         self._exchange: LaggedAllToAll | None = None
         if size > 1:
             transport = open_lagged_transport(

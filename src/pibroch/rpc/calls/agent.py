@@ -7,7 +7,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import msgspec
 import torch
@@ -153,10 +153,8 @@ class Agent:
         info = self._membership.infos.get(to)
         if info is not None:
             return info
-        membership = self._membership
-        record = (
-            membership.find(to) if isinstance(to, str) else membership.find_id(operator.index(to))
-        )
+        find, find_id = self._membership.find, self._membership.find_id
+        record = find_id(operator.index(to)) if isinstance(to, SupportsIndex) else find(to)
         if record is None:
             known = ", ".join(info.name for info in self.workers())
             raise UnknownWorkerError(
