@@ -176,9 +176,15 @@ def sum_and_end(rank, port):
 
 
 def join_again(rank, port):
-    """Join, sum and leave, three times over one port; nothing of the time before is left."""
-    for _ in range(3):
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    """Join, sum and leave, three times; nothing of the time before is left.
+
+    By one store, in which each time has a part: a store of its own would be open for a moment when
+    the other rank already looks for the next one.
+    """
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    for number in range(3):
+        part = dist.PrefixStore(str(number), store)
+        dist.init_process_group("gloo", store=part, rank=rank, world_size=2)
         channel = Ranks.joined().open_channel()
         total = torch.ones(5)
         channel.all_reduce(total)()
