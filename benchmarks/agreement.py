@@ -10,7 +10,8 @@ from benchmarks.contender import BenchmarkError, Competitor
 
 TOLERANCE = {"loss": 1e-4, "pooled": 1e-5, "row_movement": 1e-2}
 """Largest relative difference within rounding, by the first word of a series. Row movement is looser: where a gradient is
-rounding noise around zero, Adagrad's first step is ±lr by its sign alone. A lost or doubled update changes it by far more."""
+rounding noise around zero, Adagrad's first step is ±lr by its sign alone. A lost or doubled update
+changes it by far more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,10 @@ class Agreement:
 
     def __str__(self) -> str:
         differences = ", ".join(f"{series} {value:.1e}" for series, value in self.largest.items())
-        return f"{len(self.contenders)} contenders agree over {CHECK_STEPS} steps; largest relative difference: {differences}"
+        return (
+            f"{len(self.contenders)} contenders agree over {CHECK_STEPS} steps; largest relative"
+            f" difference: {differences}"
+        )
 
 
 def check_agreement(contenders: Sequence[Competitor]) -> Agreement:
@@ -49,9 +53,11 @@ def compare(values: dict[str, dict[str, list[float]]]) -> Agreement:
                 difference = abs(value - right) / max(abs(right), 1e-12)
                 if not difference <= TOLERANCE[series.partition(" ")[0]]:
                     raise BenchmarkError(
-                        f"{series} {value:.8g} from {label} but {right:.8g} from {reference_label} in step {step}",
+                        f"{series} {value:.8g} from {label} but {right:.8g} from {reference_label}"
+                        f" in step {step}",
                         f"a relative difference of at most {TOLERANCE[series.partition(' ')[0]]:g}",
-                        "nothing is reported until all contenders compute the same; run the test suite first",
+                        "nothing is reported until all contenders compute the same; run the test"
+                        " suite first",
                     )
                 largest[series] = max(largest[series], difference)
     return Agreement(tuple(values), largest)

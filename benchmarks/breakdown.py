@@ -13,17 +13,35 @@ from benchmarks.plots import Frame, Row
 from benchmarks.runner import Times
 
 DENSE, DENSE_WAIT, LOOKUP, ROWS_WAIT, UPDATE, GRADIENTS_WAIT, IDS, REST = (
-    "dense layers", "waiting for sums of dense gradients", "lookup", "waiting for rows", "gradients and updates of rows",
-    "waiting for gradients of rows", "ids of later batches", "rest",
-)  # fmt: skip
+    "dense layers",
+    "waiting for sums of dense gradients",
+    "lookup",
+    "waiting for rows",
+    "gradients and updates of rows",
+    "waiting for gradients of rows",
+    "ids of later batches",
+    "rest",
+)
 COLOURS = {
-    DENSE: "#334155", DENSE_WAIT: "#94a3b8", LOOKUP: "#c2410c", ROWS_WAIT: "#fdba74", UPDATE: "#0f766e",
-    GRADIENTS_WAIT: "#5eead4", IDS: "#a16207", REST: "#d6d3d1",
-}  # fmt: skip
+    DENSE: "#334155",
+    DENSE_WAIT: "#94a3b8",
+    LOOKUP: "#c2410c",
+    ROWS_WAIT: "#fdba74",
+    UPDATE: "#0f766e",
+    GRADIENTS_WAIT: "#5eead4",
+    IDS: "#a16207",
+    REST: "#d6d3d1",
+}
 LAST = {
-    "forward": DENSE, "backward": DENSE, "dense optimizer": DENSE, "lookup": LOOKUP, "update": UPDATE,
-    "wait gradients": GRADIENTS_WAIT, "read": IDS, "ids": IDS,
-}  # fmt: skip
+    "forward": DENSE,
+    "backward": DENSE,
+    "dense optimizer": DENSE,
+    "lookup": LOOKUP,
+    "update": UPDATE,
+    "wait gradients": GRADIENTS_WAIT,
+    "read": IDS,
+    "ids": IDS,
+}
 
 
 def part_of(path: str) -> str:
@@ -59,9 +77,16 @@ def breakdown_rows(row: Row, times: Times) -> list[Row]:
         p20_ms, p50_ms, p80_ms = (float(np.percentile(values, percent)) for percent in (20, 50, 80))
         mean_ms = float(values.mean())
         rows.append(
-            row | {"part": part, "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms, "mean_ms": mean_ms}
+            row
+            | {
+                "part": part,
+                "p20_ms": p20_ms,
+                "p50_ms": p50_ms,
+                "p80_ms": p80_ms,
+                "mean_ms": mean_ms,
+            }
             | {"share": mean_ms / whole_ms, "height": mean_ms}
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -84,7 +109,10 @@ def beyond_ideal(rows: list[Row]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StackedPlot:
-    """A bar a contender, its parts on top of each other: means, so that a bar is as high as the mean step."""
+    """A bar a contender, its parts on top of each other.
+
+    Means, so that a bar is as high as the mean step.
+    """
 
     label: str = "ms a step"
 
@@ -110,8 +138,12 @@ class StackedPlot:
             tops[contender] += row["height"]
         for place, contender in enumerate(contenders):
             axes.annotate(
-                f"{tops[contender]:,.0f}", (place, tops[contender]), (0, 2), textcoords="offset points", ha="center",
+                f"{tops[contender]:,.0f}",
+                (place, tops[contender]),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
                 fontsize=7,
-            )  # fmt: skip
+            )
         axes.set_xticks(np.arange(len(contenders)), contenders, fontsize=7)
         axes.margins(y=0.1)

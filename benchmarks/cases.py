@@ -1,10 +1,11 @@
 """What every contender must build: one model, one optimizer, one set of starting weights.
 
-Imported by workers in environments that have no pibroch, so it needs NumPy alone. Starting weights are drawn per table from
-``[seed, table]``: every process gets the same bits without a file as large as the model, which would count as memory of
-whoever maps it.
+Imported by workers in environments that have no pibroch, so it needs NumPy alone. Starting weights
+are drawn per table from ``[seed, table]``: every process gets the same bits without a file as large
+as the model, which would count as memory of whoever maps it.
 
-Shape legend: B samples, F features (one table each), D embedding dim, R rows of a table, n dense features.
+Shape legend: B samples, F features (one table each), D embedding dim, R rows of a table, n dense
+features.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class Case:
 
     Attributes:
         data: the ``.npz`` written by ``benchmarks.workloads``.
-        sparse_optimizer: ``sgd``, ``adagrad`` or ``rowwise_adagrad`` (state is the row's mean squared gradient).
+        sparse_optimizer: ``sgd``, ``adagrad`` or ``rowwise_adagrad`` (state is the row's mean
+            squared gradient).
         dense_lr: of plain SGD on the dense layers.
         threads: of torch and of pibroch's kernels alike.
-        model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights drawn from ``seed``.
+        model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights
+            drawn from ``seed``.
         exchange_options: of pibroch's exchange between ranks.
         is_told: whether ranks tell of each step its loss and the parts of its time.
         most_ids: of a bag, which has 1 to so many; ``data`` then holds so many for each.
@@ -106,7 +109,10 @@ class Arrays:
 
 
 def initial_table(case: Case, table: int) -> NDArray[np.float32]:
-    """Starting weights of one table, float32 ``[R, D]``, uniform in ``±0.25``: large enough for the loss to tell wrong rows."""
+    """Starting weights of one table, float32 ``[R, D]``, uniform in ``±0.25``.
+
+    Large enough for the loss to tell wrong rows.
+    """
     draw = np.random.default_rng([case.seed, table]).random(
         (case.num_rows, case.dim), dtype=np.float32
     )
@@ -120,7 +126,8 @@ def initial_layers(
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Starting ``(weight [out, in], bias [out])`` of the bottom or the top network, layer by layer.
 
-    The first top layer's columns are: the bottom's D outputs, then the pairs of ``lower_pairs`` in that order.
+    The first top layer's columns are: the bottom's D outputs, then the pairs of ``lower_pairs`` in
+    that order.
     """
     sizes = case.bottom_sizes if stream == BOTTOM_STREAM else case.top_sizes
     for layer, (width_in, width_out) in enumerate(pairwise(sizes)):

@@ -1,4 +1,7 @@
-"""Section ``channel`` of the topic ``bounded_lag``: training on one host, whose channels use shared memory, beside gloo."""
+"""Section ``channel`` of the topic ``bounded_lag``.
+
+Training on one host, whose channels use shared memory, beside gloo.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,14 @@ def channel(options: Options, load: ForeignLoad) -> Report:
     notes = [
         "a DLRM of 26 tables under `alltoall`, dense layers summed over gloo in both; "
         + "; ".join(f"{name}: dim {dim}, {size} samples a rank" for name, dim, size in CASES),
-        f"{rounds} rounds of {steps} steps each, in turns in the same processes; losses are equal bit for bit",
-        "`cpu_ms`: of all ranks and threads together, a step, median of rounds; `gloo_over_this`: median of the rounds' ratios",
+        (
+            f"{rounds} rounds of {steps} steps each, in turns in the same processes; losses are"
+            " equal bit for bit"
+        ),
+        (
+            "`cpu_ms`: of all ranks and threads together, a step, median of rounds;"
+            " `gloo_over_this`: median of the rounds' ratios"
+        ),
     ]
     plot = PlotSpec(
         "gloo_over_this",
@@ -63,16 +72,27 @@ def channel(options: Options, load: ForeignLoad) -> Report:
 def channel_rows(
     case: str, steps: int, answers: list[dict[str, list[tuple[float, float]]]]
 ) -> list[Row]:
-    """From wall and CPU seconds of each round, by rank and contender: a round takes as long as its slowest rank."""
+    """From wall and CPU seconds of each round, by rank and contender.
+
+    A round takes as long as its slowest rank.
+    """
     taken = {name: np.array([answer[name] for answer in answers]) * 1e3 / steps for name in LABELS}
     wall = {name: each[:, :, 0].max(0) for name, each in taken.items()}
     cpu = {name: each[:, :, 1].sum(0) for name, each in taken.items()}
     rows: list[Row] = []
     for name, label in LABELS.items():
         p20, p50, p80 = (float(np.quantile(wall[name], q)) for q in (0.2, 0.5, 0.8))
-        rows.append({
-            "case": case, "ranks": len(answers), "contender": label, "p20_ms": p20, "p50_ms": p50, "p80_ms": p80,
-            "cpu_ms": median(cpu[name].tolist()), "gloo_over_this": median((wall["gloo"] / wall[name]).tolist()),
-            "gloo_cpu_over_this": median((cpu["gloo"] / cpu[name]).tolist()),
-        })  # fmt: skip
+        rows.append(
+            {
+                "case": case,
+                "ranks": len(answers),
+                "contender": label,
+                "p20_ms": p20,
+                "p50_ms": p50,
+                "p80_ms": p80,
+                "cpu_ms": median(cpu[name].tolist()),
+                "gloo_over_this": median((wall["gloo"] / wall[name]).tolist()),
+                "gloo_cpu_over_this": median((cpu["gloo"] / cpu[name]).tolist()),
+            }
+        )
     return rows

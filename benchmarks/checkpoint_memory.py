@@ -1,8 +1,10 @@
-"""How much memory and time checkpoints of a Criteo-Kaggle-shaped model take: 33.8 M rows in 26 tables, dim 16, Adagrad.
+"""How much memory and time checkpoints of a Criteo-Kaggle-shaped model take.
 
-``python -m benchmarks.checkpoint_memory [--ranks 2] [--then 1] [--out DIR]`` saves with some ranks, row-wise, a full and an
-incremental checkpoint, and loads with as many or others, table-wise. Needs 5.5 GB of memory and as much disk. Fails when a
-process takes more than 1 GiB above its tables.
+33.8 M rows in 26 tables, dim 16, Adagrad.
+
+``python -m benchmarks.checkpoint_memory [--ranks 2] [--then 1] [--out DIR]`` saves with some ranks,
+row-wise, a full and an incremental checkpoint, and loads with as many or others, table-wise. Needs
+5.5 GB of memory and as much disk. Fails when a process takes more than 1 GiB above its tables.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from pibroch.train.manifest import Progress
 from pibroch.train.session import Session
 
 KAGGLE_ROWS = (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4,
-    7046547, 18, 15, 286181, 105, 142572,
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
+    5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 DIM, ALLOWED_BYTES, GIB = 16, 1 << 30, 1 << 30
 TOUCHED_SHARE = 0.05

@@ -1,7 +1,7 @@
 """All results of one commit: every section of every topic in turn, each in a process of its own.
 
-A section that fails keeps its old files, and the others are measured all the same. Given again at the same commit, the command
-leaves out what it has measured.
+A section that fails keeps its old files, and the others are measured all the same. Given again at
+the same commit, the command leaves out what it has measured.
 """
 
 from __future__ import annotations

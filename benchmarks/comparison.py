@@ -27,7 +27,10 @@ class Lineup:
 
     @classmethod
     def of(cls, here: dict[str, str], peers: dict[str, str]) -> Lineup:
-        """Contenders ``label -> worker`` of this environment and of the peers'; a missing one leaves a note, not silence."""
+        """Contenders ``label -> worker`` of this environment and of the peers'.
+
+        A missing one leaves a note, not silence.
+        """
         specs = [ContenderSpec(label, worker, our_python()) for label, worker in here.items()]
         try:
             specs += [
@@ -62,7 +65,9 @@ class Arena:
         without: frozenset[str],
         unlike: frozenset[str] = frozenset(),
     ) -> Outcome:
-        """Measure a case with all contenders but those in ``without``; those in ``unlike`` need not agree with the others.
+        """Measure a case with all contenders but those in ``without``.
+
+        Those in ``unlike`` need not agree with the others.
 
         Raises:
             BenchmarkError: when a contender fails or two disagree; nothing is measured then.

@@ -1,4 +1,7 @@
-"""The driver's half of the protocol: a process that measures, in the environment that has what it needs."""
+"""The driver's half of the protocol.
+
+A process that measures, in the environment that has what it needs.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class ContenderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall milliseconds of each step; CPU milliseconds of all threads together, a step on average; more of each step."""
+    """Wall milliseconds of each step; CPU milliseconds of all threads together, a step on average.
+
+    More of each step.
+    """
 
     step_ms: list[float]
     cpu_ms_per_step: float

@@ -1,4 +1,6 @@
-"""Section ``copies`` of topic ``planner``: training under plans with copied rows, on hosts of the lab.
+"""Section ``copies`` of topic ``planner``.
+
+Training under plans with copied rows, on hosts of the lab.
 
 Bytes and time by how the rows' gradients are summed (OPER, Fig. 9b), beside row-wise placement.
 """
@@ -51,7 +53,10 @@ class Setting:
 
     @property
     def contenders(self) -> dict[str, dict[str, Any]]:
-        """By label: the policy of the plan, and how copies are summed; row-wise placement has no plan."""
+        """By label: the policy of the plan, and how copies are summed.
+
+        Row-wise placement has no plan.
+        """
         ways = ("gather", "sparse") if self.policy == "safe" else ("gather", "sparse", "dense")
         copied = {f"{self.policy}, {way}": {"policy": self.policy, "replicas": way} for way in ways}
         return {ROW_WISE: {}, NO_COPIES: {"policy": "none"}, **copied}
@@ -93,9 +98,15 @@ def case_of(setting: Setting, contender: dict[str, Any], options: Options) -> Ca
             {"replicas": contender["replicas"]} if "replicas" in contender else {}
         )
     return Case(
-        str(data), setting.dim, BATCH_SIZE, num_tables=NUM_TABLES, num_rows=NUM_ROWS, sparse_optimizer="rowwise_adagrad",
-        threads=1, exchange_options=exchange,
-    )  # fmt: skip
+        str(data),
+        setting.dim,
+        BATCH_SIZE,
+        num_tables=NUM_TABLES,
+        num_rows=NUM_ROWS,
+        sparse_optimizer="rowwise_adagrad",
+        threads=1,
+        exchange_options=exchange,
+    )
 
 
 def write_plan(path: Path, data: Path, setting: Setting, policy: str) -> None:
@@ -125,9 +136,13 @@ def row_of(setting: Setting, outcome: Outcome, label: str) -> Row:
     """One contender's times and bytes."""
     times, to_row_wise = outcome.times[label], ratios(outcome, label, ROW_WISE)
     return {
-        "hosts": setting.hosts, "dim": setting.dim, "contender": label,
+        "hosts": setting.hosts,
+        "dim": setting.dim,
+        "contender": label,
         **{f"p{p}_ms": times.percentile(p) for p in (20, 50, 80)},
         "cpu_ms_per_step": sum(times.cpu_ms) / len(times.cpu_ms),
-        "of_row_wise": middle(to_row_wise), "of_row_wise_least": min(to_row_wise), "of_row_wise_most": max(to_row_wise),
+        "of_row_wise": middle(to_row_wise),
+        "of_row_wise_least": min(to_row_wise),
+        "of_row_wise_most": max(to_row_wise),
         "sent_mb_per_step": outcome.link_mb[label][0],
-    }  # fmt: skip
+    }

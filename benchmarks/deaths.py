@@ -16,9 +16,11 @@ from typing import Self
 TIMEOUT_S = 600.0
 _POLL_S = 0.01
 VICTIMS = {
-    "trainer": ("", 1), "embedding server": ("embedding-server", 0), "oracle": ("oracle", 0),
+    "trainer": ("", 1),
+    "embedding server": ("embedding-server", 0),
+    "oracle": ("oracle", 0),
     "data processor": ("data-processor", 0),
-}  # fmt: skip
+}
 """By role: the command of its processes, and which of them dies."""
 
 
@@ -41,7 +43,8 @@ class WatchedRun:
     Args:
         folder: of the run, with the files of a run of pibroch's.
         command: that starts it.
-        goes_on_by_itself: whether somebody watches over it; else the command is given again, with ``--resume``, when it ends.
+        goes_on_by_itself: whether somebody watches over it; else the command is given again, with
+            ``--resume``, when it ends.
         environment: for it, besides.
     """
 
@@ -87,7 +90,10 @@ class WatchedRun:
             time.sleep(_POLL_S)
 
     def step(self) -> int:
-        """The last one that was reported. Each step's loss must be the one that it had when it was trained before."""
+        """The last one that was reported.
+
+        Each step's loss must be the one that it had when it was trained before.
+        """
         path = self.folder / "metrics.jsonl"
         last = 0
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -139,16 +145,23 @@ class WatchedRun:
         )
 
     def _highest(self) -> int:
-        """The last step that any life has reached; those that were on their way at a death came to their end, too."""
+        """The last step that any life has reached.
+
+        Those that were on their way at a death came to their end, too.
+        """
         self.step()
         return max(self._losses, default=0)
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
         with self.folder.with_suffix(".log").open("ab") as log:
             return subprocess.Popen(
-                [*self._command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                [*self._command, *more],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 env=self._environment,
-            )  # fmt: skip
+            )
 
     def _num_restarts(self) -> int:
         path = self.folder / "restarts.jsonl"

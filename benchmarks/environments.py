@@ -28,6 +28,7 @@ def peers_python() -> Path:
         raise MissingDependencyError(
             f"no Python with TorchRec and FBGEMM at {chosen}",
             "the peers' environment",
-            f"run benchmarks/peers/install.sh, or set {PEERS_VARIABLE} to the python of such an environment",
+            f"run benchmarks/peers/install.sh, or set {PEERS_VARIABLE} to the python of such an"
+            " environment",
         )
     return chosen

@@ -1,4 +1,7 @@
-"""What the topics on several hosts share: the case of a workload, turns at one rate, and how their times and bytes are read."""
+"""What the topics on several hosts share.
+
+The case of a workload, turns at one rate, and how their times and bytes are read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ BATCH_SIZE = 2048  # of a rank
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one line-up gave at one rate: times and bytes by contender, those between processes of a host apart."""
+    """What one line-up gave at one rate.
+
+    Times and bytes by contender, those between processes of a host apart.
+    """
 
     rate: str
     times: dict[str, Times]
@@ -41,7 +47,10 @@ class Outcome:
 
 
 def case_of(workload: Workload, hosts: int, dim: int, options: Options) -> Case:
-    """The case that all contenders build; ``data`` holds global batches, of which each rank takes its part."""
+    """The case that all contenders build.
+
+    ``data`` holds global batches, of which each rank takes its part.
+    """
     path, batch_size = workload.write(options.scratch), workload.batch_size // hosts
     return Case(
         str(path), dim, batch_size=batch_size, sparse_optimizer="rowwise_adagrad", threads=1
@@ -72,7 +81,10 @@ def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
 
 
 def loopback_mb(carried: Sequence[Carried]) -> float:
-    """Megabytes a host and step between processes of one host, by sockets; what goes through shared memory is not in it."""
+    """Megabytes a host and step between processes of one host, by sockets.
+
+    What goes through shared memory is not in it.
+    """
     steps = sum(turn.steps for turn in carried)
     return float(np.mean([turn.loopback for turn in carried], axis=1).sum() / steps / 1e6)
 
@@ -82,14 +94,18 @@ def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SI
     mine, (sent_mb, worst_link_mb) = outcome.times[label], outcome.link_mb[label]
     p50_ms, to_torchrec = mine.percentile(50), ratios(outcome, label, outcome.torchrec)
     return {
-        "p20_ms": mine.percentile(20), "p50_ms": p50_ms, "p80_ms": mine.percentile(80),
+        "p20_ms": mine.percentile(20),
+        "p50_ms": p50_ms,
+        "p80_ms": mine.percentile(80),
         "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
         "samples_per_second": hosts * batch_size / p50_ms * 1e3,
         "of_torchrec": middle(to_torchrec),
-        "of_torchrec_least": min(to_torchrec, default=None), "of_torchrec_most": max(to_torchrec, default=None),
+        "of_torchrec_least": min(to_torchrec, default=None),
+        "of_torchrec_most": max(to_torchrec, default=None),
         "of_ideal": middle(ratios(outcome, label, IDEAL)),
-        "sent_mb_per_step": sent_mb, "worst_link_mb_per_step": worst_link_mb,
-    }  # fmt: skip
+        "sent_mb_per_step": sent_mb,
+        "worst_link_mb_per_step": worst_link_mb,
+    }
 
 
 def comparison(outcome: Outcome, label: str) -> str:

@@ -84,7 +84,10 @@ def find_wrk() -> str:
 
 
 class HttpServer:
-    """A server as its own process, which says ``at http://...`` when it answers. Use as a context manager."""
+    """A server as its own process, which says ``at http://...`` when it answers.
+
+    Use as a context manager.
+    """
 
     def __init__(
         self, label: str, command: Sequence[str], environment: dict[str, str] | None = None
@@ -170,9 +173,13 @@ def plain_server(label: str, python: Path, folder: Path, kind: str) -> HttpServe
 
 
 def run_load(
-    server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float, path: str = "/score",
+    server: HttpServer,
+    bodies: Sequence[bytes],
+    connections: int,
+    seconds: float,
+    path: str = "/score",
     launcher: Sequence[str] = (),
-) -> LoadResult:  # fmt: skip
+) -> LoadResult:
     """Keep so many connections busy with requests, each with one request at a time.
 
     Args:

@@ -1,4 +1,7 @@
-"""What inference is measured on: as files of ids, dense features and bag lengths, which each rank reads its batches from."""
+"""What inference is measured on.
+
+As files of ids, dense features and bag lengths, which each rank reads its batches from.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ SAMPLE_BATCHES, TRACE_BATCHES = 56, 1000
 def write_case(name: str, folder: Path) -> Path | None:
     """The file of a case; ``None`` where a sample is absent.
 
-    ``plain``: skewed ids, one a table; ``sizes``: 1 to 100 of them a table and sample (Sec. V-E, setting 1); ``criteo`` and
-    ``avazu``: the samples, hashed; ``trace``: a long generated one, of Criteo's shape.
+    ``plain``: skewed ids, one a table; ``sizes``: 1 to 100 of them a table and sample (Sec. V-E,
+    setting 1); ``criteo`` and ``avazu``: the samples, hashed; ``trace``: a long generated one, of
+    Criteo's shape.
     """
     path = folder / f"lagged_{name}.npz"
     if path.exists():

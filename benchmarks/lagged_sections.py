@@ -1,7 +1,10 @@
-"""Sections of the topic ``bounded_lag`` that run inference: :class:`pibroch.BoundedLagPipeline` on several kinds of data.
+"""Sections of the topic ``bounded_lag`` that run inference.
 
-Latency and throughput are those of Sec. V-C: the mean over runs and ranks of a rank's mean latency, and the mean over runs of
-the sum of the ranks' throughputs (the paper writes ``#batches / L`` where its sum needs ``1 / L``), each with a 95 % interval.
+:class:`pibroch.BoundedLagPipeline` on several kinds of data.
+
+Latency and throughput are those of Sec. V-C: the mean over runs and ranks of a rank's mean latency,
+and the mean over runs of the sum of the ranks' throughputs (the paper writes ``#batches / L`` where
+its sum needs ``1 / L``), each with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -35,8 +38,14 @@ QUICK_BOUNDS = (0, 2, 8)
 CONTENDERS = (("auto", OURS), ("gloo", "gloo"))
 CHART_BOUNDS, CHART_STEPS, CHART_FIRST = (0, 4), 24, 8
 COLUMNS = [
-    "case", "contender", "k", "latency_ms", "latency_half_interval_ms", "batches_per_second", "half_interval_per_second",
-]  # fmt: skip
+    "case",
+    "contender",
+    "k",
+    "latency_ms",
+    "latency_half_interval_ms",
+    "batches_per_second",
+    "half_interval_per_second",
+]
 
 
 def pipeline(options: Options, load: ForeignLoad) -> Report:
@@ -69,7 +78,10 @@ def sizes(options: Options, load: ForeignLoad) -> Report:
 
 def data(options: Options, load: ForeignLoad) -> Report:
     """Fig. 8: the samples of Criteo and Avazu, and a long generated trace."""
-    text = "Criteo's and Avazu's samples, a generated trace of 1,000 batches of Criteo's shape; no delays"
+    text = (
+        "Criteo's and Avazu's samples, a generated trace of 1,000 batches of Criteo's shape; no"
+        " delays"
+    )
     cases = ("criteo", "avazu", "trace")
     return _measured(
         options, load, cases, 60 if options.quick else 1000, False, "data sets (Fig. 8)", text
@@ -101,9 +113,15 @@ def _measured(
                             taken[case, label, bound].append([each / steps for each in seconds])
     rows = [_row(*key, runs) for key, runs in taken.items()]
     notes = [
-        f"{NUM_RANKS} ranks, BoundedLagPipeline over a DLRM, batch {BATCH_SIZE} (16 with {MOST_VECTORS} vectors), "
-        f"{steps} steps, {repeats} runs; {text}; predictions equal synchronous inference bit for bit in all of them",
-        "throughput of a run: the sum over ranks of 1 over latency; intervals: 95 %, over runs and ranks, and over runs",
+        (
+            f"{NUM_RANKS} ranks, BoundedLagPipeline over a DLRM, batch {BATCH_SIZE} (16 with"
+            f" {MOST_VECTORS} vectors), {steps} steps, {repeats} runs; {text}; predictions equal"
+            " synchronous inference bit for bit in all of them"
+        ),
+        (
+            "throughput of a run: the sum over ranks of 1 over latency; intervals: 95 %, over runs"
+            " and ranks, and over runs"
+        ),
         *(f"{case}: the sample is not there" for case, path in paths.items() if path is None),
     ]
     plot = PlotSpec(
@@ -137,10 +155,16 @@ def _row(case: str, label: str, bound: int, runs: list[list[float]]) -> Row:
     throughputs = [sum(1.0 / each for each in run) for run in runs]
     mean, half = fmean(latencies), half_interval(latencies)
     return {
-        "case": case, "contender": label, "k": bound, "latency_ms": mean, "latency_half_interval_ms": half,
-        "batches_per_second": fmean(throughputs), "half_interval_per_second": half_interval(throughputs),
-        "low": mean - half, "high": mean + half,
-    }  # fmt: skip
+        "case": case,
+        "contender": label,
+        "k": bound,
+        "latency_ms": mean,
+        "latency_half_interval_ms": half,
+        "batches_per_second": fmean(throughputs),
+        "half_interval_per_second": half_interval(throughputs),
+        "low": mean - half,
+        "high": mean + half,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +223,21 @@ def timeline(options: Options, load: ForeignLoad) -> Report:
             for rank, spans in enumerate(charts[bound]):
                 for name in dict.fromkeys(name for name, _, _ in spans):
                     total = sum(end - start for each, start, end in spans if each == name)
-                    rows.append({
-                        "panel": f"k = {bound}", "k": bound, "rank": rank, "doing": name, "step_ms": total / CHART_STEPS,
-                    })  # fmt: skip
+                    rows.append(
+                        {
+                            "panel": f"k = {bound}",
+                            "k": bound,
+                            "rank": rank,
+                            "doing": name,
+                            "step_ms": total / CHART_STEPS,
+                        }
+                    )
     notes = [
-        f"{NUM_RANKS} ranks, one run, {CHART_STEPS} steps after {CHART_FIRST} others, delays of 0 to {1e3 * MOST_DELAY_S:g} ms "
-        "(`delay`); a rank that waits for answers gives its own to others meanwhile",
+        (
+            f"{NUM_RANKS} ranks, one run, {CHART_STEPS} steps after {CHART_FIRST} others, delays of"
+            f" 0 to {1e3 * MOST_DELAY_S:g} ms (`delay`); a rank that waits for answers gives its"
+            " own to others meanwhile"
+        ),
     ]
     columns = ["k", "rank", "doing", "step_ms"]
     return Report(
@@ -227,17 +260,29 @@ def memory(options: Options, load: ForeignLoad) -> Report:
                 options.say(f"{case}, k = {bound}")
                 found = team.ask("remembered", str(path), bound)[0]
                 formula = bound * (found["received"] + found["dense"])
-                rows.append({
-                    "case": case, "k": bound, "slots_kb": found["slots"] / 1e3, "overflow_kb": found["overflow"] / 1e3,
-                    "dense_kb": bound * found["dense"] / 1e3,
-                    "all_kb": (found["slots"] + found["overflow"] + bound * found["dense"]) / 1e3,
-                    "formula_kb": formula / 1e3,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "case": case,
+                        "k": bound,
+                        "slots_kb": found["slots"] / 1e3,
+                        "overflow_kb": found["overflow"] / 1e3,
+                        "dense_kb": bound * found["dense"] / 1e3,
+                        "all_kb": (found["slots"] + found["overflow"] + bound * found["dense"])
+                        / 1e3,
+                        "formula_kb": formula / 1e3,
+                    }
+                )
     notes = [
-        f"rank 0 of {NUM_RANKS}, after 64 batches. `slots_kb`: address space of slots for what comes, of which only pages that "
-        "were written take memory; `overflow_kb`: segments for what did not fit a slot and goes out, as much as comes",
-        "`formula_kb` is the paper's: k receive buffers of the largest messages and k dense results. Two slots a unit are "
-        "needed, for questions as well as answers, and k = 0 needs two, too",
+        (
+            f"rank 0 of {NUM_RANKS}, after 64 batches. `slots_kb`: address space of slots for what"
+            " comes, of which only pages that were written take memory; `overflow_kb`: segments"
+            " for what did not fit a slot and goes out, as much as comes"
+        ),
+        (
+            "`formula_kb` is the paper's: k receive buffers of the largest messages and k dense"
+            " results. Two slots a unit are needed, for questions as well as answers, and k = 0"
+            " needs two, too"
+        ),
     ]
     columns = ["case", "k", "slots_kb", "overflow_kb", "dense_kb", "all_kb", "formula_kb"]
     plot = PlotSpec("all_kb", ("case",), "k", "case", "KB a rank", shared=False)

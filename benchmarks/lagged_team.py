@@ -1,4 +1,7 @@
-"""What the sections of the topic ``bounded_lag`` share: processes that are asked together, delays, intervals."""
+"""What the sections of the topic ``bounded_lag`` share.
+
+Processes that are asked together, delays, intervals.
+"""
 
 from __future__ import annotations
 

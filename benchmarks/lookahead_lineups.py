@@ -133,7 +133,10 @@ def shortened_entry(entry: Entry) -> Entry | None:
 
 
 def everybody(lookahead: int) -> tuple[Entry, ...]:
-    """The four that are compared; ours is followed by a slow one, in whose turn it ends what it does beside its steps."""
+    """The four that are compared.
+
+    Ours is followed by a slow one, in whose turn it ends what it does beside its steps.
+    """
     return ours(lookahead=lookahead), Entry(TORCHREC), Entry(IDEAL), Entry(ALLTOALL)
 
 
@@ -235,7 +238,10 @@ def lookahead() -> list[Setting]:
 
 
 def skew() -> list[Setting]:
-    """From all rows alike, 1 % of them to 1 % of the lookups, to 1 % of them to 90 %; then exponents of Zipf's law."""
+    """From all rows alike, 1 % of them to 1 % of the lookups, to 1 % of them to 90 %.
+
+    Then exponents of Zipf's law.
+    """
     degrees = [("hot", share) for share in (0.01, 0.4, 0.9)] + [
         ("zipf", power) for power in (1.05, 1.5, 2.0, 3.0, 5.0)
     ]

@@ -1,4 +1,7 @@
-"""Losses of two exchanges that take the same steps from the same weights: equal to the bit, or there is no result."""
+"""Losses of two exchanges that take the same steps from the same weights.
+
+Equal to the bit, or there is no result.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,17 @@ def check_equal(curves: dict[str, Curve]) -> None:
         for step, (loss, right) in enumerate(zip(losses, expected, strict=True), 1):
             if loss != right:
                 raise BenchmarkError(
-                    f"loss {loss!r} from {label} but {right!r} from {first} in step {step}", "equal bits",
+                    f"loss {loss!r} from {label} but {right!r} from {first} in step {step}",
+                    "equal bits",
                     "nothing is reported until the exchanges give the same numbers; run the conformance suite first",
-                )  # fmt: skip
+                )
 
 
 def curve_rows(bases: dict[str, Row], curves: dict[str, Curve]) -> list[Row]:
     """A row for each turn of each contender; ``bases`` say by label what it is of.
 
-    ``loss`` is the mean of the turn's ten steps, ``equal_losses`` how many of all losses so far are those of the first
-    contender to the bit.
+    ``loss`` is the mean of the turn's ten steps, ``equal_losses`` how many of all losses so far are
+    those of the first contender to the bit.
     """
     expected = np.array(next(iter(curves.values()))[0])
     rows = []
@@ -60,11 +64,19 @@ def curve_rows(bases: dict[str, Row], curves: dict[str, Curve]) -> list[Row]:
         for end in range(STEPS_PER_TURN, len(losses) + 1, STEPS_PER_TURN):
             turn = slice(end - STEPS_PER_TURN, end)
             p20_ms, p50_ms, p80_ms = np.percentile(times_ms[turn], (20, 50, 80)).tolist()
-            rows.append(bases[label] | {
-                "step": end, "loss": float(np.mean(losses[turn])), "last_loss": losses[end - 1],
-                "equal_losses": f"{equal[end - 1]} of {end}", "seconds": float(seconds[end - 1]),
-                "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms,
-            })  # fmt: skip
+            rows.append(
+                bases[label]
+                | {
+                    "step": end,
+                    "loss": float(np.mean(losses[turn])),
+                    "last_loss": losses[end - 1],
+                    "equal_losses": f"{equal[end - 1]} of {end}",
+                    "seconds": float(seconds[end - 1]),
+                    "p20_ms": p20_ms,
+                    "p50_ms": p50_ms,
+                    "p80_ms": p80_ms,
+                }
+            )
     return rows
 
 
@@ -83,9 +95,13 @@ class CurvePlot:
                 mine = [row for row in members if row["contender"] == contender]
                 axis = mine[0]["axis"]
                 axes.plot(
-                    [row[axis] for row in mine], [row["loss"] for row in mine], color=colours[contender],
-                    linewidth=3.0 if place == 0 else 1.2, linestyle="-" if place == 0 else "--", zorder=2 + place,
-                )  # fmt: skip
+                    [row[axis] for row in mine],
+                    [row["loss"] for row in mine],
+                    color=colours[contender],
+                    linewidth=3.0 if place == 0 else 1.2,
+                    linestyle="-" if place == 0 else "--",
+                    zorder=2 + place,
+                )
             axes.set_xlabel(axis, fontsize=8)
 
         Frame(("axis",), "loss, mean of ten steps").draw(drawn, colours, title, path, draw_panel)

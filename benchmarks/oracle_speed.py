@@ -1,4 +1,6 @@
-"""How many samples a second the lookahead oracle plans on one core: raw ids in, duplicates included, a rank's plans out.
+"""How many samples a second the lookahead oracle plans on one core.
+
+Raw ids in, duplicates included, a rank's plans out.
 
 Shape legend: F features, B samples of a global batch, R rows of a table.
 """
@@ -49,7 +51,9 @@ def settings(quick: bool) -> list[OracleSetting]:
 
 
 def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
-    """Milliseconds of ``steps`` steps: the ids of one more batch made addresses and added, one step planned.
+    """Milliseconds of ``steps`` steps.
+
+    The ids of one more batch made addresses and added, one step planned.
 
     The window is full, and has moved by its own length before the first timed step. One round.
     """
@@ -92,7 +96,10 @@ def distinct_addresses(
     seen: NDArray[np.uint8],
     room: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    """The addresses of ids ``[F, B]``, each once; ``seen`` has a 0 for each address, before and after."""
+    """The addresses of ids ``[F, B]``, each once.
+
+    ``seen`` has a 0 for each address, before and after.
+    """
     num_found = np.uint64(0)
     for feature in range(len(ids_FB)):
         ids_B, offset = ids_FB[feature], offsets[feature]
@@ -120,14 +127,24 @@ def rows_of(setting: OracleSetting, times: Times) -> list[Row]:
     """One row, drawn in millions of samples a second."""
     p20_ms, p50_ms, p80_ms = (times.percentile(percent) for percent in (20, 50, 80))
     lookahead = "" if setting.lookahead == 10 else f",\nlookahead {setting.lookahead}"
-    return [{
-        "batch": setting.batch, "features": setting.features, "lookahead": setting.lookahead,
-        "contender": "oracle, one core", "p20_ms": p20_ms, "p50_ms": p50_ms, "p80_ms": p80_ms,
-        "samples_per_second": setting.batch / p50_ms * 1e3, "ns_per_id": p50_ms * 1e6 / setting.batch / setting.features,
-        "panel": "oracle: million samples a second on one core",
-        "group": f"{setting.batch:,} x {setting.features}{lookahead}",
-        "height": setting.batch / p50_ms / 1e3, "low": setting.batch / p80_ms / 1e3, "high": setting.batch / p20_ms / 1e3,
-    }]  # fmt: skip
+    return [
+        {
+            "batch": setting.batch,
+            "features": setting.features,
+            "lookahead": setting.lookahead,
+            "contender": "oracle, one core",
+            "p20_ms": p20_ms,
+            "p50_ms": p50_ms,
+            "p80_ms": p80_ms,
+            "samples_per_second": setting.batch / p50_ms * 1e3,
+            "ns_per_id": p50_ms * 1e6 / setting.batch / setting.features,
+            "panel": "oracle: million samples a second on one core",
+            "group": f"{setting.batch:,} x {setting.features}{lookahead}",
+            "height": setting.batch / p50_ms / 1e3,
+            "low": setting.batch / p80_ms / 1e3,
+            "high": setting.batch / p20_ms / 1e3,
+        }
+    ]
 
 
 @contextmanager

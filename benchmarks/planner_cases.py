@@ -31,8 +31,8 @@ SAMPLE = (
     Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "criteo_kaggle_137k.tsv.gz"
 )
 KAGGLE_SAMPLES, KAGGLE_ROWS = 45_840_617, (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4,
-    7046547, 18, 15, 286181, 105, 142572,
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
+    5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 """Distinct values of C1 to C26 in the whole log: 33,762,577."""
 DIM, BATCH = 16, 2048
@@ -77,7 +77,10 @@ def zipf(options: Options) -> Setting:
 
 
 def criteo(options: Options) -> list[Setting]:
-    """The Kaggle log, extrapolated from a uniform 0.3 % sample of it; nothing where that is not there."""
+    """The Kaggle log, extrapolated from a uniform 0.3 % sample of it.
+
+    Nothing where that is not there.
+    """
     path = Path(os.environ.get("PIBROCH_TEST_DATA", SAMPLE.parent)) / SAMPLE.name
     if not path.exists():
         return []
@@ -103,7 +106,10 @@ def criteo(options: Options) -> list[Setting]:
     options.say("extrapolating")
     profile = extrapolate(sample, samples, wanted)
     rows = sum(profile.num_rows.values())
-    note = f"criteo: {sample.num_samples:,} samples of the Kaggle log extrapolated to {samples:,} and {rows:,} rows"
+    note = (
+        f"criteo: {sample.num_samples:,} samples of the Kaggle log extrapolated to {samples:,} and"
+        f" {rows:,} rows"
+    )
     return [Setting("criteo", profile, _sizes(profile), note)]
 
 
@@ -123,7 +129,10 @@ def zipf_profile(
 
 
 def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
-    """Tables of several widths and skews, equal or hierarchical links, a budget; at least 10,000 rows."""
+    """Tables of several widths and skews, equal or hierarchical links, a budget.
+
+    At least 10,000 rows.
+    """
     rng = np.random.default_rng(seed)
     num_shards = int(rng.choice([2, 3, 4, 6, 8]))
     topology = ClusterTopology.uniform(num_shards)

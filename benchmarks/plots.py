@@ -1,4 +1,7 @@
-"""Plots in panels, one panel a setting. Grouped bars: one group a value on the axis, one colour a contender."""
+"""Plots in panels, one panel a setting.
+
+Grouped bars: one group a value on the axis, one colour a contender.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +89,13 @@ class Frame:
     legend_columns: int = 5
 
     def draw(
-        self, rows: list[Row], colours: dict[str, str], title: str, path: Path,
+        self,
+        rows: list[Row],
+        colours: dict[str, str],
+        title: str,
+        path: Path,
         draw_panel: Callable[[Axes, list[Row]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the plot to ``path`` as PNG."""
         panels: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
@@ -139,9 +146,15 @@ def _draw_panel(axes: Axes, spec: PlotSpec, rows: list[Row], colours: dict[str, 
             )
         top = max(row[spec.value], row[spec.high] if spec.high else 0.0)
         axes.annotate(
-            f"{row[spec.value]:,.{spec.decimals}f}", (position, top), (0, 2), textcoords="offset points",
-            ha="center", fontsize=6.5, color="#334155", rotation=90 if len(bars) > 4 else 0,
-        )  # fmt: skip
+            f"{row[spec.value]:,.{spec.decimals}f}",
+            (position, top),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=6.5,
+            color="#334155",
+            rotation=90 if len(bars) > 4 else 0,
+        )
     names = [group if isinstance(group, str) else f"{spec.group_by} {group}" for group in groups]
     axes.set_xticks(np.arange(len(groups)), names, fontsize=9 if len(groups) < 5 else 7)
     axes.margins(y=0.14)

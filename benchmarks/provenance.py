@@ -21,7 +21,9 @@ def provenance() -> dict[str, str]:
         "command": _command(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
-        "hardware": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.0f} GiB",
+        "hardware": (
+            f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / 2**30:.0f} GiB"
+        ),
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
     }
 
@@ -42,7 +44,10 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Short hash, with ``-dirty`` when files differ from it, results left out; ``unknown`` outside git."""
+    """Short hash, with ``-dirty`` when files differ from it, results left out.
+
+    ``unknown`` outside git.
+    """
     found = _git("rev-parse", "--short", "HEAD")
     if found is None:
         return "unknown"
@@ -50,7 +55,10 @@ def commit() -> str:
 
 
 def changes() -> list[str]:
-    """Files that differ from the commit or are not in it, but for ignored ones and results: these are what is being made."""
+    """Files that differ from the commit or are not in it, but for ignored ones and results.
+
+    These are what is being made.
+    """
     found = _git("status", "--porcelain", "--", ".", ":!benchmarks/results") or ""
     return [line[3:] for line in found.splitlines()]
 

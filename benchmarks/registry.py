@@ -1,4 +1,7 @@
-"""Topics by name. A topic is one file under ``benchmarks/topics`` that decorates its entry point with ``topic``."""
+"""Topics by name.
+
+A topic is one file under ``benchmarks/topics`` that decorates its entry point with ``topic``.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ class Topic:
         name: on the command line.
         summary: one line.
         run: measures; a section of it, where there are sections.
-        sections: parts that are measured and written each for itself, in this order; none for most topics.
+        sections: parts that are measured and written each for itself, in this order; none for most
+            topics.
         quick_sections: those that a quick run takes when none is named.
     """
 

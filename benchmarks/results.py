@@ -1,4 +1,7 @@
-"""A topic's rows and what is written of them: CSV, a Markdown table, a plot, and where the numbers come from."""
+"""A topic's rows and what is written of them.
+
+CSV, a Markdown table, a plot, and where the numbers come from.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class Report:
         rows: flat records with the same columns; the CSV holds them as they are.
         columns: the ones that the Markdown table shows.
         plot: how to draw the rows.
-        notes: lines that belong under the table: what was checked, what was left out, how noisy it was.
+        notes: lines that belong under the table: what was checked, what was left out, how noisy it
+            was.
         origin: where the numbers come from, see ``provenance`` and the contenders' versions.
     """
 
@@ -39,7 +43,10 @@ class Report:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write ``measurements.csv``, ``table.md``, ``plot.png`` and ``origin.json``; each replaces its predecessor whole."""
+    """Write ``measurements.csv``, ``table.md``, ``plot.png`` and ``origin.json``.
+
+    Each replaces its predecessor whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     writers: dict[str, Callable[[Path], None]] = {
         "measurements.csv": lambda path: _write_csv(report.rows, path),
@@ -55,7 +62,10 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def join(folder: Path, title: str, sections: Sequence[str]) -> Path:
-    """Write ``table.md`` of a topic with sections: the pages that are in ``folder``, with their plots."""
+    """Write ``table.md`` of a topic with sections.
+
+    The pages that are in ``folder``, with their plots.
+    """
     pages = [f"# {title}"]
     for section in sections:
         page = folder / section / "table.md"

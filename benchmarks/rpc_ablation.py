@@ -1,4 +1,7 @@
-"""What each latency policy of pibroch's RPC is worth: a pair of workers without it, in turns with a pair that has all."""
+"""What each latency policy of pibroch's RPC is worth.
+
+A pair of workers without it, in turns with a pair that has all.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,19 @@ from pibroch.rpc.policies import LatencyPolicies
 
 POLICIES = tuple(field.name for field in fields(LatencyPolicies))
 MEANINGS = (
-    "each contender is a pair of workers without one policy; `over_pibroch` is its time over that of a pair with all of them",
-    "`deputy` and `notice_stuck` are there for functions that take long or wait unseen: here they can only cost, what they "
-    "give is in `tests/distributed/rpc/test_deputy.py` and `tests/unit/rpc/test_pool.py`",
-    "policies act on each other: a caller that reads its own answer spins there and not in the loop",
+    (
+        "each contender is a pair of workers without one policy; `over_pibroch` is its time over"
+        " that of a pair with all of them"
+    ),
+    (
+        "`deputy` and `notice_stuck` are there for functions that take long or wait unseen: here"
+        " they can only cost, what they give is in `tests/distributed/rpc/test_deputy.py` and"
+        " `tests/unit/rpc/test_pool.py`"
+    ),
+    (
+        "policies act on each other: a caller that reads its own answer spins there and not in the"
+        " loop"
+    ),
 )
 
 

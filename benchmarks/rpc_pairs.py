@@ -1,6 +1,9 @@
-"""A contender of a caller and its callees, one as a rule, on one host or on those of a lab; only the caller is timed.
+"""A contender of a caller and its callees, one as a rule, on one host or on those of a lab.
 
-A pair is stopped (SIGSTOP) while it is not its turn: torch's idle agents poll without end, and two pairs keep two cores busy.
+Only the caller is timed.
+
+A pair is stopped (SIGSTOP) while it is not its turn: torch's idle agents poll without end, and two
+pairs keep two cores busy.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ from pibroch.ports import free_port
 
 SPIN_LITTLE = {"GOMP_SPINCOUNT": "1000"}
 """For all alike. Else torch's idle threads spin for milliseconds on the cores that the other process wants; how long depends on
-how many threads a process happens to have, so that contenders' *local* steps differed tenfold on a busy machine."""
+how many threads a process happens to have, so that contenders' *local* steps differed tenfold on a
+busy machine."""
 
 
 class Pair:
-    """A contender's callees and, of the last rank, its caller; stands wherever a contender of one process does."""
+    """A contender's callees and, of the last rank, its caller.
+
+    Stands wherever a contender of one process does.
+    """
 
     def __init__(self, spec: ContenderSpec, lab: Lab | None, num_processes: int = 2) -> None:
         self.spec = spec
@@ -57,7 +64,10 @@ class Pair:
         return versions
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """Fails when a result of the first sizes is not the one computed locally; without ``steps``: parts of timed steps."""
+        """Fails when a result of the first sizes is not the one computed locally.
+
+        Without ``steps``: parts of timed steps.
+        """
         values: dict[str, list[float]] = self._ask({"do": "check", "steps": steps})["values"]
         return values
 

@@ -20,7 +20,8 @@ class Schedule:
     Attributes:
         rounds: turns of each contender.
         steps_per_round: timed steps in a turn, at least ten.
-        warmup_steps: untimed steps before the first round; one more opens each turn, so that caches are its own.
+        warmup_steps: untimed steps before the first round; one more opens each turn, so that caches
+            are its own.
         pause_s: seconds after each turn, in which it ends what it does beside its steps.
     """
 
@@ -69,7 +70,10 @@ class Times:
 
 
 def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) -> dict[str, Times]:
-    """Time ``phase`` of every contender in turn; keys are the contenders' labels in the order given."""
+    """Time ``phase`` of every contender in turn.
+
+    Keys are the contenders' labels in the order given.
+    """
     for contender in contenders:
         contender.run(phase, 0, schedule.warmup_steps)
         if schedule.pause_s:

@@ -55,7 +55,10 @@ class ServingCase:
 def make_case(
     folder: Path, num_rows: int, num_ids: int, steps: int = 20, checkpoint_every: int = 10
 ) -> ServingCase:
-    """Generate rows of thirteen numbers and of 26 ids, each from ``num_ids`` skewed ones; prepare, train, export."""
+    """Generate rows of thirteen numbers and of 26 ids, each from ``num_ids`` skewed ones.
+
+    Prepare, train, export.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(5)
     numbers = rng.integers(0, 1000, (num_rows, NUM_DENSE))
@@ -113,12 +116,15 @@ def _train(folder: Path, data: Path, steps: int, checkpoint_every: int) -> RunDi
             "data": {"dir": str(data)},
             "model": {"name": "dlrm", "dim": DIM, "bottom": [64], "top": [128, 64]},
             "train": {
-                "steps": steps, "batch_size": 512, "checkpoint_every": checkpoint_every,
-                "full_checkpoint_every": 1 + steps // checkpoint_every, "keep": 1 + steps // checkpoint_every,
+                "steps": steps,
+                "batch_size": 512,
+                "checkpoint_every": checkpoint_every,
+                "full_checkpoint_every": 1 + steps // checkpoint_every,
+                "keep": 1 + steps // checkpoint_every,
             },
         },
         "the benchmark",
-    )  # fmt: skip
+    )
     run = RunDirectory(folder / "run")
     run.create(config)
     run_training(config, open_dataset(config.data), run, lambda total_steps: FanOut([]))
@@ -126,7 +132,10 @@ def _train(folder: Path, data: Path, steps: int, checkpoint_every: int) -> RunDi
 
 
 def _write_vocabulary(predictor: pb.Predictor, rows: list[RawRow], path: Path) -> None:
-    """For each feature the row of its table by the value's text: what peers look up in a dictionary."""
+    """For each feature the row of its table by the value's text.
+
+    What peers look up in a dictionary.
+    """
     found: dict[str, dict[str, int]] = {}
     for place, name in enumerate(TABLES):
         values = sorted({row[name] or "" for row in rows})

@@ -29,7 +29,8 @@ ONE, TWO = "one host", "two hosts"
 def hosts(options: Options, load: ForeignLoad) -> Report:
     """Times of answers from half the tables on each of two hosts, over those from one with all, in turns.
 
-    A third host asks. Raises what :meth:`benchmarks.lab.network.Network.build` raises where no lab can be made.
+    A third host asks. Raises what :meth:`benchmarks.lab.network.Network.build` raises where no lab
+    can be made.
     """
     options.say("a model")
     case = make_case(
@@ -67,10 +68,15 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
     if failed:
         raise BenchmarkError(f"{failed} requests without an answer", "an answer to each")
     notes = [
-        "one host has all rows (int8), or each of two has half and fetches the others' from the other; a third host asks; all "
-        "share this machine's cores, so that the second host's work for the first takes time from it here",
-        f"`over_one_host`: p50 over that of one host, round by round, the median; the bar at 1gbit is {BOUND}; every "
-        "request is answered",
+        (
+            "one host has all rows (int8), or each of two has half and fetches the others' from the"
+            " other; a third host asks; all share this machine's cores, so that the second host's"
+            " work for the first takes time from it here"
+        ),
+        (
+            "`over_one_host`: p50 over that of one host, round by round, the median; the bar at"
+            f" 1gbit is {BOUND}; every request is answered"
+        ),
     ]
     columns = [
         "rate",
@@ -95,9 +101,13 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
 
 
 def _in_turns(
-    servers: Sequence[HttpServer], bodies: Sequence[bytes], connections: int, rounds: int, seconds: float,
+    servers: Sequence[HttpServer],
+    bodies: Sequence[bytes],
+    connections: int,
+    rounds: int,
+    seconds: float,
     launcher: Sequence[str],
-) -> dict[str, list[LoadResult]]:  # fmt: skip
+) -> dict[str, list[LoadResult]]:
     found: dict[str, list[LoadResult]] = {server.label: [] for server in servers}
     for server in servers:
         run_load(server, bodies, connections, 1.0, launcher=launcher)
@@ -115,11 +125,19 @@ def _rows_of(
     rows: list[Row] = []
     for label, turns in found.items():
         ratios = [mine.p50_ms / one.p50_ms for mine, one in zip(turns, found[ONE], strict=True)]
-        rows.append({
-            "rate": rate, "rows": size, "connections": connections, "contender": label,
-            "requests_per_second": median(turn.requests / turn.seconds for turn in turns),
-            "p50_ms": median(turn.p50_ms for turn in turns), "p99_ms": median(turn.p99_ms for turn in turns),
-            "over_one_host": float(np.median(ratios)), "least_over_one_host": min(ratios),
-            "most_over_one_host": max(ratios), "failed": sum(turn.failed for turn in turns),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rate": rate,
+                "rows": size,
+                "connections": connections,
+                "contender": label,
+                "requests_per_second": median(turn.requests / turn.seconds for turn in turns),
+                "p50_ms": median(turn.p50_ms for turn in turns),
+                "p99_ms": median(turn.p99_ms for turn in turns),
+                "over_one_host": float(np.median(ratios)),
+                "least_over_one_host": min(ratios),
+                "most_over_one_host": max(ratios),
+                "failed": sum(turn.failed for turn in turns),
+            }
+        )
     return rows

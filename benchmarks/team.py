@@ -57,7 +57,10 @@ class Team:
         return versions
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """Means over the ranks, which have equally many samples: so the losses are those of the global batches."""
+        """Means over the ranks, which have equally many samples.
+
+        So the losses are those of the global batches.
+        """
         values = [answer["values"] for answer in self._ask({"do": "check", "steps": steps})]
         return {
             series: np.mean([value[series] for value in values], axis=0).tolist()
@@ -65,7 +68,10 @@ class Team:
         }
 
     def run(self, phase: str, first: int, steps: int) -> Timing:
-        """A step's times are means over the ranks: ranks wait for each other, so none runs ahead for long."""
+        """A step's times are means over the ranks.
+
+        Ranks wait for each other, so none runs ahead for long.
+        """
         with self._counting_bytes(steps):
             timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
         step_ms = np.mean([timing["step_ms"] for timing in timings], axis=0).tolist()
@@ -129,7 +135,10 @@ class Team:
 
 @contextmanager
 def teams(specs: tuple[ContenderSpec, ...], lab: Lab) -> Iterator[list[Team]]:
-    """Start a team for each spec, end them afterwards; without ceremony after an error, for ranks may wait for each other."""
+    """Start a team for each spec, end them afterwards.
+
+    Without ceremony after an error, for ranks may wait for each other.
+    """
     running: list[Team] = []
     try:
         for spec in specs:

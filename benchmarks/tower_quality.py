@@ -1,6 +1,9 @@
-"""What towers do to a model's quality: Tables 3 to 5 on Criteo's sample or generated data, Table 6 on planted groups.
+"""What towers do to a model's quality.
 
-Every run is a whole training run on one rank: a tower is a property of the model, and exchanges change nothing but rounding.
+Tables 3 to 5 on Criteo's sample or generated data, Table 6 on planted groups.
+
+Every run is a whole training run on one rank: a tower is a property of the model, and exchanges
+change nothing but rounding.
 """
 
 from __future__ import annotations
@@ -91,16 +94,23 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
         config = _config(dataset.path, [f"model.dim={DIM}", *overrides])
         aucs = _aucs(config, dataset, options, label)
         parent = next((row for row in rows if row["model"] == family), None)
-        rows.append({
-            "data": name, "family": family, "model": label, **_spread(aucs), **_size(config, dataset),
-            "of_parent": None if parent is None else float(np.median(aucs)) - parent["auc"],
-            "of_parent_deviations": None
-            if parent is None
-            else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": name,
+                "family": family,
+                "model": label,
+                **_spread(aucs),
+                **_size(config, dataset),
+                "of_parent": None if parent is None else float(np.median(aucs)) - parent["auc"],
+                "of_parent_deviations": None
+                if parent is None
+                else float(np.median(aucs) - parent["auc"]) / max(parent["std"], 1e-9),
+            }
+        )
     return rows, _notes(
         options,
-        "`of_parent`: median AUC less that of the family's model without towers, also in its deviations",
+        "`of_parent`: median AUC less that of the family's model without towers, also in its"
+        " deviations",
     )
 
 
@@ -133,10 +143,16 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
             if label != "strided"
             else None
         )
-        rows.append({
-            "data": "4 planted groups", "family": "DCN, 4 towers of width 2", "groups": label, **_spread(values),
-            "p_better_than_strided": better, "rand_index": _agreement(found[label], planted_groups(planted)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": "4 planted groups",
+                "family": "DCN, 4 towers of width 2",
+                "groups": label,
+                **_spread(values),
+                "p_better_than_strided": better,
+                "rand_index": _agreement(found[label], planted_groups(planted)),
+            }
+        )
     return rows, _notes(
         options,
         "`rand_index`: pairs of features that are together, or apart, as in the planted groups",
@@ -246,6 +262,9 @@ def _agreement(found: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -
 def _notes(options: Options, meaning: str) -> list[str]:
     runs = 2 if options.quick else SEEDS
     return [
-        f"`auc`: median of {runs} seeds on the test split, `std` their deviation; no figure depends on load",
+        (
+            f"`auc`: median of {runs} seeds on the test split, `std` their deviation; no figure"
+            " depends on load"
+        ),
         meaning,
     ]

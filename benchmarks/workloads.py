@@ -1,4 +1,6 @@
-"""The batches that all contenders of a case read: drawn ids or the real Criteo sample, written once as one ``.npz``.
+"""The batches that all contenders of a case read.
+
+Drawn ids or the real Criteo sample, written once as one ``.npz``.
 
 Shape legend: N batches, F features, B samples, n dense features.
 """
@@ -26,8 +28,9 @@ NUM_DENSE, NUM_CATEGORICAL = 13, 26
 class Workload:
     """Which ids.
 
-    ``kind`` is ``zipf`` (exponent ``skew``, any but 1; 0 is uniform), ``hot`` (``skew`` of the lookups read 1 % of the rows,
-    which are alike, and so are the others), ``uniform`` or ``criteo``.
+    ``kind`` is ``zipf`` (exponent ``skew``, any but 1; 0 is uniform), ``hot`` (``skew`` of the
+    lookups read 1 % of the rows, which are alike, and so are the others), ``uniform`` or
+    ``criteo``.
     """
 
     kind: str
@@ -70,7 +73,10 @@ def zipf_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int
 
 
 def hot_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int64]:
-    """The first hundredth of the rows, then scattered as Zipf's, for ``skew`` of the draws; the other rows for the rest."""
+    """The first hundredth of the rows, then scattered as Zipf's, for ``skew`` of the draws.
+
+    The other rows for the rest.
+    """
     num_hot, share = max(1, workload.num_rows // 100), workload.skew
     hot = uniform / share * num_hot
     cold = num_hot + (uniform - share) / (1 - share) * (workload.num_rows - num_hot)
@@ -83,7 +89,10 @@ def uniform_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.
 
 
 def scattered(ranks: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Rows by rank, hot ones not neighbours: a multiplication without a factor common with ``num_rows`` permutes."""
+    """Rows by rank, hot ones not neighbours.
+
+    A multiplication without a factor common with ``num_rows`` permutes.
+    """
     rows: NDArray[np.int64] = ranks * 2_654_435_761 % num_rows
     return rows
 

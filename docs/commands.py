@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def describe_commands() -> str:
-    """A section for each command that is not hidden: its text, its usage, and a table of its options."""
+    """A section for each command that is not hidden.
+
+    Its text, its usage, and a table of its options.
+    """
     return "\n".join(
         line for name, command, context in commands() for line in section(name, command, context)
     )

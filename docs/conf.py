@@ -1,4 +1,7 @@
-"""The site: guides and design notes as they stand, names from docstrings, commands from their help. ``make docs`` builds it."""
+"""The site: guides and design notes as they stand, names from docstrings, commands from their help.
+
+``make docs`` builds it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ COMMANDS = "<!-- commands -->"
 OUTSIDE = re.compile(
     r"\[([^\]]*)\]\((?:\.\./)+((?:src|examples|tests|benchmarks|recipes)/[^)#]*|[A-Z]+\.md|LICENSE)\)"
 )
-"""Links of a guide to files of the repository: on the site, where these are not, their text and path."""
+"""Links of a guide to files of the repository.
+
+On the site, where these are not, their text and path.
+"""
 
 
 def setup(app: Sphinx) -> None:

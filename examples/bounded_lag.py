@@ -1,4 +1,6 @@
-"""Inference between ranks that need not keep step: delays that strike now this rank and now that one are hidden.
+"""Inference between ranks that need not keep step.
+
+Delays that strike now this rank and now that one are hidden.
 
 Run: torchrun --nproc-per-node 2 examples/bounded_lag.py
 """
@@ -42,7 +44,8 @@ def main() -> None:
             total += prediction.scores().sum().item()
         seconds = time.perf_counter() - start
         print(
-            f"rank {dist.get_rank()}: k = {bound}, sum of scores {total:.4f}, {NUM_BATCHES / seconds:.0f} batches/s"
+            f"rank {dist.get_rank()}: k = {bound}, sum of scores {total:.4f},"
+            f" {NUM_BATCHES / seconds:.0f} batches/s"
         )
         dist.barrier()
         pipeline.close()

@@ -1,4 +1,6 @@
-"""The shortest DLRM over ranks: tables lie row by row on all of them, and dense layers are one model.
+"""The shortest DLRM over ranks.
+
+Tables lie row by row on all of them, and dense layers are one model.
 
 Run: torchrun --nproc-per-node 2 examples/distributed_dlrm.py
 """

@@ -91,7 +91,8 @@ def main(folder: Path) -> None:
     batch = next(iter(Loader(dataset.split("train"), batch_size=256, shuffle=True)))
     assert isinstance(batch, pb.JaggedBatch)
     print(
-        f"{len(dataset.split('train'))} samples to train on; a batch of {batch.batch_size} has {', '.join(batch.keys)}"
+        f"{len(dataset.split('train'))} samples to train on; a batch of {batch.batch_size} has"
+        f" {', '.join(batch.keys)}"
     )
 
 

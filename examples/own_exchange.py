@@ -43,7 +43,10 @@ class Asked:
 
 
 class AskFirst(Exchange[list[Asked]]):
-    """Rows travel from rank 0 and back to it; tables of one kind after the other, and nothing overlaps."""
+    """Rows travel from rank 0 and back to it.
+
+    Tables of one kind after the other, and nothing overlaps.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._groups, self._channel = setup.groups, setup.channel
@@ -153,7 +156,8 @@ def main() -> None:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()
     print(
-        f"rank {dist.get_rank()}: log loss {loss.item():.3f}, {embeddings.num_bytes} bytes of rows here"
+        f"rank {dist.get_rank()}: log loss {loss.item():.3f}, {embeddings.num_bytes} bytes of rows"
+        " here"
     )
     assert np.isfinite(loss.item())
     dist.destroy_process_group()

@@ -57,5 +57,6 @@ def main() -> list[float]:
 if __name__ == "__main__":
     losses = main()
     print(
-        f"log loss: first 10 batches {sum(losses[:10]) / 10:.4f}, last 10 batches {sum(losses[-10:]) / 10:.4f}"
+        f"log loss: first 10 batches {sum(losses[:10]) / 10:.4f}, last 10 batches"
+        f" {sum(losses[-10:]) / 10:.4f}"
     )

@@ -1,4 +1,6 @@
-"""An optimizer of one's own: Lion, on the rows that a batch touches. See docs/extending/optimizer.md.
+"""An optimizer of one's own: Lion, on the rows that a batch touches.
+
+See docs/extending/optimizer.md.
 
 python examples/own_optimizer.py
 """
@@ -24,7 +26,10 @@ from pibroch.kernels.scatter_update.numba import ROWS_AT_ONCE, Grouped, combine
 def lion(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
-    """``w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g``; state: momentum ``[D]``."""
+    """``w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g``.
+
+    State: momentum ``[D]``.
+    """
     dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
@@ -83,7 +88,8 @@ def main() -> None:
         losses.append(loss.item())
     fields = sorted(embeddings.full_state_dict(["item"], row_state=True))
     print(
-        f"log loss {losses[0]:.3f} to {losses[-1]:.3f}; of the rows of `item` are kept {', '.join(fields)}"
+        f"log loss {losses[0]:.3f} to {losses[-1]:.3f}; of the rows of `item` are kept"
+        f" {', '.join(fields)}"
     )
 
 

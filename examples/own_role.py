@@ -1,4 +1,6 @@
-"""A role of one's own: processes that count which ids are read, for all trainers. See docs/extending/role.md.
+"""A role of one's own: processes that count which ids are read, for all trainers.
+
+See docs/extending/role.md.
 
 python examples/own_role.py
 """
@@ -57,12 +59,14 @@ def main() -> None:
             ]
             totals = [answer.wait() for answer in asked]
         print(
-            f"{sum(totals)} reads; the even ids that were read most: {rpc.rpc_sync(counters[0], most_read, args=(2,))}"
+            f"{sum(totals)} reads; the even ids that were read most:"
+            f" {rpc.rpc_sync(counters[0], most_read, args=(2,))}"
         )
         group.leave()
 
 
 if __name__ == "__main__":
-    import own_role  # by this name the counters know the functions above, and not as those of __main__
+    # by this name the counters know the functions above, and not as those of __main__
+    import own_role
 
     own_role.main()

@@ -1,4 +1,6 @@
-"""A transport of one's own: messages by way of the launcher's store. See docs/extending/transport.md.
+"""A transport of one's own: messages by way of the launcher's store.
+
+See docs/extending/transport.md.
 
 torchrun --standalone --nproc-per-node 2 examples/own_transport.py
 """
@@ -21,7 +23,10 @@ _NUM_OPENED: dict[tuple[int, ...], int] = {}
 
 
 class StoreTransport(Transport):
-    """Every message is a key of the store; nothing is quick about it, and it goes wherever the store is reached."""
+    """Every message is a key of the store.
+
+    Nothing is quick about it, and it goes wherever the store is reached.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         number = _NUM_OPENED[ranks.members] = _NUM_OPENED.get(ranks.members, 0) + 1
@@ -58,7 +63,10 @@ class StoreTransport(Transport):
         return wait
 
     def reduce(self, tensor: Tensor) -> Wait:
-        """Everybody gets what everybody has, and adds it in the order of ranks: the same bits everywhere."""
+        """Everybody gets what everybody has, and adds it in the order of ranks.
+
+        The same bits everywhere.
+        """
         parts = [torch.empty_like(tensor) for _ in range(self._world_size)]
         self.post([tensor] * self._world_size, parts)()
         parts[self._rank] = tensor.clone()

@@ -1,4 +1,6 @@
-"""Train, then score clicks by the checkpoint alone: what serves a model needs neither its data nor its run.
+"""Train, then score clicks by the checkpoint alone.
+
+What serves a model needs neither its data nor its run.
 
 Run: pibroch train --run-dir runs/first && python examples/predict.py runs/first
 """

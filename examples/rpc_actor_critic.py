@@ -1,11 +1,13 @@
 """Asynchronous advantage actor-critic on cart-pole (*PyTorch RPC*, Li et al., MLSys 2023, section 4.3).
 
-A learner holds the network. Each actor, at its own pace: (1) fetches the network, (2) balances poles with it,
-(3) computes the gradients of its losses, (4) has the learner apply them. Nobody waits for another actor.
+A learner holds the network. Each actor, at its own pace: (1) fetches the network, (2) balances
+poles with it,
+(3) computes the gradients of its losses, (4) has the learner apply them. Nobody waits for another
+    actor.
 
-Run: python examples/rpc_actor_critic.py
-On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
-torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 examples/rpc_actor_critic.py
+Run: python examples/rpc_actor_critic.py On three hosts, N = 0, 1 and 2, with the same
+PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
+examples/rpc_actor_critic.py
 """
 
 import os
@@ -23,7 +25,10 @@ DISCOUNT = 0.98
 
 
 class CartPoles:
-    """A batch of carts with a pole on each (Barto, Sutton and Anderson, 1983): push left or right, keep it up."""
+    """A batch of carts with a pole on each (Barto, Sutton and Anderson, 1983).
+
+    Push left or right, keep it up.
+    """
 
     def __init__(self) -> None:
         self.state_P4 = torch.zeros(NUM_POLES, 4)  # place, speed, angle, angular speed
@@ -32,7 +37,10 @@ class CartPoles:
         self._restart(torch.ones(NUM_POLES, dtype=torch.bool))
 
     def step(self, action_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards and ends [P] of pushing to the right (1) or left (0) for 20 ms; what ended starts anew."""
+        """Rewards and ends [P] of pushing to the right (1) or left (0) for 20 ms.
+
+        What ended starts anew.
+        """
         _, speed, angle, spin = self.state_P4.T
         push = (action_P * 20.0 - 10 + 0.05 * spin**2 * angle.sin()) / 1.1
         spin_up = (9.8 * angle.sin() - angle.cos() * push) / (
@@ -125,7 +133,8 @@ def learn() -> None:
     for index, steps in enumerate(torch.futures.wait_all(actors)):
         first, last = sum(steps[:50]) / 50, sum(steps[-50:]) / 50
         print(
-            f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes, {last:.0f} in the last"
+            f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes,"
+            f" {last:.0f} in the last"
         )
         assert (
             last > 60

@@ -1,8 +1,9 @@
 """Federated averaging over clients that come and go (*PyTorch RPC*, Li et al., MLSys 2023, section 4.6).
 
-Each client has samples that never leave it, mostly of one class. In a round the server sends its model to the clients
-that are there, each trains it on its own samples, and the server takes the mean of the results, weighted by the
-numbers of samples. One client leaves after some rounds, another one comes later: nobody is restarted for that.
+Each client has samples that never leave it, mostly of one class. In a round the server sends its
+model to the clients that are there, each trains it on its own samples, and the server takes the
+mean of the results, weighted by the numbers of samples. One client leaves after some rounds,
+another one comes later: nobody is restarted for that.
 
 Run: python examples/rpc_federated.py
 On four hosts, N = 0 to 3, with the same PIBROCH_RPC_SECRET:
@@ -68,7 +69,10 @@ class Trainer:
         )
 
     def train(self, round: int, weights: Weights) -> tuple[Weights, int]:
-        """Some steps from the server's weights; returns ours, and the number of samples that they stand for."""
+        """Some steps from the server's weights.
+
+        Returns ours, and the number of samples that they stand for.
+        """
         if round not in self.client.rounds:
             raise RuntimeError("I am about to leave")
         model = make_model()

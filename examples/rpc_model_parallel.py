@@ -1,11 +1,11 @@
 """Model parallelism: Listing 1 of *PyTorch RPC* (Li et al., MLSys 2023, section 3), made to run.
 
-The two layers of a model lie on workers p1 and p2. The coordinator p0 holds references to them and to what they
-compute: activations travel from p1 to p2 directly, and gradients the same way back.
+The two layers of a model lie on workers p1 and p2. The coordinator p0 holds references to them and
+to what they compute: activations travel from p1 to p2 directly, and gradients the same way back.
 
-Run: python examples/rpc_model_parallel.py
-On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
-torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 examples/rpc_model_parallel.py
+Run: python examples/rpc_model_parallel.py On three hosts, N = 0, 1 and 2, with the same
+PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
+examples/rpc_model_parallel.py
 """
 
 import os
@@ -75,7 +75,8 @@ def work(rank: int) -> None:
     if rank == 0:
         losses = train()
         print(
-            f"loss of two layers on two workers: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
+            f"loss of two layers on two workers: {losses[0]:.4f} in the first step,"
+            f" {losses[-1]:.4f} in the last"
         )
         assert losses[-1] < losses[0] / 4
     rpc.shutdown()  # waits until all are done

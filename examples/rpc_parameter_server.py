@@ -1,12 +1,12 @@
 """A recommendation model with its table on a parameter server (*PyTorch RPC*, Li et al., MLSys 2023, section 4.5).
 
-The table is too large to have twice, so it lies on a server; trainers look rows up by RPC, and distributed autograd
-brings the gradients of those rows back to it. The dense layers are small: each trainer has a copy, and torch's
-DistributedDataParallel averages their gradients.
+The table is too large to have twice, so it lies on a server; trainers look rows up by RPC, and
+distributed autograd brings the gradients of those rows back to it. The dense layers are small: each
+trainer has a copy, and torch's DistributedDataParallel averages their gradients.
 
-Run: python examples/rpc_parameter_server.py
-On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
-torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 examples/rpc_parameter_server.py
+Run: python examples/rpc_parameter_server.py On three hosts, N = 0, 1 and 2, with the same
+PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
+examples/rpc_parameter_server.py
 """
 
 import os
@@ -26,7 +26,10 @@ NUM_STEPS, BATCH_SIZE = 150, 256  # B, of each trainer
 
 
 class Table(nn.Embedding):
-    """The rows, on the server. A lookup's gradient is sparse: it has the rows of the batch, not the table."""
+    """The rows, on the server.
+
+    A lookup's gradient is sparse: it has the rows of the batch, not the table.
+    """
 
     def __init__(self) -> None:
         super().__init__(NUM_ROWS, DIM, sparse=True)
@@ -55,7 +58,10 @@ class Dense(nn.Module):
 
 
 def clicks(seed: int):
-    """Batches of row numbers [B, F] and labels [B]: what is liked follows from the row numbers alone."""
+    """Batches of row numbers [B, F] and labels [B].
+
+    What is liked follows from the row numbers alone.
+    """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(NUM_STEPS):
         ids_BF = torch.randint(NUM_ROWS, (BATCH_SIZE, NUM_FEATURES), generator=generator)
@@ -63,7 +69,10 @@ def clicks(seed: int):
 
 
 def train(table: rpc.RRef, seed: int) -> tuple[list[float], torch.Tensor]:
-    """What a trainer does when the server asks it to: returns the loss of each step, and its dense layers in the end."""
+    """What a trainer does when the server asks it to.
+
+    Returns the loss of each step, and its dense layers in the end.
+    """
     trainers = dist.new_group(
         [1, 2], use_local_synchronization=True
     )  # the server has no dense layers

@@ -1,7 +1,8 @@
 """A small transformer as a pipeline of workers, fed with micro-batches (*PyTorch RPC*, Li et al., 2023, section 4.4).
 
-Each stage holds some of the layers. A batch is cut into micro-batches: while the second stage computes the first
-micro-batch, the first stage is at the second one. Distributed autograd runs the backward pass over all of them.
+Each stage holds some of the layers. A batch is cut into micro-batches: while the second stage
+computes the first micro-batch, the first stage is at the second one. Distributed autograd runs the
+backward pass over all of them.
 
 Run: python examples/rpc_pipeline.py
 On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
@@ -25,7 +26,10 @@ NUM_STEPS, BATCH_SIZE, NUM_MICRO_BATCHES = 25, 96, 4  # B
 
 
 class Stage(nn.Module):
-    """Some layers of the transformer: the first stage embeds tokens, the last one computes the loss."""
+    """Some layers of the transformer.
+
+    The first stage embeds tokens, the last one computes the loss.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -52,7 +56,10 @@ class Stage(nn.Module):
     def loss(
         self, x: torch.Tensor, targets_BL: torch.Tensor, rest: list[rpc.RRef]
     ) -> torch.futures.Future:
-        """Our part of the work, and then the rest of the pipeline's: no thread of ours waits for it."""
+        """Our part of the work, and then the rest of the pipeline's.
+
+        No thread of ours waits for it.
+        """
         with self.one_at_a_time:
             x = self.compute(x)
         if rest:
@@ -99,7 +106,8 @@ def train() -> None:
         ]
         ms_per_step = (time.perf_counter() - began) / NUM_STEPS * 1e3
         print(
-            f"{parts} micro-batches: {ms_per_step:.1f} ms a step; loss from {losses[0]:.3f} to {losses[-1]:.3f}"
+            f"{parts} micro-batches: {ms_per_step:.1f} ms a step; loss from {losses[0]:.3f} to"
+            f" {losses[-1]:.3f}"
         )
     assert losses[-1] < 0.7  # guessing gives 2.77
 

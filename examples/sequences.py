@@ -1,6 +1,9 @@
-"""Tables of several widths, one of them read id by id: a small attention model over what a user has clicked (as DIN, KDD'18).
+"""Tables of several widths, one of them read id by id.
 
-python examples/sequences.py, or on several ranks: torchrun --standalone --nproc-per-node 2 examples/sequences.py
+A small attention model over what a user has clicked (as DIN, KDD'18).
+
+python examples/sequences.py, or on several ranks: torchrun --standalone --nproc-per-node 2
+examples/sequences.py
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ class Attention(nn.Module):
 
 
 def draw_batch(generator: torch.Generator) -> pb.JaggedBatch:
-    """Users click items of their own kind: the candidate is clicked if its kind is that of most past clicks."""
+    """Users click items of their own kind.
+
+    The candidate is clicked if its kind is that of most past clicks.
+    """
     lengths = torch.randint(1, LENGTH + 1, (BATCH,), generator=generator)
     kind = torch.randint(0, 4, (BATCH,), generator=generator)
     clicked = torch.repeat_interleave(kind, lengths) + 4 * torch.randint(

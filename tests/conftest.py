@@ -13,8 +13,13 @@ from forked import context
 
 
 def pytest_collection_finish(session):
-    """Wait for what :mod:`warm` compiles where nothing is cached: half a minute, which no test's limit on time allows for."""
-    gc.freeze()  # libraries and tests stay until the end: the collector took a tenth of the suite's time to look at them
+    """Wait for what :mod:`warm` compiles where nothing is cached.
+
+    Half a minute, which no test's limit on time allows for.
+    """
+    # libraries and tests stay until the end: the collector took a tenth of the suite's time to look
+    # at them
+    gc.freeze()
     if "PYTEST_XDIST_WORKER" in os.environ and os.environ.get("NUMBA_DISABLE_JIT") != "1":
         first = context().Process(target=os.getpid)
         first.start()
@@ -23,7 +28,10 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session")
 def worlds():
-    """``worlds(size)`` gives joined processes of that number, which all tests share; see :class:`world.Worlds`."""
+    """``worlds(size)`` gives joined processes of that number, which all tests share.
+
+    See :class:`world.Worlds`.
+    """
     made = Worlds()
     yield made
     made.close()

@@ -43,7 +43,10 @@ class Block:
 
     @property
     def source(self):
-        """Python at its place in the page; ``, ...`` at the end of a list or dictionary, and so on, is left out."""
+        """Python at its place in the page.
+
+        ``, ...`` at the end of a list or dictionary, and so on, is left out.
+        """
         return "\n" * (self.line - 1) + re.sub(r", \.\.\.(?=[\]}])", "", self.text)
 
 
@@ -69,7 +72,8 @@ def run_page(page, stand_ins, folder):
 
     Args:
         page: of :data:`PYTHON`.
-        stand_ins: a module whose ``fresh(page, number)`` gives the names that block ``number`` takes from its reader's program.
+        stand_ins: a module whose ``fresh(page, number)`` gives the names that block ``number``
+            takes from its reader's program.
         folder: to run in.
     """
     ours, theirs = context().Pipe()

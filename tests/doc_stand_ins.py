@@ -1,4 +1,7 @@
-"""What the blocks of the guides take from their reader's program: small tables, models, batches, runs and other processes."""
+"""What the blocks of the guides take from their reader's program.
+
+Small tables, models, batches, runs and other processes.
+"""
 
 import multiprocessing
 import os
@@ -19,7 +22,10 @@ from pibroch.ports import free_port
 
 CRITERION = nn.functional.binary_cross_entropy_with_logits
 OF_BLOCKS: dict = {}
-"""By page and number of the block: a function that gives its names, which stand before those of all blocks."""
+"""By page and number of the block.
+
+A function that gives its names, which stand before those of all blocks.
+"""
 
 
 def for_block(page, *numbers):
@@ -62,11 +68,13 @@ class Net(nn.Module):
 def batches(names, count=3, batch_size=8, num_rows=20):
     return [
         pb.JaggedBatch.from_one_hot(
-            torch.rand(batch_size, 2), list(names), torch.randint(0, num_rows, (len(names), batch_size)),
+            torch.rand(batch_size, 2),
+            list(names),
+            torch.randint(0, num_rows, (len(names), batch_size)),
             torch.randint(0, 2, (batch_size,)).float(),
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def training(names=("C1",), dim=4):
@@ -74,9 +82,12 @@ def training(names=("C1",), dim=4):
     model = Net(2 + len(names) * dim)
     optimizer = torch.optim.Adam(model.parameters())
     return {
-        "tables": [pb.Table(name, 20, dim) for name in names], "model": model, "optimizer": optimizer,
-        "dense_optimizer": optimizer, "loader": batches(names),
-    }  # fmt: skip
+        "tables": [pb.Table(name, 20, dim) for name in names],
+        "model": model,
+        "optimizer": optimizer,
+        "dense_optimizer": optimizer,
+        "loader": batches(names),
+    }
 
 
 @for_block("docs/towers.md", 0)
@@ -200,7 +211,10 @@ def scoring_elsewhere():
 
 @for_block("docs/serving.md", 1)
 def asking():
-    """A server at the port that the page names would meet with others: the client is told of another one."""
+    """A server at the port that the page names would meet with others.
+
+    The client is told of another one.
+    """
     import tritonclient.http as triton
 
     from served import serving
@@ -232,8 +246,9 @@ def trained():
     schema = {"name": "C1", "column": "C1"}, {"name": "I1", "column": "I1"}
     prepare(
         [TextSource(Path("clicks.csv"), ",", True)],
-        Schema(label="clicked", categorical=(schema[0],), dense=(schema[1],)), Path("data").absolute(),
-    )  # fmt: skip
+        Schema(label="clicked", categorical=(schema[0],), dense=(schema[1],)),
+        Path("data").absolute(),
+    )
     run, _ = train_here(
         make_config(Path("data").absolute(), "train.steps=3"), Path("runs/of_tests").absolute()
     )

@@ -1,7 +1,10 @@
-"""Processes forked from a server that has loaded torch, numba and pibroch: real ones, but without seconds of imports each.
+"""Processes forked from a server that has loaded torch, numba and pibroch.
 
-Nothing of the tests' own process is in them, and the server runs no thread but its own. It has trained two steps, too
-(:mod:`warm`; where pytest runs in another folder than the repository's it is not found, and everything takes longer).
+Real ones, but without seconds of imports each.
+
+Nothing of the tests' own process is in them, and the server runs no thread but its own. It has
+trained two steps, too (:mod:`warm`; where pytest runs in another folder than the repository's it is
+not found, and everything takes longer).
 """
 
 import atexit
@@ -52,11 +55,14 @@ def context() -> ForkServerContext:
 
 
 class Program:
-    """What ``subprocess.Popen([sys.executable, *arguments])`` would be. Leaving the ``with`` block kills what still runs.
+    """What ``subprocess.Popen([sys.executable, *arguments])`` would be.
 
-    What it starts by ``torch.multiprocessing.spawn``, and pibroch's ranks, servers and processors (:class:`Child`), are
-    forked, too. What torchrun starts is not: it has threads by then, that of its store among them. Variables that libraries
-    read while they are loaded, such as ``OMP_NUM_THREADS``, come too late here.
+    Leaving the ``with`` block kills what still runs.
+
+    What it starts by ``torch.multiprocessing.spawn``, and pibroch's ranks, servers and processors
+    (:class:`Child`), are forked, too. What torchrun starts is not: it has threads by then, that of
+    its store among them. Variables that libraries read while they are loaded, such as
+    ``OMP_NUM_THREADS``, come too late here.
 
     Args:
         arguments: ``-m``, a module and its arguments, or a script and its arguments.
@@ -122,7 +128,8 @@ class Program:
 def ranks(size: int, *arguments: object, **options: Path) -> Iterator[list[Program]]:
     """A program as each of ``size`` ranks, with the variables by which torchrun tells them their places.
 
-    What torchrun itself does is the matter of ``test_launch.py``: it loads everything anew, in each rank.
+    What torchrun itself does is the matter of ``test_launch.py``: it loads everything anew, in each
+    rank.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
@@ -197,9 +204,12 @@ def _run(arguments: list[str], env: dict[str, str]) -> None:
 
 
 class Child:
-    """What ``subprocess.Popen`` would be to who starts a program in Python: forked from who starts it.
+    """What ``subprocess.Popen`` would be to who starts a program in Python.
 
-    Like a started process it has no other descriptors than its standard ones. ``/proc`` shows it by a name (:func:`title`).
+    Forked from who starts it.
+
+    Like a started process it has no other descriptors than its standard ones. ``/proc`` shows it by
+    a name (:func:`title`).
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Calls every name that peers may name with odd arguments, in a forked process: it must not crash, hang or hold the lock.
+"""Calls every name that peers may name with odd arguments, in a forked process.
+
+It must not crash, hang or hold the lock.
 
 By hand, for an hour: ``python tests/fuzz_callables.py --seconds 3600 --seed 1``.
 """
@@ -373,7 +375,10 @@ def fuzz(seconds, seed, names, report):
                 args, kwargs = state.arguments(name)
             except (RuntimeError, TypeError):  # what was made of kept tensors does not go together
                 continue
-            line = f"{name}({', '.join(map(describe, args))}, { ({k: describe(v) for k, v in kwargs.items()}) })"
+            line = (
+                f"{name}({', '.join(map(describe, args))},"
+                f" { ({k: describe(v) for k, v in kwargs.items()}) })"
+            )
             current[0] = line
             report[:] = f"{num_calls} {line}".encode()[:REPORT_BYTES].ljust(REPORT_BYTES)
             num_calls += 1
@@ -400,7 +405,10 @@ def fuzz(seconds, seed, names, report):
 
 
 def _watch(stalls, current):
-    """Note where the interpreter's lock was held for long: this thread did not run, and the process computed."""
+    """Note where the interpreter's lock was held for long.
+
+    This thread did not run, and the process computed.
+    """
     before = time.process_time()
     while True:
         time.sleep(0.02)
@@ -468,7 +476,8 @@ def main():
         failures += bool(ending or stalls)
         seed += 1
     print(
-        f"{calls:,} calls of {len(checked_callables())} names and {len(tensor_methods())} methods, {failures} failures"
+        f"{calls:,} calls of {len(checked_callables())} names and {len(tensor_methods())} methods,"
+        f" {failures} failures"
     )
     sys.exit(bool(failures))
 

@@ -1,4 +1,7 @@
-"""Batches made by hand, most of them wrong, through the kernels: for a process of their own, which a kernel may crash."""
+"""Batches made by hand, most of them wrong, through the kernels.
+
+For a process of their own, which a kernel may crash.
+"""
 
 import math
 import os

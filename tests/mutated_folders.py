@@ -1,9 +1,11 @@
-"""Opens mutated copies of a folder, each in words refused or giving the scores of the original; run as a child process.
+"""Opens mutated copies of a folder, each in words refused or giving the scores of the original.
 
-``python mutated_folders.py KIND FOLDER FIRST STOP`` prints a line for each mutation before and after it, so
-that whoever started it knows which one it was that ended or hung it. The line after says ``same``,
-``other`` (finite scores that are not the original's, where a checksum was made to fit) or ``refused``;
-anything else is a fault.
+Run as a child process.
+
+``python mutated_folders.py KIND FOLDER FIRST STOP`` prints a line for each mutation before and
+after it, so that whoever started it knows which one it was that ended or hung it. The line after
+says ``same``, ``other`` (finite scores that are not the original's, where a checksum was made to
+fit) or ``refused``; anything else is a fault.
 """
 
 import hashlib
@@ -21,9 +23,30 @@ import numpy as np
 
 MANIFESTS = ("export.json", "delta.json", "manifest.json")
 ODD: list = [
-    None, True, -1, 0, 1, 7, 2**31, 2**63, 10**40, 1e999, float("nan"), "", "x", "../../../../etc/passwd", "/dev/zero", [], {},
-    [[]], {"a": 1}, ["x"] * 40, [0, -1], "F64", "I8",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**40,
+    1e999,
+    float("nan"),
+    "",
+    "x",
+    "../../../../etc/passwd",
+    "/dev/zero",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    ["x"] * 40,
+    [0, -1],
+    "F64",
+    "I8",
+]
 MEMORY_BYTES = 12 << 30
 
 
@@ -156,11 +179,19 @@ def outcome_of(kind, folder):
         tables = [pb.Table("a", 9, 4), pb.Table("b", 40, 4)]
         plan = pb.Plan.load(folder / "plan")
         plan.check(tables)
-        return np.concatenate([  # each row has one home, or is on all shards
-            np.sort(np.concatenate([np.asarray([*piece.rows]) for _, piece in
-                                    [*plan.homes(table), *plan.copies(table)[:1]]]))
-            for table in tables
-        ])  # fmt: skip
+        return np.concatenate(
+            [  # each row has one home, or is on all shards
+                np.sort(
+                    np.concatenate(
+                        [
+                            np.asarray([*piece.rows])
+                            for _, piece in [*plan.homes(table), *plan.copies(table)[:1]]
+                        ]
+                    )
+                )
+                for table in tables
+            ]
+        )
     if kind == "program":
         embeddings = pb.Embeddings([pb.Table("a", 9, 4)], pb.Adagrad(lr=0.1))
         model = torch.nn.Linear(4, 1)

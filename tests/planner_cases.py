@@ -27,7 +27,10 @@ def sizes(profile, weight_bytes=64, record_bytes=64):
 
 
 def random_case(seed, most_rows=20_000):
-    """Tables of several widths and skews, a flat or hierarchical topology, a budget; at least 10,000 rows."""
+    """Tables of several widths and skews, a flat or hierarchical topology, a budget.
+
+    At least 10,000 rows.
+    """
     rng = np.random.default_rng(seed)
     num_shards = int(rng.choice([2, 3, 4, 6, 8]))
     topology = ClusterTopology.uniform(num_shards)

@@ -31,7 +31,10 @@ COLUMNS = ("clicked", "price", "age", "user", "city", "slot", "tags")
 
 
 def raw_rows(count: int, seed: int = 0, first_user: int = 0) -> list[dict[str, str]]:
-    """Rows as a text file holds them; users are skewed, some values are missing, clicks depend on user and tags."""
+    """Rows as a text file holds them.
+
+    Users are skewed, some values are missing, clicks depend on user and tags.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

@@ -7,7 +7,9 @@ from pibroch.planner.assignment import Assignment
 
 
 def random_plan(tables, num_shards, seed, copies, partial=False):
-    """A plan of so many shards, on which some may hold nothing; ``copies`` of some partitions lie everywhere.
+    """A plan of so many shards, on which some may hold nothing.
+
+    ``copies`` of some partitions lie everywhere.
 
     ``partial`` ones of others lie on some shards.
     """
@@ -17,7 +19,11 @@ def random_plan(tables, num_shards, seed, copies, partial=False):
     copied = rng.random((num_partitions, 1)) < (0.4 if copies else 0.0)
     copied = copied | (partial & (rng.random((num_partitions, num_shards)) < 0.5))
     assignment = Assignment(
-        {table.name: rng.integers(0, num_partitions, table.num_rows).astype(np.uint16) for table in tables},
-        home, copied & (home[:, None] != np.arange(num_shards)),
-    )  # fmt: skip
+        {
+            table.name: rng.integers(0, num_partitions, table.num_rows).astype(np.uint16)
+            for table in tables
+        },
+        home,
+        copied & (home[:, None] != np.arange(num_shards)),
+    )
     return pb.Plan.by_rows(assignment)

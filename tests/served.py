@@ -112,7 +112,10 @@ def until(what, timeout_s: float = START_S):
 
 
 class Load:
-    """Clients that ask for all rows again and again; each answer must be that of the version that it names."""
+    """Clients that ask for all rows again and again.
+
+    Each answer must be that of the version that it names.
+    """
 
     def __init__(self, server, versions, num_clients=3):
         self.server, self.versions, self.seen, self.failures = server, versions, [], []

@@ -81,7 +81,10 @@ def command(*arguments: object) -> list[str]:
 
 
 def run_installed(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """As ``run_command``, without any short cut: the installed command, which loads everything itself."""
+    """As ``run_command``, without any short cut.
+
+    The installed command, which loads everything itself.
+    """
     variables = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=120, env=variables, **options

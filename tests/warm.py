@@ -1,4 +1,7 @@
-"""Loaded by the server that processes are forked from: a training step, so that they need not load kernels one by one."""
+"""Loaded by the server that processes are forked from.
+
+A training step, so that they need not load kernels one by one.
+"""
 
 import gc
 import tempfile
@@ -47,4 +50,5 @@ def train_a_step() -> None:
 torch.set_num_threads(1)
 with suppress(Exception):  # whatever is wrong is for the tests to say
     train_a_step()
-gc.freeze()  # forked processes need not walk through a million objects of the libraries, nor copy their pages
+# forked processes need not walk through a million objects of the libraries, nor copy their pages
+gc.freeze()

@@ -1,6 +1,9 @@
-"""Whether this checkout could be released: version, changelog, wheel, and the wheel in an environment of its own.
+"""Whether this checkout could be released.
 
-``make release-check``; by default the new environment takes dependencies from this one, ``--with-dependencies`` installs them.
+Version, changelog, wheel, and the wheel in an environment of its own.
+
+``make release-check``; by default the new environment takes dependencies from this one,
+``--with-dependencies`` installs them.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def version_of(root: Path) -> str:
     )
     if found is None or not VERSION.fullmatch(found[1]):
         raise ValueError(
-            f"version.py has {found[1] if found else 'no version'}; need one such as 1.2.3 or 1.2.3rc1"
+            f"version.py has {found[1] if found else 'no version'}; need one such as 1.2.3 or"
+            " 1.2.3rc1"
         )
     return found[1]
 
@@ -128,7 +132,10 @@ def try_wheel(wheel: Path, folder: Path, version: str, with_dependencies: bool) 
 
 
 def dependencies() -> list[str]:
-    """Folders with the packages of this environment; those that its ``.pth`` files name have no place in the new one."""
+    """Folders with the packages of this environment.
+
+    Those that its ``.pth`` files name have no place in the new one.
+    """
     places = [
         Path(place)
         for place in (*site.getsitepackages(), *sys.path)

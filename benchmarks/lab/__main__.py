@@ -1,4 +1,7 @@
-"""``python -m benchmarks.lab up | down | run``: hosts on this machine, see the README beside this file."""
+"""``python -m benchmarks.lab up | down | run``.
+
+Hosts on this machine, see the README beside this file.
+"""
 
 from __future__ import annotations
 

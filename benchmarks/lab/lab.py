@@ -65,9 +65,12 @@ class RunResult:
 
 
 class Lab:
-    """Hosts joined by links of one rate. Leaving the ``with`` block ends what runs there and removes it.
+    """Hosts joined by links of one rate.
 
-    SIGTERM and SIGHUP, where the program leaves them alone, end it with the exit code of the signal, the block left on the way.
+    Leaving the ``with`` block ends what runs there and removes it.
+
+    SIGTERM and SIGHUP, where the program leaves them alone, end it with the exit code of the
+    signal, the block left on the way.
 
     Args:
         hosts: how many; or the :class:`Network` of a standing lab, which is used and left standing.
@@ -157,7 +160,9 @@ class Lab:
         logs: Path | None = None,
         say: Say | None = None,
     ) -> RunResult:
-        """Run ``command`` once per rank and wait for all; blocks at most ``timeout_s`` and a few seconds for the end.
+        """Run ``command`` once per rank and wait for all.
+
+        Blocks at most ``timeout_s`` and a few seconds for the end.
 
         When one fails, or time is up, the others are ended.
 
@@ -166,7 +171,8 @@ class Lab:
             env: added to this process's environment, after the ranks' own variables.
             timeout_s: hard limit.
             logs: folder for ``rank0.log``, ...; a temporary one when absent.
-            say: told each line of each rank as it comes, ``say(rank, line)``, one at a time, from threads of their own.
+            say: told each line of each rank as it comes, ``say(rank, line)``, one at a time, from
+                threads of their own.
 
         Raises:
             LabError: when the command cannot be started.

@@ -1,7 +1,10 @@
-"""Namespaces, bridge and shaped links of one lab: made, measured and removed with ``ip`` and ``tc``.
+"""Namespaces, bridge and shaped links of one lab.
 
-A lab called L consists of the namespaces ``pibroch-lab-L-switch`` (the bridge) and ``pibroch-lab-L-host0``, ``-host1``, ...;
-a host's only link is ``eth0``. The name of a lab that belongs to a process is ``PID.START.NUMBER``, which tells a dead owner.
+Made, measured and removed with ``ip`` and ``tc``.
+
+A lab called L consists of the namespaces ``pibroch-lab-L-switch`` (the bridge) and
+``pibroch-lab-L-host0``, ``-host1``, ...; a host's only link is ``eth0``. The name of a lab that
+belongs to a process is ``PID.START.NUMBER``, which tells a dead owner.
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ class Network:
 
         Args:
             num_hosts: how many.
-            rate: of each link in each direction, e.g. ``200mbit``; ``None`` leaves them as quick as the machine.
+            rate: of each link in each direction, e.g. ``200mbit``; ``None`` leaves them as quick as
+                the machine.
             is_standing: outlive this process until someone removes it.
 
         Raises:
@@ -147,11 +151,17 @@ class Network:
             _run("ip", "-n", host, "link", "set", "lo", "up")
 
     def plug(self, index: int, is_in: bool) -> None:
-        """Pull a host's cable out of the switch, or put it back: what is sent meanwhile is lost, and sent again later."""
+        """Pull a host's cable out of the switch, or put it back.
+
+        What is sent meanwhile is lost, and sent again later.
+        """
         _run("ip", "-n", self._switch, "link", "set", f"port{index}", "up" if is_in else "down")
 
     def shape(self, rate: str | None) -> None:
-        """Limit both ends of each link to ``rate``; ``None`` lifts the limit. May be called again at any time."""
+        """Limit both ends of each link to ``rate``; ``None`` lifts the limit.
+
+        May be called again at any time.
+        """
         bits = _bits_per_second(rate)
         for index in range(self.num_hosts):
             for namespace, device in ((self.host(index), LINK), (self._switch, f"port{index}")):
@@ -213,7 +223,10 @@ def standing_labs() -> list[str]:
 
 
 def sweep() -> list[str]:
-    """Remove the labs whose owners have died; returns their names. Labs of the living and standing ones stay."""
+    """Remove the labs whose owners have died; returns their names.
+
+    Labs of the living and standing ones stay.
+    """
     _need_tools()
     dead = {
         name: namespaces
@@ -231,7 +244,10 @@ def _owner_lives(name: str) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; tells it from a later one of the same number."""
+    """When a process started, in clock ticks since boot.
+
+    Tells it from a later one of the same number.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):

@@ -31,7 +31,9 @@ class Ended:
 
 
 class RankProcesses:
-    """Processes with a log each. Leaving the ``with`` block ends those that still run, and their children.
+    """Processes with a log each.
+
+    Leaving the ``with`` block ends those that still run, and their children.
 
     Args:
         folder: for ``rank0.log``, ...
@@ -61,9 +63,13 @@ class RankProcesses:
         rank = len(self._processes)
         try:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise LabError(
                 f"`{' '.join(command)}`: {error}", "a command that can be started"

@@ -1,8 +1,10 @@
-"""Bounded lag: its all-to-all beside gloo's and MPICH's (BLS, Fig. 6), and what a bound removes of random delays (Fig. 7).
+"""Bounded lag: its all-to-all beside gloo's and MPICH's (BLS, Fig.
 
-Inference on several kinds of data is in :mod:`benchmarks.lagged_sections`. Ranks are processes of one host. Delays are sleeps,
-so that ranks need no core of their own; what is measured stands beside the recursion
-(:mod:`pibroch.collectives.bounded_lag.max_plus`) on the delays that were drawn.
+6), and what a bound removes of random delays (Fig. 7).
+
+Inference on several kinds of data is in :mod:`benchmarks.lagged_sections`. Ranks are processes of
+one host. Delays are sleeps, so that ranks need no core of their own; what is measured stands beside
+the recursion (:mod:`pibroch.collectives.bounded_lag.max_plus`) on the delays that were drawn.
 """
 
 from __future__ import annotations
@@ -41,16 +43,25 @@ BOUNDS = (0, 1, 2, 4, 8)
 
 
 @topic(
-    "bounded_lag", "an all-to-all with bounded lag beside gloo's, and the delays that it hides; no root needed",
-    sections=SECTIONS, quick_sections=("collective", "delays", "timeline", "memory"),
-)  # fmt: skip
+    "bounded_lag",
+    "an all-to-all with bounded lag beside gloo's, and the delays that it hides; no root needed",
+    sections=SECTIONS,
+    quick_sections=("collective", "delays", "timeline", "memory"),
+)
 def run(options: Options) -> Report:
     """Measure a section."""
     load = ForeignLoad()
     sections = {
-        "collective": collective, "calls": calls, "delays": delays, "pipeline": pipeline, "sizes": sizes, "data": data,
-        "timeline": timeline, "memory": memory, "channel": channel,
-    }  # fmt: skip
+        "collective": collective,
+        "calls": calls,
+        "delays": delays,
+        "pipeline": pipeline,
+        "sizes": sizes,
+        "data": data,
+        "timeline": timeline,
+        "memory": memory,
+        "channel": channel,
+    }
     report = sections[options.section](options, load)
     report.notes.append(noise_note(load))
     report.origin = provenance()
@@ -75,16 +86,28 @@ def collective(options: Options, load: ForeignLoad) -> Report:
                 mpich = 1e6 * median(times["mpich"]) if "mpich" in times else None
                 for name, seconds in times.items():
                     p20, p50, p80 = (1e6 * np.quantile(seconds, q) for q in (0.2, 0.5, 0.8))
-                    rows.append({
-                        "ranks": ranks, "bytes": nbytes, "size": size_name(nbytes),
-                        "contender": OURS if name == "bls" else name,
-                        "p20_us": float(p20), "p50_us": float(p50), "p80_us": float(p80), "gloo_over_this": gloo / float(p50),
-                        "this_over_mpich": None if mpich is None else float(p50) / mpich,
-                    })  # fmt: skip
+                    rows.append(
+                        {
+                            "ranks": ranks,
+                            "bytes": nbytes,
+                            "size": size_name(nbytes),
+                            "contender": OURS if name == "bls" else name,
+                            "p20_us": float(p20),
+                            "p50_us": float(p50),
+                            "p80_us": float(p80),
+                            "gloo_over_this": gloo / float(p50),
+                            "this_over_mpich": None if mpich is None else float(p50) / mpich,
+                        }
+                    )
     notes = [
-        "synchronous calls with k = 0; all gave the same bytes in every setting; contenders take turns in the same processes",
-        "`mpich`: MPI_Alltoallv from Python, where the extra mpi is installed; `views`: pibroch's transport without the copy "
-        "out of its slots, which it hands out",
+        (
+            "synchronous calls with k = 0; all gave the same bytes in every setting; contenders"
+            " take turns in the same processes"
+        ),
+        (
+            "`mpich`: MPI_Alltoallv from Python, where the extra mpi is installed; `views`:"
+            " pibroch's transport without the copy out of its slots, which it hands out"
+        ),
     ]
     columns = [
         "ranks",
@@ -118,10 +141,15 @@ def calls(options: Options, load: ForeignLoad) -> Report:
             options.say(f"{number} calls")
             found = team.ask("repeated", 32_000, number)[0]
             for name, seconds in found.items():
-                rows.append({
-                    "ranks": NUM_RANKS, "calls": number, "contender": OURS if name == "bls" else name,
-                    "us_per_call": 1e6 * seconds / number, "gloo_over_this": found["gloo"] / seconds,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "ranks": NUM_RANKS,
+                        "calls": number,
+                        "contender": OURS if name == "bls" else name,
+                        "us_per_call": 1e6 * seconds / number,
+                        "gloo_over_this": found["gloo"] / seconds,
+                    }
+                )
     plot = PlotSpec(
         "gloo_over_this",
         ("ranks",),
@@ -154,13 +182,21 @@ def delays(options: Options, load: ForeignLoad) -> Report:
                 rows.append(_delay_row(OURS if name == "bls" else name, bound, taken, drawn, slept))
     _add_removed(rows, drawn)
     notes = [
-        f"{NUM_RANKS} ranks, {len(drawn)} steps of a delay of 0 to {1e3 * MOST_DELAY_S:g} ms, then an all-to-all of "
-        "4 KB a peer, of which k may be outstanding; gloo: its own asynchronous one in the same FIFO (Table I)",
-        "`recursion_ms`: what waiting alone takes on the delays that were drawn, `slept_ms` on the sleeps as they were: one "
-        "sleeps until a tenth of a millisecond before its end and then looks, since sleeps end some 0.06 ms late; `late_ms` is "
-        "what is left of that, mean, more on a busy machine",
-        "`removed_share`: of the gap between synchronous time and mean delay of the slowest rank; `possible_share` by the "
-        "recursion",
+        (
+            f"{NUM_RANKS} ranks, {len(drawn)} steps of a delay of 0 to {1e3 * MOST_DELAY_S:g} ms,"
+            " then an all-to-all of 4 KB a peer, of which k may be outstanding; gloo: its own"
+            " asynchronous one in the same FIFO (Table I)"
+        ),
+        (
+            "`recursion_ms`: what waiting alone takes on the delays that were drawn, `slept_ms` on"
+            " the sleeps as they were: one sleeps until a tenth of a millisecond before its end and"
+            " then looks, since sleeps end some 0.06 ms late; `late_ms` is what is left of that,"
+            " mean, more on a busy machine"
+        ),
+        (
+            "`removed_share`: of the gap between synchronous time and mean delay of the slowest"
+            " rank; `possible_share` by the recursion"
+        ),
     ]
     columns = [
         "contender",
@@ -186,9 +222,16 @@ def _delay_row(
         scale * each for each in (taken, total_time(drawn, bound), total_time(slept, bound))
     )
     return {
-        "ranks": NUM_RANKS, "contender": contender, "k": bound, "step_ms": step, "recursion_ms": recursion, "slept_ms": actual,
-        "over_recursion_ms": step - recursion, "over_slept_ms": step - actual, "late_ms": 1e3 * float((slept - drawn).mean()),
-    }  # fmt: skip
+        "ranks": NUM_RANKS,
+        "contender": contender,
+        "k": bound,
+        "step_ms": step,
+        "recursion_ms": recursion,
+        "slept_ms": actual,
+        "over_recursion_ms": step - recursion,
+        "over_slept_ms": step - actual,
+        "late_ms": 1e3 * float((slept - drawn).mean()),
+    }
 
 
 def _add_removed(rows: list[Row], drawn: NDArray[np.float64]) -> None:

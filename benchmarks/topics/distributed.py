@@ -1,8 +1,11 @@
-"""Training DLRM on several hosts: pibroch's ``alltoall``, TorchRec, and the ideal that no exchange can beat.
+"""Training DLRM on several hosts.
 
-Hosts are those of the lab, a rank each; links are slow on purpose. The same model, starting weights, batches and optimizers
-for all. The ideal is the dense model alone with its sums over ranks, embeddings already there, in pibroch's and in plain
-torch's form. TorchRec runs with its training pipeline; without it as well where there is time, and then the faster counts.
+Pibroch's ``alltoall``, TorchRec, and the ideal that no exchange can beat.
+
+Hosts are those of the lab, a rank each; links are slow on purpose. The same model, starting
+weights, batches and optimizers for all. The ideal is the dense model alone with its sums over
+ranks, embeddings already there, in pibroch's and in plain torch's form. TorchRec runs with its
+training pipeline; without it as well where there is time, and then the faster counts.
 """
 
 from __future__ import annotations
@@ -40,21 +43,38 @@ IDEAL_FORMS = {
 NUM_BATCHES = 16
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 COLUMNS = [
-    "ids", "hosts", "dim", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "of_torchrec",
-    "of_ideal", "sent_mb_per_step", "worst_link_mb_per_step", "peak_mb",
+    "ids", "hosts", "dim", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second",
+    "of_torchrec", "of_ideal", "sent_mb_per_step", "worst_link_mb_per_step", "peak_mb",
 ]  # fmt: skip
 PLOT = PlotSpec(
     "p50_ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step", "p20_ms", "p80_ms"
 )
 MEANINGS = (
-    "TorchRec's planner places all tables table-wise, whatever bandwidth it is told; `TorchRec DMP` is without its training "
-    "pipeline, run for comparison at 2 hosts with Zipf ids, as is the ideal in plain torch",
-    "DLRM 13-512-256-D / 512-256-1 with dot interaction, 26 tables of 100,000 rows, row-wise Adagrad; dense layers with SGD",
-    "batch 2048 a rank, one rank a host, one thread a rank; all hosts share this machine's cores, whoever runs",
-    "a step: forward, backward, dense and sparse update of a global batch; its time is the mean over the ranks",
-    "`of_torchrec`, `of_ideal`: step time over that of the faster form of TorchRec and of the ideal; median over the rounds",
-    "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, mean over the hosts; "
-    "`worst_link_mb_per_step`: most that one link sent or received",
+    (
+        "TorchRec's planner places all tables table-wise, whatever bandwidth it is told; `TorchRec"
+        " DMP` is without its training pipeline, run for comparison at 2 hosts with Zipf ids, as is"
+        " the ideal in plain torch"
+    ),
+    (
+        "DLRM 13-512-256-D / 512-256-1 with dot interaction, 26 tables of 100,000 rows, row-wise"
+        " Adagrad; dense layers with SGD"
+    ),
+    (
+        "batch 2048 a rank, one rank a host, one thread a rank; all hosts share this machine's"
+        " cores, whoever runs"
+    ),
+    (
+        "a step: forward, backward, dense and sparse update of a global batch; its time is the mean"
+        " over the ranks"
+    ),
+    (
+        "`of_torchrec`, `of_ideal`: step time over that of the faster form of TorchRec and of the"
+        " ideal; median over the rounds"
+    ),
+    (
+        "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, mean over"
+        " the hosts; `worst_link_mb_per_step`: most that one link sent or received"
+    ),
     "`peak_mb`: most resident memory of a rank's process since its set-up, the largest rank's",
 )
 
@@ -135,7 +155,10 @@ def run(options: Options) -> Report:
 
 
 def lineup_of(setting: Setting) -> Lineup:
-    """Ours is followed by a slow one: what it fetched ahead is gone before somebody's steps are timed."""
+    """Ours is followed by a slow one.
+
+    What it fetched ahead is gone before somebody's steps are timed.
+    """
     count = 2 if setting.all_forms else 1
     torchrec, ideal = (
         dict(list(TORCHREC_FORMS.items())[:count]),
@@ -147,7 +170,10 @@ def lineup_of(setting: Setting) -> Lineup:
 
 
 def case_of(setting: Setting, options: Options) -> Case:
-    """The case that all contenders build; ``data`` holds global batches, of which each rank takes its part."""
+    """The case that all contenders build.
+
+    ``data`` holds global batches, of which each rank takes its part.
+    """
     workload = Workload(setting.ids, NUM_BATCHES, BATCH_SIZE * setting.hosts)
     return hosts_case(workload, setting.hosts, setting.dim, options)
 
@@ -167,11 +193,16 @@ def case_rows(setting: Setting, outcome: Outcome, peak_bytes: dict[str, int]) ->
     """One row a contender."""
     return [
         {
-            "ids": setting.ids, "hosts": setting.hosts, "dim": setting.dim, "rate": outcome.rate, "contender": label,
-            **figures(outcome, label, setting.hosts), "peak_mb": peak_bytes[label] / 1e6,
+            "ids": setting.ids,
+            "hosts": setting.hosts,
+            "dim": setting.dim,
+            "rate": outcome.rate,
+            "contender": label,
+            **figures(outcome, label, setting.hosts),
+            "peak_mb": peak_bytes[label] / 1e6,
         }
         for label in outcome.times
-    ]  # fmt: skip
+    ]
 
 
 def headline(setting: Setting, outcome: Outcome) -> str:

@@ -1,6 +1,7 @@
 """Lookup and update alone: pibroch's kernels, FBGEMM's CPU table-batched embeddings, torch's own operators.
 
-Each contender looks the same ids up in 26 tables and applies the same gradient with the same optimizer.
+Each contender looks the same ids up in 26 tables and applies the same gradient with the same
+optimizer.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ TORCH_FORMS = {
 PHASES = ("lookup", "lookup+update")
 NUM_BATCHES = 24
 COLUMNS = [
-    "optimizer", "ids", "batch", "threads", "dim", "phase", "contender", "p20_ms", "p50_ms", "p80_ms", "cpu_ms",
-    "over_pibroch",
+    "optimizer", "ids", "batch", "threads", "dim", "phase", "contender", "p20_ms", "p50_ms",
+    "p80_ms", "cpu_ms", "over_pibroch",
 ]  # fmt: skip
 PLOT = PlotSpec(
     "update_ms",
@@ -42,7 +43,10 @@ PLOT = PlotSpec(
     1,
 )
 MEANINGS = (
-    "26 tables of 100,000 rows, one id a bag; `lookup+update` is forward and backward with the optimizer's step",
+    (
+        "26 tables of 100,000 rows, one id a bag; `lookup+update` is forward and backward with the"
+        " optimizer's step"
+    ),
     "pibroch's times include its check of every id and the grouping of equal ones",
     "`cpu_ms`: CPU time of all threads a step, waiting in spin loops included",
     "`over_pibroch`: the contender's time over pibroch's, median over the rounds",
@@ -61,11 +65,17 @@ class Setting:
     dim: int
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, {self.ids} ids, batch {self.batch}, threads {self.threads}, dim {self.dim}"
+        return (
+            f"{self.optimizer}, {self.ids} ids, batch {self.batch}, threads {self.threads}, dim"
+            f" {self.dim}"
+        )
 
 
 def settings(quick: bool) -> list[Setting]:
-    """What to measure: row-wise Adagrad, as production uses it, in full; the others at one batch size."""
+    """What to measure: row-wise Adagrad, as production uses it, in full.
+
+    The others at one batch size.
+    """
     cores = torch.get_num_threads()
     if quick:
         return [
@@ -131,16 +141,27 @@ def case_rows(setting: Setting, outcome: Outcome) -> list[Row]:
     for phase, times in outcome.times.items():
         for label, mine in times.items():
             ratios = sorted(mine.ratios_to(times[OURS]))
-            rows.append({
-                "optimizer": setting.optimizer, "ids": setting.ids, "batch": setting.batch,
-                "threads": setting.threads, "dim": setting.dim, "phase": phase, "contender": label,
-                "p20_ms": mine.percentile(20), "p50_ms": mine.percentile(50), "p80_ms": mine.percentile(80),
-                "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
-                "over_pibroch": ratios[len(ratios) // 2],
-                "over_pibroch_least": ratios[0], "over_pibroch_most": ratios[-1],
-                "update_ms": mine.percentile(50) if phase == PHASES[1] else None,
-                "low": mine.percentile(20), "high": mine.percentile(80),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "optimizer": setting.optimizer,
+                    "ids": setting.ids,
+                    "batch": setting.batch,
+                    "threads": setting.threads,
+                    "dim": setting.dim,
+                    "phase": phase,
+                    "contender": label,
+                    "p20_ms": mine.percentile(20),
+                    "p50_ms": mine.percentile(50),
+                    "p80_ms": mine.percentile(80),
+                    "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
+                    "over_pibroch": ratios[len(ratios) // 2],
+                    "over_pibroch_least": ratios[0],
+                    "over_pibroch_most": ratios[-1],
+                    "update_ms": mine.percentile(50) if phase == PHASES[1] else None,
+                    "low": mine.percentile(20),
+                    "high": mine.percentile(80),
+                }
+            )
     return rows
 
 
@@ -153,8 +174,9 @@ def headlines(rows: list[Row]) -> list[str]:
             if row["p50_ms"] <= members.get(row["contender"], row)["p50_ms"]:
                 members[row["contender"]] = row
     return [
-        f"**{optimizer}, {ids} ids, batch {batch}, dim {dim}: pibroch {_best(members[OURS])}, FBGEMM {_best(members[FBGEMM])}: "
-        f"{members[FBGEMM]['p50_ms'] / members[OURS]['p50_ms']:.2f}x**"
+        f"**{optimizer}, {ids} ids, batch {batch}, dim {dim}: pibroch {_best(members[OURS])},"
+        f" FBGEMM {_best(members[FBGEMM])}:"
+        f" {members[FBGEMM]['p50_ms'] / members[OURS]['p50_ms']:.2f}x**"
         for (optimizer, ids, batch, dim), members in best.items()
         if FBGEMM in members
     ]

@@ -1,7 +1,7 @@
 """The exchange ``lookahead`` on hosts with slow links, in the paper's terms (BagPipe, SOSP'23), and its oracle alone.
 
-A section is measured and written for itself: ``benchmarks.lookahead_sections`` says which there are, ``lookahead_lineups`` who
-takes part.
+A section is measured and written for itself: ``benchmarks.lookahead_sections`` says which there
+are, ``lookahead_lineups`` who takes part.
 """
 
 from __future__ import annotations
@@ -59,32 +59,81 @@ SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 LOSS_TURNS, QUICK_TURNS = 24, 3
 PURPOSES = ("critical", "deferred", "prefetch", "evict", "ids")
 COLUMNS = [
-    "model", "ids", "skew", "dim", "hosts", "batch", "features", "rate", "contender", "variant", "lookahead", "part", "step",
-    "seconds", "loss", "last_loss", "equal_losses", "p20_ms", "p50_ms", "p80_ms", "mean_ms", "share", "samples_per_second",
-    "ns_per_id", "of_lookahead", "of_torchrec", "of_ideal", "sent_mb_per_step",
-    *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "slots", "cache_mb", "read_rows", "fetched_rows", "prefetched_rows",
+    "model",
+    "ids",
+    "skew",
+    "dim",
+    "hosts",
+    "batch",
+    "features",
+    "rate",
+    "contender",
+    "variant",
+    "lookahead",
+    "part",
+    "step",
+    "seconds",
+    "loss",
+    "last_loss",
+    "equal_losses",
+    "p20_ms",
+    "p50_ms",
+    "p80_ms",
+    "mean_ms",
+    "share",
+    "samples_per_second",
+    "ns_per_id",
+    "of_lookahead",
+    "of_torchrec",
+    "of_ideal",
+    "sent_mb_per_step",
+    *(f"{purpose}_mb_per_step" for purpose in PURPOSES),
+    "slots",
+    "cache_mb",
+    "read_rows",
+    "fetched_rows",
+    "prefetched_rows",
     "peak_mb",
-]  # fmt: skip
+]
 BARS = PlotSpec(
     "height", ("panel",), "group", "contender", "", "low", "high", 1, LOOKAHEAD, shared=False
 )
 PLOTS: dict[Section, Plot] = {BREAKDOWN: StackedPlot(), LOSS: CurvePlot()}
 MEANINGS = {
-    "model": "each host has one rank with one thread; 2048 samples a rank where no other batch is named, 26 tables of 100,000 "
-    "rows, row-wise Adagrad, dense layers with SGD; `dlrm`: 13-512-256-D / 512-256-1 with dot interaction; other models: "
-    "networks of 512-256; a step: forward, backward, dense and sparse update of a global batch; its time is the mean over "
-    "the ranks",
-    "skew": "`skew`: exponent of Zipf ids, none is 0; of `hot` ids the share of lookups that read 1 % of the rows",
-    "of_lookahead": "`of_lookahead`, `of_torchrec`, `of_ideal`: step time over that of the line-up's first contender, of "
-    "TorchRec, of the ideal; median over the rounds",
-    "share": "`share`: of the mean step; `mean_ms`: what the plot shows, for means sum up to the mean step",
-    "loss": "`loss`: mean of the last ten steps' losses of the global batch, `last_loss` that of the last one; `equal_losses`: "
-    "those that are the first contender's to the bit; `seconds`: of all steps so far",
-    "sent_mb_per_step": "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, dense gradients as "
-    "well; `critical_mb_per_step` and the like: of them, what a rank sent by purpose; `ids` are those of future batches",
-    "slots": "`slots`: records whose home is elsewhere that a rank keeps at the end, `cache_mb` their bytes in millions; "
-    "`read_rows`: different rows that a rank reads a step, `fetched_rows`: those that came from other ranks for it; "
-    "`prefetched_rows`: of them the ones that came early, from their bytes as if all were records",
+    "model": (
+        "each host has one rank with one thread; 2048 samples a rank where no other batch is named,"
+        " 26 tables of 100,000 rows, row-wise Adagrad, dense layers with SGD; `dlrm`: 13-512-256-D"
+        " / 512-256-1 with dot interaction; other models: networks of 512-256; a step: forward,"
+        " backward, dense and sparse update of a global batch; its time is the mean over the ranks"
+    ),
+    "skew": (
+        "`skew`: exponent of Zipf ids, none is 0; of `hot` ids the share of lookups that read 1 %"
+        " of the rows"
+    ),
+    "of_lookahead": (
+        "`of_lookahead`, `of_torchrec`, `of_ideal`: step time over that of the line-up's first"
+        " contender, of TorchRec, of the ideal; median over the rounds"
+    ),
+    "share": (
+        "`share`: of the mean step; `mean_ms`: what the plot shows, for means sum up to the mean"
+        " step"
+    ),
+    "loss": (
+        "`loss`: mean of the last ten steps' losses of the global batch, `last_loss` that of the"
+        " last one; `equal_losses`: those that are the first contender's to the bit; `seconds`: of"
+        " all steps so far"
+    ),
+    "sent_mb_per_step": (
+        "`sent_mb_per_step`: millions of bytes that a host's link sent, headers included, dense"
+        " gradients as well; `critical_mb_per_step` and the like: of them, what a rank sent by"
+        " purpose; `ids` are those of future batches"
+    ),
+    "slots": (
+        "`slots`: records whose home is elsewhere that a rank keeps at the end, `cache_mb` their"
+        " bytes in millions; `read_rows`: different rows that a rank reads a step, `fetched_rows`:"
+        " those that came from other ranks for it; `prefetched_rows`: of them the ones that came"
+        " early, from their bytes as if all were records"
+    ),
 }
 
 
@@ -98,9 +147,11 @@ class Findings:
 
 
 @topic(
-    "lookahead", "training with lookahead on hosts with slow links, and its oracle alone; needs root",
-    sections=list(SECTIONS), quick_sections=[STEP_TIME.name, ORACLE.name],
-)  # fmt: skip
+    "lookahead",
+    "training with lookahead on hosts with slow links, and its oracle alone; needs root",
+    sections=list(SECTIONS),
+    quick_sections=[STEP_TIME.name, ORACLE.name],
+)
 def run(options: Options) -> Report:
     """Measure one section.
 
@@ -140,7 +191,10 @@ def run(options: Options) -> Report:
 
 
 def groups(found: list[Setting]) -> list[list[Setting]]:
-    """Settings that the same processes measure one after the other; those of other sections start afresh, for their memory."""
+    """Settings that the same processes measure one after the other.
+
+    Those of other sections start afresh, for their memory.
+    """
     return [found] if found[0].section == BATCH else [[setting] for setting in found]
 
 
@@ -237,7 +291,10 @@ def warm_up(setting: Setting, running: list[Team]) -> None:
 
 
 def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) -> Row:
-    """What the exchange counted in the steps since ``before``; memory alone for one that counts nothing."""
+    """What the exchange counted in the steps since ``before``.
+
+    Memory alone for one that counts nothing.
+    """
     after, steps = team.counts(), sum(turn.steps for turn in team.carried)
     found: Row = {"peak_mb": team.memory()["peak"] / 1e6}
     if not after:
@@ -259,12 +316,20 @@ def basis(setting: Setting, entry: Entry, rate: str) -> Row:
     """What a row says of its setting and contender."""
     is_scaled = setting.section in (HOSTS, BATCH, LOSS)
     return {
-        "model": setting.model, "ids": setting.ids, "skew": setting.skew if setting.ids in ("zipf", "hot") else None,
-        "dim": setting.dim, "hosts": setting.hosts if is_scaled else None,
-        "batch": setting.batch_size if is_scaled else None, "rate": rate,
-        "contender": entry.contender, "variant": entry.variant or None, "lookahead": entry.lookahead or None,
-        "panel": f"{setting.model}, dim {setting.dim}, {rate}" if setting.section == BREAKDOWN else f"{rate}: ms a step",
-    }  # fmt: skip
+        "model": setting.model,
+        "ids": setting.ids,
+        "skew": setting.skew if setting.ids in ("zipf", "hot") else None,
+        "dim": setting.dim,
+        "hosts": setting.hosts if is_scaled else None,
+        "batch": setting.batch_size if is_scaled else None,
+        "rate": rate,
+        "contender": entry.contender,
+        "variant": entry.variant or None,
+        "lookahead": entry.lookahead or None,
+        "panel": f"{setting.model}, dim {setting.dim}, {rate}"
+        if setting.section == BREAKDOWN
+        else f"{rate}: ms a step",
+    }
 
 
 def case_row(setting: Setting, entry: Entry, outcome: Outcome, counted: Row) -> Row:
@@ -272,9 +337,11 @@ def case_row(setting: Setting, entry: Entry, outcome: Outcome, counted: Row) -> 
     measured = figures(outcome, entry.label, setting.hosts, setting.batch_size) | counted
     first = middle(ratios(outcome, entry.label, setting.entries[0].label))
     drawn = {
-        "group": group_of(setting, entry), "height": measured["p50_ms"], "low": measured["p20_ms"],
+        "group": group_of(setting, entry),
+        "height": measured["p50_ms"],
+        "low": measured["p20_ms"],
         "high": measured["p80_ms"],
-    }  # fmt: skip
+    }
     return basis(setting, entry, outcome.rate) | measured | {"of_lookahead": first} | drawn
 
 
@@ -284,9 +351,11 @@ def group_of(setting: Setting, entry: Entry) -> str:
         return entry.variant
     skew = f"Zipf {setting.skew:g}" if setting.ids == "zipf" else f"1 %: {setting.skew:.0%}"
     names = {
-        STEP_TIME: f"{setting.ids}, dim {setting.dim}", SKEW: skew, HOSTS: f"{setting.hosts} hosts",
+        STEP_TIME: f"{setting.ids}, dim {setting.dim}",
+        SKEW: skew,
+        HOSTS: f"{setting.hosts} hosts",
         BATCH: f"batch {setting.batch_size}",
-    }  # fmt: skip
+    }
     return names.get(setting.section, setting.model)
 
 
@@ -310,7 +379,8 @@ def summary(section: Section, rows: list[Row]) -> list[str]:
             f"{1 - critical / whole:.0%} ({name})" for name, critical in designs.items()
         )
         return [
-            f"**bytes on the critical path below those of a replicated cache without delay: {less}**"
+            "**bytes on the critical path below those of a replicated cache without delay:"
+            f" {less}**"
         ]
     if section in (TABLE_3, SKEW):
         times = [row["p50_ms"] for row in ours]
@@ -320,6 +390,7 @@ def summary(section: Section, rows: list[Row]) -> list[str]:
     if section == ORACLE:
         speeds = [row["samples_per_second"] for row in ours if row["features"] == 26]
         return [
-            f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26 features**"
+            f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26"
+            " features**"
         ]
     return beyond_ideal(rows) if section == BREAKDOWN else []

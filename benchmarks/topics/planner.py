@@ -1,7 +1,9 @@
-"""Plans in the terms of OPER (ATC'24, Sec. 6): Fig. 8 and 10, Table 2 and 3, in accesses and transfers, beside its figures.
+"""Plans in the terms of OPER (ATC'24, Sec.
 
-Plans are arithmetic; only section ``copies`` trains, on hosts of the lab, and needs root. ``benchmarks.planner_cases`` says
-what is planned.
+6): Fig. 8 and 10, Table 2 and 3, in accesses and transfers, beside its figures.
+
+Plans are arithmetic; only section ``copies`` trains, on hosts of the lab, and needs root.
+``benchmarks.planner_cases`` says what is planned.
 """
 
 from __future__ import annotations
@@ -78,14 +80,30 @@ PLOTS = {
     ),
 }
 MEANINGS = {
-    METHODS: "bytes a step and rank; `balance_*`: least over most; baselines have no copies, `oper` has 5 % extra memory",
-    BUDGETS: "`of_none`: mean link over that without copies; `paper_of_none`: Table 2, Kaggle, 8 GPUs; `deviation`: of links, "
-    "over their mean",
-    THRESHOLDS: "`seconds`: of the whole plan; `paper_*`: Table 3, whose balance is that of links, too",
-    HOSTS: "cost of a link: bytes, times 4.21 between hosts; the paper reports a gap of 1 % without its budget",
-    BOUNDS: "`bound`: by duality, for any placement; `optimum`: what HiGHS found in its time, `times_faster` by the clock",
-    COPIES: "26 tables of 100,000 rows, Zipf 1.05, batch 2048 a rank, nothing dense to train; hosts of one rank and one thread "
-    "with 1 Gbit/s between them share the cores; `of_row_wise`: step time, median over rounds; bytes as links carried",
+    METHODS: (
+        "bytes a step and rank; `balance_*`: least over most; baselines have no copies, `oper` has"
+        " 5 % extra memory"
+    ),
+    BUDGETS: (
+        "`of_none`: mean link over that without copies; `paper_of_none`: Table 2, Kaggle, 8 GPUs;"
+        " `deviation`: of links, over their mean"
+    ),
+    THRESHOLDS: (
+        "`seconds`: of the whole plan; `paper_*`: Table 3, whose balance is that of links, too"
+    ),
+    HOSTS: (
+        "cost of a link: bytes, times 4.21 between hosts; the paper reports a gap of 1 % without"
+        " its budget"
+    ),
+    BOUNDS: (
+        "`bound`: by duality, for any placement; `optimum`: what HiGHS found in its time,"
+        " `times_faster` by the clock"
+    ),
+    COPIES: (
+        "26 tables of 100,000 rows, Zipf 1.05, batch 2048 a rank, nothing dense to train; hosts of"
+        " one rank and one thread with 1 Gbit/s between them share the cores; `of_row_wise`: step"
+        " time, median over rounds; bytes as links carried"
+    ),
 }
 FORMS: tuple[Form, Form] = ("accesses", "transfers")
 
@@ -161,12 +179,20 @@ def _budgets(case: Setting, options: Options) -> list[Row]:
                 topology,
             )
             none = none or figures["mean_link_kb"]
-            rows.append({
-                "data": case.name, "form": form, "extra": f"{extra:.0%}", "mean_link_kb": figures["mean_link_kb"],
-                "worst_link_kb": figures["worst_link_kb"], "deviation": figures["deviation"],
-                "balance_links": figures["balance_links"], "crossing": figures["crossing"],
-                "of_none": figures["mean_link_kb"] / none, "paper_of_none": paper / PAPER_MEANS[0.0],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "data": case.name,
+                    "form": form,
+                    "extra": f"{extra:.0%}",
+                    "mean_link_kb": figures["mean_link_kb"],
+                    "worst_link_kb": figures["worst_link_kb"],
+                    "deviation": figures["deviation"],
+                    "balance_links": figures["balance_links"],
+                    "crossing": figures["crossing"],
+                    "of_none": figures["mean_link_kb"] / none,
+                    "paper_of_none": paper / PAPER_MEANS[0.0],
+                }
+            )
     return rows
 
 
@@ -181,14 +207,23 @@ def _thresholds(case: Setting, options: Options) -> list[Row]:
         )
         figures = plan_row(plan, "accesses", topology)
         seconds, balance = PAPER_TIMES.get(threshold or 0.0, (None, None))
-        rows.append({
-            "data": case.name, "form": "accesses", "threshold": "found" if threshold is None else f"{threshold:.2%}",
-            "partitions": plan.prediction.num_partitions, "seconds": plan.seconds, "paper_seconds": seconds,
-            "worst_link_kb": figures["worst_link_kb"], "least_link_kb": figures["least_link_kb"],
-            "balance_links": figures["balance_links"], "paper_balance": balance,
-            "balance_memory": figures["balance_memory"], "balance_lookups": figures["balance_lookups"],
-            "peak_gib": plan.peak_gib,
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": case.name,
+                "form": "accesses",
+                "threshold": "found" if threshold is None else f"{threshold:.2%}",
+                "partitions": plan.prediction.num_partitions,
+                "seconds": plan.seconds,
+                "paper_seconds": seconds,
+                "worst_link_kb": figures["worst_link_kb"],
+                "least_link_kb": figures["least_link_kb"],
+                "balance_links": figures["balance_links"],
+                "paper_balance": balance,
+                "balance_memory": figures["balance_memory"],
+                "balance_lookups": figures["balance_lookups"],
+                "peak_gib": plan.peak_gib,
+            }
+        )
     return rows
 
 
@@ -201,12 +236,19 @@ def _hosts(case: Setting, options: Options) -> list[Row]:
             figures = plan_row(plan, form, topology)
             bound = plan.prediction.worst_link_bound
             reads = np.array(plan.prediction.read_bytes[form])
-            rows.append({
-                "data": case.name, "form": form, "extra": f"{extra:.0%}", "balance_links": figures["balance_links"],
-                "worst_cost_kb": figures["worst_link_kb"], "over_bound": figures["worst_link_kb"] * 1e3 / bound,
-                "between_hosts": float(reads[topology.crosses_hosts].sum() / reads.sum()),
-                "crossing": figures["crossing"], "balance_lookups": figures["balance_lookups"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "data": case.name,
+                    "form": form,
+                    "extra": f"{extra:.0%}",
+                    "balance_links": figures["balance_links"],
+                    "worst_cost_kb": figures["worst_link_kb"],
+                    "over_bound": figures["worst_link_kb"] * 1e3 / bound,
+                    "between_hosts": float(reads[topology.crosses_hosts].sum() / reads.sum()),
+                    "crossing": figures["crossing"],
+                    "balance_lookups": figures["balance_lookups"],
+                }
+            )
     return rows
 
 
@@ -224,8 +266,17 @@ def _bounds(options: Options) -> list[Row]:
         assert partitions is not None, "the coarser of the two can be numbered"
         bound = lower_bound(_case(partitions, topology, np.array(plan.prediction.room_bytes)))
         worst = plan_row(plan, "accesses", topology)["worst_link_kb"] * 1e3
-        rows.append({"kind": "10,000 rows or more", "method": "oper", "case": seed, "shards": topology.num_ranks,
-                     "rows": plan.prediction.num_rows, "over_bound": worst / bound, "seconds": plan.seconds})  # fmt: skip
+        rows.append(
+            {
+                "kind": "10,000 rows or more",
+                "method": "oper",
+                "case": seed,
+                "shards": topology.num_ranks,
+                "rows": plan.prediction.num_rows,
+                "over_bound": worst / bound,
+                "seconds": plan.seconds,
+            }
+        )
     for seed in range(2 if options.quick else 30):
         options.say(f"HiGHS {seed}")
         partitions, topology, room = few_rows(seed)
@@ -235,10 +286,20 @@ def _bounds(options: Options) -> list[Row]:
         ours, started = time.perf_counter() - started, time.perf_counter()
         best = optimum(_case(partitions, topology, room), 3.0 if options.quick else 30.0)
         theirs = time.perf_counter() - started
-        rows.append({"kind": "40 rows or fewer", "method": "oper", "case": seed, "shards": topology.num_ranks,
-                     "rows": len(partitions), "over_bound": found.worst_link / best.bound, "seconds": ours,
-                     "over_optimum": found.worst_link / best.worst_link, "highs_seconds": theirs,
-                     "times_faster": theirs / ours})  # fmt: skip
+        rows.append(
+            {
+                "kind": "40 rows or fewer",
+                "method": "oper",
+                "case": seed,
+                "shards": topology.num_ranks,
+                "rows": len(partitions),
+                "over_bound": found.worst_link / best.bound,
+                "seconds": ours,
+                "over_optimum": found.worst_link / best.worst_link,
+                "highs_seconds": theirs,
+                "times_faster": theirs / ours,
+            }
+        )
     return rows
 
 

@@ -1,4 +1,6 @@
-"""What a death costs by the role that dies, beside ending the run and resuming it; and what it costs when nobody dies.
+"""What a death costs by the role that dies, beside ending the run and resuming it.
+
+And what it costs when nobody dies.
 
 Correctness first: each step that is trained again must have the loss that it had.
 """
@@ -30,8 +32,11 @@ CALM_STEPS = 40
 STARTED_WITHIN = ("oracle", "data processor")
 """Roles whose processes are started again within the run, whoever watches."""
 ALL_ROLES = [
-    "embedding.exchange=lookahead", "embedding.exchange.servers=2", "embedding.exchange.oracle=central", "data.processors=2",
-]  # fmt: skip
+    "embedding.exchange=lookahead",
+    "embedding.exchange.servers=2",
+    "embedding.exchange.oracle=central",
+    "data.processors=2",
+]
 RECIPE = """
 [model]
 name = "dlrm"
@@ -89,9 +94,11 @@ PLOTS = {
 
 
 @topic(
-    "recovery", "seconds from a death to the next new step, by role; goodput; what cuts and checkpoints by time cost",
-    sections=["deaths", "cost", "goodput"], quick_sections=["deaths", "cost"],
-)  # fmt: skip
+    "recovery",
+    "seconds from a death to the next new step, by role; goodput; what cuts and checkpoints by time cost",
+    sections=["deaths", "cost", "goodput"],
+    quick_sections=["deaths", "cost"],
+)
 def run(options: Options) -> Report:
     """Measure a section."""
     measure, title = {
@@ -129,27 +136,48 @@ def run(options: Options) -> Report:
 
 MEANINGS = {
     "deaths": [
-        f"two ranks, two embedding servers, a central oracle, two data processors; batch 2048, dim 16; `{FROM_MEMORY}` with "
-        f"all defaults, `{FROM_DISK}` without cuts in memory and with checkpoints by time every {INTERVAL_S:g} s",
-        f"`{RANKS_ALONE}`: two ranks with alltoall and half of all rows each, which one takes along; all defaults",
-        f"`{BY_HAND}`: no supervisor, cuts, or checkpoints by time, those of the run's own every {OWN_EVERY} steps; the same "
-        "command with --resume as soon as all have ended",
+        (
+            "two ranks, two embedding servers, a central oracle, two data processors; batch 2048,"
+            f" dim 16; `{FROM_MEMORY}` with all defaults, `{FROM_DISK}` without cuts in memory and"
+            f" with checkpoints by time every {INTERVAL_S:g} s"
+        ),
+        (
+            f"`{RANKS_ALONE}`: two ranks with alltoall and half of all rows each, which one takes"
+            " along; all defaults"
+        ),
+        (
+            f"`{BY_HAND}`: no supervisor, cuts, or checkpoints by time, those of the run's own"
+            f" every {OWN_EVERY} steps; the same command with --resume as soon as all have ended"
+        ),
         "each step that was trained again had the loss that it had before",
-        f"{' and '.join(STARTED_WITHIN)}: started again within the run, which they do not end; the new oracle makes all plans "
-        "since the run last began or went on once more",
-        f"`{TORCHREC}`: two ranks with DistributedModelParallel and the same model, tables and batch size on generated ids, "
-        "started again by torchrun, which looks every 0.1 s; distributed checkpoints of everything every "
-        f"{TORCHREC_SAVES_EVERY_S:g} s, beside which nothing is trained; left out where its environment is missing",
+        (
+            f"{' and '.join(STARTED_WITHIN)}: started again within the run, which they do not end;"
+            " the new oracle makes all plans since the run last began or went on once more"
+        ),
+        (
+            f"`{TORCHREC}`: two ranks with DistributedModelParallel and the same model, tables and"
+            " batch size on generated ids, started again by torchrun, which looks every 0.1 s;"
+            f" distributed checkpoints of everything every {TORCHREC_SAVES_EVERY_S:g} s, beside"
+            " which nothing is trained; left out where its environment is missing"
+        ),
     ],
     "cost": [
-        "two ranks, alltoall, batch 2048, dim 16; runs in turn, medians over the rounds; all steps of a run but the first",
+        (
+            "two ranks, alltoall, batch 2048, dim 16; runs in turn, medians over the rounds; all"
+            " steps of a run but the first"
+        ),
         "`with both`: cuts in memory and checkpoints by time, as often as they are made by default",
-        "`share_of_...`: of the time of all steps, what they took from the thread that trains, the first ones included, which "
-        "touch memory that nobody has touched",
+        (
+            "`share_of_...`: of the time of all steps, what they took from the thread that trains,"
+            " the first ones included, which touch memory that nobody has touched"
+        ),
     ],
     "goodput": [
-        f"all roles as in `deaths`; a trainer, a server, the oracle in turn are killed, one every {KILL_EVERY_S:g} s, for "
-        f"{WATCHED_S:g} s; `of_calm`: new steps a second over those of the same run before the first death",
+        (
+            "all roles as in `deaths`; a trainer, a server, the oracle in turn are killed, one"
+            f" every {KILL_EVERY_S:g} s, for {WATCHED_S:g} s; `of_calm`: new steps a second over"
+            " those of the same run before the first death"
+        ),
     ],
 }
 
@@ -214,16 +242,27 @@ def torchrec_run(table_rows: int, python: Path, options: Options) -> WatchedRun:
     return WatchedRun(
         folder,
         [
-            str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1000",
-            "--monitor-interval", "0.1", "-m", *program,
+            str(python),
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "1000",
+            "--monitor-interval",
+            "0.1",
+            "-m",
+            *program,
         ],
         goes_on_by_itself=True,
         environment={
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-            # else ranks that torchrun starts again find in its store where those before them listened (torch 2.13)
+            # else ranks that torchrun starts again find in its store where those before them
+            # listened (torch 2.13)
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         },
-    )  # fmt: skip
+    )
 
 
 def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
@@ -251,10 +290,12 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
 def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, options: Options) -> Row:
     found = [_lose(watched, role, contender) for _ in range(1 if options.quick else 2)]
     return {
-        "rows": label, "role": role, "contender": contender,
+        "rows": label,
+        "role": role,
+        "contender": contender,
         "seconds": statistics.median(each.seconds for each in found),
         "steps_again": statistics.median(each.steps_again for each in found),
-    }  # fmt: skip
+    }
 
 
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
@@ -286,9 +327,15 @@ def goodput(label: str, recipe: Path, data: Path, options: Options) -> list[Row]
                 watched.lose(role)
                 time.sleep(max(0.0, start + number * KILL_EVERY_S - time.monotonic()))
             rate = (watched.step() - begin) / (time.monotonic() - start)
-            rows.append({
-                "rows": label, "contender": contender, "steps_per_second": rate, "of_calm": rate / calm, "deaths": len(victims),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "rows": label,
+                    "contender": contender,
+                    "steps_per_second": rate,
+                    "of_calm": rate / calm,
+                    "deaths": len(victims),
+                }
+            )
     return rows
 
 
@@ -332,16 +379,19 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
     ratio = statistics.median(one / other for other, one in zip(*rates, strict=True))
     return [
         {
-            "rows": label, "contender": name,
+            "rows": label,
+            "contender": name,
             "samples_per_second": _median(summaries, "samples_per_second"),
             "of_without": ratio if name == "with both" else 1.0,
             "cuts": _median(summaries, "memory_cuts"),
-            "share_of_cuts": _median(summaries, "memory_cut_seconds") / _median(summaries, "seconds"),
+            "share_of_cuts": _median(summaries, "memory_cut_seconds")
+            / _median(summaries, "seconds"),
             "checkpoints": _median(summaries, "timed_checkpoints"),
-            "share_of_checkpoints": _median(summaries, "timed_checkpoint_seconds") / _median(summaries, "seconds"),
+            "share_of_checkpoints": _median(summaries, "timed_checkpoint_seconds")
+            / _median(summaries, "seconds"),
         }
         for name, summaries in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _median(summaries: list[dict[str, float]], field: str) -> float:
@@ -352,15 +402,17 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
     """One line a case."""
     if section == "goodput":
         return [
-            f"**{row['rows']} rows, {row['contender']}: {row['of_calm']:.2f} of the steps without deaths**"
+            f"**{row['rows']} rows, {row['contender']}: {row['of_calm']:.2f} of the steps without"
+            " deaths**"
             for row in rows
         ]
     if section == "cost":
         return [
             f"**{row['rows']} rows, {row['contender']}: {row['of_without']:.3f} of the throughput without, "
             f"{row['share_of_cuts'] + row['share_of_checkpoints']:.1%} of the training thread's time**"
-            for row in rows if row["contender"] != "without"
-        ]  # fmt: skip
+            for row in rows
+            if row["contender"] != "without"
+        ]
     others = {
         contender: {
             (row["rows"], row["role"]): row["seconds"]
@@ -380,6 +432,7 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
             ]
             took = f"{row['seconds']:.1f} s, {row['steps_again']:g} steps again"
             lines.append(
-                f"**{row['rows']} rows, {row['role']}, {row['contender']}: {took}{''.join(ratios)}**"
+                f"**{row['rows']} rows, {row['role']}, {row['contender']}:"
+                f" {took}{''.join(ratios)}**"
             )
     return lines

@@ -1,4 +1,7 @@
-"""Rows read where they are (OPER, Fig. 6, 7 and 9a): lookups and training on hosts of two ranks, and what each part gains."""
+"""Rows read where they are (OPER, Fig.
+
+6, 7 and 9a): lookups and training on hosts of two ranks, and what each part gains.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +64,24 @@ CONTENDERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     MOVING: ({OURS: "retrieve_pibroch:train_moving", STAYS: "retrieve_pibroch:train_retrieve"}, {}),
 }
 COLUMNS = [
-    "ids", "hosts", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "of_alltoall", "of_torchrec", "of_staying",
-    "mb_per_host", "loopback_mb_per_host",
+    "ids", "hosts", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "of_alltoall", "of_torchrec",
+    "of_staying", "mb_per_host", "loopback_mb_per_host",
 ]  # fmt: skip
 PLOT = PlotSpec("p50_ms", ("ids", "hosts"), "rate", "contender", "ms a step", "p20_ms", "p80_ms")
 MEANINGS = {
-    LOOKUP: "lookups of 2048 samples a rank, 26 tables of 100,000 rows of dim 64; nothing is computed from them",
-    PARTS: "the same lookups, with one part of the design more from contender to contender (Fig. 9a)",
+    LOOKUP: (
+        "lookups of 2048 samples a rank, 26 tables of 100,000 rows of dim 64; nothing is computed"
+        " from them"
+    ),
+    PARTS: (
+        "the same lookups, with one part of the design more from contender to contender (Fig. 9a)"
+    ),
     TABLES: "lookups and updates by row-wise Adagrad, without dense layers",
     DLRM: "training DLRM 13-512-256-64 / 512-256-1 with dot interaction",
-    MOVING: "the same training while all rows move to another plan and back, again and again, in about 200 steps each way",
+    MOVING: (
+        "the same training while all rows move to another plan and back, again and again, in about"
+        " 200 steps each way"
+    ),
 }
 
 
@@ -108,9 +119,11 @@ def grounds(section: str, quick: bool) -> list[Ground]:
 
 
 @topic(
-    "retrieve", "rows read where they are: lookups and training on hosts of two ranks, against TorchRec; needs root",
-    sections=(LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING), quick_sections=(LOOKUP, PLACES),
-)  # fmt: skip
+    "retrieve",
+    "rows read where they are: lookups and training on hosts of two ranks, against TorchRec; needs root",
+    sections=(LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING),
+    quick_sections=(LOOKUP, PLACES),
+)
 def run(options: Options) -> Report:
     """Measure a section.
 
@@ -158,7 +171,10 @@ def case_of(ground: Ground, options: Options) -> Case:
 
 
 def places(options: Options) -> Report:
-    """One rank looks up while the others sleep: own rows, a neighbour's, another host's, and half of each."""
+    """One rank looks up while the others sleep.
+
+    Own rows, a neighbour's, another host's, and half of each.
+    """
     ground, load = Ground("uniform", 2, ("1gbit",)), ForeignLoad()
     case, lineup = case_of(ground, options), Lineup.of({OURS: "retrieve_pibroch:build_one"}, {})
     schedule = QUICK if options.quick else Schedule(rounds=8, steps_per_round=20, warmup_steps=4)
@@ -183,9 +199,18 @@ def places(options: Options) -> Report:
     plot = PlotSpec("p50_ms", ("rate",), "rows", "contender", "ms a lookup", "p20_ms", "p80_ms")
     notes = [
         noise_note(load),
-        "rank 0 of 2 x 2 looks up 6 tables (12 for `half`, with half the samples), the others are in no call of pibroch's",
-        "`of_own`: over own rows' time; `of_longer_alone`: time of `half` over the longer of half own and half far alone",
-        "`link_mb`, `loopback_mb`: millions of bytes on all hosts' links, and on their loopback interfaces, a lookup",
+        (
+            "rank 0 of 2 x 2 looks up 6 tables (12 for `half`, with half the samples), the others"
+            " are in no call of pibroch's"
+        ),
+        (
+            "`of_own`: over own rows' time; `of_longer_alone`: time of `half` over the longer of"
+            " half own and half far alone"
+        ),
+        (
+            "`link_mb`, `loopback_mb`: millions of bytes on all hosts' links, and on their loopback"
+            " interfaces, a lookup"
+        ),
     ]
     return Report(
         "retrieve",
@@ -230,12 +255,17 @@ def row_of(ground: Ground, outcome: Outcome, label: str) -> Row:
     """One contender's times, ratios and bytes."""
     mine = outcome.times[label]
     return {
-        "ids": ground.ids, "hosts": ground.hosts, "rate": outcome.rate, "contender": label,
+        "ids": ground.ids,
+        "hosts": ground.hosts,
+        "rate": outcome.rate,
+        "contender": label,
         **{f"p{p}_ms": mine.percentile(p) for p in (20, 50, 80)},
-        "of_alltoall": _middle(outcome, label, ALLTOALL), "of_torchrec": _middle(outcome, label, TORCHREC),
+        "of_alltoall": _middle(outcome, label, ALLTOALL),
+        "of_torchrec": _middle(outcome, label, TORCHREC),
         "of_staying": _middle(outcome, label, STAYS),
-        "mb_per_host": outcome.link_mb[label][0], "loopback_mb_per_host": outcome.loopback_mb.get(label),
-    }  # fmt: skip
+        "mb_per_host": outcome.link_mb[label][0],
+        "loopback_mb_per_host": outcome.loopback_mb.get(label),
+    }
 
 
 def headline(ground: Ground, outcome: Outcome) -> str:
@@ -248,7 +278,10 @@ def headline(ground: Ground, outcome: Outcome) -> str:
     if (staying := _middle(outcome, OURS, STAYS)) is not None:
         parts.append(f"{staying:.2f} times as long a step while rows move")
     sent = outcome.link_mb[OURS][0]
-    return f"**{ground}, {outcome.rate}: {OURS} is {' and '.join(parts)}, {sent:.2f} MB a host and step**"
+    return (
+        f"**{ground}, {outcome.rate}: {OURS} is {' and '.join(parts)}, {sent:.2f} MB a host and"
+        " step**"
+    )
 
 
 def common_meanings() -> list[str]:
@@ -259,7 +292,7 @@ def common_meanings() -> list[str]:
         "`of_alltoall`, `of_torchrec`: step time over theirs, median over the rounds; `mb_per_host`: millions of bytes that a "
         "host's link sent a step, headers included, and `loopback_mb_per_host` those that its ranks sent each other by "
         "sockets; `TorchRec` is its planner's plan",
-    ]  # fmt: skip
+    ]
 
 
 def _middle(outcome: Outcome, label: str, other: str) -> float | None:

@@ -1,7 +1,10 @@
-"""Remote calls with tensors: pibroch, torch.distributed.rpc and gRPC; on one host and over a link of a lab.
+"""Remote calls with tensors: pibroch, torch.distributed.rpc and gRPC.
 
-Each contender is a pair of processes, a caller and its callee; all take turns. Settings follow the paper (Sec. 4.1): a function
-that returns its argument and one of 200 pointwise operations, remote references (Table 1), distributed autograd (Table 2).
+On one host and over a link of a lab.
+
+Each contender is a pair of processes, a caller and its callee; all take turns. Settings follow the
+paper (Sec. 4.1): a function that returns its argument and one of 200 pointwise operations, remote
+references (Table 1), distributed autograd (Table 2).
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ CHECKED_SIZES = 3  # up to 40 MB
 IDLE_S = 3.0
 CASE = Case(data="", dim=0, threads=0)  # a pair knows its phases by name
 COLUMNS = [
-    "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second", "line_share", "cpu",
+    "where", "call", "size", "contender", "p20", "p50", "p80", "over_pibroch", "calls_per_second",
+    "line_share", "cpu",
 ]  # fmt: skip
 PLOT = PlotSpec(
     "over_pibroch",
@@ -66,19 +70,42 @@ PLOT = PlotSpec(
     1,
 )
 MEANINGS = (
-    "a caller and a callee, one process each, stopped while it is another's turn; torch's default number of threads, which "
-    "spin for 1000 rounds at most; the same argument in all calls of a size",
-    "`identity` returns its argument, `x + 1` a new tensor, `200 ops` one after 200 pointwise operations, `send` four bytes",
-    "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are per call, by throughput",
-    "`rref`: the callee fetches the argument by a reference, then returns it; compare with `identity` (paper's Table 1)",
-    "`norpc`, `nograd`, `grad`: two layers 1000 x 1000, batch 128, the first at the callee; forward and backward as in Table 2",
+    (
+        "a caller and a callee, one process each, stopped while it is another's turn; torch's"
+        " default number of threads, which spin for 1000 rounds at most; the same argument in all"
+        " calls of a size"
+    ),
+    (
+        "`identity` returns its argument, `x + 1` a new tensor, `200 ops` one after 200 pointwise"
+        " operations, `send` four bytes"
+    ),
+    (
+        "`n in flight`: 1 KB identity calls, at most n of them waiting for their results; times are"
+        " per call, by throughput"
+    ),
+    (
+        "`rref`: the callee fetches the argument by a reference, then returns it; compare with"
+        " `identity` (paper's Table 1)"
+    ),
+    (
+        "`norpc`, `nograd`, `grad`: two layers 1000 x 1000, batch 128, the first at the callee;"
+        " forward and backward as in Table 2"
+    ),
     "`over_pibroch`: the contender's time over pibroch's, median over the rounds",
-    "`line_share`: payload sent both ways one after the other at 1 Gbit/s, over the time that it took",
+    (
+        "`line_share`: payload sent both ways one after the other at 1 Gbit/s, over the time that"
+        " it took"
+    ),
     "`cpu`: CPU time of both processes a call, waiting in spin loops included",
-    "gRPC: raw bytes with a short header and no protobuf, one message up to 1 MiB and a stream of 1 MiB chunks beyond; "
-    "a Unix socket on one host",
-    "torch: default settings on one host; `torch basic` with a private one that is quicker for small tensors; between hosts "
-    "with that one, for direct copies between processes would pass the link by, and several streams are slower here",
+    (
+        "gRPC: raw bytes with a short header and no protobuf, one message up to 1 MiB and a stream"
+        " of 1 MiB chunks beyond; a Unix socket on one host"
+    ),
+    (
+        "torch: default settings on one host; `torch basic` with a private one that is quicker for"
+        " small tensors; between hosts with that one, for direct copies between processes would"
+        " pass the link by, and several streams are slower here"
+    ),
 )
 
 
@@ -182,7 +209,10 @@ def phases_on_one_host(quick: bool) -> list[Phase]:
 
 
 def phases_of_ablation(quick: bool) -> list[Phase]:
-    """Small calls, many at a time, large tensors and references, in more rounds than usual: the differences are small."""
+    """Small calls, many at a time, large tensors and references, in more rounds than usual.
+
+    The differences are small.
+    """
     if quick:
         return [
             Phase("identity", KB, replace(QUICK, steps_per_round=100)),
@@ -216,7 +246,10 @@ def lineup(phases: Sequence[Phase]) -> Lineup:
         if any(phase.takes(label) for phase in phases) and (has_grpc or label != GRPC)
     ]
     specs = tuple(ContenderSpec(label, WORKERS[label], our_python()) for label in able)
-    missing = f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install 'pibroch[bench]'"
+    missing = (
+        f"**{GRPC} left out**: got no module grpc; need the extra `bench`; do: pip install"
+        " 'pibroch[bench]'"
+    )
     return Lineup(specs, () if has_grpc else (missing,))
 
 
@@ -346,19 +379,29 @@ def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[floa
 
 
 def rows_of(names: Row, times: dict[str, Times], calls: int = 1) -> list[Row]:
-    """One row a contender with the same columns whatever was timed; times twice, as numbers and as text with three digits."""
+    """One row a contender with the same columns whatever was timed.
+
+    Times twice, as numbers and as text with three digits.
+    """
     rows = []
     for label, mine in times.items():
         milliseconds = {f"p{percent}": mine.percentile(percent) / calls for percent in (20, 50, 80)}
         ratios = mine.ratios_to(times[OURS]) if OURS in times else []
-        rows.append({
-            **names, "contender": label,
-            **{f"{name}_ms": value for name, value in milliseconds.items()},
-            "over_pibroch": median(ratios) if ratios else None,
-            "over_least": min(ratios, default=None), "over_most": max(ratios, default=None),
-            "calls_per_second": None, "line_share": None, "cpu_ms": None,
-            **{name: duration(value) for name, value in milliseconds.items()}, "cpu": None,
-        })  # fmt: skip
+        rows.append(
+            {
+                **names,
+                "contender": label,
+                **{f"{name}_ms": value for name, value in milliseconds.items()},
+                "over_pibroch": median(ratios) if ratios else None,
+                "over_least": min(ratios, default=None),
+                "over_most": max(ratios, default=None),
+                "calls_per_second": None,
+                "line_share": None,
+                "cpu_ms": None,
+                **{name: duration(value) for name, value in milliseconds.items()},
+                "cpu": None,
+            }
+        )
     return rows
 
 
@@ -412,7 +455,10 @@ def lines_note() -> str:
         label: code_lines((folder / name).read_text("utf-8")) for label, name in EXAMPLES.items()
     }
     listed = ", ".join(f"{label} {count}" for label, count in counts.items())
-    return f"lines of user code for one identity call (`benchmarks/workers/rpc_identity_*.py`): {listed}"
+    return (
+        "lines of user code for one identity call (`benchmarks/workers/rpc_identity_*.py`):"
+        f" {listed}"
+    )
 
 
 def code_lines(source: str) -> int:

@@ -1,4 +1,7 @@
-"""Whole programs over remote calls: the case studies of the paper (Sec. 4.3 to 4.6), the same lines with pibroch and torch."""
+"""Whole programs over remote calls: the case studies of the paper (Sec.
+
+4.3 to 4.6), the same lines with pibroch and torch.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,37 @@ QUICK = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
 FULL = Schedule(rounds=5, steps_per_round=10, warmup_steps=2)
 COLUMNS = ["program", "contender", "p20_ms", "p50_ms", "p80_ms", "over_pibroch", "cpu_ms"]
 PLOT = PlotSpec(
-    "over_pibroch", ("program",), "case", "contender", "times as long as pibroch", "over_least",
-    "over_most", 1,
-)  # fmt: skip
+    "over_pibroch",
+    ("program",),
+    "case",
+    "contender",
+    "times as long as pibroch",
+    "over_least",
+    "over_most",
+    1,
+)
 MEANINGS = (
-    "one thread a process; the processes of a contender are stopped while it is another's turn; libraries at their defaults",
-    "`rl`: an episode of all observers, whose frames the agent answers by one pass of its policy, and a step of REINFORCE",
-    "`pipeline`: a batch in micro-batches through the stages and back by distributed autograd, and a step of SGD",
-    "`parameter_server`: a global batch: rows from the first worker, dense gradients by torch's DDP, sparse ones sent back",
+    (
+        "one thread a process; the processes of a contender are stopped while it is another's turn;"
+        " libraries at their defaults"
+    ),
+    (
+        "`rl`: an episode of all observers, whose frames the agent answers by one pass of its"
+        " policy, and a step of REINFORCE"
+    ),
+    (
+        "`pipeline`: a batch in micro-batches through the stages and back by distributed autograd,"
+        " and a step of SGD"
+    ),
+    (
+        "`parameter_server`: a global batch: rows from the first worker, dense gradients by torch's"
+        " DDP, sparse ones sent back"
+    ),
     "`federated`: a round: the model to all clients, their steps, the models back, the mean",
-    "`over_pibroch`: the contender's time over pibroch's, median over the rounds; `cpu_ms`: CPU time of all processes a step",
+    (
+        "`over_pibroch`: the contender's time over pibroch's, median over the rounds; `cpu_ms`: CPU"
+        " time of all processes a step"
+    ),
 )
 
 
@@ -96,10 +120,16 @@ def rows_of(phase: str, times: dict[str, Times]) -> list[Row]:
     rows: list[Row] = []
     for label, mine in times.items():
         ratios = mine.ratios_to(times[OURS])
-        rows.append({
-            "program": phase, "case": "step", "contender": label,
-            **{f"p{percent}_ms": mine.percentile(percent) for percent in (20, 50, 80)},
-            "over_pibroch": median(ratios), "over_least": min(ratios), "over_most": max(ratios),
-            "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
-        })  # fmt: skip
+        rows.append(
+            {
+                "program": phase,
+                "case": "step",
+                "contender": label,
+                **{f"p{percent}_ms": mine.percentile(percent) for percent in (20, 50, 80)},
+                "over_pibroch": median(ratios),
+                "over_least": min(ratios),
+                "over_most": max(ratios),
+                "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
+            }
+        )
     return rows

@@ -1,8 +1,9 @@
 """Answers over HTTP: raw rows to scores, how fresh they are, and what several workers take of memory.
 
 Beside the same model behind plain FastAPI, with torch's tables and with TorchRec's quantised ones.
-All servers are one process (but for the memory of workers), asked over loopback by ``wrk`` with the same JSON bodies. It has a
-share of the machine's cores, as little as a generator in C can do with; servers have the rest.
+All servers are one process (but for the memory of workers), asked over loopback by ``wrk`` with the
+same JSON bodies. It has a share of the machine's cores, as little as a generator in C can do with;
+servers have the rest.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ NUM_WORKERS, MB_PER_WORKER, TABLES_FACTOR = 4, 250, 1.1
 @topic(
     "serving",
     "requests/s and latency over HTTP beside FastAPI with torch and with TorchRec; freshness; memory; hosts. Needs `wrk`",
-    sections=SECTIONS, quick_sections=SECTIONS,
-)  # fmt: skip
+    sections=SECTIONS,
+    quick_sections=SECTIONS,
+)
 def run(options: Options) -> Report:
     """Measure a section."""
     find_wrk()
@@ -83,19 +85,26 @@ def requests(options: Options, load: ForeignLoad) -> Report:
                 for turn in range(rounds):
                     for server in servers:
                         options.say(
-                            f"{size} rows, {connections} connections, {server.label}, round {turn + 1}"
+                            f"{size} rows, {connections} connections, {server.label}, round"
+                            f" {turn + 1}"
                         )
                         found[server.label].append(_measured(server, bodies, connections, seconds))
                 rows += _rows_of(found, size, connections)
     notes += [
-        "the same JSON of raw rows for all (13 numbers, 26 texts a row), whose scores were first shown to "
-        "agree (float32: 1e-5, int8: 0.02); each connection awaits its answer, so times are those at full load",
-        "`over_fastapi`: requests/s over those of FastAPI + torch, round by round, the median; FastAPI's servers look "
-        "values up in dictionaries and compute up to 32 rows with one thread; torch has tables of float32, the others of int8",
+        (
+            "the same JSON of raw rows for all (13 numbers, 26 texts a row), whose scores were"
+            " first shown to agree (float32: 1e-5, int8: 0.02); each connection awaits its answer,"
+            " so times are those at full load"
+        ),
+        (
+            "`over_fastapi`: requests/s over those of FastAPI + torch, round by round, the median;"
+            " FastAPI's servers look values up in dictionaries and compute up to 32 rows with one"
+            " thread; torch has tables of float32, the others of int8"
+        ),
     ]
     columns = [
-        "rows", "connections", "contender", "requests_per_second", "p50_ms", "p99_ms", "p999_ms", "cpu_us_per_request",
-        "over_fastapi", "failed",
+        "rows", "connections", "contender", "requests_per_second", "p50_ms", "p99_ms", "p999_ms",
+        "cpu_us_per_request", "over_fastapi", "failed",
     ]  # fmt: skip
     plot = PlotSpec(
         "over_fastapi",
@@ -152,10 +161,13 @@ def _check_scores(server: HttpServer, case: ServingCase) -> None:
 def _measured(server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float) -> Row:
     found = run_load(server, bodies, connections, seconds)
     return {
-        "requests_per_second": found.requests / found.seconds, "p50_ms": found.p50_ms, "p99_ms": found.p99_ms,
-        "p999_ms": found.p999_ms, "cpu_us_per_request": 1e6 * found.server_cpu_s / max(1, found.requests),
+        "requests_per_second": found.requests / found.seconds,
+        "p50_ms": found.p50_ms,
+        "p99_ms": found.p99_ms,
+        "p999_ms": found.p999_ms,
+        "cpu_us_per_request": 1e6 * found.server_cpu_s / max(1, found.requests),
         "failed": found.failed,
-    }  # fmt: skip
+    }
 
 
 def _rows_of(found: dict[str, list[Row]], size: int, connections: int) -> list[Row]:
@@ -179,7 +191,10 @@ def _rows_of(found: dict[str, list[Row]], size: int, connections: int) -> list[R
 
 
 def freshness(options: Options, load: ForeignLoad) -> Report:
-    """Reloads and deltas under half of the load that the server can bear: seconds from an export's end to its first answer."""
+    """Reloads and deltas under half of the load that the server can bear.
+
+    Seconds from an export's end to its first answer.
+    """
     reloads, deltas = (2, 4) if options.quick else (NUM_RELOADS, NUM_DELTAS)
     seconds = 15.0 if options.quick else 60.0
     options.say("a model")
@@ -242,15 +257,27 @@ def freshness(options: Options, load: ForeignLoad) -> Report:
     for kind in ("delta", "whole"):
         times = [row["fresh_s"] for row in rows if row["kind"] == kind]
         exports = [row["export_s"] for row in rows if row["kind"] == kind]
-        summary.append({
-            "kind": kind, "contender": OURS, "number": len(times), "fresh_p50_s": median(times), "fresh_most_s": max(times),
-            "export_command_p50_s": median(exports),
-        })  # fmt: skip
+        summary.append(
+            {
+                "kind": kind,
+                "contender": OURS,
+                "number": len(times),
+                "fresh_p50_s": median(times),
+                "fresh_most_s": max(times),
+                "export_command_p50_s": median(exports),
+            }
+        )
     notes = [
-        f"{reloads} whole exports and {deltas} deltas in {seconds:g} s; {connections} connections always busy "
-        f"(8 reach {most.requests / most.seconds:,.0f} requests/s); {lost[0]:,} requests were answered, **{lost[1]} failed**",
-        "`fresh`: from the moment when a whole export or delta takes its name, which is the last that `pibroch export` does, "
-        "to the first answer of that version; the server looks each second",
+        (
+            f"{reloads} whole exports and {deltas} deltas in {seconds:g} s; {connections}"
+            f" connections always busy (8 reach {most.requests / most.seconds:,.0f} requests/s);"
+            f" {lost[0]:,} requests were answered, **{lost[1]} failed**"
+        ),
+        (
+            "`fresh`: from the moment when a whole export or delta takes its name, which is the"
+            " last that `pibroch export` does, to the first answer of that version; the server"
+            " looks each second"
+        ),
     ]
     columns = ["kind", "number", "fresh_p50_s", "fresh_most_s", "export_command_p50_s"]
     plot = PlotSpec(
@@ -311,12 +338,19 @@ def memory(options: Options, load: ForeignLoad) -> Report:
     bound = TABLES_FACTOR * tables + MB_PER_WORKER * 1e6 * NUM_WORKERS
     rows: list[Row] = [
         {
-            "workers": NUM_WORKERS, "contender": OURS, "tables_mb": tables / 1e6, "all_mb": sum(shared) / 1e6,
-            "bound_mb": bound / 1e6, "largest_process_mb": max(shared) / 1e6,
+            "workers": NUM_WORKERS,
+            "contender": OURS,
+            "tables_mb": tables / 1e6,
+            "all_mb": sum(shared) / 1e6,
+            "bound_mb": bound / 1e6,
+            "largest_process_mb": max(shared) / 1e6,
         }
-    ]  # fmt: skip
+    ]
     notes = [
-        "`all_mb`: proportional set size of the workers and of what started them, after load: shared pages counted once",
+        (
+            "`all_mb`: proportional set size of the workers and of what started them, after load:"
+            " shared pages counted once"
+        ),
         f"the bound: {TABLES_FACTOR} of the tables (float32) and {MB_PER_WORKER} MB a worker",
     ]
     columns = ["workers", "tables_mb", "all_mb", "bound_mb", "largest_process_mb"]

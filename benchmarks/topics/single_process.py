@@ -1,8 +1,11 @@
-"""Training DLRM in one process: pibroch, plain torch, TorchRec on FBGEMM, and what no embeddings at all would take.
+"""Training DLRM in one process.
 
-The same model, starting weights, batches, optimizers and number of threads for all. The peer is shown in three forms: as
-its users train (planner and ``DistributedModelParallel``), as its unsharded fused collection, and as FBGEMM's operator with
-plain torch around it. The fastest of the three counts as TorchRec.
+Pibroch, plain torch, TorchRec on FBGEMM, and what no embeddings at all would take.
+
+The same model, starting weights, batches, optimizers and number of threads for all. The peer is
+shown in three forms: as its users train (planner and ``DistributedModelParallel``), as its
+unsharded fused collection, and as FBGEMM's operator with plain torch around it. The fastest of the
+three counts as TorchRec.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ TORCHREC_FORMS = {
 BATCH_SIZE, NUM_BATCHES = 2048, 32
 SPARSE_LR = {"sgd": 1.0, "adagrad": 0.05, "rowwise_adagrad": 0.05}
 COLUMNS = [
-    "ids", "optimizer", "dim", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second", "over_torch",
-    "over_pibroch", "peak_mb", "over_baseline_mb", "parameters_and_state_mb",
+    "ids", "optimizer", "dim", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second",
+    "over_torch", "over_pibroch", "peak_mb", "over_baseline_mb", "parameters_and_state_mb",
 ]  # fmt: skip
 PLOT = PlotSpec(
     "samples_per_second", ("ids", "optimizer"), "dim", "contender", "samples/s", "low", "high"
@@ -95,12 +98,23 @@ def run(options: Options) -> Report:
 
 
 MEANINGS = (
-    "DLRM 13-512-256-D / 512-256-1 with dot interaction, 26 tables of 100,000 rows, batch 2048, dense layers with SGD",
+    (
+        "DLRM 13-512-256-D / 512-256-1 with dot interaction, 26 tables of 100,000 rows, batch 2048,"
+        " dense layers with SGD"
+    ),
     "a step: forward, backward, dense and sparse update of a batch that lies in memory",
-    "`over_torch`, `over_pibroch`: the contender's time over plain torch's, of the medians of all steps, and over "
-    "pibroch's, median over the rounds",
-    "`peak_mb`: most resident memory of the whole process; `over_baseline_mb`: of it, what came after imports",
-    f"{IDEAL}: pibroch's, with embeddings that are there already and never updated; no exchange could train faster with it",
+    (
+        "`over_torch`, `over_pibroch`: the contender's time over plain torch's, of the medians of"
+        " all steps, and over pibroch's, median over the rounds"
+    ),
+    (
+        "`peak_mb`: most resident memory of the whole process; `over_baseline_mb`: of it, what came"
+        " after imports"
+    ),
+    (
+        f"{IDEAL}: pibroch's, with embeddings that are there already and never updated; no exchange"
+        " could train faster with it"
+    ),
     "`parameters_and_state_mb`: embedding weights and optimizer state, the least there can be",
 )
 
@@ -125,18 +139,28 @@ def case_rows(setting: Setting, case: Case, outcome: Outcome) -> list[Row]:
     for label, mine in times.items():
         memory, median = outcome.memory[label], mine.percentile(50)
         ratios = sorted(mine.ratios_to(times[OURS]))
-        rows.append({
-            "ids": setting.ids, "optimizer": setting.optimizer, "dim": setting.dim, "contender": label,
-            "p20_ms": mine.percentile(20), "p50_ms": median, "p80_ms": mine.percentile(80),
-            "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
-            "samples_per_second": case.batch_size / median * 1e3,
-            "low": case.batch_size / mine.percentile(80) * 1e3, "high": case.batch_size / mine.percentile(20) * 1e3,
-            "over_torch": median / times[TORCH].percentile(50) if TORCH in times else None,
-            "over_pibroch": ratios[len(ratios) // 2],
-            "over_pibroch_least": ratios[0], "over_pibroch_most": ratios[-1],
-            "peak_mb": memory["peak"] / 1e6, "over_baseline_mb": (memory["peak"] - memory["baseline"]) / 1e6,
-            "parameters_and_state_mb": (case.parameter_bytes + case.state_bytes) / 1e6,
-        })  # fmt: skip
+        rows.append(
+            {
+                "ids": setting.ids,
+                "optimizer": setting.optimizer,
+                "dim": setting.dim,
+                "contender": label,
+                "p20_ms": mine.percentile(20),
+                "p50_ms": median,
+                "p80_ms": mine.percentile(80),
+                "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
+                "samples_per_second": case.batch_size / median * 1e3,
+                "low": case.batch_size / mine.percentile(80) * 1e3,
+                "high": case.batch_size / mine.percentile(20) * 1e3,
+                "over_torch": median / times[TORCH].percentile(50) if TORCH in times else None,
+                "over_pibroch": ratios[len(ratios) // 2],
+                "over_pibroch_least": ratios[0],
+                "over_pibroch_most": ratios[-1],
+                "peak_mb": memory["peak"] / 1e6,
+                "over_baseline_mb": (memory["peak"] - memory["baseline"]) / 1e6,
+                "parameters_and_state_mb": (case.parameter_bytes + case.state_bytes) / 1e6,
+            }
+        )
     return rows
 
 

@@ -1,7 +1,9 @@
-"""Tables of many widths beside tables of one, and sequences read id by id: against TorchRec's sharded collections.
+"""Tables of many widths beside tables of one, and sequences read id by id.
 
-One rank, and two on hosts of the lab. The dense part is a fixed head, so that the tables take the time. TorchRec runs with its
-training pipeline and without; the faster counts.
+Against TorchRec's sharded collections.
+
+One rank, and two on hosts of the lab. The dense part is a fixed head, so that the tables take the
+time. TorchRec runs with its training pipeline and without; the faster counts.
 """
 
 from __future__ import annotations
@@ -33,16 +35,28 @@ SCHEDULES = {
 }
 QUICK_SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 COLUMNS = [
-    "what", "hosts", "contender", "p20_ms", "p50_ms", "p80_ms", "of_torchrec", "of_one_width", "sent_mb_per_step", "peak_mb",
+    "what", "hosts", "contender", "p20_ms", "p50_ms", "p80_ms", "of_torchrec", "of_one_width",
+    "sent_mb_per_step", "peak_mb",
 ]  # fmt: skip
 PLOT = PlotSpec("p50_ms", ("what",), "hosts", "contender", "ms a step", "p20_ms", "p80_ms")
 MEANINGS = (
-    f"widths: 26 tables of 100,000 rows, dims 8 to 128, one id a bag, beside 26 of dim {ONE_WIDTH}, as wide together",
+    (
+        "widths: 26 tables of 100,000 rows, dims 8 to 128, one id a bag, beside 26 of dim"
+        f" {ONE_WIDTH}, as wide together"
+    ),
     f"sequences: one table of 1,000,000 rows, dim 64, {LENGTH} ids a sample, a vector for each",
-    "row-wise Adagrad, batch 2048 a rank, Zipf ids; a fixed linear layer of 64 units behind the tables, nothing dense to train",
-    "one host: two threads; two hosts at 1 Gbit/s: a rank and a thread each, all hosts share this machine's cores",
-    "`of_torchrec`, `of_one_width`: step time over that of the faster form of TorchRec, and of the same exchange with one "
-    "width; medians over the rounds",
+    (
+        "row-wise Adagrad, batch 2048 a rank, Zipf ids; a fixed linear layer of 64 units behind the"
+        " tables, nothing dense to train"
+    ),
+    (
+        "one host: two threads; two hosts at 1 Gbit/s: a rank and a thread each, all hosts share"
+        " this machine's cores"
+    ),
+    (
+        "`of_torchrec`, `of_one_width`: step time over that of the faster form of TorchRec, and of"
+        " the same exchange with one width; medians over the rounds"
+    ),
 )
 
 
@@ -66,9 +80,11 @@ SETTINGS = [Setting(what, hosts) for what in SCHEDULES for hosts in (1, 2)]
 
 
 @topic(
-    "tables", "tables of many widths, and sequences read id by id, against TorchRec's collections; needs root",
-    sections=list(SCHEDULES), quick_sections=["widths"],
-)  # fmt: skip
+    "tables",
+    "tables of many widths, and sequences read id by id, against TorchRec's collections; needs root",
+    sections=list(SCHEDULES),
+    quick_sections=["widths"],
+)
 def run(options: Options) -> Report:
     """Measure a section.
 
@@ -139,24 +155,34 @@ def case_of(setting: Setting, label: str, options: Options) -> Case:
     workload = Workload("zipf", 8, BATCH_SIZE * setting.hosts, tables, num_rows)
     exchange = next((each for each in setting.exchanges if label.startswith(label_of(each))), "")
     return Case(
-        str(workload.write(options.scratch)), 64 if is_sequence else ONE_WIDTH if is_one_width else 0, BATCH_SIZE,
-        num_tables=tables, num_rows=num_rows, sparse_optimizer="rowwise_adagrad", threads=2 // setting.hosts,
+        str(workload.write(options.scratch)),
+        64 if is_sequence else ONE_WIDTH if is_one_width else 0,
+        BATCH_SIZE,
+        num_tables=tables,
+        num_rows=num_rows,
+        sparse_optimizer="rowwise_adagrad",
+        threads=2 // setting.hosts,
         exchange_options={"exchange": exchange},
-    )  # fmt: skip
+    )
 
 
 def case_rows(setting: Setting, outcome: Outcome, running: list[Team]) -> list[Row]:
     """One row a contender."""
     return [
         {
-            "what": setting.what, "hosts": setting.hosts, "contender": team.spec.label,
+            "what": setting.what,
+            "hosts": setting.hosts,
+            "contender": team.spec.label,
             **{f"p{p}_ms": outcome.times[team.spec.label].percentile(p) for p in (20, 50, 80)},
             "of_torchrec": middle(ratios(outcome, team.spec.label, outcome.torchrec)),
-            "of_one_width": middle(ratios(outcome, team.spec.label, team.spec.label + ONE_WIDTH_LABEL)),
-            "sent_mb_per_step": outcome.link_mb[team.spec.label][0], "peak_mb": team.memory()["peak"] / 1e6,
+            "of_one_width": middle(
+                ratios(outcome, team.spec.label, team.spec.label + ONE_WIDTH_LABEL)
+            ),
+            "sent_mb_per_step": outcome.link_mb[team.spec.label][0],
+            "peak_mb": team.memory()["peak"] / 1e6,
         }
         for team in running
-    ]  # fmt: skip
+    ]
 
 
 def headline(setting: Setting, outcome: Outcome, exchange: str) -> str:

@@ -1,4 +1,7 @@
-"""Towers (DMT, MLSys'24): steps on hosts with slow links (its Fig. 10 to 12), and what towers do to quality (Tables 3 to 6)."""
+"""Towers (DMT, MLSys'24): steps on hosts with slow links (its Fig.
+
+10 to 12), and what towers do to quality (Tables 3 to 6).
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,19 @@ DIM = 64
 SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 PURPOSES = ("ids", "embeddings", "gradients")
 COLUMNS = [
-    "ids_per_bag", "hosts", "wire", "rate", "contender", "p20_ms", "p50_ms", "p80_ms", "speedup", "sent_mb_per_step",
-    *(f"{purpose}_mb_per_step" for purpose in PURPOSES), "formula_mb",
-]  # fmt: skip
+    "ids_per_bag",
+    "hosts",
+    "wire",
+    "rate",
+    "contender",
+    "p20_ms",
+    "p50_ms",
+    "p80_ms",
+    "speedup",
+    "sent_mb_per_step",
+    *(f"{purpose}_mb_per_step" for purpose in PURPOSES),
+    "formula_mb",
+]
 PLOT = PlotSpec(
     "p50_ms",
     ("rate", "wire"),
@@ -46,12 +59,20 @@ PLOT = PlotSpec(
     ours="towers, CR 2",
 )
 MEANINGS = (
-    f"DLRM 13-512-256-D / 512-256-1, 26 tables of 100,000 rows, D = {DIM}, Zipf ids, row-wise Adagrad; {BATCH_SIZE} samples a "
-    "rank, one rank and tower a host, one thread a rank; `CR n`: one projection D to D / n for the features of a tower",
-    f"baseline: `alltoall` with placement `{BASELINE}` on the same wire; `same model`: one on towers, under that",
+    (
+        f"DLRM 13-512-256-D / 512-256-1, 26 tables of 100,000 rows, D = {DIM}, Zipf ids, row-wise"
+        f" Adagrad; {BATCH_SIZE} samples a rank, one rank and tower a host, one thread a rank; `CR"
+        " n`: one projection D to D / n for the features of a tower"
+    ),
+    (
+        f"baseline: `alltoall` with placement `{BASELINE}` on the same wire; `same model`: one on"
+        " towers, under that"
+    ),
     "`speedup`: the baseline's step time over this one's, median over the rounds",
-    "`sent_mb_per_step`: of a host's link, headers and dense gradients included; of them a rank's ids, embeddings and "
-    "gradients; `formula_mb`: 2 b F (1 - 1/H) 4 D / CR",
+    (
+        "`sent_mb_per_step`: of a host's link, headers and dense gradients included; of them a"
+        " rank's ids, embeddings and gradients; `formula_mb`: 2 b F (1 - 1/H) 4 D / CR"
+    ),
 )
 
 
@@ -65,7 +86,8 @@ class Setting:
         wire: of all.
         compressions: of the models on towers.
         rates: of the links.
-        is_whole: whether the models on towers run under the baseline's exchange too, and lookahead beside all.
+        is_whole: whether the models on towers run under the baseline's exchange too, and lookahead
+            beside all.
     """
 
     most_ids: int
@@ -99,7 +121,10 @@ class Setting:
 
     @property
     def lineups(self) -> list[list[str]]:
-        """Labels of those that run at the same time, the baseline in each: all at once, their ranks take over 24 GiB."""
+        """Labels of those that run at the same time, the baseline in each.
+
+        All at once, their ranks take over 24 GiB.
+        """
         if not self.is_whole:
             return [list(self.entries)]
         by_model = [
@@ -114,15 +139,19 @@ def settings(quick: bool) -> list[Setting]:
     if quick:
         return [Setting(MOST_IDS, 2, compressions=(2,), is_whole=False)]
     return [
-        Setting(MOST_IDS, 4, rates=("1gbit", "200mbit")), Setting(1, 4), Setting(MOST_IDS, 2),
+        Setting(MOST_IDS, 4, rates=("1gbit", "200mbit")),
+        Setting(1, 4),
+        Setting(MOST_IDS, 2),
         Setting(MOST_IDS, 4, "bfloat16", is_whole=False),
-    ]  # fmt: skip
+    ]
 
 
 @topic(
-    "towers", "towers on hosts with slow links, and what they do to quality (DMT); root for the section steps",
-    sections=[STEPS, QUALITY, GROUPS], quick_sections=[STEPS],
-)  # fmt: skip
+    "towers",
+    "towers on hosts with slow links, and what they do to quality (DMT); root for the section steps",
+    sections=[STEPS, QUALITY, GROUPS],
+    quick_sections=[STEPS],
+)
 def run(options: Options) -> Report:
     """Measure one section.
 
@@ -196,14 +225,27 @@ def measured(setting: Setting, rate: str, lab: Lab, running: list[Team]) -> list
         compression = int(label.rpartition(" ")[2]) if "CR" in label else 1
         formula = 2 * BATCH_SIZE * 26 * (1 - 1 / setting.hosts) * 4 * DIM / compression / 1e6
         slower = [1 / ratio for ratio in ratios(outcome, label, BASELINE)]
-        rows.append({
-            "setting": f"{(1 + setting.most_ids) / 2:g} ids, {setting.hosts} hosts", "ids_per_bag": (1 + setting.most_ids) / 2,
-            "hosts": setting.hosts, "wire": setting.wire, "rate": rate, "contender": label, "speedup": middle(slower),
-            "speedup_least": min(slower), "speedup_most": max(slower),
-            **{f"{purpose}_mb_per_step": counted.get(f"sent {purpose}", 0) / 1e6 for purpose in PURPOSES},
-            "formula_mb": formula * (0.5 if setting.wire == "bfloat16" else 1) if label.startswith("towers") else None,
-            **figures(outcome, label, setting.hosts),
-        })  # fmt: skip
+        rows.append(
+            {
+                "setting": f"{(1 + setting.most_ids) / 2:g} ids, {setting.hosts} hosts",
+                "ids_per_bag": (1 + setting.most_ids) / 2,
+                "hosts": setting.hosts,
+                "wire": setting.wire,
+                "rate": rate,
+                "contender": label,
+                "speedup": middle(slower),
+                "speedup_least": min(slower),
+                "speedup_most": max(slower),
+                **{
+                    f"{purpose}_mb_per_step": counted.get(f"sent {purpose}", 0) / 1e6
+                    for purpose in PURPOSES
+                },
+                "formula_mb": formula * (0.5 if setting.wire == "bfloat16" else 1)
+                if label.startswith("towers")
+                else None,
+                **figures(outcome, label, setting.hosts),
+            }
+        )
     return rows
 
 
@@ -212,5 +254,6 @@ def headlines(setting: Setting, rows: list[Row]) -> list[str]:
     return [
         f"**{setting}, {row['rate']}: {row['contender']} {row['speedup']:.2f}x ({row['speedup_least']:.2f} to "
         f"{row['speedup_most']:.2f}) as quick as {BASELINE}**"
-        for row in rows if row["contender"] != BASELINE
-    ]  # fmt: skip
+        for row in rows
+        if row["contender"] != BASELINE
+    ]

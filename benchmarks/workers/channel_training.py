@@ -64,7 +64,9 @@ def _transport(name: str) -> Iterator[None]:
 def trained(
     rank: int, size: int, dim: int, batch_size: int, rounds: int, steps: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Wall and CPU seconds of each round of so many steps, by transport; losses are equal bit for bit.
+    """Wall and CPU seconds of each round of so many steps, by transport.
+
+    Losses are equal bit for bit.
 
     Args:
         rank: of this process.

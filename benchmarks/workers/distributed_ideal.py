@@ -1,4 +1,7 @@
-"""A rank of the dense model alone: embeddings are there already, dense gradients are summed over ranks."""
+"""A rank of the dense model alone.
+
+Embeddings are there already, dense gradients are summed over ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def build_plain(case: Case) -> RankSubject:
 def train(
     model: nn.Module, batches: tuple[Tensor, Tensor, Tensor], case: Case, parts: Parts = NO_PARTS
 ) -> Iterator[Tensor]:
-    """Train a batch a turn on embeddings that never change but whose gradients are computed; yields its loss."""
+    """Train a batch a turn on embeddings that never change but whose gradients are computed.
+
+    Yields its loss.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
     _, dense_NBn, labels_NB = batches
     generator = torch.Generator().manual_seed(case.seed)

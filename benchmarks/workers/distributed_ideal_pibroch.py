@@ -1,4 +1,7 @@
-"""The ideal with pibroch's dense model and its sums over ranks: what is left when the exchange costs nothing."""
+"""The ideal with pibroch's dense model and its sums over ranks.
+
+What is left when the exchange costs nothing.
+"""
 
 from __future__ import annotations
 

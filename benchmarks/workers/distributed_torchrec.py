@@ -1,4 +1,7 @@
-"""A rank of DLRM, or of another model, on TorchRec: planner, ``DistributedModelParallel``, with and without its pipeline."""
+"""A rank of DLRM, or of another model, on TorchRec.
+
+Planner, ``DistributedModelParallel``, with and without its pipeline.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the DLRM contenders share: dense layers, batches, the check. Torch alone, no pibroch, no TorchRec.
+"""What the DLRM contenders share: dense layers, batches, the check.
+
+Torch alone, no pibroch, no TorchRec.
 
 Shape legend: B samples, F features, D dim, n dense features.
 """
@@ -38,9 +40,12 @@ def perceptron(sizes: tuple[int, ...], last_relu: bool) -> nn.Sequential:
 
 
 class PlainDense(nn.Module):
-    """DLRM's dense part as written in plain torch: ``dense [B, n], embedded [B, F, D]`` to logits ``[B]``.
+    """DLRM's dense part as written in plain torch.
 
-    Pairs are picked by ``index_select``, which beat the usual double index and ``gather`` when tried.
+    ``dense [B, n], embedded [B, F, D]`` to logits ``[B]``.
+
+    Pairs are picked by ``index_select``, which beat the usual double index and ``gather`` when
+    tried.
     """
 
     pairs: Tensor
@@ -87,7 +92,10 @@ class TrainingSubject:
         return {"step": lambda batch: self._step(batch % self._num_batches)}
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """``loss`` and ``row_movement`` of each step; a batch comes twice in a row, so that a lost update shows."""
+        """``loss`` and ``row_movement`` of each step.
+
+        A batch comes twice in a row, so that a lost update shows.
+        """
         values: dict[str, list[float]] = {"loss": [], "row_movement": []}
         for batch in (step // 2 % self._num_batches for step in range(steps)):
             with torch.no_grad():
@@ -103,13 +111,19 @@ class TrainingSubject:
 
 
 def movement(before: Tensor, after: Tensor) -> float:
-    """Sum of absolute differences, in double precision; a few samples at a time, since peak memory is measured too."""
+    """Sum of absolute differences, in double precision.
+
+    A few samples at a time, since peak memory is measured too.
+    """
     pairs = zip(after.split(64), before.split(64), strict=True)
     return sum(float((mine.double() - theirs.double()).abs().sum()) for mine, theirs in pairs)
 
 
 def torch_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """All batches as tensors: ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``; also sets torch's threads."""
+    """All batches as tensors: ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``.
+
+    Also sets torch's threads.
+    """
     torch.set_num_threads(case.threads)
     arrays = Arrays.load(case.data)
     return (

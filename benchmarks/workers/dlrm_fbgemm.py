@@ -1,4 +1,7 @@
-"""DLRM on FBGEMM's table-batched embeddings directly, plain torch around them: the leanest use of the peer."""
+"""DLRM on FBGEMM's table-batched embeddings directly, plain torch around them.
+
+The leanest use of the peer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""pibroch's dense model alone: what is left of a step when embeddings are there already and their update costs nothing."""
+"""pibroch's dense model alone.
+
+What is left of a step when embeddings are there already and their update costs nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TorchRec's DLRM as its users train it: planner and ``DistributedModelParallel``, here in a group of one process."""
+"""TorchRec's DLRM as its users train it.
+
+Planner and ``DistributedModelParallel``, here in a group of one process.
+"""
 
 from __future__ import annotations
 

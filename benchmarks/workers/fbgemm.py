@@ -37,7 +37,10 @@ def table_batched_embeddings(case: Case) -> SplitTableBatchedEmbeddingBagsCodege
 def load_tables(
     module: SplitTableBatchedEmbeddingBagsCodegen, case: Case, order: list[int] | None = None
 ) -> None:
-    """Copy the case's starting weights in; ``order`` names the table behind each of the operator's weights."""
+    """Copy the case's starting weights in.
+
+    ``order`` names the table behind each of the operator's weights.
+    """
     weights = module.split_embedding_weights()
     for table, weight in zip(order or range(case.num_tables), weights, strict=True):
         weight.copy_(torch.from_numpy(initial_table(case, table)))

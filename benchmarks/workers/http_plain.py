@@ -1,7 +1,10 @@
-"""A DLRM behind plain FastAPI, as one writes it first: a pydantic body, dictionaries, ``nn.EmbeddingBag`` a table.
+"""A DLRM behind plain FastAPI, as one writes it first.
 
-``python http_plain.py FOLDER KIND``: the folder is a float32 export with ``vocabulary.json`` beside its files; KIND is
-``torch`` or ``torchrec``, whose tables are quantised to int8 by its inference modules. Says its port. Needs nothing of pibroch.
+A pydantic body, dictionaries, ``nn.EmbeddingBag`` a table.
+
+``python http_plain.py FOLDER KIND``: the folder is a float32 export with ``vocabulary.json`` beside
+its files; KIND is ``torch`` or ``torchrec``, whose tables are quantised to int8 by its inference
+modules. Says its port. Needs nothing of pibroch.
 """
 
 from __future__ import annotations

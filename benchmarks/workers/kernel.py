@@ -1,4 +1,6 @@
-"""What the kernel contenders share: timed phases, gradients, the check. Torch alone, no pibroch, no FBGEMM.
+"""What the kernel contenders share: timed phases, gradients, the check.
+
+Torch alone, no pibroch, no FBGEMM.
 
 Shape legend: B samples, F features, D dim.
 """

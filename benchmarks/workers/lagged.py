@@ -1,4 +1,7 @@
-"""What each rank of the topic ``bounded_lag`` does; ranks are processes of this environment, joined over gloo."""
+"""What each rank of the topic ``bounded_lag`` does.
+
+Ranks are processes of this environment, joined over gloo.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def groups(bound: int) -> dict[str, Any]:
 
 
 class Views:
-    """All-to-all over pibroch's transport whose results are looked at where they lie; nothing is copied out."""
+    """All-to-all over pibroch's transport whose results are looked at where they lie.
+
+    Nothing is copied out.
+    """
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         options = pb.BoundedLagOptions(bound=0)
@@ -248,7 +254,10 @@ def pipelined(
     delays: Sequence[float],
     traced_from: int | None = None,
 ) -> dict[str, Any]:
-    """Inference with a delay in each step: seconds, whether predictions are those of synchronous inference, and spans."""
+    """Inference with a delay in each step.
+
+    Seconds, whether predictions are those of synchronous inference, and spans.
+    """
     model, embeddings, batches = _model(path, rank, size)
     with torch.no_grad():
         wanted = [model(batch.dense, embeddings(batch)) for batch in batches]

@@ -1,7 +1,8 @@
 """Where the time of a rank's training thread goes. No pibroch, no TorchRec: workers of both use it.
 
-A part begins and ends on the training thread, within another part or within none; hooks on autograd's nodes find the parts
-of a backward pass, which runs on the thread that calls it where everything is on the CPU.
+A part begins and ends on the training thread, within another part or within none; hooks on
+autograd's nodes find the parts of a backward pass, which runs on the thread that calls it where
+everything is on the CPU.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class Parts:
             self._open.append((name, time.perf_counter()))
 
     def end(self, name: str) -> None:
-        """End the part ``name`` that began last, and what is open within it; nothing when there is none."""
+        """End the part ``name`` that began last, and what is open within it.
+
+        Nothing when there is none.
+        """
         while any(name == each for each, _ in self._open):
             inner, begin = self._open.pop()
             self._spans.append((inner, begin, time.perf_counter()))
@@ -99,7 +103,10 @@ class Parts:
             tensor.grad_fn.register_hook(lambda *_: self.end(name))
 
     def after_backward(self, name: str, loss: Tensor) -> None:
-        """What is left to do once the gradients are there is the part ``name``; it ends with the part around it."""
+        """What is left to do once the gradients are there is the part ``name``.
+
+        It ends with the part around it.
+        """
         if self.is_on:
             loss.register_hook(
                 lambda _: Variable._execution_engine.queue_callback(lambda: self.begin(name))

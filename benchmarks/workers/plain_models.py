@@ -1,4 +1,6 @@
-"""DCNv2, DeepFM and Wide&Deep as pibroch builds them by default, in plain torch: for TorchRec, which has no such models.
+"""DCNv2, DeepFM and Wide&Deep as pibroch builds them by default, in plain torch.
+
+For TorchRec, which has no such models.
 
 Layers are made in pibroch's order, so that one seed gives both the same starting weights.
 

@@ -1,4 +1,6 @@
-"""What the workers of topic ``distributed`` share: one process a rank, its part of the batches. Torch alone.
+"""What the workers of topic ``distributed`` share: one process a rank, its part of the batches.
+
+Torch alone.
 
 Shape legend: N batches, F features, B samples of a rank, n dense features, D dim.
 """
@@ -28,7 +30,10 @@ def join(case: Case) -> None:
 
 
 def rank_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's part of each global batch: ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``."""
+    """This rank's part of each global batch.
+
+    Ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``.
+    """
     rank, arrays = int(os.environ["RANK"]), Arrays.load(case.data)
     mine = slice(rank * case.batch_size, (rank + 1) * case.batch_size)
     parts = (arrays.ids[:, :, mine], arrays.dense[:, mine], arrays.labels[:, mine])
@@ -37,7 +42,9 @@ def rank_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batch_order(num_batches: int) -> Iterator[int]:
-    """Numbers of the batches to train on, without end; the first ones, which are checked, come twice each.
+    """Numbers of the batches to train on, without end.
+
+    The first ones, which are checked, come twice each.
 
     A lost or doubled update of a row shows in the loss when the batch comes again.
     """
@@ -48,17 +55,20 @@ class RankSubject:
     """A rank that trains.
 
     Args:
-        losses: trains on the next batch, in the order of :func:`batch_order`, and gives this rank's mean loss; an iterator,
-            because whoever looks ahead reads further than it trains.
+        losses: trains on the next batch, in the order of :func:`batch_order`, and gives this rank's
+            mean loss; an iterator, because whoever looks ahead reads further than it trains.
         versions: packages that matter.
         counts: gives what the exchange counted since the set-up.
         parts: of the steps' time, if it is on.
     """
 
     def __init__(
-        self, losses: Iterator[Tensor], versions: dict[str, str], counts: Callable[[], dict[str, float]] = dict,
+        self,
+        losses: Iterator[Tensor],
+        versions: dict[str, str],
+        counts: Callable[[], dict[str, float]] = dict,
         parts: Parts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._losses, self._versions, self._counts, self._parts = (
             losses,
             versions,

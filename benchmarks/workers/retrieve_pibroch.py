@@ -103,7 +103,10 @@ def train_moving(case: Case) -> RankSubject:
 
 
 class OneAsks:
-    """Rank 0 looks up, and the others sleep: in own rows, a neighbour's, another host's, half own and half of those."""
+    """Rank 0 looks up, and the others sleep.
+
+    In own rows, a neighbour's, another host's, half own and half of those.
+    """
 
     def __init__(self, case: Case) -> None:
         join(case)

@@ -1,4 +1,7 @@
-"""A recommendation model whose table lies on a parameter server; trainers average dense gradients by torch's DDP."""
+"""A recommendation model whose table lies on a parameter server.
+
+Trainers average dense gradients by torch's DDP.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,12 @@ class Trainer:
         dist.init_process_group("gloo", init_method=meet, rank=place, world_size=count)
         self.place, self.sizes, self.table = place, sizes, table
         layers = nn.Sequential(
-            nn.Linear(NUM_FEATURES * sizes.dim, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(),
+            nn.Linear(NUM_FEATURES * sizes.dim, 512),
+            nn.ReLU(),
+            nn.Linear(512, 256),
+            nn.ReLU(),
             nn.Linear(256, 1),
-        )  # fmt: skip
+        )
         self.dense = DistributedDataParallel(seeded(layers, 1))
         references = [table.rpc_sync().reference()]
         references += [rpc.RRef(parameter) for parameter in self.dense.parameters()]

@@ -1,4 +1,7 @@
-"""A transformer over stages, fed with micro-batches; distributed autograd goes back through all of them."""
+"""A transformer over stages, fed with micro-batches.
+
+Distributed autograd goes back through all of them.
+"""
 
 from __future__ import annotations
 

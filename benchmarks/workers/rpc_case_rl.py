@@ -1,7 +1,9 @@
-"""Reinforcement learning with batched inference: observers send frames, the agent answers them all by one pass of its policy.
+"""Reinforcement learning with batched inference.
 
-The answer to each call is a future (``async_execution``) that is set when the last observer's frame of the step has come. After
-an episode the agent takes a step of REINFORCE.
+Observers send frames, the agent answers them all by one pass of its policy.
+
+The answer to each call is a future (``async_execution``) that is set when the last observer's frame
+of the step has come. After an episode the agent takes a step of REINFORCE.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ NUM_ACTIONS = 6
 
 
 def play(agent: Any, observer: int, episode: int, frames: int) -> list[float]:
-    """What an observer does: show frames, which follow from its number and the actions; returns its rewards."""
+    """What an observer does: show frames, which follow from its number and the actions.
+
+    Returns its rewards.
+    """
     generator = torch.Generator().manual_seed(1000 * episode + observer)
     frame = torch.randint(256, (4, 84, 84), dtype=torch.uint8, generator=generator)
     rewards = []
@@ -35,10 +40,19 @@ class Agent:
     """The policy and what was played of an episode."""
 
     def __init__(self, observers: int) -> None:
-        self.policy = seeded(nn.Sequential(
-            nn.Conv2d(4, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.Flatten(),
-            nn.Linear(32 * 9 * 9, 256), nn.ReLU(), nn.Linear(256, NUM_ACTIONS),
-        ), 0)  # fmt: skip
+        self.policy = seeded(
+            nn.Sequential(
+                nn.Conv2d(4, 16, 8, stride=4),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 4, stride=2),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(32 * 9 * 9, 256),
+                nn.ReLU(),
+                nn.Linear(256, NUM_ACTIONS),
+            ),
+            0,
+        )
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=1e-2)
         self.observers, self.lock = observers, threading.Lock()
         self.scores: list[Tensor] = []

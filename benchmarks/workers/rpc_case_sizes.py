@@ -13,7 +13,8 @@ class Sizes:
     """What two cores can do in a second or less a step.
 
     Attributes:
-        workers: processes beside the one that drives: observers, clients; stages; a parameter server and trainers.
+        workers: processes beside the one that drives: observers, clients; stages; a parameter
+            server and trainers.
         frames: that each observer sees in an episode, of 4 x 84 x 84 bytes.
         layers: of the transformer in each stage.
         width: of its hidden states.
@@ -42,9 +43,16 @@ class Sizes:
 
 
 QUICK = Sizes(
-    frames=5, layers=1, width=64, length=32, sequences=8, rows=20_000, dim=16, samples=64,
+    frames=5,
+    layers=1,
+    width=64,
+    length=32,
+    sequences=8,
+    rows=20_000,
+    dim=16,
+    samples=64,
     parameters=200_000,
-)  # fmt: skip
+)
 
 
 def sizes(quick: bool) -> Sizes:

@@ -1,4 +1,7 @@
-"""Starting weights of topic ``rpc_cases``: the same in every process, whatever other threads of it draw meanwhile."""
+"""Starting weights of topic ``rpc_cases``.
+
+The same in every process, whatever other threads of it draw meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A process of topic ``rpc_cases``: the last rank drives the four cases, the others do what it asks of them."""
+"""A process of topic ``rpc_cases``.
+
+The last rank drives the four cases, the others do what it asks of them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ CASES: dict[str, Any] = {
 
 
 class Driver:
-    """See :class:`benchmarks.workers.serving.Subject`; a process that does not drive has nothing to time."""
+    """See :class:`benchmarks.workers.serving.Subject`.
+
+    A process that does not drive has nothing to time.
+    """
 
     def __init__(self, names: list[str], drives: bool) -> None:
         chosen = sizes(quick=False)

@@ -1,4 +1,7 @@
-"""What the callee of topic ``rpc`` runs for its caller, by whatever way the call came. Torch alone."""
+"""What the callee of topic ``rpc`` runs for its caller, by whatever way the call came.
+
+Torch alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def plus_one(tensor: Tensor) -> Tensor:
 
 
 def ops(tensor: Tensor) -> Tensor:
-    """The paper's other function: 200 pointwise operations; all but the first in place, as it is not malloc that is timed."""
+    """The paper's other function: 200 pointwise operations.
+
+    All but the first in place, as it is not malloc that is timed.
+    """
     result = tensor * 1.001
     result.add_(0.5)
     for _ in range(99):

@@ -1,8 +1,8 @@
 """gRPC in topic ``rpc``: raw bytes, no protobuf, a Unix socket on one host.
 
-Tensors up to ``UNARY_BYTES`` travel as one message, with the packing of ``rpc_identity_grpc.py``. Larger ones as a stream of
-chunks, which the receiver copies into the tensor as they come: found to be nearly twice as fast at 4 MB, more than twice at
-40 MB. Frames are as large as HTTP/2 allows.
+Tensors up to ``UNARY_BYTES`` travel as one message, with the packing of ``rpc_identity_grpc.py``.
+Larger ones as a stream of chunks, which the receiver copies into the tensor as they come: found to
+be nearly twice as fast at 4 MB, more than twice at 40 MB. Frames are as large as HTTP/2 allows.
 """
 
 from __future__ import annotations

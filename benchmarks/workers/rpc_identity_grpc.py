@@ -1,7 +1,7 @@
 """The identity example with gRPC: what its user writes. Run once with RANK=0 and once with RANK=1.
 
-No protobuf and no pickle: a tensor is a short header and its memory, joined in one copy; the receiver uses the bytes that
-gRPC hands it as they are.
+No protobuf and no pickle: a tensor is a short header and its memory, joined in one copy; the
+receiver uses the bytes that gRPC hands it as they are.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The identity example with torch.distributed.rpc: what its user writes. Run once with RANK=0 and once with RANK=1."""
+"""The identity example with torch.distributed.rpc: what its user writes.
+
+Run once with RANK=0 and once with RANK=1.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""Which RPC a process of topic ``rpc_cases`` speaks: pibroch's or torch's, which have the same names."""
+"""Which RPC a process of topic ``rpc_cases`` speaks.
+
+Pibroch's or torch's, which have the same names.
+"""
 
 from __future__ import annotations
 

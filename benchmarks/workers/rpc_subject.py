@@ -1,6 +1,9 @@
-"""The caller's measurements of topic ``rpc``: the same code for every contender, and one more part for those with references.
+"""The caller's measurements of topic ``rpc``.
 
-A phase is named ``KIND:NUMBER``: a function and the bytes of its argument, or ``in_flight`` and how many calls.
+The same code for every contender, and one more part for those with references.
+
+A phase is named ``KIND:NUMBER``: a function and the bytes of its argument, or ``in_flight`` and how
+many calls.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ def argument(nbytes: int) -> Tensor:
 
 
 class CallSubject(ABC):
-    """A contender that can call ``FUNCTIONS`` at the callee. Its callee's side only has to be built."""
+    """A contender that can call ``FUNCTIONS`` at the callee.
+
+    Its callee's side only has to be built.
+    """
 
     @abstractmethod
     def start(self, function: str, tensor: Tensor) -> Any:
@@ -61,7 +67,9 @@ class CallSubject(ABC):
         return found | {f"in_flight:{count}": partial(self._many, count) for count in IN_FLIGHT}
 
     def check(self, steps: int) -> dict[str, list[float]]:
-        """Compare results of the ``steps`` smallest sizes with those computed here; an error if one differs.
+        """Compare results of the ``steps`` smallest sizes with those computed here.
+
+        An error if one differs.
 
         With no steps: how long the parts of the steps took that were timed since.
         """
@@ -91,7 +99,9 @@ class CallSubject(ABC):
 
 
 class RpcSubject(CallSubject):
-    """A contender with the interface of ``torch.distributed.rpc``: pibroch and torch run the same lines.
+    """A contender with the interface of ``torch.distributed.rpc``.
+
+    Pibroch and torch run the same lines.
 
     Args:
         rpc, autograd: the modules.
@@ -154,7 +164,10 @@ class RpcSubject(CallSubject):
 
     @cached_property
     def _layers(self) -> tuple[Any, Layer, Layer]:
-        """The first layer at the callee; the second here; and the first one here as well, for the times without RPC."""
+        """The first layer at the callee; the second here.
+
+        And the first one here as well, for the times without RPC.
+        """
         return self._rpc.remote(CALLEE, Layer), Layer(), Layer()
 
     def _forward(self) -> Tensor:

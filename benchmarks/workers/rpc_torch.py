@@ -14,8 +14,9 @@ from benchmarks.workers.rpc_subject import CALLEE, CALLER, RpcSubject
 def build(case: Case) -> RpcSubject:
     """Join as the rank that the environment tells; with default settings on one host.
 
-    Between lab hosts without the channel that copies from one process's memory to another's, which would pass the link by, and
-    without the one of several streams: there it takes twice as long for small tensors and is no faster for large ones.
+    Between lab hosts without the channel that copies from one process's memory to another's, which
+    would pass the link by, and without the one of several streams: there it takes twice as long for
+    small tensors and is no faster for large ones.
     """
     if "TP_SOCKET_IFNAME" in os.environ:
         return join(
@@ -27,7 +28,10 @@ def build(case: Case) -> RpcSubject:
 
 
 def build_basic(case: Case) -> RpcSubject:
-    """With a private setting that is quicker for small tensors and slower for large ones: all goes through the transport."""
+    """With a private setting that is quicker for small tensors and slower for large ones.
+
+    All goes through the transport.
+    """
     return join(rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, _channels=["basic"]))
 
 

@@ -1,8 +1,8 @@
 """The worker's half of the protocol: one JSON command a line in, one JSON answer a line out.
 
-Commands: ``setup`` (a case), ``check`` (steps whose numbers must agree between contenders), ``run`` (timed steps), ``memory``,
-``count`` (what the subject counts of its own).
-Between commands the process blocks in ``readline``, so an idle contender costs the running one nothing.
+Commands: ``setup`` (a case), ``check`` (steps whose numbers must agree between contenders), ``run``
+(timed steps), ``memory``, ``count`` (what the subject counts of its own). Between commands the
+process blocks in ``readline``, so an idle contender costs the running one nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""What the workers of topic ``tables`` share: small dense heads, so that the tables take the time. Torch alone.
+"""What the workers of topic ``tables`` share: small dense heads, so that the tables take the time.
 
-Shape legend: N batches, B samples of a rank, L ids of a sequence, D dim, S sum of all dims, H hidden units.
+Torch alone.
+
+Shape legend: N batches, B samples of a rank, L ids of a sequence, D dim, S sum of all dims, H
+hidden units.
 """
 
 from __future__ import annotations
@@ -53,5 +56,8 @@ def loss_of_sequences(values_VD: Tensor, weights_DH: Tensor, labels_B: Tensor) -
 
 
 def sequences(ids_NFB: Tensor) -> list[Tensor]:
-    """Of each batch the ids of all samples in turn, int64 ``[B * L]``; a feature of the stored batches is a position."""
+    """Of each batch the ids of all samples in turn, int64 ``[B * L]``.
+
+    A feature of the stored batches is a position.
+    """
     return [ids_FB.T.reshape(-1).contiguous() for ids_FB in ids_NFB]

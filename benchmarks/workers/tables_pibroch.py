@@ -54,9 +54,11 @@ def build_sequences(case: Case) -> RankSubject:
 
 
 def _subject(
-    case: Case, tables: list[pb.Table], batches: list[pb.JaggedBatch],
+    case: Case,
+    tables: list[pb.Table],
+    batches: list[pb.JaggedBatch],
     loss_of: Callable[[pb.Embeddings, pb.JaggedBatch], Tensor],
-) -> RankSubject:  # fmt: skip
+) -> RankSubject:
     options = dict(case.exchange_options)
     if "plan" in options:
         options["placement"] = pb.Plan.load(Path(options.pop("plan")))

@@ -1,4 +1,7 @@
-"""A rank of topic ``tables`` on TorchRec: sharded collections, with and without the training pipeline."""
+"""A rank of topic ``tables`` on TorchRec.
+
+Sharded collections, with and without the training pipeline.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def table_configs(case: Case) -> list[EmbeddingBagConfig]:
 def torchrec_dlrm(collection: nn.Module, case: Case) -> DLRM:
     """TorchRec's model around a collection, dense weights loaded.
 
-    Its interaction lists the pairs of the upper triangle by rows, the case those of the lower one: the first top layer's
-    columns are moved accordingly.
+    Its interaction lists the pairs of the upper triangle by rows, the case those of the lower one:
+    the first top layer's columns are moved accordingly.
     """
     model = DLRM(
         collection,
@@ -57,7 +57,10 @@ def empty_collection(case: Case) -> EmbeddingBagCollection:
 
 
 def subject(model: nn.Module, sparse_arch: nn.Module, case: Case) -> TrainingSubject:
-    """Training steps of ``model(dense, KeyedJaggedTensor) -> logits [B, 1]``; rows are updated in backward."""
+    """Training steps of ``model(dense, KeyedJaggedTensor) -> logits [B, 1]``.
+
+    Rows are updated in backward.
+    """
     ids_NFB, dense_NBn, labels_NB = torch_batches(case)
     sparse = [_keyed_jagged(ids_FB, case) for ids_FB in ids_NFB]
     dense_parameters = [

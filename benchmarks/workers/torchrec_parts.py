@@ -1,4 +1,7 @@
-"""Where a step of TorchRec's training pipeline spends its time; its own code does not say, so its pieces are wrapped."""
+"""Where a step of TorchRec's training pipeline spends its time.
+
+Its own code does not say, so its pieces are wrapped.
+"""
 
 from __future__ import annotations
 

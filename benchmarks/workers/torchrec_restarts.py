@@ -1,8 +1,9 @@
 """A DLRM on TorchRec that goes on from its newest checkpoint when torchrun starts it again.
 
-Run: torchrun --standalone --nproc-per-node 2 --max-restarts 9 -m benchmarks.workers.torchrec_restarts FOLDER ROWS SECONDS. The
-folder has what a run of pibroch has there: ``metrics.jsonl``, ``checkpoints/step-N``, and a line of ``restarts.jsonl`` for each
-start that goes on from one.
+Run: torchrun --standalone --nproc-per-node 2 --max-restarts 9 -m
+benchmarks.workers.torchrec_restarts FOLDER ROWS SECONDS. The folder has what a run of pibroch has
+there: ``metrics.jsonl``, ``checkpoints/step-N``, and a line of ``restarts.jsonl`` for each start
+that goes on from one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 NUM_TABLES, NUM_DENSE, DIM, BATCH_SIZE = 26, 13, 16, 2048
 NAMES = [f"C{number}" for number in range(NUM_TABLES)]
 SKEW = 3.0
-"""Ids are a uniform number to this power, times the rows: a tenth of the rows has almost half of all reads."""
+"""Ids are a uniform number to this power, times the rows.
+
+A tenth of the rows has almost half of all reads.
+"""
 
 
 def batch_of(step: int, num_rows: int) -> Batch:
@@ -116,9 +120,10 @@ class Run:
     def _state(self) -> dict[str, Mapping[str, object]]:
         """Of weights and both optimizers."""
         return {
-            "model": self._model.state_dict(), "rows": self._model.fused_optimizer.state_dict(),
+            "model": self._model.state_dict(),
+            "rows": self._model.fused_optimizer.state_dict(),
             "dense": self._optimizer.state_dict(),
-        }  # fmt: skip
+        }
 
 
 def main() -> None:

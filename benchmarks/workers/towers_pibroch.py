@@ -1,7 +1,7 @@
 """A rank of DLRM, or of DLRM on towers, under one of pibroch's exchanges, on bags of several ids.
 
-``exchange_options`` of the case say which: ``exchange``, ``towers`` (how many, and the width of what they give; absent for a
-model without), and what else the exchange takes.
+``exchange_options`` of the case say which: ``exchange``, ``towers`` (how many, and the width of
+what they give; absent for a model without), and what else the exchange takes.
 
 Shape legend: N batches, F features, B samples of a rank, M most ids of a bag.
 """
@@ -66,7 +66,10 @@ def model_of(case: Case, towers: dict[str, int] | None) -> Model:
 
 
 def bags(case: Case) -> list[pb.JaggedBatch]:
-    """This rank's part of each global batch: bags of 1 to M ids, whose lengths depend on the case's seed alone."""
+    """This rank's part of each global batch.
+
+    Bags of 1 to M ids, whose lengths depend on the case's seed alone.
+    """
     rank, arrays, size, most = (
         int(os.environ["RANK"]),
         Arrays.load(case.data),

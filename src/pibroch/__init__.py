@@ -1,6 +1,7 @@
 """pibroch: deep recommendation models whose embedding tables outgrow one machine.
 
-Names are loaded on first use: the command line answers at once, and can still set up torch's threads before torch loads.
+Names are loaded on first use: the command line answers at once, and can still set up torch's
+threads before torch loads.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ def __dir__() -> list[str]:
 
 
 def _register_backend() -> None:
-    """Make the backend ``bls`` known to torch.distributed; what it is made of loads with the first group of it."""
+    """Make the backend ``bls`` known to torch.distributed.
+
+    What it is made of loads with the first group of it.
+    """
     from torch.distributed.distributed_c10d import Backend
 
     def create(*arguments: object) -> Any:

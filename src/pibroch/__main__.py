@@ -1,4 +1,7 @@
-"""The entry point of the command line, also as ``python -m pibroch``: one that may be interrupted while it still loads."""
+"""The entry point of the command line, also as ``python -m pibroch``.
+
+One that may be interrupted while it still loads.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Something to be done once another module is there, without loading it: now, or right after the program imports it.
+"""Something to be done once another module is there, without loading it.
 
-Imports nothing that the interpreter has not loaded by itself: it runs with every program that imports pibroch.
+Now, or right after the program imports it.
+
+Imports nothing that the interpreter has not loaded by itself: it runs with every program that
+imports pibroch.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ else:
 
 
 def after_import(name: str, do: Callable[[], None]) -> None:
-    """Call ``do`` when the module of this name has been imported; at once where it is there already."""
+    """Call ``do`` when the module of this name has been imported.
+
+    At once where it is there already.
+    """
     known = sys.modules.get(name)
     if known is not None and not getattr(known.__spec__, "_initializing", False):
         do()
@@ -27,7 +33,10 @@ def after_import(name: str, do: Callable[[], None]) -> None:
 
 
 class _Watcher:
-    """Finds one module as everybody else would, to be told when it is loaded; leaves when it has found it."""
+    """Finds one module as everybody else would, to be told when it is loaded.
+
+    Leaves when it has found it.
+    """
 
     def __init__(self, name: str, do: Callable[[], None]) -> None:
         self._name, self._do = name, do

@@ -35,7 +35,8 @@ class PibrochError(Exception):
         do: what the user can do about it.
 
     Attributes:
-        is_loss: whether a process was lost, by no fault of its own as far as is known: started again, the same run may go on.
+        is_loss: whether a process was lost, by no fault of its own as far as is known: started
+            again, the same run may go on.
     """
 
     exit_code = 1
@@ -103,7 +104,10 @@ class RankFailedError(TrainingError):
 
 
 class RpcError(PibrochError, RuntimeError):
-    """A remote call that did not come to its end. A ``RuntimeError`` too, as in ``torch.distributed.rpc``."""
+    """A remote call that did not come to its end.
+
+    A ``RuntimeError`` too, as in ``torch.distributed.rpc``.
+    """
 
 
 class RpcTimeoutError(RpcError, TimeoutError):

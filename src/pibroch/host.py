@@ -8,7 +8,10 @@ import socket
 
 
 def this_machine() -> str:
-    """What two processes have in common that can share memory: the kernel's boot and the network namespace."""
+    """What two processes have in common that can share memory.
+
+    The kernel's boot and the network namespace.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
@@ -17,7 +20,10 @@ def this_machine() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or ``localhost``, is this machine's alone. Other names are not looked up."""
+    """Whether an address, or ``localhost``, is this machine's alone.
+
+    Other names are not looked up.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,6 @@
-"""What predictions are worth while training goes on: AUC, log loss, normalised entropy and calibration, task by task.
+"""What predictions are worth while training goes on.
+
+AUC, log loss, normalised entropy and calibration, task by task.
 
 Each rank adds its own samples; figures are those of all ranks together. ``pibroch evaluate`` keeps
 every prediction and is exact (:mod:`pibroch.train.metrics`); here memory is bounded, 7 MB a task,
@@ -56,10 +58,11 @@ class StreamingMetrics:
 
     Args:
         tasks: names of what is predicted.
-        window: samples, of all ranks together, that count as the latest ones. It moves on by eighths, between batches: the
-            latest 7/8 to 8/8 of it and at most one batch more are counted.
-        ranks: whose samples belong together; those of torch.distributed's default group when not given. All construct it, in
-            one order with their other modules that talk.
+        window: samples, of all ranks together, that count as the latest ones. It moves on by
+            eighths, between batches: the latest 7/8 to 8/8 of it and at most one batch more are
+            counted.
+        ranks: whose samples belong together; those of torch.distributed's default group when not
+            given. All construct it, in one order with their other modules that talk.
 
     Raises:
         ConfigError: for no or equal tasks, or a window that is too short.
@@ -96,11 +99,11 @@ class StreamingMetrics:
         """Add this rank's samples, perhaps none; no other rank is waited for.
 
         Args:
-            logits: floating ``[B]`` or ``[B, 1]``, before the sigmoid (``torch.logit`` of probabilities); with several tasks by
-                task. Gradients are left alone.
+            logits: floating ``[B]`` or ``[B, 1]``, before the sigmoid (``torch.logit`` of
+                probabilities); with several tasks by task. Gradients are left alone.
             labels: of the same shape, from 0 to 1; by task.
-            weights: of the same shape, at least 0; by task, or for all tasks; 1 when absent. A sample of weight 0 is left out,
-                whatever its label and logit.
+            weights: of the same shape, at least 0; by task, or for all tasks; 1 when absent. A
+                sample of weight 0 is left out, whatever its label and logit.
 
         Raises:
             DataError: for other shapes or values.

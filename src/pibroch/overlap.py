@@ -13,7 +13,8 @@ def refuse_overlap(out: Path, inputs: Iterable[Path | str | None], option: str =
 
     Args:
         out: a file or a folder that is to be written.
-        inputs: files and folders that are read for it; those that are ``None``, or not there, are left out.
+        inputs: files and folders that are read for it; those that are ``None``, or not there, are
+            left out.
         option: that names the output.
     """
     target = out.resolve()

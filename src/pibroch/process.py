@@ -32,20 +32,23 @@ def tune_process(is_alone: bool | None = None) -> None:
 
     What the user gave OpenMP in the environment stays, and malloc where there is no glibc.
 
-    *OpenMP*: torch's threads spin for milliseconds before they sleep, and other work on their cores waits as long; one that
-    sleeps at once is woken fifty times a step. Alone they spin for 0.3 ms here, which took 4 to 5 % off a DLRM step of 40 ms
-    on two idle cores against a tenth of it, and 1 % off one with what is usual. Beside other ranks they spin for that
-    tenth: with one of two cores busy the step took 80 ms, 104 with 0.3 ms and 116 with what is usual.
+    *OpenMP*: torch's threads spin for milliseconds before they sleep, and other work on their cores
+    waits as long; one that sleeps at once is woken fifty times a step. Alone they spin for 0.3 ms
+    here, which took 4 to 5 % off a DLRM step of 40 ms on two idle cores against a tenth of it, and
+    1 % off one with what is usual. Beside other ranks they spin for that tenth: with one of two
+    cores busy the step took 80 ms, 104 with 0.3 ms and 116 with what is usual.
 
-    *malloc*: activations would be given back to the kernel and faulted in again in each step: of a DLRM step with batch
-    2048 and dim 16, 1,600 page faults and 4 ms of 40; with batch 4096 and dim 128, 26,900 faults and 31 ms of 134. None with
-    this setting, and the same peak. The price: up to 1 GiB of freed memory is kept, and all that lies below memory in use.
+    *malloc*: activations would be given back to the kernel and faulted in again in each step: of a
+    DLRM step with batch 2048 and dim 16, 1,600 page faults and 4 ms of 40; with batch 4096 and dim
+    128, 26,900 faults and 31 ms of 134. None with this setting, and the same peak. The price: up to
+    1 GiB of freed memory is kept, and all that lies below memory in use.
 
-    *Python's collector of cycles* looks again and again at the million objects that imports make, 0.6 s of the 3.3 s that a
-    start takes; it does so after 50,000 new objects, not 700.
+    *Python's collector of cycles* looks again and again at the million objects that imports make,
+    0.6 s of the 3.3 s that a start takes; it does so after 50,000 new objects, not 700.
 
     Args:
-        is_alone: whether no other process of the run computes on this machine; by default what ``LOCAL_WORLD_SIZE`` says.
+        is_alone: whether no other process of the run computes on this machine; by default what
+            ``LOCAL_WORLD_SIZE`` says.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:

@@ -14,7 +14,9 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_secret_file(path: Path, what: str, forbidden_mode: int = OTHERS) -> bytes:
-    """The first bytes of a file, without the white space around them: more than a secret may have, if it is that long.
+    """The first bytes of a file, without the white space around them.
+
+    More than a secret may have, if it is that long.
 
     Args:
         path: of the file.
@@ -22,7 +24,8 @@ def read_secret_file(path: Path, what: str, forbidden_mode: int = OTHERS) -> byt
         forbidden_mode: bits that its mode must not have.
 
     Raises:
-        ConfigError: when it is no regular file of this user or of root, cannot be read, or has such a bit.
+        ConfigError: when it is no regular file of this user or of root, cannot be read, or has such
+            a bit.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))

@@ -1,4 +1,7 @@
-"""torch's TCPStore, in which processes meet: it has no secret, and listens on all interfaces unless it is given a socket."""
+"""torch's TCPStore, in which processes meet.
+
+It has no secret, and listens on all interfaces unless it is given a socket.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def tcp_store(
 
 
 def _listening(host: str, port: int) -> socket.socket | None:
-    """``None`` where this process has a store already, which is shared; torch complains where it is another's."""
+    """``None`` where this process has a store already, which is shared.
+
+    Torch complains where it is another's.
+    """
     address = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     try:

@@ -68,7 +68,8 @@ def open_file(folder: Path, name: str, refusal: Refusal) -> BufferedReader:
         refusal: of what cannot be taken.
 
     Raises:
-        PibrochError: the refusal, when the file is missing, unreadable, elsewhere, or no regular one.
+        PibrochError: the refusal, when the file is missing, unreadable, elsewhere, or no regular
+            one.
     """
     path = folder / name
     try:
@@ -87,7 +88,9 @@ def open_file(folder: Path, name: str, refusal: Refusal) -> BufferedReader:
 
 
 def read_json(folder: Path, name: str, refusal: Refusal) -> Any:
-    """What a JSON file of a folder holds; of at most :data:`MAX_JSON_BYTES` and :data:`MAX_JSON_DEPTH`.
+    """What a JSON file of a folder holds.
+
+    Of at most :data:`MAX_JSON_BYTES` and :data:`MAX_JSON_DEPTH`.
 
     Raises:
         PibrochError: the refusal, as :func:`open_file`, or when it is larger, deeper, or no JSON.
@@ -108,7 +111,8 @@ def parse_json(data: bytes, source: str, refusal: Refusal) -> Any:
         refusal: of what is none.
 
     Raises:
-        PibrochError: the refusal, when they are no JSON, or nested deeper than :data:`MAX_JSON_DEPTH`.
+        PibrochError: the refusal, when they are no JSON, or nested deeper than
+            :data:`MAX_JSON_DEPTH`.
     """
     try:
         content = json.loads(data.decode())
@@ -172,7 +176,8 @@ def read_manifest(folder: Path, name: str, refusal: Refusal) -> tuple[dict[str, 
     """The content of what :func:`write_manifest` wrote, and its checksum.
 
     Raises:
-        PibrochError: the refusal, as :func:`read_json`, or when the checksum is not that of the content.
+        PibrochError: the refusal, as :func:`read_json`, or when the checksum is not that of the
+            content.
     """
     content, source = read_json(folder, name, refusal), folder / name
     if not isinstance(content, dict) or not isinstance(content.get(CHECKSUM), str):

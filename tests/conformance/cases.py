@@ -43,7 +43,8 @@ SHAPES = {
         pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
         pb.Table("b", 30, 8, pooling="mean"),
     ],
-    "any": [  # widths, pooling and optimizers of their own; x reads two tables, d is read by two features
+    # widths, pooling and optimizers of their own; x reads two tables, d is read by two features
+    "any": [
         pb.Table("a", 9, 8, features=("x", "y")),
         pb.Table("b", 30, 16, pooling="mean"),
         pb.Table("c", 400, 32),
@@ -83,7 +84,10 @@ def optimizers(name, shape):
 
 
 def as_tensor(out):
-    """All that a lookup gave, as one tensor with a row a sample; bags that are not pooled are padded."""
+    """All that a lookup gave, as one tensor with a row a sample.
+
+    Bags that are not pooled are padded.
+    """
     if isinstance(out, torch.Tensor):
         return out
     parts = [
@@ -94,7 +98,10 @@ def as_tensor(out):
 
 
 def records_of(pieces, tables, optimizer):
-    """All numbers of all rows, from pieces as runs return them; what several pieces hold must have the same bits."""
+    """All numbers of all rows, from pieces as runs return them.
+
+    What several pieces hold must have the same bits.
+    """
     found, by_table = {}, optimizers_of(tables, optimizer)
     for table in tables:
         widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
@@ -172,7 +179,10 @@ def part_of(batch, first, last):
 
 
 def loss_of(pooled, size=None, first=0):
-    """Mean loss of the samples from ``first`` on out of ``size``; no two samples, features or columns count alike."""
+    """Mean loss of the samples from ``first`` on out of ``size``.
+
+    No two samples, features or columns count alike.
+    """
     pooled = as_tensor(pooled)
     size = len(pooled) if size is None else size
     shape = (size, *pooled.shape[1:])
@@ -185,7 +195,8 @@ def loss_of(pooled, size=None, first=0):
 def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     """Train one case; returns this rank's pooled embeddings of each step, and its pieces at the end.
 
-    Between steps there are lookups without an update, as evaluation makes them, with and without feed.
+    Between steps there are lookups without an update, as evaluation makes them, with and without
+    feed.
     """
     rank, world = channel.ranks.rank, channel.ranks.world_size
     tables = SHAPES[shape]
@@ -225,7 +236,10 @@ def watch_steps(channel, name, shape, kind, **options):
 
 
 def announce(channel, num_rows):
-    """Tell of batches with so many rows each, on each rank; returns whether all rows were heard, and messages a batch."""
+    """Tell of batches with so many rows each, on each rank.
+
+    Returns whether all rows were heard, and messages a batch.
+    """
     sent, rank, size = [], channel.ranks.rank, channel.ranks.world_size
 
     def all_to_all(*args):
@@ -251,7 +265,10 @@ def announce(channel, num_rows):
 
 
 def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
-    """What a step says when one rank's batch holds an id outside its table; then a good step, and all pieces."""
+    """What a step says when one rank's batch holds an id outside its table.
+
+    Then a good step, and all pieces.
+    """
     rank, tables = channel.ranks.rank, SHAPES["shared"]
     embeddings = pb.Embeddings(
         tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
@@ -279,7 +296,10 @@ def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
 
 
 def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
-    """Two lookups before the first update see the same rows, with and without feed; returns this rank's pieces."""
+    """Two lookups before the first update see the same rows, with and without feed.
+
+    Returns this rank's pieces.
+    """
     tables, pieces = SHAPES["odd_dims"], []
     said, logger = [], logging.getLogger("pibroch.exchange.embeddings")
     listen = lambda record: said.append(record.msg)  # noqa: E731
@@ -303,7 +323,10 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
 
 
 def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
-    """Feed as many batches as ``num_batches`` says for this rank; returns their sizes as handed out, and the pieces."""
+    """Feed as many batches as ``num_batches`` says for this rank.
+
+    Returns their sizes as handed out, and the pieces.
+    """
     tables = SHAPES["odd_dims"]
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
@@ -320,7 +343,10 @@ def run_out_of_batches(channel, num_batches, exchange="alltoall", **options):
 
 
 def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
-    """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere; returns how many are read ahead, and pieces."""
+    """Feed batches whose sizes on rank 1 are ``sizes``, small ones elsewhere.
+
+    Returns how many are read ahead, and pieces.
+    """
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
@@ -346,9 +372,12 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
 def run_stream(
     channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options
 ):
-    """Train on drawn global batches of ``sizes``, all fed; returns the pooled embeddings of each step, and the pieces.
+    """Train on drawn global batches of ``sizes``, all fed.
 
-    After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are written anew.
+    Returns the pooled embeddings of each step, and the pieces.
+
+    After the steps in ``look_at`` the pieces are looked at; after those in ``forget_at`` they are
+    written anew.
     """
     embeddings, pooled_of_step = _stream(
         channel, name, sizes, exchange, look_at, forget_at, shape, **options
@@ -454,7 +483,10 @@ def _stream(
 
 
 def numbers_between(sender, receiver):
-    """What one rank sends to another: exponents that are alike, in 32 and 16 bits, noise, equal numbers, few, none."""
+    """What one rank sends to another.
+
+    Exponents that are alike, in 32 and 16 bits, noise, equal numbers, few, none.
+    """
     rng = np.random.default_rng([sender, receiver])
     floats = rng.normal(size=3000 + 100 * sender + 10 * receiver).astype(np.float32)
     return [
@@ -503,7 +535,10 @@ def rows_of_largest_part(world, sizes):
 
 
 def stop_early_and_feed_again(channel, exchange="alltoall", **options):
-    """Leave a feed in the middle, train on a batch that was not fed, feed again; returns the pieces."""
+    """Leave a feed in the middle, train on a batch that was not fed, feed again.
+
+    Returns the pieces.
+    """
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adam(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
@@ -539,7 +574,10 @@ def feed_two_at_once(channel, exchange="alltoall", **options):
 
 
 def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **options):
-    """The third of six fed batches has a bad id on one rank and is left out; returns what was said, and the pieces."""
+    """The third of six fed batches has a bad id on one rank and is left out.
+
+    Returns what was said, and the pieces.
+    """
     tables, rank = SHAPES["odd_dims"], channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
@@ -581,13 +619,17 @@ def overfill(channel, exchange="lookahead", **options):
             loss_of(embeddings(batch)).backward()
             step += 1
     except pb.errors.ConfigError as error:
-        channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
+        # batches are still announced; what comes next shares the channel
+        channel.ranks.communication.flush()
         return str(error), step
     return None, step
 
 
 def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
-    """Train with moving averages, look these up between steps; returns what was looked up, and the pieces' state."""
+    """Train with moving averages, look these up between steps.
+
+    Returns what was looked up, and the pieces' state.
+    """
     tables, rank, found = (
         [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]],
         channel.ranks.rank,
@@ -672,7 +714,10 @@ def refuse_other_wires(channel, exchange, option, values):
 
 
 def load_a_state_dict(channel, exchange, **options):
-    """Load other weights in the middle of a feed; returns which batches found them, and whether the pieces hold them."""
+    """Load other weights in the middle of a feed.
+
+    Returns which batches found them, and whether the pieces hold them.
+    """
     tables = SHAPES["odd_dims"]
     embeddings = pb.Embeddings(
         tables, pb.SGD(lr=0.0), exchange=exchange, channel=channel, **options
@@ -709,7 +754,10 @@ def name_what_a_state_dict_lacks(channel, exchange, **options):
 
 
 def train_two_modules(channel, num_batches, exchange, **options):
-    """Two modules of other widths, one fed, on ranks with so many batches; what a feed of a feed says, steps and pieces."""
+    """Two modules of other widths, one fed, on ranks with so many batches.
+
+    What a feed of a feed says, steps and pieces.
+    """
     tables = [pb.Table("a", 9, 4)], [pb.Table("b", 30, 8)]
     first, second = (
         pb.Embeddings(
@@ -739,7 +787,10 @@ def train_two_modules(channel, num_batches, exchange, **options):
 
 
 def load_from_outside(channel, exchange="alltoall", **options):
-    """Weights from outside in the middle of a run; returns what is read then, and the pieces after one more step."""
+    """Weights from outside in the middle of a run.
+
+    Returns what is read then, and the pieces after one more step.
+    """
     tables = SHAPES["any"]
     embeddings = pb.Embeddings(
         tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options
@@ -760,7 +811,10 @@ def load_from_outside(channel, exchange="alltoall", **options):
 
 
 def learn_weights(channel, exchange="alltoall", **options):
-    """Train with weights that want gradients; returns these, with what was looked up, and the pieces."""
+    """Train with weights that want gradients.
+
+    Returns these, with what was looked up, and the pieces.
+    """
     tables = SHAPES["any"]
     embeddings = pb.Embeddings(
         tables, optimizers("adagrad", "any"), exchange=exchange, seed=3, channel=channel, **options

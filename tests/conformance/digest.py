@@ -1,4 +1,6 @@
-"""One line for the bits of twenty runs: exchanges, optimizers and ranks. Two versions that print the same train alike.
+"""One line for the bits of twenty runs: exchanges, optimizers and ranks.
+
+Two versions that print the same train alike.
 
 ``PYTHONPATH=src:tests python tests/conformance/digest.py``; figures of some versions stand in
 docs/design/0009-a-door-for-every-exchange.md.
@@ -11,25 +13,39 @@ import numpy as np
 SIZES = [9, 4, 12, 0, 1, 30, 2, 8, 5, 0, 0, 6]
 CACHES = ("lrpp", "partitioned", "replicated")
 RUNS = [
-    *((1, name, "local", {}) for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam")),
+    *(
+        (1, name, "local", {})
+        for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam")
+    ),
     *(
         (2 + number % 3, name, "alltoall", {"placement": placement})
         for number, (name, placement) in enumerate(
             [
-                ("sgd", "row_wise"), ("adagrad", "table_wise"), ("row_wise_adagrad", "column_wise"), ("adam", "replicated"),
-                ("row_wise_adam", "table_wise_pooled"), ("adam", {"a": "replicated", "b": "table_wise", "c": "column_wise"}),
+                ("sgd", "row_wise"),
+                ("adagrad", "table_wise"),
+                ("row_wise_adagrad", "column_wise"),
+                ("adam", "replicated"),
+                ("row_wise_adam", "table_wise_pooled"),
+                ("adam", {"a": "replicated", "b": "table_wise", "c": "column_wise"}),
             ]
         )
     ),
     (2, "adam", "alltoall", {"wire": "bfloat16", "compress": True}),
     *(
-        (2 + number % 3, name, "lookahead", {"lookahead": (1, 2, 7, 200)[number % 4], "cache": CACHES[number % 3]})
-        for number, name in enumerate(("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam"))
+        (
+            2 + number % 3,
+            name,
+            "lookahead",
+            {"lookahead": (1, 2, 7, 200)[number % 4], "cache": CACHES[number % 3]},
+        )
+        for number, name in enumerate(
+            ("sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam")
+        )
     ),
     (3, "adam", "lookahead", {"lookahead": 4, "cache_rows": 60, "placement": "table_wise"}),
     (3, "adagrad", "lookahead", {"lookahead": 4, "wire": "float16"}),
     (2, "adam", "lookahead", {"lookahead": 4, "delayed_sync": False, "compress": True}),
-]  # fmt: skip
+]
 
 
 def digest_of(results):

@@ -1,4 +1,7 @@
-"""The exchanges that are held to the contract: all that are registered, and that of ``examples/own_exchange.py``."""
+"""The exchanges that are held to the contract.
+
+All that are registered, and that of ``examples/own_exchange.py``.
+"""
 
 import runpy
 from pathlib import Path
@@ -23,7 +26,10 @@ SOME = {"towers": ("halves",)}
 
 
 def placements_of(name):
-    """By words: what an exchange can be told about where rows lie; one that cannot be told anything has one way."""
+    """By words: what an exchange can be told about where rows lie.
+
+    One that cannot be told anything has one way.
+    """
     kinds = find_exchange(name).placements
     if name in SOME:
         return {words: MIXTURES[words] for words in SOME[name]}

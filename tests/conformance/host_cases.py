@@ -29,7 +29,10 @@ def to_second(transport, ranks, tensor):
 
 
 def past_the_room(channel, expects_first):
-    """More than there is room for, with one beyond all sizes between; the receiver waits only when the sender has finished."""
+    """More than there is room for, with one beyond all sizes between.
+
+    The receiver waits only when the sender has finished.
+    """
     transport, ranks = opened(channel), channel.ranks
     if ranks.rank == 0 and expects_first:
         channel.barrier()
@@ -79,8 +82,10 @@ def few_slots(channel, num_slots, num_messages):
     transport.close()
     return all(
         (came == 100 * i + 10 * p + ranks.rank).all()
-        for i, (_, coming) in enumerate(pairs) for p, came in enumerate(coming) if p != ranks.rank
-    )  # fmt: skip
+        for i, (_, coming) in enumerate(pairs)
+        for p, came in enumerate(coming)
+        if p != ranks.rank
+    )
 
 
 def mixed(channel):
@@ -115,7 +120,10 @@ def other_sizes(channel):
 
 
 def late(channel):
-    """Rank 0 waits for rank 1, which lives and sends nothing; the CPU that it takes, and what it says."""
+    """Rank 0 waits for rank 1, which lives and sends nothing.
+
+    The CPU that it takes, and what it says.
+    """
     transport = channels.open_host_transport(channel.ranks.patient(0.5))
     said, used = None, time.process_time()
     if channel.ranks.rank == 0:
@@ -132,7 +140,10 @@ def late(channel):
 
 
 def stop_before_sending(channel):
-    """Rank 1 stops; its message comes when somebody lets it go on. What came, and seconds that it took."""
+    """Rank 1 stops; its message comes when somebody lets it go on.
+
+    What came, and seconds that it took.
+    """
     transport, ranks = opened(channel), channel.ranks
     channel.barrier()
     start, came = time.monotonic(), torch.zeros(3)

@@ -52,7 +52,10 @@ def message(number, sender, receiver, seed):
 
 
 def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
-    """Requests under a window, each part compared with what was sent; bytes of memory that grew after the first tenth."""
+    """Requests under a window, each part compared with what was sent.
+
+    Bytes of memory that grew after the first tenth.
+    """
     transport, window = opened(channel, name, bound), LagWindow(bound)
     here, size = channel.ranks.rank, channel.ranks.world_size
     delays = random.Random(f"{seed} {here}")
@@ -139,7 +142,9 @@ def wrong_size(channel, name):
 
 
 def idle(channel, name):
-    """The share of a CPU that a rank takes while it waits for another one: the least of three waits.
+    """The share of a CPU that a rank takes while it waits for another one.
+
+    The least of three waits.
 
     A machine that others use, too, makes any one of them look dear.
     """
@@ -184,9 +189,12 @@ def files_and_threads():
 
 
 def lose_a_peer(channel, name, victim, how):
-    """One rank ends, or stops, while the others wait; the one that is named, why, and seconds until it was.
+    """One rank ends, or stops, while the others wait.
 
-    Rank 0 waits for all; the others, which do not, wait for rank 0, and so in vain once it has given up.
+    The one that is named, why, and seconds until it was.
+
+    Rank 0 waits for all; the others, which do not, wait for rank 0, and so in vain once it has
+    given up.
     """
     transport, here = opened(channel, name), channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)

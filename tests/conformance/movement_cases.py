@@ -12,9 +12,12 @@ STEPS = 16
 def train_and_move(
     channel, name, shape, plans=(), at=(), rows_per_step=7, load_at=None, state_at=None, **options
 ):
-    """Train, and begin to move to each plan after a step; what was read, records, steps at which rows were on their way.
+    """Train, and begin to move to each plan after a step.
 
-    Weights are loaded after the step ``load_at``; after ``state_at`` training goes on in new embeddings from a state.
+    What was read, records, steps at which rows were on their way.
+
+    Weights are loaded after the step ``load_at``; after ``state_at`` training goes on in new
+    embeddings from a state.
     """
     tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
     embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
@@ -53,7 +56,9 @@ def train_and_move(
 
 
 def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, **options):
-    """Train two feeds under ``lookahead`` and move; what was read, records, steps planned so far, and whether rows move.
+    """Train two feeds under ``lookahead`` and move.
+
+    What was read, records, steps planned so far, and whether rows move.
 
     Where ``midway`` is set a move begins between a lookup and its backward pass.
     """
@@ -101,8 +106,8 @@ def stay(channel, name, shape, **options):
 def count_rows(channel, plan, exchange):
     """Move a large table while few of its rows are updated.
 
-    Returns rows that were sent, and how many of this rank's go to another; bytes sent in steps before the move, and in those
-    of the move; whether rows still move, and bytes of each step.
+    Returns rows that were sent, and how many of this rank's go to another; bytes sent in steps
+    before the move, and in those of the move; whether rows still move, and bytes of each step.
     """
     table = pb.Table("a", 20_000, 16)
     embeddings = pb.Embeddings(

@@ -1,4 +1,7 @@
-"""Random programs around an embedding module: what users may do, in any order, the same on all ranks but for the batches."""
+"""Random programs around an embedding module.
+
+What users may do, in any order, the same on all ranks but for the batches.
+"""
 
 import numpy as np
 import torch
@@ -7,9 +10,16 @@ import pibroch as pb
 from cases import OPTIMIZERS, SHAPES, as_tensor, loss_of, optimizers, ragged_batch
 
 ACTIONS = ["train"] * 8 + [
-    "skip", "train twice", "look", "evaluate a feed", "look at the pieces", "write the pieces", "train another",
-    "two at once", "hold",
-]  # fmt: skip
+    "skip",
+    "train twice",
+    "look",
+    "evaluate a feed",
+    "look at the pieces",
+    "write the pieces",
+    "train another",
+    "two at once",
+    "hold",
+]
 MOST_BATCHES, MOST_SAMPLES = 14, 6
 NO_ROOM = "no room in the cache"
 
@@ -31,7 +41,9 @@ def setting_of(seed):
 
 
 def run_program(channel, seed, exchange="alltoall", **options):
-    """Run the program of that seed; returns all that this rank saw, in order: words, pooled embeddings, and pieces.
+    """Run the program of that seed.
+
+    Returns all that this rank saw, in order: words, pooled embeddings, and pieces.
 
     It ends early, with ``NO_ROOM``, when a batch fits into no cache.
     """
@@ -46,7 +58,8 @@ def run_program(channel, seed, exchange="alltoall", **options):
         )
     except pb.errors.ConfigError as error:
         assert "room for the rows of one batch" in str(error)
-        channel.ranks.communication.flush()  # batches are still announced; what comes next shares the channel
+        # batches are still announced; what comes next shares the channel
+        channel.ranks.communication.flush()
         seen.append(NO_ROOM)
     return seen
 

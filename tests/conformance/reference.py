@@ -1,4 +1,7 @@
-"""The step that every exchange must reproduce: dense float64 tables, torch's autograd, no kernel of ours."""
+"""The step that every exchange must reproduce.
+
+Dense float64 tables, torch's autograd, no kernel of ours.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ class Reference:
         return np.concatenate(found)
 
     def adopt(self, records):
-        """Go on from how bfloat16 weights were rounded: each of them is one of the two that enclose the exact one.
+        """Go on from how bfloat16 weights were rounded.
+
+        Each of them is one of the two that enclose the exact one.
 
         Args:
             records: after a step, see :attr:`records`.
@@ -58,7 +63,10 @@ class Reference:
             at += mine.size
 
     def step(self, batch, loss_of):
-        """One step on the batch; returns the embeddings before it: [B, F, D], or with a row a sample."""
+        """One step on the batch; returns the embeddings before it.
+
+        [B, F, D], or with a row a sample.
+        """
         self.steps += 1
         weights = {
             t.name: torch.tensor(self._records[t.name][:, : t.dim], requires_grad=True)

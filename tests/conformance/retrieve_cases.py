@@ -12,7 +12,10 @@ from pibroch.planner.assignment import Assignment
 
 
 def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
-    """What ranks read without training, of batches of their own; in step where the exchange wants that."""
+    """What ranks read without training, of batches of their own.
+
+    In step where the exchange wants that.
+    """
     tables = SHAPES[shape]
     embeddings = pb.Embeddings(
         tables, optimizers("adam", shape), exchange=exchange, seed=seed, channel=channel, **options
@@ -51,10 +54,13 @@ ROWS, LOADS = 20_000, 20
 
 
 def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copied):
-    """Look up while both tables are loaded 20 times, each time with one number everywhere; the numbers that were seen.
+    """Look up while both tables are loaded 20 times, each time with one number everywhere.
 
-    Ranks in ``holders`` have the rows, those in ``copied`` copies of them. Each rank loads by a thread beside its lookups, or,
-    where ``each_loads`` is not set, the last one alone, which looks nothing up meanwhile.
+    The numbers that were seen.
+
+    Ranks in ``holders`` have the rows, those in ``copied`` copies of them. Each rank loads by a
+    thread beside its lookups, or, where ``each_loads`` is not set, the last one alone, which looks
+    nothing up meanwhile.
     """
     tables, rank = [pb.Table("a", ROWS, 16), pb.Table("b", ROWS, 16)], channel.ranks.rank
     copies = np.zeros((len(holders), len(hosts)), np.bool_)
@@ -155,7 +161,10 @@ def let_go(channel):
 
 
 def interleave(channel, hosts):
-    """Train with empty batches on some ranks, and look up between steps; the same by both exchanges."""
+    """Train with empty batches on some ranks, and look up between steps.
+
+    The same by both exchanges.
+    """
     tables, found = SHAPES["odd_dims"], []
     for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
         embeddings = pb.Embeddings(
@@ -177,7 +186,10 @@ def interleave(channel, hosts):
 
 
 def read_copies(channel, hosts):
-    """Read only rows of which every host has one copy: bytes got at first, then, and after loading; whether all is right."""
+    """Read only rows of which every host has one copy: bytes got at first, then, and after loading.
+
+    Whether all is right.
+    """
     table, traffic = pb.Table("a", 40, 16), channel.ranks.traffic
     copies = np.zeros((2, 4), np.bool_)
     copies[0, [1, 2]] = copies[1, [0, 3]] = True

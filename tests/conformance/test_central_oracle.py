@@ -61,9 +61,15 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
         check_same(results, stream_bits(worlds(2), "adagrad", **at), "adagrad")
 
 
-@pytest.mark.parametrize("function", [
-    cases.stop_early_and_feed_again, cases.feed_two_at_once, cases.lookup_twice_then_update_twice, cases.look_up_averages,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        cases.stop_early_and_feed_again,
+        cases.feed_two_at_once,
+        cases.lookup_twice_then_update_twice,
+        cases.look_up_averages,
+    ],
+)
 def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
     for right, mine in zip(expected, run(2, 0, function, lookahead=3), strict=True):

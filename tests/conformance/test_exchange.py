@@ -1,4 +1,6 @@
-"""What every exchange is held to (design, section 2), of one rank here; of several in test_world.py.
+"""What every exchange is held to (design, section 2), of one rank here.
+
+Of several in test_world.py.
 
 A new exchange registers itself and adds nothing here.
 """
@@ -75,10 +77,13 @@ def test_keys_may_come_in_any_order_and_number(factory):
         torch.zeros(6, 0), ["z"], torch.zeros(1, 6, dtype=torch.int64), torch.zeros(6)
     )
     both = pb.JaggedBatch(
-        batch.dense, (*batch.keys, "z"), torch.cat([batch.values, extra.values]),
-        torch.cat([batch.offsets, batch.offsets[-1] + extra.offsets[1:]]), batch.labels,
+        batch.dense,
+        (*batch.keys, "z"),
+        torch.cat([batch.values, extra.values]),
+        torch.cat([batch.offsets, batch.offsets[-1] + extra.offsets[1:]]),
+        batch.labels,
         torch.cat([batch.weights, torch.ones(6)]),
-    ).select(("z", "c", "a", "b"))  # fmt: skip
+    ).select(("z", "c", "a", "b"))
     assert torch.equal(embeddings(both), embeddings(batch))
 
 

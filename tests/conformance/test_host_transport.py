@@ -1,4 +1,7 @@
-"""What channels promise, of those over shared memory: without room, without slots, beside gloo, with ranks that stop or end."""
+"""What channels promise, of those over shared memory.
+
+Without room, without slots, beside gloo, with ranks that stop or end.
+"""
 
 import os
 import signal
@@ -15,7 +18,10 @@ SECONDS_STOPPED = STOPPED_S + 1
 
 @pytest.mark.parametrize("expects_first", [True, False])
 def test_messages_past_the_room_arrive_in_order(worlds, expects_first):
-    """With memory for them at the receiver the sender is done although nobody has taken one; else it waits for room."""
+    """With memory for them at the receiver the sender is done although nobody has taken one.
+
+    Else it waits for room.
+    """
     (first, deferred), (second, _) = worlds(2).run(cases.past_the_room, expects_first)
     assert first and second and deferred == 0
 

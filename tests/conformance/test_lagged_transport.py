@@ -19,7 +19,10 @@ SECONDS_TO_NOTICE = 5.0
 HAS_MPI = find_spec("mpi4py") is not None  # the extra `mpi`
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
 MPI = [needs_mpi, pytest.mark.alone]
-"""Ranks of MPI do not sleep while they wait: three with other tests beside them on two cores take minutes."""
+"""Ranks of MPI do not sleep while they wait.
+
+Three with other tests beside them on two cores take minutes.
+"""
 NAMES = [pytest.param(name, marks=MPI if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
 pytestmark = pytest.mark.parametrize("name", NAMES)
 

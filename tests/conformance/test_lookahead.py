@@ -126,9 +126,14 @@ def test_same_bits_with_a_cache_barely_large_enough(worlds, size, lookahead, del
     barely = cases.rows_of_largest_part(size, SIZES)
     for name, spare in (("row_wise_adagrad", 0), ("adam", 3)):
         results = worlds(size).run(
-            run_stream, name, SIZES, exchange="lookahead", lookahead=lookahead, cache_rows=barely + spare,
+            run_stream,
+            name,
+            SIZES,
+            exchange="lookahead",
+            lookahead=lookahead,
+            cache_rows=barely + spare,
             delayed_sync=delayed,
-        )  # fmt: skip
+        )
         check_same(results, stream_bits(worlds(size), name), name)
 
 
@@ -220,7 +225,10 @@ def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(world
 
 @pytest.mark.parametrize("small_first", [0, 12])
 def test_large_batches_are_read_ahead_as_far_as_their_bytes_allow(worlds, small_first):
-    """One rank's batches are large, from the first one on or later: all ranks read less far, alike, with the same bits."""
+    """One rank's batches are large, from the first one on or later.
+
+    All ranks read less far, alike, with the same bits.
+    """
     sizes = [3] * small_first + [400] * 20
     expected = worlds(3).run(cases.read_ahead, sizes, 1)
     found = worlds(3).run(cases.read_ahead, sizes, 1, exchange="lookahead", lookahead=10)

@@ -1,4 +1,7 @@
-"""Rows that move to another plan's homes while training goes on: the bits of a run in which nothing moves."""
+"""Rows that move to another plan's homes while training goes on.
+
+The bits of a run in which nothing moves.
+"""
 
 import movement_cases
 import numpy as np
@@ -47,9 +50,15 @@ def test_no_update_is_lost(worlds, kind, size):
             movement_cases.train_and_move, name, shape, exchange="alltoall", placement=before
         )
         results = worlds(size).run(
-            movement_cases.train_and_move, name, shape, plans, (1, 9), rows,
-            placement=before, **options,
-        )  # fmt: skip
+            movement_cases.train_and_move,
+            name,
+            shape,
+            plans,
+            (1, 9),
+            rows,
+            placement=before,
+            **options,
+        )
         check_same(results, expected, shape, name)
         for *_, moving, _ in results:
             assert moving[2] and not moving[9] and not moving[-1], moving
@@ -91,9 +100,16 @@ def test_rows_are_sent_about_once_and_a_few_a_step(worlds, exchange):
     [
         ("adam", "odd_dims", (3, 20), 3000, False, {"lookahead": 4}),
         ("adagrad", "any", (2, 16), 150, False, {"lookahead": 3, "cache_rows": 200}),
-        ("sgd", "shared", (5, 12), 3000, True, {"lookahead": 2, "cache": "partitioned", "delayed_sync": False}),
+        (
+            "sgd",
+            "shared",
+            (5, 12),
+            3000,
+            True,
+            {"lookahead": 2, "cache": "partitioned", "delayed_sync": False},
+        ),
     ],
-)  # fmt: skip
+)
 def test_lookahead_drains_its_window_and_plans_on_over_the_new_homes(
     worlds, name, shape, at, rows, midway, options
 ):

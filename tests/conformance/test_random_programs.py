@@ -24,7 +24,10 @@ def check_same(seed, found, expected):
         for place, (what, expected_one) in enumerate(
             zip(mine[: len(mine) - is_cut], other, strict=False)
         ):
-            where = f"program {seed}, rank {rank}, at {place}: {[w for w in mine[: place + 1] if isinstance(w, str)]}"
+            where = (
+                f"program {seed}, rank {rank}, at {place}:"
+                f" {[w for w in mine[: place + 1] if isinstance(w, str)]}"
+            )
             if isinstance(what, str):
                 assert what == expected_one, where
             elif isinstance(what, torch.Tensor):

@@ -1,4 +1,7 @@
-"""The exchange ``retrieve``: the bits of ``alltoall`` wherever rows lie, and lookups by one rank while the others sleep."""
+"""The exchange ``retrieve``.
+
+The bits of ``alltoall`` wherever rows lie, and lookups by one rank while the others sleep.
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""Plans that give each row a home of its own, and copies to some: the bits of row-wise placement, whatever the plan."""
+"""Plans that give each row a home of its own, and copies to some.
+
+The bits of row-wise placement, whatever the plan.
+"""
 
 import numpy as np
 import pytest
@@ -64,9 +67,15 @@ def test_and_so_it_does_with_the_rows_on_servers(worlds, server_crew, size):
         num_servers = 1 + (number + size) % 3
         plan = random_plan(SHAPES["odd_dims"], num_servers, number, copies=False)
         results = worlds(size).run(
-            on_servers.run, server_crew.rendezvous, num_servers, "run_stream", name, SIZES, lookahead=(1, 7, 200)[number % 3],
+            on_servers.run,
+            server_crew.rendezvous,
+            num_servers,
+            "run_stream",
+            name,
+            SIZES,
+            lookahead=(1, 7, 200)[number % 3],
             placement=plan,
-        )  # fmt: skip
+        )
         check_same(results, stream_bits(worlds(size), name), name)
 
 

@@ -29,7 +29,10 @@ CACHES = ["lrpp", "partitioned", "replicated"]
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_same_bits_for_every_optimizer(worlds, run, size, cache):
-    """Each optimizer at each size, and with each cache; of the lookaheads and numbers of servers some each."""
+    """Each optimizer at each size, and with each cache.
+
+    Of the lookaheads and numbers of servers some each.
+    """
     for number, name in enumerate(OPTIMIZERS):
         if (number + size + CACHES.index(cache)) % 2:
             continue
@@ -84,9 +87,15 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
     check_same(results, stream_bits(worlds(2), "adagrad", look_at=(0, 3, 4, 9)), "adagrad")
 
 
-@pytest.mark.parametrize("function", [
-    cases.stop_early_and_feed_again, cases.feed_two_at_once, cases.lookup_twice_then_update_twice, cases.look_up_averages,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        cases.stop_early_and_feed_again,
+        cases.feed_two_at_once,
+        cases.lookup_twice_then_update_twice,
+        cases.look_up_averages,
+    ],
+)
 def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
     for right, mine in zip(expected, run(2, 2, function, lookahead=3), strict=True):
@@ -96,8 +105,9 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
 def test_averages_of_rows_of_16_bits(worlds, run):
     for right, mine in zip(
         worlds(2).run(cases.look_up_averages, dtype="bfloat16"),
-        run(2, 2, cases.look_up_averages, dtype="bfloat16", lookahead=3), strict=True,
-    ):  # fmt: skip
+        run(2, 2, cases.look_up_averages, dtype="bfloat16", lookahead=3),
+        strict=True,
+    ):
         np.testing.assert_equal(mine, right)
 
 

@@ -1,4 +1,7 @@
-"""Every exchange and placement at every number of ranks: within rounding of one process, equal bits at one number of ranks."""
+"""Every exchange and placement at every number of ranks.
+
+Within rounding of one process, equal bits at one number of ranks.
+"""
 
 from functools import lru_cache, partial
 

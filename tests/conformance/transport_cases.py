@@ -22,7 +22,10 @@ def rows_from_to(sender, receiver):
 
 
 def pairs(transport, ranks, dtype=torch.int64, message=0):
-    """Rank s sends rows of the value ``100 m + 10 s + p`` to rank p; returns the wait and what comes, which is 7 before."""
+    """Rank s sends rows of the value ``100 m + 10 s + p`` to rank p.
+
+    Returns the wait and what comes, which is 7 before.
+    """
     here, size = ranks.rank, ranks.world_size
     going = [
         torch.full((rows_from_to(here, p), 2), 100 * message + 10 * here + p).to(dtype)
@@ -79,7 +82,10 @@ def reduce(channel, name):
 
 
 def groups(channel, name, partition):
-    """Pairs and a sum inside the group of each rank, in the group's order; who is in none has nothing to do."""
+    """Pairs and a sum inside the group of each rank, in the group's order.
+
+    Who is in none has nothing to do.
+    """
     group = channel.ranks.groups(partition)
     if group is None or group.world_size == 1:
         return group and (group.rank, group.members)
@@ -93,7 +99,10 @@ def groups(channel, name, partition):
 
 
 def close(channel, name):
-    """Threads and sockets, before a transport was opened, with it, and after it was closed; what a closed one says."""
+    """Threads and sockets, before a transport was opened, with it, and after it was closed.
+
+    What a closed one says.
+    """
     channel.barrier()
     before = threads_and_sockets()
     transport = TRANSPORTS[name](channel.ranks)

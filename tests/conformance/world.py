@@ -1,4 +1,7 @@
-"""Processes that stay joined over gloo and run functions when asked: starting them once costs seconds, once a case minutes."""
+"""Processes that stay joined over gloo and run functions when asked.
+
+Starting them once costs seconds, once a case minutes.
+"""
 
 import os
 import pickle
@@ -65,10 +68,13 @@ class World:
 
 
 class Worlds:
-    """``worlds(size)`` gives the joined processes of that number; whoever has too many threads is replaced.
+    """``worlds(size)`` gives the joined processes of that number.
 
-    A process group keeps three threads, one of which wakes a hundred times a second, until its process ends: nothing else
-    is sure to take them back, because torch's destructor may wait, with the GIL, for a thread that needs the GIL.
+    Whoever has too many threads is replaced.
+
+    A process group keeps three threads, one of which wakes a hundred times a second, until its
+    process ends: nothing else is sure to take them back, because torch's destructor may wait, with
+    the GIL, for a thread that needs the GIL.
     """
 
     def __init__(self):

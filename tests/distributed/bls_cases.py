@@ -10,8 +10,9 @@ import pibroch
 from pibroch.errors import MissingDependencyError
 
 DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.uint16,
 ]  # fmt: skip
 _groups: dict = {}
 
@@ -51,7 +52,10 @@ def without_mpi(channel):
 
 
 def beside_gloo(channel, bound, transport=None):
-    """Equal and ragged splits, lists, of several types and shapes: the same as gloo's, or what was sent where it has none."""
+    """Equal and ragged splits, lists, of several types and shapes.
+
+    The same as gloo's, or what was sent where it has none.
+    """
     ours, gloo = group_of(bound, transport=transport), group_of(bound, "gloo")
     here, size = channel.ranks.rank, channel.ranks.world_size
     generator, checked = torch.Generator().manual_seed(here), 0
@@ -94,7 +98,10 @@ def beside_gloo(channel, bound, transport=None):
 
 
 def asynchronous(channel, bound):
-    """Several under way; waited for out of order, or by more than the bound; inputs overwritten afterwards."""
+    """Several under way; waited for out of order, or by more than the bound.
+
+    Inputs overwritten afterwards.
+    """
     group, here, size = group_of(bound), channel.ranks.rank, channel.ranks.world_size
     works, outputs = [], []
     for number in range(12):
@@ -122,7 +129,10 @@ def asynchronous(channel, bound):
 
 
 def errors(channel):
-    """Types of what is raised for bad arguments, by this backend and by gloo; all ranks go on together."""
+    """Types of what is raised for bad arguments, by this backend and by gloo.
+
+    All ranks go on together.
+    """
     size, found = channel.ranks.world_size, []
     ones = [1] * size
     bad = [
@@ -158,7 +168,10 @@ def errors(channel):
 
 
 def all_else(channel):
-    """What goes to the inner group: sums, barriers, point to point, DDP, objects; and functional all-to-all, which does not."""
+    """What goes to the inner group: sums, barriers, point to point, DDP, objects.
+
+    And functional all-to-all, which does not.
+    """
     group, here, size = group_of(2), channel.ranks.rank, channel.ranks.world_size
     total = torch.tensor([float(here)])
     dist.all_reduce(total, group=group)

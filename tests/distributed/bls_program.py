@@ -1,4 +1,7 @@
-"""A program that predicts without end over bounded lag, as its users write it; the tests kill or stop one of its ranks."""
+"""A program that predicts without end over bounded lag, as its users write it.
+
+The tests kill or stop one of its ranks.
+"""
 
 import os
 import sys

@@ -80,7 +80,10 @@ def overlapping(channel):
 
 
 def traffic(channel):
-    """Bytes that each kind of collective counts, as (sent, received); those of rows and of a sum by rank."""
+    """Bytes that each kind of collective counts, as (sent, received).
+
+    Those of rows and of a sum by rank.
+    """
     ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
     mine = ranks.open_channel()
     rank, size = ranks.rank, ranks.world_size
@@ -105,7 +108,10 @@ def traffic(channel):
 
 
 def groups(channel):
-    """A partition, its peers' groups and a group of one: who is where, what is shared, what travelled to whom."""
+    """A partition, its peers' groups and a group of one.
+
+    Who is where, what is shared, what travelled to whom.
+    """
     run = Ranks(channel.ranks.rank, 4)
     run.explain = lambda error: error
     tower, peers = run.groups([[0, 1], [3, 2]]), run.groups([[0, 2], [1, 3]])
@@ -162,7 +168,10 @@ def gloo_threads():
 
 
 def sum_and_end(rank, port):
-    """Sums, and the end of the interpreter; gloo's threads have their turn when no other thread wants the processor."""
+    """Sums, and the end of the interpreter.
+
+    Gloo's threads have their turn when no other thread wants the processor.
+    """
     places = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {places[rank % len(places)]})
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -1,4 +1,7 @@
-"""What each rank does in the tests of checkpoints: a tiny run with the same batches at every number of ranks."""
+"""What each rank does in the tests of checkpoints.
+
+A tiny run with the same batches at every number of ranks.
+"""
 
 import logging
 import os
@@ -115,7 +118,10 @@ def begin_and_save(channel, data, folder, options):
 
 
 def move_and_go_on(channel, data, folder, options):
-    """Load what others saved, into other initial weights; what was loaded, and what came of three more steps."""
+    """Load what others saved, into other initial weights.
+
+    What was loaded, and what came of three more steps.
+    """
     run = Run(channel, data, folder, seed=6, **options)
     progress = run.folder.resume(run.session)
     loaded = run.numbers()
@@ -195,7 +201,10 @@ def what_resuming_says(run):
 
 
 def try_to_resume_with_each_file_damaged(channel, data, folder, files):
-    """What resuming says while rank 0 has flipped one bit of a file, for each of ``files`` in turn; whole again at the end."""
+    """What resuming says while rank 0 has flipped one bit of a file, for each of ``files`` in turn.
+
+    Whole again at the end.
+    """
     run, said = Run(channel, data, folder), []
     for number, path in enumerate(files):
         content = path.read_bytes()
@@ -235,7 +244,10 @@ def die_while_saving(channel, data, folder, rank, where):
 
 
 def work_together(channel, bad_rank, kind):
-    """Work that fails on one rank; what each rank sees, and what all see of work that succeeds afterwards."""
+    """Work that fails on one rank.
+
+    What each rank sees, and what all see of work that succeeds afterwards.
+    """
 
     def work():
         if channel.ranks.rank == bad_rank and kind == "pibroch":

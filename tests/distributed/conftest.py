@@ -28,7 +28,10 @@ def expected(worlds, data, tmp_path_factory):
 
 
 def pytest_collection_modifyitems(items):
-    """Many processes on a loaded machine take their time; waits inside the tests have their own, shorter limits."""
+    """Many processes on a loaded machine take their time.
+
+    Waits inside the tests have their own, shorter limits.
+    """
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(900))

@@ -1,4 +1,7 @@
-"""What TorchRec's users have on their disks: tables cut over ranks, in the files of each and in DCP's folders."""
+"""What TorchRec's users have on their disks.
+
+Tables cut over ranks, in the files of each and in DCP's folders.
+"""
 
 import torch
 import torch.distributed as dist

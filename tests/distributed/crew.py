@@ -39,7 +39,8 @@ class Crew:
     Args:
         arguments: of the command; without ``--restarts`` nothing is started again.
         command: of pibroch.
-        program: to be started in place of the launcher, which otherwise is forked, and forks its ranks.
+        program: to be started in place of the launcher, which otherwise is forked, and forks its
+            ranks.
 
     Attributes:
         process: the launcher; its output is in ``output`` once it has ended.
@@ -48,10 +49,17 @@ class Crew:
     def __init__(self, *arguments, program=None, command="train"):
         if command == "train" and "--restarts" not in arguments:
             arguments = *arguments, "--restarts", 0
-        self.process = Forked(command, *arguments) if program is None else subprocess.Popen(
-            [*program, command, *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+        self.process = (
+            Forked(command, *arguments)
+            if program is None
+            else subprocess.Popen(
+                [*program, command, *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
         self.output, self._known = "", {}
 
     def __enter__(self):
@@ -116,7 +124,10 @@ def stands_still(run):
 
 
 def processes_of(process_id, command):
-    """What a process has started by a command of pibroch's, by number; what it asked a fork server for is forked from that."""
+    """What a process has started by a command of pibroch's, by number.
+
+    What it asked a fork server for is forked from that.
+    """
     found, parents = {}, (process_id, _parent(Path(f"/proc/{process_id}")))
     for folder in Path("/proc").iterdir():
         try:

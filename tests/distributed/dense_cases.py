@@ -45,7 +45,10 @@ def batch(name, step):
 
 
 def train(name, ranks, part):
-    """Train on ``part`` of each global batch; returns logits and embeddings' gradients of each step, and what was learned."""
+    """Train on ``part`` of each global batch.
+
+    Returns logits and embeddings' gradients of each step, and what was learned.
+    """
     torch.manual_seed(ranks.rank)  # all start as rank 0 does
     model = data_parallel(build_model(name, 4, 5, **OPTIONS), ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -93,7 +96,8 @@ class Odd(nn.Module):
 def odd_gradients(ranks, sizes, part):
     """Gradients after two backwards without clearing, then after one more of each way of clearing.
 
-    The rare layer is used by part 0 alone; a part without samples has gradients that are not numbers.
+    The rare layer is used by part 0 alone; a part without samples has gradients that are not
+    numbers.
     """
     torch.manual_seed(ranks.rank)
     model = data_parallel(Odd(), ranks)

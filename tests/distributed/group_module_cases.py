@@ -1,7 +1,10 @@
-"""What each rank does in the tests of modules that groups of ranks hold: a model with two towers, each on some ranks alone.
+"""What each rank does in the tests of modules that groups of ranks hold.
 
-Tower t takes block t of each sample. A rank sends the blocks of its samples to one member of each group and has the outputs
-back; on the way back gradients become those of the mean over the global batch.
+A model with two towers, each on some ranks alone.
+
+Tower t takes block t of each sample. A rank sends the blocks of its samples to one member of each
+group and has the outputs back; on the way back gradients become those of the mean over the global
+batch.
 """
 
 import torch
@@ -64,7 +67,10 @@ class Rows(torch.autograd.Function):
 
 
 def route_over(channel, tower, sizes):
-    """The tower of this rank gets its block of the samples of every second rank; its outputs go where these came from."""
+    """The tower of this rank gets its block of the samples of every second rank.
+
+    Its outputs go where these came from.
+    """
     rank, size, groups = (
         channel.ranks.rank,
         channel.ranks.world_size,
@@ -100,7 +106,10 @@ def numbers(name, shape):
 
 
 def build(ranks):
-    """The model on this rank, which is not as it should be but on the first rank of each group; and its tower."""
+    """The model on this rank, which is not as it should be but on the first rank of each group.
+
+    And its tower.
+    """
     size = ranks.world_size
     if size == 1:
         model, tower = Towers([0, 1]), None

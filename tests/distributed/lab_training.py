@@ -1,4 +1,7 @@
-"""A few steps of a small DLRM on ``alltoall``; prints a hash of all numbers that this rank holds. Run once per rank."""
+"""A few steps of a small DLRM on ``alltoall``; prints a hash of all numbers that this rank holds.
+
+Run once per rank.
+"""
 
 import hashlib
 import os

@@ -50,9 +50,15 @@ def make(channel, placement, dims=(8, 8, 8, 8), **options):
         for name, rows, dim in zip(FEATURES, NUM_ROWS, dims, strict=True)
     ]
     embeddings = pb.Embeddings(
-        tables, pb.Adagrad(lr=0.1), "alltoall", channel=channel.ranks.open_channel(), 
-        placement=plan_by_rows(channel.ranks.world_size) if placement == "rows" else PLACEMENTS[placement], **options,
-    )  # fmt: skip
+        tables,
+        pb.Adagrad(lr=0.1),
+        "alltoall",
+        channel=channel.ranks.open_channel(),
+        placement=plan_by_rows(channel.ranks.world_size)
+        if placement == "rows"
+        else PLACEMENTS[placement],
+        **options,
+    )
     torch.manual_seed(5)
     if len(set(dims)) > 1:
         return Mixed(sum(dims)).eval(), embeddings.eval()
@@ -105,7 +111,10 @@ def synchronous(model, embeddings, batches):
 
 
 def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **options):
-    """For each bound: whether bits, order and ids are those of synchronous inference; messages a batch and other rank."""
+    """For each bound: whether bits, order and ids are those of synchronous inference.
+
+    Messages a batch and other rank.
+    """
     rank, size = channel.ranks.rank, channel.ranks.world_size
     model, embeddings = make(channel, placement, dims, **options)
     train_a_little(model, embeddings, rank)
@@ -156,7 +165,10 @@ def unequal(channel, bound):
 
 
 def bad_batches(channel, bound):
-    """On rank 0 one batch has an id outside its table, one too few dense features; the others' are fine, and all of rank 1."""
+    """On rank 0 one batch has an id outside its table, one too few dense features.
+
+    The others' are fine, and all of rank 1.
+    """
     rank = channel.ranks.rank
     model, embeddings = make(channel, "mixed")
     batches = [make_batch(rank, number, size=6) for number in range(9)]
@@ -208,7 +220,8 @@ def refused(channel):
 def steps(channel, slow, most_delay_s, num_steps=100):
     """A pipeline that chooses its bound while one rank is slow, or all are now and then.
 
-    The bound, who is named, messages a batch and other rank, and whether predictions, order and lag are right.
+    The bound, who is named, messages a batch and other rank, and whether predictions, order and lag
+    are right.
     """
     rank, size = channel.ranks.rank, channel.ranks.world_size
     model, embeddings = make(channel, "row_wise")

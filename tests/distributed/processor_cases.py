@@ -15,7 +15,10 @@ from pibroch.servers import server
 
 
 def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, skip, most_bytes):
-    """Whether two epochs from processors are those of the loader, in every field; and the most bytes of a batch."""
+    """Whether two epochs from processors are those of the loader, in every field.
+
+    And the most bytes of a batch.
+    """
     dataset = EncodedDataset.open(path)
     here, wanted = (
         Loader(dataset.split(split), batch_size, shuffle=shuffle, seed=7, part=tuple(part))
@@ -50,7 +53,10 @@ def assert_same(batch, expected):
 
 
 def problem_of(channel, rendezvous, path, told_path, told_digest, num_processors=2):
-    """What is raised when processors are told of other data or another place; ``None`` when they give batches."""
+    """What is raised when processors are told of other data or another place.
+
+    ``None`` when they give batches.
+    """
     dataset = EncodedDataset.open(path)
     loader = Loader(dataset.split("train"), 10)
     dataset.path = type(dataset.path)(told_path or path)

@@ -1,4 +1,7 @@
-"""What each rank does in the tests of `pibroch.save`: a program of one's own with tables of any kind."""
+"""What each rank does in the tests of `pibroch.save`.
+
+A program of one's own with tables of any kind.
+"""
 
 import logging
 import os
@@ -89,9 +92,9 @@ class Program:
         whole = {}
         for view in self.embeddings.pieces():
             for field, numbers in {"weight": view.weights, **view.state}.items():
-                whole[view.piece.table.name, field, view.piece.rows.start, view.piece.columns.start] = (
-                    view.piece, np.array(numbers)
-                )  # fmt: skip
+                whole[
+                    view.piece.table.name, field, view.piece.rows.start, view.piece.columns.start
+                ] = (view.piece, np.array(numbers))
         dense = {name: tensor.numpy().copy() for name, tensor in self.model.state_dict().items()}
         rates = [*self.scheduler["dense"].get_last_lr(), *self.scheduler["rows"].get_last_lr()]
         return (
@@ -160,7 +163,10 @@ def undisturbed_from(channel, folder, last):
 
 
 def save_damage_and_load(channel, folder):
-    """Save after steps 2, 4 and 6, damage the last; load, and save again; what was loaded, and what was warned of."""
+    """Save after steps 2, 4 and 6, damage the last; load, and save again.
+
+    What was loaded, and what was warned of.
+    """
     program = Program(channel)
     for step in (2, 4, 6):
         program.train(step - 1, step)
@@ -287,7 +293,10 @@ def fill_badly(channel, state, **options):
 
 
 def read_ahead(channel, folder, last, save_after, load_after=None, **options):
-    """Batches come through a feed that reads ahead, which saving and loading interrupt; the numbers at the end."""
+    """Batches come through a feed that reads ahead, which saving and loading interrupt.
+
+    The numbers at the end.
+    """
     program = Program(channel, **options)
     rank, size = channel.ranks.rank, channel.ranks.world_size
     batches = (

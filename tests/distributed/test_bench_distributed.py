@@ -29,7 +29,10 @@ SETTING = topic.Setting("zipf", HOSTS, 4, ("200mbit",))
 
 @pytest.fixture
 def case(tmp_path):
-    """Three tables, dim 4, four global batches of 2 x 32; of so many rows that TorchRec's planner does not replicate them."""
+    """Three tables, dim 4, four global batches of 2 x 32.
+
+    Of so many rows that TorchRec's planner does not replicate them.
+    """
     workload = Workload(
         "zipf", num_batches=4, batch_size=HOSTS * BATCH_SIZE, num_tables=3, num_rows=20_000
     )

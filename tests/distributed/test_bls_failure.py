@@ -1,4 +1,7 @@
-"""Programs over bounded lag end: all of them when they are done, the others when one of them is lost."""
+"""Programs over bounded lag end.
+
+All of them when they are done, the others when one of them is lost.
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""`pibroch train --by-role` under torchrun: some of its processes train, the others serve them, and all end together."""
+"""`pibroch train --by-role` under torchrun.
+
+Some of its processes train, the others serve them, and all end together.
+"""
 
 import json
 import shutil

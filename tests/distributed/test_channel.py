@@ -1,4 +1,7 @@
-"""Channels between one to four ranks: ragged, empty, overlapping; and a channel of one process without any group."""
+"""Channels between one to four ranks: ragged, empty, overlapping.
+
+And a channel of one process without any group.
+"""
 
 import os
 import subprocess

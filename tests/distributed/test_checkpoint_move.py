@@ -1,4 +1,7 @@
-"""Checkpoints of some ranks and placement, read by others under another; damaged, incremental, interrupted ones."""
+"""Checkpoints of some ranks and placement, read by others under another.
+
+Damaged, incremental, interrupted ones.
+"""
 
 import os
 
@@ -21,7 +24,10 @@ PLACEMENTS = [
 
 
 def whole(results):
-    """Weights and state of all tables from all ranks' pieces, and the dense weights; replicas must agree."""
+    """Weights and state of all tables from all ranks' pieces, and the dense weights.
+
+    Replicas must agree.
+    """
     tables = {}
     for pieces, _ in results:
         for piece, fields in pieces:
@@ -73,7 +79,10 @@ def test_saved_by_four_row_wise_and_loaded_by_others(worlds, data, tmp_path, opt
 
 
 def test_saved_under_plans_of_rows_and_loaded_row_wise_and_back(worlds, data, tmp_path):
-    """The first three are saved by four ranks, the last as an increment; what others load and save is loaded again."""
+    """The first three are saved by four ranks, the last as an increment.
+
+    What others load and save is loaded again.
+    """
     tables = cases.tables_of(data)
     plan = random_plan(tables, 4, 1, copies=True)
     options = {"full_every": 3, "optimizer": "averaged", "placement": plan}

@@ -1,4 +1,7 @@
-"""Models whose tables were cut over ranks by others are converted: from DCP's folders, and from the files of all ranks."""
+"""Models whose tables were cut over ranks by others are converted.
+
+From DCP's folders, and from the files of all ranks.
+"""
 
 import os
 import pickle

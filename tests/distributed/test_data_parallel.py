@@ -21,7 +21,10 @@ def assert_same_bits(results):
 @pytest.mark.parametrize("name", ["dlrm", "dcnv2", "deepfm", "wide_deep"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_models_learn_what_one_process_learns(worlds, size, name):
-    """With batch norm and dropout, ragged and empty parts: outputs, all gradients, running statistics, parameters."""
+    """With batch norm and dropout, ragged and empty parts.
+
+    Outputs, all gradients, running statistics, parameters.
+    """
     want_steps, want_state = cases.train(name, Ranks.alone(), slice(0, 9))
     results = worlds(size).run(cases.train_part, name)
     assert_same_bits([state for _, state in results])
@@ -48,7 +51,10 @@ def test_models_learn_what_one_process_learns(worlds, size, name):
 
 @pytest.mark.parametrize("sizes", [(4, 1), (3, 0), (2, 0, 5)])
 def test_odd_modules_get_the_weighted_mean_of_what_each_part_gives_alone(worlds, sizes):
-    """Tied, frozen, unused and rarely used layers, several types; nothing from a rank without samples, be it NaN."""
+    """Tied, frozen, unused and rarely used layers, several types.
+
+    Nothing from a rank without samples, be it NaN.
+    """
     results = worlds(len(sizes)).run(cases.odd, sizes)
     shares = {part: size / sum(sizes) for part, size in enumerate(sizes) if size}
     alone = {part: cases.odd_gradients(Ranks.alone(), sizes, part) for part in shares}
@@ -90,9 +96,15 @@ def test_models_that_differ_are_named_on_all_ranks(worlds):
 
 def test_the_top_network_travels_while_the_bottom_one_is_computed(worlds):
     for events in worlds(2).run(cases.order_of_events):
-        assert events == ["top"] * 5 + ["sum", "top"] + ["bottom"] * 5 + ["sum", "bottom"] or events == [
-            *["top"] * 6, "sum", *["bottom"] * 6, "sum",
-        ]  # fmt: skip
+        assert events == ["top"] * 5 + ["sum", "top"] + ["bottom"] * 5 + [
+            "sum",
+            "bottom",
+        ] or events == [
+            *["top"] * 6,
+            "sum",
+            *["bottom"] * 6,
+            "sum",
+        ]
 
 
 def test_copies_evaluation_and_failures_leave_the_next_step_alone(worlds):

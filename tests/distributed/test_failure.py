@@ -143,7 +143,10 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_in_vain():
             go_on(process)
         for process in others:
             errors = process.communicate(timeout=ENDS_S)[1]
-            named = rf"RankFailedError: got rank {stopped} failed in step 3: it was waited for in vain.*stopped, or hangs"
+            named = (
+                rf"RankFailedError: got rank {stopped} failed in step 3: it was waited for in"
+                r" vain.*stopped, or hangs"
+            )
             assert process.returncode == 1 and re.search(named, errors), errors
 
 

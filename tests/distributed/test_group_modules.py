@@ -1,4 +1,7 @@
-"""Modules that groups of ranks hold: gradients, clipping and checkpoints are those of one process that holds everything."""
+"""Modules that groups of ranks hold.
+
+Gradients, clipping and checkpoints are those of one process that holds everything.
+"""
 
 import group_module_cases as cases
 import numpy as np
@@ -25,7 +28,10 @@ def reference():
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_steps_are_those_of_one_process_and_bits_agree_within_groups(worlds, reference, size):
-    """Ragged, empty and single batches, batch norm in the towers; a tower's rank may be alone in its group."""
+    """Ragged, empty and single batches, batch norm in the towers.
+
+    A tower's rank may be alone in its group.
+    """
     want_steps, want_state = reference
     results = worlds(size).run(cases.train)
     names = [set(steps[0][0]) for steps, _ in results]

@@ -1,4 +1,7 @@
-"""A rank that is killed while rows move to another plan: the run goes on to the bits of one in which no row ever moved."""
+"""A rank that is killed while rows move to another plan.
+
+The run goes on to the bits of one in which no row ever moved.
+"""
 
 import json
 import os
@@ -20,9 +23,14 @@ from pibroch.train.session import build_tables
 from small_run import files_below, make_config, make_dataset
 
 SETTINGS = [
-    "train.epochs=1000", "train.steps=600", "train.batch_size=40", "train.evaluate_every=300", "train.checkpoint_every=20",
-    "train.full_checkpoint_every=4", "train.keep=1",
-]  # fmt: skip
+    "train.epochs=1000",
+    "train.steps=600",
+    "train.batch_size=40",
+    "train.evaluate_every=300",
+    "train.checkpoint_every=20",
+    "train.full_checkpoint_every=4",
+    "train.keep=1",
+]
 
 
 def looks(run):

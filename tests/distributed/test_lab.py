@@ -56,9 +56,13 @@ def lab_command(*arguments):
 
 def command_line(*arguments, **environment):
     return subprocess.run(
-        lab_command(*arguments), cwd=CHECKOUT, capture_output=True, text=True, timeout=TIMEOUT_S,
+        lab_command(*arguments),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
         env=os.environ | environment,
-    )  # fmt: skip
+    )
 
 
 def wait_until(condition):
@@ -76,7 +80,10 @@ def lives(pid):
 
 
 def test_each_rank_has_its_place_and_its_host():
-    show = "import json, os, socket; print(json.dumps([dict(os.environ), [i[1] for i in socket.if_nameindex()]]))"
+    show = (
+        "import json, os, socket; print(json.dumps([dict(os.environ), [i[1] for i in"
+        " socket.if_nameindex()]]))"
+    )
     with Lab(hosts=2, ranks_per_host=2, threads=3) as lab:
         outputs = lab.run(python(show), env={"MINE": "x"}, timeout_s=TIMEOUT_S).check().outputs
         inside = {os.readlink("/proc/self/ns/net")}
@@ -118,7 +125,10 @@ def test_a_link_is_as_slow_as_asked_and_its_bytes_are_counted():
 
 
 def test_one_failure_ends_all_and_is_named():
-    program = "import os, time\nif os.environ['RANK'] == '1': print('lost'); raise SystemExit(7)\ntime.sleep(1000)"
+    program = (
+        "import os, time\nif os.environ['RANK'] == '1': print('lost'); raise"
+        " SystemExit(7)\ntime.sleep(1000)"
+    )
     with Lab(hosts=3) as lab:
         result = lab.run(python(program), timeout_s=TIMEOUT_S)
         assert lab.network.pids() == []

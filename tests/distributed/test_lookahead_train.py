@@ -1,4 +1,7 @@
-"""`pibroch train` with the lookahead exchange: the files of `alltoall`, killed and resumed too; what it reports and traces."""
+"""`pibroch train` with the lookahead exchange: the files of `alltoall`, killed and resumed too.
+
+What it reports and traces.
+"""
 
 import json
 import os
@@ -18,12 +21,22 @@ PURPOSES = {"critical", "deferred", "evict", "ids", "other", "prefetch", "write 
 COMMON = ["train.keep=99", "train.evaluate_every=5", "train.log_every=1"]
 VARIANTS = {
     "default": (2, [], []),
-    "averages of 3 ranks": (3, ["train.average=0.9", "train.clip_norm=0.5"], ["embedding.lookahead=3"]),
-    "a cache of little more than a batch": (2, ["embedding.placement=table_wise", "train.batch_size=20", "train.steps=42"],
-                                           ["embedding.cache_rows=200"]),
-    "another model": (2, ["model.name=dcnv2", "embedding.optimizer={name='rowwise_adagrad', lr=0.1}"],
-                      ["embedding.cache=partitioned", "embedding.delayed_sync=false"]),
-}  # fmt: skip
+    "averages of 3 ranks": (
+        3,
+        ["train.average=0.9", "train.clip_norm=0.5"],
+        ["embedding.lookahead=3"],
+    ),
+    "a cache of little more than a batch": (
+        2,
+        ["embedding.placement=table_wise", "train.batch_size=20", "train.steps=42"],
+        ["embedding.cache_rows=200"],
+    ),
+    "another model": (
+        2,
+        ["model.name=dcnv2", "embedding.optimizer={name='rowwise_adagrad', lr=0.1}"],
+        ["embedding.cache=partitioned", "embedding.delayed_sync=false"],
+    ),
+}
 
 
 def saved(folder):
@@ -153,13 +166,22 @@ def check_summary_of_world(summary, name):
 
 @pytest.fixture(scope="module")
 def with_increments(worlds, data):
-    """``with_increments(folder, exchange, steps)`` trains so far; two checkpoints of three are incremental."""
+    """``with_increments(folder, exchange, steps)`` trains so far.
+
+    Two checkpoints of three are incremental.
+    """
 
     def train(folder, exchange, steps):
         config = make_config(
-            data, "train.keep=99", "train.full_checkpoint_every=3", "train.checkpoint_every=6", f"train.steps={steps}",
-            "train.evaluate_every=1000", "train.log_every=1", f"embedding.exchange={exchange}",
-        )  # fmt: skip
+            data,
+            "train.keep=99",
+            "train.full_checkpoint_every=3",
+            "train.checkpoint_every=6",
+            f"train.steps={steps}",
+            "train.evaluate_every=1000",
+            "train.log_every=1",
+            f"embedding.exchange={exchange}",
+        )
         worlds(2).run(cases.train, config.model_dump(), str(folder))
 
     return train
@@ -195,7 +217,10 @@ def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(
 
 
 def test_the_hit_rate_is_that_of_the_samples(worlds, data, tmp_path):
-    """A partitioned cache keeps nothing of other homes: only rows of this rank's home need not be fetched."""
+    """A partitioned cache keeps nothing of other homes.
+
+    Only rows of this rank's home need not be fetched.
+    """
     rates = {}
     for cache in ("partitioned", "lrpp"):
         config = make_config(

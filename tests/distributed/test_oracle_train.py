@@ -105,6 +105,9 @@ def test_an_oracle_that_is_not_there_is_said():
     assert ended.returncode == 2 and "where oracle 0 cannot listen" in ended.stderr, ended
     with pytest.raises(
         TrainingError,
-        match=f"no oracle 0 at {rendezvous} within 1 s.*do: start it: pibroch oracle --rendezvous {rendezvous}",
+        match=(
+            f"no oracle 0 at {rendezvous} within 1 s.*do: start it: pibroch oracle --rendezvous"
+            f" {rendezvous}"
+        ),
     ):
         join(rendezvous, 0, 0, timeout_s=1, with_oracle=True)

@@ -1,4 +1,7 @@
-"""Bulk scoring by ranks that share the tables: the bytes of one process, in order, and it goes on after a rank was killed."""
+"""Bulk scoring by ranks that share the tables.
+
+The bytes of one process, in order, and it goes on after a rank was killed.
+"""
 
 import os
 import signal

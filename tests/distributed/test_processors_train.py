@@ -97,9 +97,14 @@ def test_servers_and_processors_are_one_group(worlds, data, server_crew, expecte
 
 @pytest.mark.parametrize(
     ("split", "batch_size", "shuffle", "part", "skip", "most_bytes"),
-    [("train", 97, True, (0, 1), 3, 1 << 28), ("train", 64, True, (1, 3), 0, 1), ("test", 50, False, (2, 3), 1, 1 << 28),
-     ("validation", 10_000, True, (0, 2), 0, 1 << 28), ("train", 2, True, (4, 5), 1000, 1 << 28)],
-)  # fmt: skip
+    [
+        ("train", 97, True, (0, 1), 3, 1 << 28),
+        ("train", 64, True, (1, 3), 0, 1),
+        ("test", 50, False, (2, 3), 1, 1 << 28),
+        ("validation", 10_000, True, (0, 2), 0, 1 << 28),
+        ("train", 2, True, (4, 5), 1000, 1 << 28),
+    ],
+)
 def test_batches_are_the_loaders_bag_by_bag(
     worlds, multi_hot, processors, split, batch_size, shuffle, part, skip, most_bytes
 ):

@@ -1,4 +1,7 @@
-"""Whole runs at one, two and three ranks: the same figures within rounding; twice the same ranks: the same bits."""
+"""Whole runs at one, two and three ranks: the same figures within rounding.
+
+Twice the same ranks: the same bits.
+"""
 
 import json
 import re
@@ -13,7 +16,8 @@ from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_tables
 from small_run import files_below, make_config, make_dataset, train_here
 
-# Batch norm takes away the bias before it; Adam turns that bias's rounding noise into steps of full size.
+# Batch norm takes away the bias before it; Adam turns that bias's rounding noise into steps of full
+# size.
 PLAIN = ["model.batch_norm=false", "train.epochs=1", "train.evaluate_every=7", "train.log_every=3"]
 MODELS = {
     "dlrm": ["embedding.placement={C1='column_wise', C2='replicated', C3='table_wise'}"],
@@ -148,7 +152,10 @@ def test_one_process_only(worlds, data, tmp_path):
 
 
 def test_ranks_that_have_different_things_are_refused_before_a_step(worlds, data, tmp_path):
-    """Shapes agree in each case: without a look at the rest they would train a model that nobody meant."""
+    """Shapes agree in each case.
+
+    Without a look at the rest they would train a model that nobody meant.
+    """
     other = make_dataset(tmp_path / "other", num_samples=2000)
     plain, settings = (
         make_config(data).model_dump(),

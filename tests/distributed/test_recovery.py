@@ -28,10 +28,12 @@ COMMON = [
     "train.keep=1",
 ]
 ALL_ROLES = [
-    "embedding.exchange=lookahead", "embedding.lookahead=3", "embedding.exchange.servers=2",
+    "embedding.exchange=lookahead",
+    "embedding.lookahead=3",
+    "embedding.exchange.servers=2",
     "embedding.exchange.oracle=central",
     "data.processors=2",
-]  # fmt: skip
+]
 OFTEN = ["--set", "train.checkpoint_every_seconds=0.05"]
 FROM = {
     "memory": ["--set", "train.cut_every_seconds=0.1"],
@@ -40,11 +42,13 @@ FROM = {
 }
 STOP_S = 3.0
 TORCHRUN = [
-    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
-    "-m", "pibroch",
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+    "--max-restarts", "1", "-m", "pibroch",
 ]  # fmt: skip
 LOST = {
-    "embedding-server": r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError",
+    "embedding-server": (
+        r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError"
+    ),
     "rank": r"rank \d ended with signal SIG(KILL|TERM)",
 }
 
@@ -199,7 +203,8 @@ ELASTIC = [
 ]
 
 
-@pytest.mark.alone  # agents that do not hear of each other for three seconds take each other for lost
+# agents that do not hear of each other for three seconds take each other for lost
+@pytest.mark.alone
 @pytest.mark.slow
 def test_machines_leave_and_join_under_torchrun(data, tmp_path):
     recipe, run, port = tmp_path / "recipe.toml", tmp_path / "run", free_port()
@@ -242,9 +247,12 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
             recipe,
         ]
         return subprocess.Popen(
-            [*command, "--run-dir", run, "--resume"], env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [*command, "--run-dir", run, "--resume"],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def wait_for_ranks(count):
         path, before = run / "ranks.json", steps(run)
@@ -273,11 +281,19 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
 def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
     worlds, data, tmp_path, exchange
 ):
-    """Incremental checkpoints, averages and rows of 16 bits: after deaths the files of a run that nothing happened to."""
+    """Incremental checkpoints, averages and rows of 16 bits.
+
+    After deaths the files of a run that nothing happened to.
+    """
     settings = [
-        "train.epochs=6", "train.checkpoint_every=20", "train.full_checkpoint_every=3", "train.keep=9",
-        f"embedding.exchange={exchange}", "train.average=0.9", "embedding.dtype=bfloat16",
-    ]  # fmt: skip
+        "train.epochs=6",
+        "train.checkpoint_every=20",
+        "train.full_checkpoint_every=3",
+        "train.keep=9",
+        f"embedding.exchange={exchange}",
+        "train.average=0.9",
+        "embedding.dtype=bfloat16",
+    ]
     config = make_config(data, *settings, "train.checkpoint_every_seconds=0").model_dump()
     worlds(2).run(cases.train, config, str(tmp_path / "expected"))
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
@@ -317,7 +333,10 @@ SOAKED = {
 @pytest.mark.parametrize("source", FROM)
 @pytest.mark.parametrize("exchange", SOAKED)
 def test_random_kills(data, expected, tmp_path, exchange, source):
-    """One or two at once, at any moment, also while they are starting, save or evaluate; some are stopped for a while."""
+    """One or two at once, at any moment, also while they are starting, save or evaluate.
+
+    Some are stopped for a while.
+    """
     chance, killed, most = random.Random(SEED), 0, -(-KILLS // len(SOAKED) // len(FROM))
     run = tmp_path / "run"
     while killed < most:

@@ -64,7 +64,10 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(data, tmp_path, nam
 
 
 def kill_at(step, recipe, folder):
-    """Start a run and kill it with signal 9 once it reports ``step``; returns the last step that it reported."""
+    """Start a run and kill it with signal 9 once it reports ``step``.
+
+    Returns the last step that it reported.
+    """
     for _ in range(3):  # on a busy machine a run may end before it is killed
         shutil.rmtree(folder, ignore_errors=True)
         with start_command("train", recipe, "--run-dir", folder) as process:

@@ -31,7 +31,10 @@ def test_the_same_files_as_alltoall_whoever_shares_memory(worlds, data, expected
 
 
 def make_plan_file(data, path, num_ranks=3):
-    """A plan for rows that are read in another way than these data read them: all of a table's hot rows lie together."""
+    """A plan for rows that are read in another way than these data read them.
+
+    All of a table's hot rows lie together.
+    """
     dataset = EncodedDataset.open(data)
     tables = [TableSize(name, rows, 4 * 8, 4 * 4) for name, rows in dataset.num_rows.items()]
     counts = {
@@ -65,9 +68,14 @@ def test_rows_that_follow_the_data_leave_the_numbers_of_those_that_stay(worlds, 
         ("other", "retrieve", [above]),
     ):
         config = make_config(
-            data, *COMMON, "train.epochs=2", "train.full_checkpoint_every=3", f"embedding.exchange={exchange}",
-            f"embedding.exchange.plan={plan}", *more,
-        )  # fmt: skip
+            data,
+            *COMMON,
+            "train.epochs=2",
+            "train.full_checkpoint_every=3",
+            f"embedding.exchange={exchange}",
+            f"embedding.exchange.plan={plan}",
+            *more,
+        )
         folders[name] = tmp_path / name
         worlds(3).run(cases.train_and_wait_for_plans, config.model_dump(), str(folders[name]))
     steps = CheckpointFolder(folders["stays"] / "checkpoints", 9).steps()

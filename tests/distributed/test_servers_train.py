@@ -1,4 +1,7 @@
-"""`pibroch train` with embedding servers: the files of `alltoall`, whoever is stopped or killed; a lost server is named."""
+"""`pibroch train` with embedding servers: the files of `alltoall`, whoever is stopped or killed.
+
+A lost server is named.
+"""
 
 import json
 import os
@@ -98,9 +101,16 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
 
     def train(folder, size, num_steps, *more):
         config = make_config(
-            data, "train.keep=99", "train.full_checkpoint_every=3", "train.checkpoint_every=6", "train.average=0.9",
-            "train.evaluate_every=1000", "train.log_every=1", f"train.steps={num_steps}", *more,
-        )  # fmt: skip
+            data,
+            "train.keep=99",
+            "train.full_checkpoint_every=3",
+            "train.checkpoint_every=6",
+            "train.average=0.9",
+            "train.evaluate_every=1000",
+            "train.log_every=1",
+            f"train.steps={num_steps}",
+            *more,
+        )
         return worlds(size).run(cases.train, config.model_dump(), str(tmp_path / folder))
 
     train("whole", 2, 42, "embedding.exchange=alltoall")
@@ -146,6 +156,9 @@ def test_what_cannot_be_met_is_said(data, tmp_path):
     assert ended.returncode == 2 and "where embedding server 0 cannot listen" in ended.stderr, ended
     with pytest.raises(
         TrainingError,
-        match=f"no embedding server 0 at {rendezvous}.*pibroch embedding-server --rendezvous {rendezvous}",
+        match=(
+            f"no embedding server 0 at {rendezvous}.*pibroch embedding-server --rendezvous"
+            f" {rendezvous}"
+        ),
     ):
         join(rendezvous, 2, 0, timeout_s=1)

@@ -1,4 +1,7 @@
-"""Checkpoints written beside training: a run that is killed between two of its own goes on from them, to the same bits."""
+"""Checkpoints written beside training.
+
+A run that is killed between two of its own goes on from them, to the same bits.
+"""
 
 import json
 import os

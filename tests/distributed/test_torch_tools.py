@@ -1,4 +1,7 @@
-"""torch's tools around tables of two ranks: ranks decide alike, and the bits are those of a program without the tool."""
+"""torch's tools around tables of two ranks.
+
+Ranks decide alike, and the bits are those of a program without the tool.
+"""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ def start(python, system, world, folder, *packages):
             stderr=folder.joinpath(f"{system}-{world}-{rank}.log").open("w"),
         )
         for rank in range(world)
-    ]  # fmt: skip
+    ]
 
 
 def end(processes, folder):
@@ -78,7 +78,10 @@ def losses(tmp_path_factory):
     asked = "; ".join(
         [
             "import sys, sysconfig, torch",
-            "print(torch.__version__, *sys.version_info[:2], sysconfig.get_path('purelib'), sep='|')",
+            (
+                "print(torch.__version__, *sys.version_info[:2], sysconfig.get_path('purelib'),"
+                " sep='|')"
+            ),
         ]
     )
     ran = subprocess.run(

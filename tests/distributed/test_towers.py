@@ -35,7 +35,10 @@ NUM_STEPS = 30  # every third with a rank that has no samples
 
 @pytest.fixture(scope="module")
 def of_alltoall(worlds):
-    """``of_alltoall(size, name)``: what training by alltoall gives, once for all that are compared with it."""
+    """``of_alltoall(size, name)``.
+
+    What training by alltoall gives, once for all that are compared with it.
+    """
     return cache(
         lambda size, name: worlds(size).run(
             cases.train, NUM_STEPS, name, exchange="alltoall", placement="table_wise"
@@ -81,9 +84,18 @@ def test_what_crosses_hosts_is_what_towers_give(worlds, ranks_per_host):
     for compression in (1, 2, 4):
         width = None if compression == 1 else dim // compression
         results = worlds(4).run(
-            cases.traffic, batch_size, ranks_per_host, exchange="towers", ranks_per_host=ranks_per_host, groups=groups,
-            width=width, combined=0, dim=dim, dense=False, placement="table_wise_pooled",
-        )  # fmt: skip
+            cases.traffic,
+            batch_size,
+            ranks_per_host,
+            exchange="towers",
+            ranks_per_host=ranks_per_host,
+            groups=groups,
+            width=width,
+            combined=0,
+            dim=dim,
+            dense=False,
+            placement="table_wise_pooled",
+        )
         expected = (
             4 * 2 * batch_size * len(cases.FEATURES) * (1 - 1 / num_hosts) * 4 * dim / compression
         )
@@ -95,18 +107,32 @@ def test_what_crosses_hosts_is_what_towers_give(worlds, ranks_per_host):
 
 
 def test_reduced_and_scattered_bags_send_a_vector_a_bag_and_shard(worlds):
-    """Inside a tower of two ranks, which serve two each: a part of each of the other's bags, and gradients of the own ones."""
+    """Inside a tower of two ranks, which serve two each.
+
+    A part of each of the other's bags, and gradients of the own ones.
+    """
     batch_size, dim = 64, 32
     results = worlds(4).run(
-        cases.traffic, batch_size, 2, exchange="towers", ranks_per_host=2, groups=STRIDED, width=None, dim=dim,
-        dense=False, placement="row_wise_pooled",
-    )  # fmt: skip
+        cases.traffic,
+        batch_size,
+        2,
+        exchange="towers",
+        ranks_per_host=2,
+        groups=STRIDED,
+        width=None,
+        dim=dim,
+        dense=False,
+        placement="row_wise_pooled",
+    )
     for _, purposes, _ in results:
         assert purposes["inside towers"] == 2 * 2 * batch_size * len(STRIDED[0]) * 4 * dim
 
 
 def test_dense_bytes_fall_by_those_of_the_tower_modules(worlds):
-    """Which belong to one rank each here; a reduction sends 2 (W - 1) / W of its bytes, a flag a tensor among them."""
+    """Which belong to one rank each here.
+
+    A reduction sends 2 (W - 1) / W of its bytes, a flag a tensor among them.
+    """
     groups, sent = [["a", "b"], ["c"], ["d", "e"], ["f"]], {}
     for exchange, more in (("alltoall", {}), ("towers", {"ranks_per_host": 1})):
         for dense in (True, False):
@@ -152,16 +178,32 @@ def test_one_feature_a_tower_and_more_towers_than_hosts(worlds):
 
 SHARED = [pb.Table("item", 9, 4, features=("a", "b")), pb.Table("user", 9, 4, features=("c",))]
 WRONG = {
-    "groups of other features": ({"groups": [["a", "b"], ["z"]], "tables": SHARED}, "feature 'z' in a tower"),
-    "readers of one table apart": ({"groups": [["a", "c"], ["b"]], "tables": SHARED}, "one table 'item'"),
-    "a feature in no tower": ({"groups": [["a", "b"]], "tables": SHARED}, "feature 'c' in no tower"),
+    "groups of other features": (
+        {"groups": [["a", "b"], ["z"]], "tables": SHARED},
+        "feature 'z' in a tower",
+    ),
+    "readers of one table apart": (
+        {"groups": [["a", "c"], ["b"]], "tables": SHARED},
+        "one table 'item'",
+    ),
+    "a feature in no tower": (
+        {"groups": [["a", "b"]], "tables": SHARED},
+        "feature 'c' in no tower",
+    ),
     "fewer towers than groups of hosts": (
-        {"groups": [["a", "b"], ["c"]], "tables": SHARED, "hosts_per_tower": 1}, "set hosts_per_tower to 2",
+        {"groups": [["a", "b"], ["c"]], "tables": SHARED, "hosts_per_tower": 1},
+        "set hosts_per_tower to 2",
     ),
     "hosts without ranks": ({"tables": SHARED, "ranks_per_host": 0}, "ranks_per_host 0"),
-    "groups that are not the model's": ({"exchange_groups": [["a", "b"], ["c", "d"], ["e", "f"]]}, "as the model has them"),
-    "a plan across towers": ({"tables": SHARED, "placement": Plan.of(SHARED, 3)}, "which have its tower"),
-}  # fmt: skip
+    "groups that are not the model's": (
+        {"exchange_groups": [["a", "b"], ["c", "d"], ["e", "f"]]},
+        "as the model has them",
+    ),
+    "a plan across towers": (
+        {"tables": SHARED, "placement": Plan.of(SHARED, 3)},
+        "which have its tower",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -185,8 +227,13 @@ def test_a_plan_may_say_where_tables_lie_inside_their_towers(worlds):
     plan = Plan(num_shards=3, placements=placements)
     plan.check(tables)
     results = worlds(3).run(
-        cases.train, 3, "tower_dlrm", exchange="towers", ranks_per_host=2, groups=[["a", "b", "c", "d", "e"], ["f"]],
+        cases.train,
+        3,
+        "tower_dlrm",
+        exchange="towers",
+        ranks_per_host=2,
+        groups=[["a", "b", "c", "d", "e"], ["f"]],
         placement=plan,
-    )  # fmt: skip
+    )
     held = {name: rank for rank, (*_, pieces) in enumerate(results) for name, *_ in pieces}
     assert held == own

@@ -15,9 +15,14 @@ from pibroch.train.run import evaluate_checkpoint
 from small_run import files_below, make_config
 
 TOWERS = [
-    "model.name=tower_dlrm", "model.towers={count=4, width=2, combined=1}", "model.batch_norm=false", "train.keep=99",
-    "train.clip_norm=0.5", "train.average=0.9", "train.epochs=1",
-]  # fmt: skip
+    "model.name=tower_dlrm",
+    "model.towers={count=4, width=2, combined=1}",
+    "model.batch_norm=false",
+    "train.keep=99",
+    "train.clip_norm=0.5",
+    "train.average=0.9",
+    "train.epochs=1",
+]
 HOSTS = ["embedding.exchange={name='towers', ranks_per_host=1, placement='table_wise_pooled'}"]
 
 

@@ -78,7 +78,10 @@ def recomputed(channel, exchange, way):
 
 
 def frozen(channel, exchange):
-    """A model around tables is frozen for some batches of a feed; returns rows before, after, and after it was thawed."""
+    """A model around tables is frozen for some batches of a feed.
+
+    Returns rows before, after, and after it was thawed.
+    """
     embeddings = made(exchange)
     model = nn.ModuleDict({"table": embeddings, "net": nn.Linear(8, 1)})
     found = [state(embeddings)]

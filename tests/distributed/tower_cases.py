@@ -1,4 +1,7 @@
-"""What each rank does in the tests of the exchange by towers: steps of a model with towers, and what they sent."""
+"""What each rank does in the tests of the exchange by towers.
+
+Steps of a model with towers, and what they sent.
+"""
 
 from collections import Counter
 
@@ -17,7 +20,10 @@ GROUPS = (("d", "a"), ("f", "b", "e"), ("c",))  # uneven, in no order, one of a 
 
 
 def batch_of(step, size, world, rank, one_hot=False):
-    """This rank's part of a global batch; parts are ragged, and rank 1's of every third step is empty."""
+    """This rank's part of a global batch.
+
+    Parts are ragged, and rank 1's of every third step is empty.
+    """
     generator = torch.Generator().manual_seed(step)
     dense = torch.randn(size, 3, generator=generator)
     labels = torch.rand(size, generator=generator).round()
@@ -109,7 +115,10 @@ def train(channel, num_steps, name, **options):
 
 
 def traffic(channel, batch_size, per_host=1, **options):
-    """Bytes of a step that went to other hosts, by the counters of traffic; those of the exchange by purpose; dense tensors."""
+    """Bytes of a step that went to other hosts, by the counters of traffic.
+
+    Those of the exchange by purpose; dense tensors.
+    """
     job, here = Job(channel, **options), channel.ranks.rank // per_host
     batch = job.part(0, batch_size * channel.ranks.world_size, one_hot=True)
     before = Counter(channel.ranks.traffic.sent_to)

@@ -13,7 +13,10 @@ from pibroch.train.run_directory import RunDirectory
 
 
 def train(channel, config, folder):
-    """A run from a configuration given as plain values; its losses and its summary as this rank knows them."""
+    """A run from a configuration given as plain values.
+
+    Its losses and its summary as this rank knows them.
+    """
     config = RunConfig.model_validate(config)
     run = RunDirectory(Path(folder), channel.ranks.rank)
     if run.rank == 0 and not run.exists():
@@ -49,9 +52,12 @@ def name_what_differs(channel, configs, folder, code=None):
         sameness.code_digest = lambda: code
     try:
         run_training(
-            config, open_dataset(config.data), RunDirectory(Path(folder), channel.ranks.rank),
-            lambda total_steps: FanOut([]), World(channel.ranks, channel),
-        )  # fmt: skip
+            config,
+            open_dataset(config.data),
+            RunDirectory(Path(folder), channel.ranks.rank),
+            lambda total_steps: FanOut([]),
+            World(channel.ranks, channel),
+        )
     except ConfigError as error:
         return str(error)
     finally:

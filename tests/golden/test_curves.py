@@ -1,6 +1,9 @@
-"""Seeded curves of each model: what a change to kernels, models, data or the loop does to training shows here.
+"""Seeded curves of each model.
 
-After a change that is meant to move them: ``python tests/golden/test_curves.py``, and say in the commit why they moved.
+What a change to kernels, models, data or the loop does to training shows here.
+
+After a change that is meant to move them: ``python tests/golden/test_curves.py``, and say in the
+commit why they moved.
 """
 
 import json

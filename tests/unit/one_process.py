@@ -1,7 +1,10 @@
-"""Trains in one process where neither Linux nor POSIX is: what only they have is taken away before pibroch is imported.
+"""Trains in one process where neither Linux nor POSIX is.
 
-numpy, numba, torch and polars come first, as they are: they have builds of their own for other systems. Run by
-test_portability.py as a program of its own: ``one_process.py embeddings``, or ``one_process.py run FOLDER``.
+What only they have is taken away before pibroch is imported.
+
+numpy, numba, torch and polars come first, as they are: they have builds of their own for other
+systems. Run by test_portability.py as a program of its own: ``one_process.py embeddings``, or
+``one_process.py run FOLDER``.
 """
 
 import errno
@@ -20,28 +23,40 @@ import torch
 import torch.distributed
 
 ABSENT = {
-    os: """EFD_CLOEXEC EFD_NONBLOCK MFD_CLOEXEC O_CLOEXEC O_DIRECT O_DIRECTORY O_NOATIME O_NONBLOCK O_PATH 
+    os: (
+        """EFD_CLOEXEC EFD_NONBLOCK MFD_CLOEXEC O_CLOEXEC O_DIRECT O_DIRECTORY O_NOATIME O_NONBLOCK O_PATH 
         POSIX_FADV_DONTNEED POSIX_FADV_NORMAL POSIX_FADV_RANDOM POSIX_FADV_SEQUENTIAL POSIX_FADV_WILLNEED SCHED_BATCH
         SCHED_IDLE SCHED_OTHER chown copy_file_range eventfd eventfd_read eventfd_write fchmod fchown fdatasync fork forkpty
         getegid geteuid getgid getloadavg getpgid getrandom getuid getxattr killpg lockf memfd_create mkfifo nice pidfd_open
         pipe2 posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork sched_getaffinity sched_getparam
         sched_getscheduler sched_param sched_setaffinity sched_setscheduler sched_yield sendfile setns setpriority setsid
-        setxattr splice statvfs sync sysconf uname unshare wait4 waitid""",
-    select: "epoll kqueue poll EPOLLET EPOLLEXCLUSIVE EPOLLIN EPOLLONESHOT EPOLLOUT EPOLLRDHUP POLLIN POLLRDHUP",
-    socket: """AF_NETLINK AF_UNIX AF_VSOCK MSG_DONTWAIT MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL MSG_WAITALL MSG_ZEROCOPY
+        setxattr splice statvfs sync sysconf uname unshare wait4 waitid"""
+    ),
+    select: (
+        "epoll kqueue poll EPOLLET EPOLLEXCLUSIVE EPOLLIN EPOLLONESHOT EPOLLOUT EPOLLRDHUP POLLIN"
+        " POLLRDHUP"
+    ),
+    socket: (
+        """AF_NETLINK AF_UNIX AF_VSOCK MSG_DONTWAIT MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL MSG_WAITALL MSG_ZEROCOPY
         SCM_CREDENTIALS SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK SO_BUSY_POLL SO_INCOMING_CPU SO_PASSCRED SO_PEERCRED
         SO_REUSEPORT SO_ZEROCOPY TCP_CONGESTION TCP_CORK TCP_DEFER_ACCEPT TCP_INFO TCP_KEEPCNT TCP_KEEPIDLE TCP_KEEPINTVL
-        TCP_NOTSENT_LOWAT TCP_QUICKACK TCP_USER_TIMEOUT recv_fds send_fds""",
-    signal: """SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGUSR1 SIGUSR2 alarm pause
+        TCP_NOTSENT_LOWAT TCP_QUICKACK TCP_USER_TIMEOUT recv_fds send_fds"""
+    ),
+    signal: (
+        """SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGUSR1 SIGUSR2 alarm pause
         pidfd_send_signal pthread_kill pthread_sigmask set_wakeup_fd setitimer siginterrupt sigpending sigtimedwait sigwait
-        sigwaitinfo""",
+        sigwaitinfo"""
+    ),
     mmap: " ".join(name for name in vars(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))),
 }
 POSIX_MODULES = ("fcntl", "resource", "pwd", "grp", "syslog", "termios", "_posixshmem")
 
 
 def take_away(modules: tuple[str, ...] = ()) -> None:
-    """Leave what Windows has, too, and no /proc; and none of these modules, where nothing stands in for them here."""
+    """Leave what Windows has, too, and no /proc.
+
+    And none of these modules, where nothing stands in for them here.
+    """
     for module, names in ABSENT.items():
         for name in names.split():
             vars(module).pop(name, None)
@@ -76,8 +91,9 @@ def train_embeddings() -> None:
     torch.manual_seed(0)
     embeddings = pb.Embeddings(
         [pb.Table("user", num_rows=500, dim=8), pb.Table("item", num_rows=50, dim=8)],
-        optimizer=pb.Adagrad(lr=0.1, average=0.9), exchange="local",
-    )  # fmt: skip
+        optimizer=pb.Adagrad(lr=0.1, average=0.9),
+        exchange="local",
+    )
     dense = torch.nn.Linear(16, 1)
     losses = []
     for batch in embeddings.feed(_clicks(pb, 60)):
@@ -103,7 +119,10 @@ def _clicks(pb, num_batches):
 
 
 def train_run(folder: Path) -> None:
-    """Generate data, ``pibroch train``, go on, ``pibroch evaluate``, predict; by the command line's own functions."""
+    """Generate data, ``pibroch train``, go on, ``pibroch evaluate``, predict.
+
+    By the command line's own functions.
+    """
     import pibroch as pb
     from pibroch.cli.data import synthesize_command
     from pibroch.cli.train import evaluate, train

@@ -42,7 +42,10 @@ def of(language):
 
 
 def test_every_block_says_what_it_is_in():
-    """So that none escapes what is below: a block in another language, or code that is called text, is refused."""
+    """So that none escapes what is below.
+
+    A block in another language, or code that is called text, is refused.
+    """
     for block in BLOCKS:
         if "design" in block.page:
             assert block.language in LANGUAGES | {"{toctree}"}, block
@@ -83,7 +86,10 @@ def test_toml_is_a_recipe_or_what_the_page_says(block, tmp_path):
 
 @pytest.mark.parametrize("block", of("console"))
 def test_commands_are_there_and_take_what_they_are_given(block, tmp_path, monkeypatch):
-    """By the command line's own parser, and recipes with what is set in them. Nothing is started."""
+    """By the command line's own parser, and recipes with what is set in them.
+
+    Nothing is started.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "groups.json").write_text(
         '{"towers": [["C1"], ["C2"]]}'
@@ -97,7 +103,10 @@ def test_commands_are_there_and_take_what_they_are_given(block, tmp_path, monkey
 
 
 def programs(line):
-    """The programs of a line, piped or not; what is optional is given, placeholders stand for themselves."""
+    """The programs of a line, piped or not.
+
+    What is optional is given, placeholders stand for themselves.
+    """
     words, found = shlex.split(line, comments=True), [[]]
     for word in words:
         if word == "|":

@@ -1,4 +1,7 @@
-"""The examples of the pages on extending run, and do what the pages say; that of an exchange is in tests/unit/exchange."""
+"""The examples of the pages on extending run, and do what the pages say.
+
+That of an exchange is in tests/unit/exchange.
+"""
 
 import importlib.util
 import os
@@ -20,7 +23,10 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module")
 def lion():
-    """The example's names, of a module that can be found: numba keeps compiled kernels on disk with the name of theirs."""
+    """The example's names, of a module that can be found.
+
+    Numba keeps compiled kernels on disk with the name of theirs.
+    """
     spec = importlib.util.spec_from_file_location("own_optimizer", EXAMPLES / "own_optimizer.py")
     sys.modules["own_optimizer"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -76,7 +76,10 @@ KNOWN_CIRCLES = {
     ("data.batch", "data.batch_check"),
     ("exchange.stateful", "exchange.states", "exchange.whole_tables"),
 }  # fmt: skip
-"""Files that name each other inside functions or for types alone, and are to be taken apart. None is to be added."""
+"""Files that name each other inside functions or for types alone, and are to be taken apart.
+
+None is to be added.
+"""
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")

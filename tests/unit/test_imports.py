@@ -1,4 +1,7 @@
-"""Imports point one way (design, section 3); pure cores touch no clock, thread, socket or process group."""
+"""Imports point one way (design, section 3).
+
+Pure cores touch no clock, thread, socket or process group.
+"""
 
 import ast
 import importlib.util
@@ -69,17 +72,29 @@ def test_imports_point_down(path):
 
 
 PURE = [
-    "pibroch.collectives.bounded_lag.window", "pibroch.exchange.lookahead.window",
-    "pibroch.kernels.window.naive", "pibroch.kernels.window.numba",
-    "pibroch.lookahead.encoding", "pibroch.lookahead.oracle", "pibroch.lookahead.requests",
-    "pibroch.planner.baselines", "pibroch.planner.diff", "pibroch.planner.exact", "pibroch.planner.extrapolate",
-    "pibroch.planner.drift", "pibroch.planner.make", "pibroch.planner.sketch",
+    "pibroch.collectives.bounded_lag.window",
+    "pibroch.exchange.lookahead.window",
+    "pibroch.kernels.window.naive",
+    "pibroch.kernels.window.numba",
+    "pibroch.lookahead.encoding",
+    "pibroch.lookahead.oracle",
+    "pibroch.lookahead.requests",
+    "pibroch.planner.baselines",
+    "pibroch.planner.diff",
+    "pibroch.planner.exact",
+    "pibroch.planner.extrapolate",
+    "pibroch.planner.drift",
+    "pibroch.planner.make",
+    "pibroch.planner.sketch",
     "pibroch.rpc.autograd.discovery",
-]  # fmt: skip
-"""Algorithms: events in, instructions out. Nothing that they import, at any distance, may be one of IMPURE."""
+]
+"""Algorithms: events in, instructions out.
+
+Nothing that they import, at any distance, may be one of IMPURE.
+"""
 IMPURE = {
-    "asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "socket", "subprocess", "threading", "time",
-    "torch.distributed",
+    "asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "socket",
+    "subprocess", "threading", "time", "torch.distributed",
 }  # fmt: skip
 
 

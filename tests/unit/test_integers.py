@@ -1,4 +1,7 @@
-"""NumPy's and torch's integers do wherever users give a whole number; what is none is refused in words."""
+"""NumPy's and torch's integers do wherever users give a whole number.
+
+What is none is refused in words.
+"""
 
 import numpy as np
 import pytest

@@ -1,11 +1,15 @@
-"""The kernels' own tests once more without the compiler: what numba runs is also right as Python, bounds checks included."""
+"""The kernels' own tests once more without the compiler.
+
+What numba runs is also right as Python, bounds checks included.
+"""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-NOT_HERE = "not distribution and not 512"  # long rows take seconds in Python, and the same lines as short ones
+# long rows take seconds in Python, and the same lines as short ones
+NOT_HERE = "not distribution and not 512"
 KERNEL_TESTS = Path(__file__).parent / "kernels"
 
 

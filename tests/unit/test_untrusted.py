@@ -1,4 +1,7 @@
-"""What strangers write is refused in words: files that are elsewhere, no files, too large, too deep, or of another content."""
+"""What strangers write is refused in words.
+
+Files that are elsewhere, no files, too large, too deep, or of another content.
+"""
 
 import json
 import os

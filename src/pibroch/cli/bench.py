@@ -41,7 +41,10 @@ Only = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if --quick."
+        help=(
+            "Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if"
+            " --quick."
+        )
     ),
 ]
 
@@ -50,8 +53,11 @@ Committed = Annotated[
     bool,
     typer.Option(
         "--committed",
-        help="With all: measure every topic for the figures that are committed. Needs a clean checkout; what was measured "
-        "at this commit is left out, what fails is named at the end.",
+        help=(
+            "With all: measure every topic for the figures that are committed. Needs a clean"
+            " checkout; what was measured at this commit is left out, what fails is named at the"
+            " end."
+        ),
     ),
 ]
 Skip = Annotated[
@@ -69,7 +75,10 @@ def bench(
     committed: Committed = False,
     skip: Skip = None,
 ) -> None:
-    """Measure a topic beside its baselines: correctness first, then the table, a CSV file and a plot."""
+    """Measure a topic beside its baselines.
+
+    Correctness first, then the table, a CSV file and a plot.
+    """
     checkout = find_checkout()
     registry = _load("benchmarks.registry", checkout)
     if name is None:
@@ -119,7 +128,9 @@ def _tell(written: Any, report: Any, paths: list[Path]) -> None:
 
 
 def find_checkout() -> Path:
-    """The checkout that holds ``benchmarks``: the one this package runs from, else the one around the working directory.
+    """The checkout that holds ``benchmarks``.
+
+    The one this package runs from, else the one around the working directory.
 
     Raises:
         MissingDependencyError: when there is none; benchmarks are no part of the installed package.
@@ -159,8 +170,8 @@ def _list(topics: Any) -> None:
             table.add_row("", f"--only {', '.join(topic.sections)}")
     results.print(table)
     results.print(
-        "run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look; all with "
-        "`pibroch bench all --committed`",
+        "run one with `pibroch bench NAME`, or `pibroch bench NAME --quick` for a first look; all"
+        " with `pibroch bench all --committed`",
         markup=False,
     )
 

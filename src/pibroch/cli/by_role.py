@@ -20,7 +20,9 @@ Begun = tuple["RunConfig", Path]
 
 
 def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
-    """Which of the launcher's ranks do what: those roles of the recipe that are met nowhere else have some.
+    """Which of the launcher's ranks do what.
+
+    Those roles of the recipe that are met nowhere else have some.
 
     Raises:
         ConfigError: when none is left to train.
@@ -38,8 +40,8 @@ def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
 def as_trainer(begin: Callable[[], Begun]) -> Iterator[tuple[str, Begun | None] | None]:
     """Within, this rank trains, with an environment that speaks of the trainers alone.
 
-    Gives the place where it meets who serves it, and on rank 0 what ``begin`` says; or ``None`` where this rank was one of
-    those who serve: then the run is over.
+    Gives the place where it meets who serves it, and on rank 0 what ``begin`` says; or ``None``
+    where this rank was one of those who serve: then the run is over.
     """
     from pibroch.roles.launched import Launcher
 

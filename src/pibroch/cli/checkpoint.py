@@ -83,7 +83,10 @@ def inspect_command(path: Source) -> None:
 
 @app.command("verify")
 def verify_command(path: Source) -> None:
-    """Compare the size and SHA-256 of every file with the manifest; name each one that is damaged or missing."""
+    """Compare the size and SHA-256 of every file with the manifest.
+
+    Name each one that is damaged or missing.
+    """
     folder = find_checkpoint(path)
     manifest = read_manifest(folder)
     problems = []
@@ -134,19 +137,21 @@ def convert_command(
 ) -> None:
     """Write a checkpoint's weights for TorchRec's or the reference DLRM, or begin a run with theirs.
 
-    An exported DLRM computes the same logits there: the order of interaction pairs is converted, batch norm becomes a
-    part of the layer before it, and averages, when the run kept them, are what is exported. Of other models the tables
-    are converted and the dense layers keep their names.
+    An exported DLRM computes the same logits there: the order of interaction pairs is converted,
+    batch norm becomes a part of the layer before it, and averages, when the run kept them, are what
+    is exported. Of other models the tables are converted and the dense layers keep their names.
 
     **Examples**
 
         pibroch checkpoint convert runs/mine model.pt --to torchrec
 
-        pibroch checkpoint convert model.pt runs/theirs --from dlrm --recipe recipe.toml --data data/criteo
+        pibroch checkpoint convert model.pt runs/theirs --from dlrm --recipe recipe.toml --data
+        data/criteo
 
         pibroch train --run-dir runs/theirs --resume
 
-    With `--from`, SRC is a file of `torch.save`, a folder of `torch.distributed.checkpoint`, or one with each rank's file.
+    With `--from`, SRC is a file of `torch.save`, a folder of `torch.distributed.checkpoint`, or one
+    with each rank's file.
     """
     if (to is None) == (from_ is None):
         raise ConfigError("both or neither of --to and --from", "one of them", "e.g. --to torchrec")
@@ -187,7 +192,10 @@ def _import(source: Path, out: Path, system: System, recipe: str, changes: list[
 
 @contextmanager
 def _progress(manifest: Manifest) -> Iterator[Callable[[str], None]]:
-    """A bar over the bytes of a checkpoint's files; the function inside is told each file that is done."""
+    """A bar over the bytes of a checkpoint's files.
+
+    The function inside is told each file that is done.
+    """
     columns = (
         TextColumn("{task.description:>10}"),
         BarColumn(),

@@ -21,8 +21,8 @@ results = Console(highlight=False, soft_wrap=True)
 def set_up_logging() -> None:
     """Send the library's log to standard error: with colours on a terminal, with times elsewhere.
 
-    Rank 1 and those behind it write into files: no colours, no moving lines. What the terminal's encoding cannot show is
-    escaped.
+    Rank 1 and those behind it write into files: no colours, no moving lines. What the terminal's
+    encoding cannot show is escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         with suppress(
@@ -55,7 +55,10 @@ def show_error(error: PibrochError) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process, now if it is one of several ranks: their threads may hang in a broken process group for minutes."""
+    """End the process, now if it is one of several ranks.
+
+    Their threads may hang in a broken process group for minutes.
+    """
     is_joined = getattr(
         sys.modules.get("torch.distributed"), "is_initialized", None
     )  # it may be half imported

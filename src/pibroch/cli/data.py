@@ -37,7 +37,10 @@ from pibroch.errors import ConfigError
 from pibroch.overlap import refuse_overlap
 
 app = typer.Typer(
-    help="Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
+    help=(
+        "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is"
+        " known."
+    ),
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -63,7 +66,10 @@ VocabulariesOf = Annotated[
 SplitBy = Annotated[
     str | None,
     typer.Option(
-        help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with --vocabularies test, when absent."
+        help=(
+            "time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with"
+            " --vocabularies test, when absent."
+        )
     ),
 ]
 
@@ -133,9 +139,10 @@ def prepare_command(
     if vocabularies is not None:
         if schema is not None or min_count is not None or hash_ or not bins:
             raise ConfigError(
-                "--vocabularies with --schema, --min-count, --hash or --no-bins", "the schema that the vocabularies are of",
+                "--vocabularies with --schema, --min-count, --hash or --no-bins",
+                "the schema that the vocabularies are of",
                 "leave these options out",
-            )  # fmt: skip
+            )
         from pibroch.serve.vocabularies import find_vocabularies  # with torch, for checkpoints
 
         known = find_vocabularies(vocabularies)
@@ -172,7 +179,9 @@ def synthesize_command(
         int,
         typer.Option(
             min=0,
-            help="Groups of features that interact with each other alone, as towers might find them.",
+            help=(
+                "Groups of features that interact with each other alone, as towers might find them."
+            ),
         ),
     ] = 0,
     max_table_rows: Annotated[
@@ -190,8 +199,8 @@ def synthesize_command(
 ) -> None:
     """Generate Criteo-shaped data: as skewed as the real log, labels from a planted model.
 
-    Because the true click probabilities are known, so is the best AUC that any model can reach; it is printed and
-    written to truth.json.
+    Because the true click probabilities are known, so is the best AUC that any model can reach; it
+    is printed and written to truth.json.
 
     **Examples**
 
@@ -223,7 +232,10 @@ def describe_command(
         bool, typer.Option("--schema", help="Print the schema as TOML, to edit and reuse.")
     ] = False,
 ) -> None:
-    """Show what an encoded dataset holds: samples, click rates, tables, how skewed their accesses are, what ids are lost."""
+    """Show what an encoded dataset holds.
+
+    Samples, click rates, tables, how skewed their accesses are, what ids are lost.
+    """
     dataset = EncodedDataset.open(path)
     if verify:
         dataset.verify()
@@ -249,7 +261,8 @@ def describe_command(
     for warning in health.warnings(dataset):
         console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in all tables"
+        f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in"
+        " all tables"
     )
     if dataset.best_possible_auc:
         best = ", ".join(f"{name} {auc:.4f}" for name, auc in dataset.best_possible_auc.items())
@@ -322,7 +335,8 @@ def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
             f"{name} {count:,} of {total:,}" for name, (count, total) in by_count[:5] if count
         )
         console.print(
-            f"{total_unknown:,} of {num_ids:,} ids are unknown to the vocabularies{': ' + most if most else ''}"
+            f"{total_unknown:,} of {num_ids:,} ids are unknown to the"
+            f" vocabularies{': ' + most if most else ''}"
         )
     if report.num_bad:
         console.print(f"{report.num_bad:,} malformed records left out, the first of them:")
@@ -334,8 +348,13 @@ def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
 def _progress() -> Iterator[ProgressCallback]:
     """A bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 

@@ -39,7 +39,10 @@ def doctor(
         bool,
         typer.Option(
             "--compile",
-            help="First train a few steps in each way, so that later runs find their kernels compiled.",
+            help=(
+                "First train a few steps in each way, so that later runs find their kernels"
+                " compiled."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -57,7 +60,9 @@ def doctor(
 
 
 def _compile() -> None:
-    """Train a few steps in each way, all at once: a kernel that several need is compiled by the first.
+    """Train a few steps in each way, all at once.
+
+    A kernel that several need is compiled by the first.
 
     Raises:
         typer.Exit: when one fails or takes longer than ten minutes.

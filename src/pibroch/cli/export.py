@@ -38,7 +38,10 @@ def export(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint, or a run directory for its best one; for --onnx alone an export, too."
+            help=(
+                "A checkpoint, or a run directory for its best one; for --onnx alone an export,"
+                " too."
+            )
         ),
     ],
     out: Annotated[
@@ -47,25 +50,36 @@ def export(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Of the embedding rows: float32 (the default), float16, or int8 with a scale and an offset a row."
+            help=(
+                "Of the embedding rows: float32 (the default), float16, or int8 with a scale and an"
+                " offset a row."
+            )
         ),
     ] = None,
     since: Annotated[
         Path | None,
         typer.Option(
-            help="An export or a delta: write only the rows that changed since, and the dense layers."
+            help=(
+                "An export or a delta: write only the rows that changed since, and the dense"
+                " layers."
+            )
         ),
     ] = None,
     onnx: Annotated[
         Path | None,
         typer.Option(
-            help="A file to write the dense layers to as ONNX, whose inputs are dense features and embeddings."
+            help=(
+                "A file to write the dense layers to as ONNX, whose inputs are dense features and"
+                " embeddings."
+            )
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="The dataset it was trained on, if moved; the AUC before and after is printed, too."
+            help=(
+                "The dataset it was trained on, if moved; the AUC before and after is printed, too."
+            )
         ),
     ] = None,
     split: Annotated[
@@ -78,11 +92,14 @@ def export(
         bool, typer.Option(help="Replace what is already at --out and --onnx.")
     ] = False,
 ) -> None:
-    """Write all that serving needs into one folder: tables, dense layers, the schema and its dictionaries.
+    """Write all that serving needs into one folder.
 
-    It is there whole or not at all. `pibroch serve OUT` answers from it; pibroch.Predictor.open(OUT) does in programs. With
-    --since it is a delta, which stands on another export in the same folder; --onnx writes the dense layers for other
-    runtimes, which get the embeddings from a server's /embed. See docs/export.md.
+    Tables, dense layers, the schema and its dictionaries.
+
+    It is there whole or not at all. `pibroch serve OUT` answers from it;
+    pibroch.Predictor.open(OUT) does in programs. With --since it is a delta, which stands on
+    another export in the same folder; --onnx writes the dense layers for other runtimes, which get
+    the embeddings from a server's /embed. See docs/export.md.
     """
     if out is None and onnx is None:
         raise ConfigError("neither --out nor --onnx", "at least one of them", "pass --out DIR")
@@ -125,9 +142,15 @@ def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:
 
 
 def _export(
-    checkpoint: Path, out: Path, dtype: Dtype | None, since: Path | None, data: Path | None, split: str,
-    version: str | None, overwrite: bool,
-) -> None:  # fmt: skip
+    checkpoint: Path,
+    out: Path,
+    dtype: Dtype | None,
+    since: Path | None,
+    data: Path | None,
+    split: str,
+    version: str | None,
+    overwrite: bool,
+) -> None:
     """Write an export or a delta, and show what became of the AUC."""
     from pibroch.data import EncodedDataset
     from pibroch.serve.delta import export_delta
@@ -180,15 +203,18 @@ def _whole(manifest: ExportManifest, out: Path) -> str:
     )
     share = size / (4 * manifest.dim * total)
     return (
-        f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {manifest.dtype}, {decimal(size)}, "
-        f"{share:.3f} of float32"
+        f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {manifest.dtype},"
+        f" {decimal(size)}, {share:.3f} of float32"
     )
 
 
 def _changed(manifest: DeltaManifest, out: Path, total: int) -> str:
     size = sum(digest.size_bytes for digest in manifest.files.values())
     changed = f"{manifest.num_rows:,} of {total:,} rows changed"
-    return f"version {manifest.version} in {out}: {changed} since {manifest.base.version}, {decimal(size)}"
+    return (
+        f"version {manifest.version} in {out}: {changed} since {manifest.base.version},"
+        f" {decimal(size)}"
+    )
 
 
 def _auc(predictor: Predictor, dataset: EncodedDataset, split: str) -> float:

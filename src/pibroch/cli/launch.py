@@ -1,4 +1,7 @@
-"""Several ranks on one machine: this command line once more for each, with the environment that torchrun would set."""
+"""Several ranks on one machine.
+
+This command line once more for each, with the environment that torchrun would set.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from pibroch.ports import free_port
 from pibroch.process import threads_of_rank
 
 END_S = 10.0
-"""How long ranks may go on after one has failed: the others hear of it in milliseconds and give up after some seconds."""
+"""How long ranks may go on after one has failed.
+
+The others hear of it in milliseconds and give up after some seconds.
+"""
 LOSS_END_S = 2.0
 """The same, where all are to be started again."""
 STOP_S = 5.0
@@ -29,14 +35,23 @@ LAUNCHER = "PIBROCHLAUNCHER"
 LAST_WORDS = "PIBROCHLASTWORDS"
 """A file for the reason of the first rank that ends because something was lost."""
 LOST = 75
-"""What a rank says to its launcher by its exit code: a process was lost, and the run may go on from its checkpoint."""
+"""What a rank says to its launcher by its exit code.
+
+A process was lost, and the run may go on from its checkpoint.
+"""
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
-"""Exit codes of a rank that was told to end. Where its launcher was not, nobody wants the run to end: the rank is lost."""
+"""Exit codes of a rank that was told to end.
+
+Where its launcher was not, nobody wants the run to end: the rank is lost.
+"""
 _PR_SET_PDEATHSIG = 1
 
 
 def signal_of(code: int) -> str | None:
-    """The name of the signal that ended a rank, or told it to end; ``None`` for one that ended otherwise."""
+    """The name of the signal that ended a rank, or told it to end.
+
+    ``None`` for one that ended otherwise.
+    """
     if code < 0:
         return signal.Signals(-code).name
     return signal.Signals(code - 128).name if code in STOPPED else None
@@ -53,7 +68,10 @@ def has_launcher() -> bool:
 
 
 def tell_launcher(error: PibrochError) -> int:
-    """The exit code of a process that ends with an error; its launcher, if it has one, learns that something was lost."""
+    """The exit code of a process that ends with an error.
+
+    Its launcher, if it has one, learns that something was lost.
+    """
     if not error.is_loss or not has_launcher():
         return error.exit_code
     path = os.environ.get(LAST_WORDS)
@@ -64,7 +82,10 @@ def tell_launcher(error: PibrochError) -> int:
 
 
 def die_with_launcher() -> None:
-    """Have the system kill this process when the launcher that started it, torchrun too, is gone; without one do nothing."""
+    """Have the system kill this process when the launcher that started it, torchrun too, is gone.
+
+    Without one do nothing.
+    """
     launcher = os.environ.get(LAUNCHER)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -85,19 +106,25 @@ def die_with_parent() -> None:
 
 
 class Crew:
-    """Processes of this command line, one a rank. Leaving the ``with`` block ends those that still run.
+    """Processes of this command line, one a rank.
+
+    Leaving the ``with`` block ends those that still run.
 
     Args:
         num_ranks: how many.
         arguments: added to the command line.
         variables: of their environment.
-        server: forks them, and does what they ask for while they are waited for; they are started anew when absent.
+        server: forks them, and does what they ask for while they are waited for; they are started
+            anew when absent.
     """
 
     def __init__(
-        self, num_ranks: int, arguments: Sequence[str], variables: Mapping[str, str] | None = None,
+        self,
+        num_ranks: int,
+        arguments: Sequence[str],
+        variables: Mapping[str, str] | None = None,
         server: ForkServer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._arguments, self._server = list(arguments), server
         self._num_ranks, self._variables = num_ranks, dict(variables or {})
         self._lost = False
@@ -125,9 +152,12 @@ class Crew:
             self._wait_for_all(seconds)
 
     def wait(self, end_s: float = END_S) -> tuple[int, int] | None:
-        """Wait until all have ended; the first that failed, with its exit code, negative for a signal. ``None`` for success.
+        """Wait until all have ended.
 
-        After a failure the others have some seconds to say what they know of it and to end by themselves.
+        The first that failed, with its exit code, negative for a signal. ``None`` for success.
+
+        After a failure the others have some seconds to say what they know of it and to end by
+        themselves.
 
         Args:
             end_s: how long they may take.

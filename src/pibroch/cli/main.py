@@ -47,19 +47,32 @@ app.command()(profile)
 app.command()(report)
 app.command()(doctor)
 
-# Groups whose modules take long to import: their help here, their commands when the command line names them.
+# Groups whose modules take long to import: their help here, their commands when the command line
+# names them.
 _GROUPS = {
-    "data": "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is known.",
+    "data": (
+        "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is"
+        " known."
+    ),
     "checkpoint": "Inspect, verify and convert checkpoints.",
-    "plan": "Place all rows by how often they are read, copy the hottest, group features into towers; explain and compare.",
-    "bench": "Measure against what others use: correctness first, then a table, CSV, Markdown and a plot.",
+    "plan": (
+        "Place all rows by how often they are read, copy the hottest, group features into towers;"
+        " explain and compare."
+    ),
+    "bench": (
+        "Measure against what others use: correctness first, then a table, CSV, Markdown and a"
+        " plot."
+    ),
 }
 
 _REFUSALS = {
-    errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG,
-    errno.ENFILE, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+    errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EMFILE,
+    errno.ENAMETOOLONG, errno.ENFILE, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
-"""What the system refuses because of the place that was named or of its own limits: no bug of whoever asked."""
+"""What the system refuses because of the place that was named or of its own limits.
+
+No bug of whoever asked.
+"""
 _Kind = TypeVar("_Kind", bound=BaseException)
 
 
@@ -123,8 +136,8 @@ def main() -> NoReturn:
                 PibrochError(
                     f"no memory left: {error}",
                     "memory for what was asked for",
-                    "give this machine or container more, or ask for less: fewer rows, or more ranks "
-                    "or servers to share them",
+                    "give this machine or container more, or ask for less: fewer rows, or more"
+                    " ranks or servers to share them",
                 )
             )
         if isinstance(error, OSError) and error.errno in _REFUSALS:
@@ -133,14 +146,18 @@ def main() -> NoReturn:
             f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False
         )
         console.print(
-            "This is a bug in pibroch or in its surroundings. Run again with --debug for the traceback."
+            "This is a bug in pibroch or in its surroundings. Run again with --debug for the"
+            " traceback."
         )
         leave(1)
     leave(0)
 
 
 def _leave_stopped(stopped: _Stopped, arguments: Sequence[str]) -> NoReturn:
-    """End; an error that was on its way here is shown: a launcher that stops all processes because of it is no better news."""
+    """End; an error that was on its way here is shown.
+
+    A launcher that stops all processes because of it is no better news.
+    """
     reason = _in_chain(stopped, PibrochError)
     if reason is not None:
         leave_with(reason)
@@ -164,7 +181,10 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
 
 
 def _refuse_other_encodings(arguments: Sequence[str]) -> None:
-    """Names that are not UTF-8 can be neither printed nor written into TOML, JSON or Parquet: refused before anything is."""
+    """Names that are not UTF-8 can be neither printed nor written into TOML, JSON or Parquet.
+
+    Refused before anything is.
+    """
     folder = ""
     with suppress(FileNotFoundError):  # it was removed
         folder = os.getcwd()
@@ -207,7 +227,10 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
 
 def _show_flags_bare(command: Any) -> None:
-    """Have the help show a flag as what is typed: typer (0.29) writes `--resume <bool>`, and `--resume true` is an error."""
+    """Have the help show a flag as what is typed.
+
+    Typer (0.29) writes `--resume <bool>`, and `--resume true` is an error.
+    """
     shown_by = command.get_help_option(command.context_class(command))
     for option in [*command.params, *([] if shown_by is None else [shown_by])]:
         if getattr(option, "is_flag", False):

@@ -97,7 +97,10 @@ Shards = Annotated[
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Widths, types and optimizer of the tables from a recipe; its data, too, without --profile and --data."
+        help=(
+            "Widths, types and optimizer of the tables from a recipe; its data, too, without"
+            " --profile and --data."
+        )
     ),
 ]
 Dim = Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")]
@@ -150,8 +153,9 @@ def plan(
 ) -> None:
     """Place all rows by how often they are read, and copy the hottest.
 
-    Rows that are read alike form partitions; these are spread so that memory and lookups are balanced, then copied where they
-    relieve the dearest link, within a budget of extra memory. Prints what is predicted.
+    Rows that are read alike form partitions; these are spread so that memory and lookups are
+    balanced, then copied where they relieve the dearest link, within a budget of extra memory.
+    Prints what is predicted.
 
     **Examples**
 
@@ -159,14 +163,16 @@ def plan(
 
         pibroch plan --profile criteo.profile --topology cluster.toml --extra 10 --out plans/ten
 
-        pibroch plan --profile criteo.profile --recipe recipes/mine.toml --mode training --shards 4 --out plans/train
+        pibroch plan --profile criteo.profile --recipe recipes/mine.toml --mode training --shards 4
+        --out plans/train
 
         pibroch plan explain plans/criteo --html plan.html
 
         pibroch plan diff plans/criteo plans/ten
 
-    A topology file says `hosts = [4, 4]` (ranks of each host), and, if need be, `memory_bytes`, `within_host`, `between_hosts`
-    (costs of a byte), `p2p_bandwidth`, `all_reduce_bandwidth`; docs/planning.md explains them.
+    A topology file says `hosts = [4, 4]` (ranks of each host), and, if need be, `memory_bytes`,
+    `within_host`, `between_hosts` (costs of a byte), `p2p_bandwidth`, `all_reduce_bandwidth`;
+    docs/planning.md explains them.
     """
     if context.invoked_subcommand is not None:
         return
@@ -174,7 +180,8 @@ def plan(
         raise ConfigError(
             "no --out, or none of --profile, --data and --recipe",
             "a place for the plan, and what it is made from",
-            "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan --help",
+            "e.g. pibroch plan --data data/criteo --shards 8 --out plans/criteo; see pibroch plan"
+            " --help",
         )
     inputs = [profile, data, topology, recipe]
     for written in (out, out.with_name(f"{out.name}.rows")):
@@ -208,7 +215,10 @@ def explain_command(
         Path | None, typer.Option(help="Also write one self-contained page with plots.")
     ] = None,
 ) -> None:
-    """Show what a plan decided and what it predicts: shards, balance, links, what each per cent of memory buys."""
+    """Show what a plan decided and what it predicts.
+
+    Shards, balance, links, what each per cent of memory buys.
+    """
     if html is not None:
         refuse_overlap(html, [path], "--html")
     assignment, prediction = load_plan(path)
@@ -233,7 +243,10 @@ def diff_command(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A plan.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another plan of the same tables.")],
 ) -> None:
-    """Show what changes from one plan to another: rows that move, copies, and the predictions beside each other."""
+    """Show what changes from one plan to another.
+
+    Rows that move, copies, and the predictions beside each other.
+    """
     (before, predicted), (after, then) = load_plan(old), load_plan(new)
     changes = diff(before, after)
     grid = _grid("table", "rows", "move", "copies added", "copies dropped", title=f"{old} to {new}")
@@ -243,7 +256,8 @@ def diff_command(
             grid.add_row(name, *(f"{cell:,}" for cell in cells))
     results.print(grid)
     results.print(
-        f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are sent in all"
+        f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are"
+        " sent in all"
     )
     beside = _grid("", "old", "new")
     now = dict(headlines(then))

@@ -23,7 +23,9 @@ def plan_topology(
         int, typer.Option(min=1, help="So many ranks on this machine; torchrun says it otherwise.")
     ] = 1,
 ) -> None:
-    """Measure the links between ranks: own memory, a neighbour's, another host's, and the sum over all.
+    """Measure the links between ranks.
+
+    Own memory, a neighbour's, another host's, and the sum over all.
 
     On several machines run it as training is run there:
 

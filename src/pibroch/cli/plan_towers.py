@@ -59,7 +59,10 @@ def plan_towers(
         bool,
         typer.Option(
             "--centred",
-            help="Compare embeddings less their feature's mean; sharper after a model such as deepfm.",
+            help=(
+                "Compare embeddings less their feature's mean; sharper after a model such as"
+                " deepfm."
+            ),
         ),
     ] = False,
     samples: Annotated[
@@ -74,9 +77,9 @@ def plan_towers(
 
     Train a model without towers for a while, group its features, then train one with towers:
 
-      pibroch train RECIPE --data DIR --run-dir runs/parent
-      pibroch plan towers --checkpoint runs/parent --data DIR --towers 4 --out groups.json
-      pibroch train RECIPE --data DIR --set model.name=tower_dlrm --set model.towers.groups=groups.json
+      pibroch train RECIPE --data DIR --run-dir runs/parent pibroch plan towers --checkpoint
+      runs/parent --data DIR --towers 4 --out groups.json pibroch train RECIPE --data DIR --set
+      model.name=tower_dlrm --set model.towers.groups=groups.json
     """
     tune_process()
     from pibroch.data import EncodedDataset
@@ -94,9 +97,17 @@ def plan_towers(
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=min(samples, len(dataset.split("train"))))
         found = group_features(
-            predictor, dataset, towers, samples, strategy.value, Balance(size_ratio), kinds,
-            weigh_bytes=balance is Weight.BYTES, centred=centred, advance=lambda count: bar.advance(task, count),
-        )  # fmt: skip
+            predictor,
+            dataset,
+            towers,
+            samples,
+            strategy.value,
+            Balance(size_ratio),
+            kinds,
+            weigh_bytes=balance is Weight.BYTES,
+            centred=centred,
+            advance=lambda count: bar.advance(task, count),
+        )
     write_groups(out, found)
     if page is not None:
         write_map(page, found)
@@ -106,5 +117,6 @@ def plan_towers(
             soft_wrap=True,
         )
     results.print(
-        f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote {out}"
+        f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote"
+        f" {out}"
     )

@@ -33,7 +33,8 @@ def plan_watch(
 ) -> None:
     """Read samples as they come, and compare the plan now and then with one made for what was read lately.
 
-    Prints for each look what a step's dearest link costs under both plans, in bytes times the link's cost.
+    Prints for each look what a step's dearest link costs under both plans, in bytes times the
+    link's cost.
 
     **Example**
 
@@ -76,7 +77,10 @@ def plan_watch(
     for decay in looks:
         most = max(most, decay.ratio)
         note = "  decayed: plan anew" if decay.ratio > threshold else ""
-        text = f"batch {decay.batches}: {decay.current:,.0f}, a fresh plan {decay.fresh:,.0f}, {decay.ratio:.2f} times{note}"
+        text = (
+            f"batch {decay.batches}: {decay.current:,.0f}, a fresh plan {decay.fresh:,.0f},"
+            f" {decay.ratio:.2f} times{note}"
+        )
         results.print(text, markup=False, highlight=False)
     results.print(
         f"at most {most:.2f} times the cost of a fresh plan", markup=False, highlight=False

@@ -32,20 +32,28 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="Processes on this machine that share the tables; on several machines use torchrun.",
+            help=(
+                "Processes on this machine that share the tables; on several machines use torchrun."
+            ),
         ),
     ] = 1,
     bound: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="With ranks: batches that one may be ahead of others; chosen by measurement when absent.",
+            help=(
+                "With ranks: batches that one may be ahead of others; chosen by measurement when"
+                " absent."
+            ),
         ),
     ] = None,
 ) -> None:
-    """Score every sample of a split, in its order, into a Parquet or CSV file: sample, label, score.
+    """Score every sample of a split, in its order, into a Parquet or CSV file.
 
-    A run that was cut off goes on where it was when the same command is given again, with any number of ranks.
+    Sample, label, score.
+
+    A run that was cut off goes on where it was when the same command is given again, with any
+    number of ranks.
     """
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
@@ -98,7 +106,10 @@ def _as_rank(checkpoint: Path, data: Path, out: Path, split: str, bound: int | N
 
 
 def _launch(num_ranks: int) -> int:
-    """Run this command line as several ranks; the exit code of the first that failed, 0 when all are done."""
+    """Run this command line as several ranks.
+
+    The exit code of the first that failed, 0 when all are done.
+    """
     with Crew(num_ranks, []) as crew:
         failed = crew.wait()
     if failed is None:

@@ -51,9 +51,12 @@ def profile(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the extrapolation.")] = 0,
 ) -> None:
-    """Count accesses to each row, and the batches in which it occurs: what `pibroch plan` places rows by.
+    """Count accesses to each row, and the batches in which it occurs.
 
-    Lookups cost once an access, transfers once a batch. A dataset is read once, in a stream; a profile is one file.
+    What `pibroch plan` places rows by.
+
+    Lookups cost once an access, transfers once a batch. A dataset is read once, in a stream; a
+    profile is one file.
 
     **Examples**
 
@@ -73,6 +76,7 @@ def profile(
         made = make_profile(source, options, name_rows(rows or ()), to_samples, progress)
         made.save(out)
     results.print(
-        f"{out}: {made.num_samples:,} samples in {made.num_batches:,} batches of {made.batch_size:,}, "
-        f"{made.num_accesses:,} accesses to {sum(made.num_rows.values()):,} rows of {len(made.tables)} tables"
+        f"{out}: {made.num_samples:,} samples in {made.num_batches:,} batches of"
+        f" {made.batch_size:,}, {made.num_accesses:,} accesses to {sum(made.num_rows.values()):,}"
+        f" rows of {len(made.tables)} tables"
     )

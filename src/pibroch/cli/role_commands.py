@@ -50,7 +50,10 @@ def command_of(role: Role) -> Callable[..., None]:
 
 
 def _parameters(role: Role) -> list[Parameter]:
-    """The options that commands of all roles have, and the role's own. What is there once has number and threads hidden."""
+    """The options that commands of all roles have, and the role's own.
+
+    What is there once has number and threads hidden.
+    """
     word, one = role.title.split()[-1], role.is_one
     host = "HOST is this machine" if one else f"HOST is {word} 0's machine"
     options: dict[str, tuple[object, Any]] = {

@@ -17,7 +17,8 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
 
     Args:
         config: of the run.
-        ranks: that this command starts; where a launcher has started this process, its number counts.
+        ranks: that this command starts; where a launcher has started this process, its number
+            counts.
         by_role: whether the launcher's processes share all roles out.
 
     Raises:
@@ -43,7 +44,9 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
 
 
 def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
-    """What the rows of a run take, in a sentence; ``None`` where its data are not there yet, and so not known.
+    """What the rows of a run take, in a sentence.
+
+    ``None`` where its data are not there yet, and so not known.
 
     Args:
         config: of the run.
@@ -66,7 +69,8 @@ def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
         ranks, config.embedding.exchange.for_ranks(ranks).helpers().get(EMBEDDING_SERVER.command, 0)
     )
     parts = [
-        f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders} processes"
+        f"{num_rows:,} rows with their optimizer state: {num_bytes / 1e9:.2f} GB, over {holders}"
+        " processes"
     ]
     if is_kept and config.train.cut_every_seconds != 0:
         cached = (
@@ -75,8 +79,9 @@ def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
             else ""
         )
         parts.append(
-            f"as much again on this machine for cuts in memory, up to as much once more for what changes between two{cached}; "
-            f"they are left out where {num_bytes / 1e9:.2f} GB are more than half of what is free then"
+            "as much again on this machine for cuts in memory, up to as much once more for what"
+            f" changes between two{cached}; they are left out where {num_bytes / 1e9:.2f} GB are"
+            " more than half of what is free then"
         )
     return "; ".join(parts)
 

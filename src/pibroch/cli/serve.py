@@ -32,7 +32,10 @@ _LIMITS, _PROCESSES, _HOSTS = "Limits", "Processes", "Tables over several hosts"
 Model = Annotated[
     Path | None,
     typer.Argument(
-        help="An export, a folder of numbered ones, a checkpoint or a run; the newest run here when absent."
+        help=(
+            "An export, a folder of numbered ones, a checkpoint or a run; the newest run here when"
+            " absent."
+        )
     ),
 ]
 Host = Annotated[
@@ -123,7 +126,10 @@ MaxTotal = Annotated[
     typer.Option(
         rich_help_panel=_LIMITS,
         min=0.001,
-        help="Of all bodies and unread answers of a worker; more is answered with 503. Eight --max-body-mb when absent.",
+        help=(
+            "Of all bodies and unread answers of a worker; more is answered with 503. Eight"
+            " --max-body-mb when absent."
+        ),
     ),
 ]
 ReloadEvery = Annotated[
@@ -159,7 +165,10 @@ RowsAt = Annotated[
     list[str] | None,
     typer.Option(
         rich_help_panel=_HOSTS,
-        help="URL of the host with part 1 of the rows; again for each part in order, this host's own too.",
+        help=(
+            "URL of the host with part 1 of the rows; again for each part in order, this host's own"
+            " too."
+        ),
     ),
 ]
 Workers = Annotated[
@@ -170,7 +179,10 @@ WorkerTimeout = Annotated[
     typer.Option(
         rich_help_panel=_PROCESSES,
         min=2,
-        help="Seconds for a worker's event loop to turn; the worker is killed then, and started again.",
+        help=(
+            "Seconds for a worker's event loop to turn; the worker is killed then, and started"
+            " again."
+        ),
     ),
 ]
 Threads = Annotated[
@@ -208,8 +220,9 @@ def serve(
 ) -> None:
     """Answer scores over HTTP: the Open Inference Protocol v2, and raw rows at /score.
 
-    A new version that takes the export's place is served from then on, without a failed or mixed answer. SIGTERM lets open
-    requests end. See /docs of the server for its endpoints, and docs/serving.md.
+    A new version that takes the export's place is served from then on, without a failed or mixed
+    answer. SIGTERM lets open requests end. See /docs of the server for its endpoints, and
+    docs/serving.md.
     """
     _check_extra()
     tune_process(is_alone=workers == 1)
@@ -223,16 +236,29 @@ def serve(
     if total_mb < max_body_mb:
         raise ConfigError(f"--max-total-mb {total_mb:g}", f"at least --max-body-mb {max_body_mb:g}")
     limits = ServerLimits(
-        body_bytes=int(max_body_mb * (1 << 20)), rows=max_rows, batch_rows=max(max_rows, 8192),
-        queue_rows=max_queue_rows, batch_delay_ms=batch_delay_ms, body_timeout_s=body_timeout,
-        write_timeout_s=write_timeout, idle_timeout_s=idle_timeout, connections=max_connections,
+        body_bytes=int(max_body_mb * (1 << 20)),
+        rows=max_rows,
+        batch_rows=max(max_rows, 8192),
+        queue_rows=max_queue_rows,
+        batch_delay_ms=batch_delay_ms,
+        body_timeout_s=body_timeout,
+        write_timeout_s=write_timeout,
+        idle_timeout_s=idle_timeout,
+        connections=max_connections,
         total_bytes=int(total_mb * (1 << 20)),
-    )  # fmt: skip
+    )
     tls, token = _tls(tls_cert, tls_key), _token(token_file)
     options = ServerOptions(
-        host, port, limits, token, tls, reload_s=reload_every, drain_s=drain, shutdown_s=shutdown_timeout,
+        host,
+        port,
+        limits,
+        token,
+        tls,
+        reload_s=reload_every,
+        drain_s=drain,
+        shutdown_s=shutdown_timeout,
         worker_timeout_s=worker_timeout,
-    )  # fmt: skip
+    )
     if not options.is_local and token is None:
         logger.warning(
             "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN
@@ -243,8 +269,10 @@ def serve(
     )  # one that forks must have no other thread
     _run(
         ModelStore(path or newest_run(), data, name, _split(part, rows_at or [], token, workers)),
-        options, workers, num_threads,
-    )  # fmt: skip
+        options,
+        workers,
+        num_threads,
+    )
 
 
 def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: int) -> None:
@@ -254,7 +282,8 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
 
     if not store.current.takes_raw:
         logger.warning(
-            "raw rows cannot be scored: the checkpoint's dataset is not to be found (--data, or serve an export)"
+            "raw rows cannot be scored: the checkpoint's dataset is not to be found (--data, or"
+            " serve an export)"
         )
 
     def announce(url: str) -> None:
@@ -327,7 +356,8 @@ def _token(file: Path | None) -> str | None:
     ):
         is_what = "which is empty" if not content else "which is no token"
         raise ConfigError(
-            f"{where}, {is_what}", f"one word of at most {MAX_SECRET_BYTES} printable ASCII characters",
+            f"{where}, {is_what}",
+            f"one word of at most {MAX_SECRET_BYTES} printable ASCII characters",
             f"write a token, or leave {TOKEN} unset to serve without one",
-        )  # fmt: skip
+        )
     return content.decode("ascii")

@@ -23,15 +23,21 @@ LONGEST_PAUSE_S = 30.0
 VAIN_RESTARTS = 2
 """In turn, after which fewer ranks go on where they may."""
 PRELOADED = (
-    "torch.distributed", "torch._dynamo", "pibroch.train.run", "pibroch.rpc.api", "pibroch.servers.server",
+    "torch.distributed",
+    "torch._dynamo",
+    "pibroch.train.run",
+    "pibroch.rpc.api",
+    "pibroch.servers.server",
     "pibroch.roles.group",
-)  # fmt: skip
+)
 """What all processes of a run import; torch's optimizers want the second."""
 
 
 @dataclass(slots=True)
 class RestartBudget:
-    """Whether, and when, to start again what was lost: so many times within an hour, and later where nothing was gained.
+    """Whether, and when, to start again what was lost.
+
+    So many times within an hour, and later where nothing was gained.
 
     >>> budget, now = RestartBudget(most=3), 0.0
     >>> [budget.pause(step, now) for step in (5, 5, 5, 9)]
@@ -64,7 +70,9 @@ class RestartBudget:
 
 
 def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | None = None) -> int:
-    """Run this command line as several ranks, again and again as long as something is lost; returns an exit code.
+    """Run this command line as several ranks, again and again as long as something is lost.
+
+    Returns an exit code.
 
     Args:
         num_ranks: how many.
@@ -113,7 +121,8 @@ def _supervise(
         if budget.vain >= VAIN_RESTARTS and num_ranks > least_ranks:
             num_ranks = max(least_ranks, num_ranks - 1)
             _say(
-                f"going on with {num_ranks} ranks, as {budget.vain + 1} starts in turn got no further (--least-ranks)"
+                f"going on with {num_ranks} ranks, as {budget.vain + 1} starts in turn got no"
+                " further (--least-ranks)"
             )
             if server is not None:
                 server.forget()  # what the ranks of before have kept are other rows

@@ -53,7 +53,10 @@ Trace = Annotated[
     bool,
     typer.Option(
         "--trace",
-        help="Write what each rank did when in some steps, for Perfetto or Chrome, to RUN_DIR/trace/.",
+        help=(
+            "Write what each rank did when in some steps, for Perfetto or Chrome, to"
+            " RUN_DIR/trace/."
+        ),
     ),
 ]
 
@@ -61,7 +64,10 @@ ByRole = Annotated[
     bool,
     typer.Option(
         "--by-role",
-        help="Under torchrun: the last ranks are the embedding servers and data processors of the recipe, the others train.",
+        help=(
+            "Under torchrun: the last ranks are the embedding servers and data processors of the"
+            " recipe, the others train."
+        ),
     ),
 ]
 Roles = Annotated[
@@ -75,15 +81,20 @@ Restarts = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="How often within an hour to start the run's processes again, from the newest checkpoint, when one of them was "
-        "lost: 10 with --ranks, 0 for one process.",
+        help=(
+            "How often within an hour to start the run's processes again, from the newest"
+            " checkpoint, when one of them was lost: 10 with --ranks, 0 for one process."
+        ),
     ),
 ]
 LeastRanks = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="With how many ranks to go on where a run of --ranks dies again and again at one place; always all when absent.",
+        help=(
+            "With how many ranks to go on where a run of --ranks dies again and again at one place;"
+            " always all when absent."
+        ),
     ),
 ]
 
@@ -168,9 +179,14 @@ def _join_and_train(
 
 
 def _train(
-    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, world: World, tensorboard: bool, trace: bool,
+    config: RunConfig,
+    dataset: EncodedDataset,
+    run: RunDirectory,
+    world: World,
+    tensorboard: bool,
+    trace: bool,
     rendezvous: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
 
@@ -200,8 +216,8 @@ def _train(
         else f"  best possible AUC {result.best_possible_auc:.4f}"
     )
     results.print(
-        f"test AUC {_number(summary.auc)}  logloss {_number(summary.logloss)}  NE {_number(summary.normalized_entropy)}"
-        f"  {throughput}{best}"
+        f"test AUC {_number(summary.auc)}  logloss {_number(summary.logloss)}  NE"
+        f" {_number(summary.normalized_entropy)}  {throughput}{best}"
     )
 
 
@@ -259,7 +275,8 @@ def _begin(
     if differing:
         raise ConfigError(
             f"recipe {recipe} with {spelled({key: new for key, (_, new) in differing.items()})}",
-            f"{spelled({key: old for key, (old, _) in differing.items()})}, with which the run in {run.path} began",
+            f"{spelled({key: old for key, (old, _) in differing.items()})}, with which the run in"
+            f" {run.path} began",
             "leave the recipe out, or start anew in another --run-dir",
         )
     return config, run.path
@@ -286,7 +303,8 @@ def _begun(run: RunDirectory) -> RunConfig | None:
         run.must_be_new()
     except ConfigError as error:
         raise ConfigError(
-            f"run directory {run.path} with neither config.toml nor an undamaged checkpoint, which is not empty",
+            f"run directory {run.path} with neither config.toml nor an undamaged checkpoint, which"
+            " is not empty",
             "the directory of a run, or a new or empty folder for one that begins",
             "put its config.toml back, or pass another --run-dir",
         ) from error
@@ -294,7 +312,10 @@ def _begun(run: RunDirectory) -> RunConfig | None:
 
 
 def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[RunConfig, Path]:
-    """What `begin` says on rank 0, on all ranks: names may hold the time, and recipes may lie on rank 0's machine only."""
+    """What `begin` says on rank 0, on all ranks.
+
+    Names may hold the time, and recipes may lie on rank 0's machine only.
+    """
     from pibroch.config.recipes import check_config
     from pibroch.train.agreement import on_first
 
@@ -307,7 +328,10 @@ def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[R
 
 
 def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> EncodedDataset:
-    """The data, and the run's folder on the disk, which is this run's from now on; both may have to be made, by rank 0."""
+    """The data, and the run's folder on the disk, which is this run's from now on.
+
+    Both may have to be made, by rank 0.
+    """
     from pibroch.train.agreement import on_first
     from pibroch.train.data_source import open_dataset
 

@@ -1,8 +1,10 @@
-"""How ranks let each other in: both ends of a connection prove that they know the run's key, and which rank they are.
+"""How ranks let each other in.
 
-The handshake is that of the tensor RPC. The name that a rank is called by holds the address that it listens at, so a proof
-that somebody in between passes on is worth nothing. No key travels through torch's store, unless ranks of several machines were
-started without a secret.
+Both ends of a connection prove that they know the run's key, and which rank they are.
+
+The handshake is that of the tensor RPC. The name that a rank is called by holds the address that it
+listens at, so a proof that somebody in between passes on is worth nothing. No key travels through
+torch's store, unless ranks of several machines were started without a secret.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def key_of_run() -> bytes | None:
-    """What the ranks of this run alone know; ``None`` where several machines were started without a secret.
+    """What the ranks of this run alone know.
+
+    ``None`` where several machines were started without a secret.
 
     Raises:
         ConfigError: for a secret that cannot be used.
@@ -58,8 +62,8 @@ def key_of_run() -> bytes | None:
 def _warn(variable: str) -> None:
     """Once a process."""
     _log.warning(
-        "ranks on several machines without a secret: whoever reaches their ports can take a rank's place; "
-        "put the same one into %s on all of them (docs/distributed.md)",
+        "ranks on several machines without a secret: whoever reaches their ports can take a rank's"
+        " place; put the same one into %s on all of them (docs/distributed.md)",
         variable,
     )
 
@@ -77,14 +81,17 @@ def agreed_key(key: bytes | None, published: str) -> bytes:
     """
     if key is None and not published:
         raise ConfigError(
-            "a rank without a secret, where rank 0 has one", "the same secret on all machines",
+            "a rank without a secret, where rank 0 has one",
+            "the same secret on all machines",
             "set PIBROCH_RPC_SECRET or PIBROCH_RPC_SECRET_FILE on all of them",
-        )  # fmt: skip
+        )
     return bytes.fromhex(published) if key is None else key
 
 
 def introduce(link: socket.socket, key: bytes, rank: int, other: int) -> None:
-    """Prove to the rank at the other end who calls, and have it prove itself. Blocks; the socket's timeout holds.
+    """Prove to the rank at the other end who calls, and have it prove itself.
+
+    Blocks; the socket's timeout holds.
 
     Raises:
         AuthenticationError: when it is another.
@@ -106,7 +113,9 @@ def admit(
     expected: Iterable[int],
     deadline: float,
 ) -> dict[int, socket.socket]:
-    """The blocking sockets of these ranks, once all have called; strangers are turned away, and hold up nobody.
+    """The blocking sockets of these ranks, once all have called.
+
+    Strangers are turned away, and hold up nobody.
 
     Args:
         servers: listening.
@@ -209,12 +218,18 @@ class _Callers:
 
 
 def is_own_user(link: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of this user, or of root; true of other sockets."""
+    """Whether the other end of a Unix socket is a process of this user, or of root.
+
+    True of other sockets.
+    """
     return link.family != socket.AF_UNIX or credentials(link)[1] in (os.geteuid(), 0)
 
 
 def credentials(link: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end of a Unix socket; the process is 0 when it is in another container."""
+    """Process, user and group at the other end of a Unix socket.
+
+    The process is 0 when it is in another container.
+    """
     size = _CREDENTIALS.size
     process, user, group = _CREDENTIALS.unpack(
         link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
@@ -223,7 +238,10 @@ def credentials(link: socket.socket) -> tuple[int, int, int]:
 
 
 def _receive(link: socket.socket, side: Client | Server) -> None:
-    """Take what has come of a handshake, and answer; what the other end sends after it stays in the socket."""
+    """Take what has come of a handshake, and answer.
+
+    What the other end sends after it stays in the socket.
+    """
     data = link.recv(_CHUNK_BYTES, socket.MSG_PEEK)
     if not data:
         raise ConnectionError("it hung up before it had proved who it is")

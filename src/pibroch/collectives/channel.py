@@ -1,7 +1,7 @@
 """Collectives between the ranks of a group.
 
-Those on one channel run in the order in which they were issued, those on different channels may overlap. Every rank must
-issue the same collectives on a channel in the same order.
+Those on one channel run in the order in which they were issued, those on different channels may
+overlap. Every rank must issue the same collectives on a channel in the same order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from pibroch.collectives.ranks import Ranks
 
 TRANSPORT_VARIABLE, CHOICES = "PIBROCH_CHANNEL_TRANSPORT", ("auto", "gloo")
-"""``auto`` is shared memory within a host; ``gloo`` in the environment of a rank leaves its messages to gloo."""
+"""``auto`` is shared memory within a host.
+
+``gloo`` in the environment of a rank leaves its messages to gloo.
+"""
 DEFAULT_CHOICE = "auto"
-"""Of channels; a step of training takes 1.05 to 1.2 times as long over gloo, see design note 0013."""
+"""Of channels; a step of training takes 1.05 to 1.2 times as long over gloo, see design note 0013.
+"""
 
 
 def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Transport:
@@ -65,8 +69,10 @@ def open_host_transport(ranks: Ranks, choice_when_absent: str = "auto") -> Trans
 
 
 TRANSPORTS: dict[str, Callable[[Ranks], Transport]] = {
-    "gloo": GlooTransport, "host": open_host_transport, "nccl": NcclTransport,
-}  # fmt: skip
+    "gloo": GlooTransport,
+    "host": open_host_transport,
+    "nccl": NcclTransport,
+}
 """By name; each opens one between all members of a group, which all call it. Blocks."""
 
 
@@ -78,16 +84,19 @@ def open_transport(ranks: Ranks) -> Transport:
     """
     if not dist.is_initialized():
         raise ConfigError(
-            f"{ranks.world_size} ranks without a process group", "one",
+            f"{ranks.world_size} ranks without a process group",
+            "one",
             'call torch.distributed.init_process_group("gloo") first, or use `pibroch train --ranks`',
-        )  # fmt: skip
+        )
     if dist.get_backend() == "nccl":
         return TRANSPORTS["nccl"](ranks)
     return open_host_transport(ranks, DEFAULT_CHOICE)
 
 
 class Channel:
-    """Collectives over all ranks of a group in one order; all block until done unless they return work to wait for.
+    """Collectives over all ranks of a group in one order.
+
+    All block until done unless they return work to wait for.
 
     Tensors are contiguous and on the CPU; those to be summed may lie on any device.
 
@@ -116,7 +125,9 @@ class Channel:
         receive_counts: Sequence[int],
         out: Tensor | None = None,
     ) -> Tensor:
-        """Send ``send_counts[p]`` consecutive rows of ``send`` to each rank p; returns what came, in rank order.
+        """Send ``send_counts[p]`` consecutive rows of ``send`` to each rank p.
+
+        Returns what came, in rank order.
 
         Args:
             send: ``[sum(send_counts), ...]``.
@@ -134,7 +145,8 @@ class Channel:
     def begin_all_to_all(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
         """Send ``going[p]`` to each rank p and fill ``coming[p]`` by what it sends, of the same size.
 
-        Returns at once, with a function that blocks until all is done. Messages of several calls arrive in their order.
+        Returns at once, with a function that blocks until all is done. Messages of several calls
+        arrive in their order.
         """
         here, traffic = self.ranks.rank, self.ranks.traffic
         for p, peer in enumerate(self.ranks.members):
@@ -155,12 +167,17 @@ class Channel:
         return wait
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """Row p of int64 ``counts`` ``[W, k]`` goes to rank p; returns ``[W, k]``, row p from rank p."""
+        """Row p of int64 ``counts`` ``[W, k]`` goes to rank p.
+
+        Returns ``[W, k]``, row p from rank p.
+        """
         ones = [1] * self.ranks.world_size
         return self.all_to_all(counts, ones, ones)
 
     def all_reduce(self, tensor: Tensor) -> Wait:
-        """Sum ``tensor`` over all ranks in place; returns at once with a function that blocks until it is done.
+        """Sum ``tensor`` over all ranks in place.
+
+        Returns at once with a function that blocks until it is done.
 
         The communication thread sends it, so that it shares the link with no other large message.
         """

@@ -1,7 +1,8 @@
 """Dense layers over ranks: one model, and gradients of the mean loss over the global batch.
 
-torch's DistributedDataParallel gives each rank the same weight, however many samples it has, renames the parameters, and
-hangs or stops where a rank has no samples. What is here weights ranks by their samples and keeps names.
+torch's DistributedDataParallel gives each rank the same weight, however many samples it has,
+renames the parameters, and hangs or stops where a rank has no samples. What is here weights ranks
+by their samples and keeps names.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ def data_parallel(
 ) -> M:
     """Make ``model`` one model of all ranks; returns it, with hooks attached and nothing renamed.
 
-    Parameters and buffers become those of rank 0, now. From then on each backward leaves in ``grad``, on all ranks the same
-    bits, the mean over ranks weighted with the samples that each had in its forward pass: with a loss that is the mean over
-    a rank's own samples, the gradient of the mean over the global batch. Sums travel during backward, bucket by bucket from
-    the last layer to the first, and are waited for at its end. :class:`pibroch.models.BatchNorm` takes its moments over all
-    ranks. In one process nothing is done at all.
+    Parameters and buffers become those of rank 0, now. From then on each backward leaves in
+    ``grad``, on all ranks the same bits, the mean over ranks weighted with the samples that each
+    had in its forward pass: with a loss that is the mean over a rank's own samples, the gradient of
+    the mean over the global batch. Sums travel during backward, bucket by bucket from the last
+    layer to the first, and are waited for at its end. :class:`pibroch.models.BatchNorm` takes its
+    moments over all ranks. In one process nothing is done at all.
 
-    Every rank calls the model and one backward through it in each step, with an empty batch too: ranks wait for each other.
-    A rank without samples contributes nothing, be its gradients NaN. A parameter that no rank's backward reached keeps its
-    ``grad``. Reentrant activation checkpointing is not supported.
+    Every rank calls the model and one backward through it in each step, with an empty batch too:
+    ranks wait for each other. A rank without samples contributes nothing, be its gradients NaN. A
+    parameter that no rank's backward reached keeps its ``grad``. Reentrant activation checkpointing
+    is not supported.
 
     *Several passes*: gradients add up until they are cleared, as in one process, and each pass
     weighs by its own samples, in whatever order calls and backwards come. One backward through
@@ -64,25 +67,29 @@ def data_parallel(
     *Copies*, by `copy.deepcopy` or pickle, keep their gradients to themselves. Batch norms of deep
     copies still take moments over all ranks. A model that is dropped gives its connections back.
 
-    *The number of samples* of a call is the first dimension of the first tensor among its arguments. A batch says its
-    ``batch_size`` or, as TorchRec's ids do, its ``stride()``; of any other object or container it is what all tensors and
-    batches in it agree on. ``num_samples`` says it where that is not so.
+    *The number of samples* of a call is the first dimension of the first tensor among its
+    arguments. A batch says its ``batch_size`` or, as TorchRec's ids do, its ``stride()``; of any
+    other object or container it is what all tensors and batches in it agree on. ``num_samples``
+    says it where that is not so.
 
-    *A module that some ranks hold*: with a group as ``ranks`` (:meth:`Ranks.group`) the group's members call this for a
-    module that they alone have, and all of the above is about them. Where the module is a part of a larger model, all ranks
-    then call this for the model: it leaves the part alone. Parts of different groups have different names in the model.
+    *A module that some ranks hold*: with a group as ``ranks`` (:meth:`Ranks.group`) the group's
+    members call this for a module that they alone have, and all of the above is about them. Where
+    the module is a part of a larger model, all ranks then call this for the model: it leaves the
+    part alone. Parts of different groups have different names in the model.
 
     Args:
         model: the same on all ranks but for its numbers, and for parts that belong to groups.
         ranks: which processes; those of torch.distributed's default group when not given.
-        reduction: ``"sum"`` where gradients are weighted already: they come out of an exchange whose backward delivers those
-            of the mean over the global batch, and are only to be added. They count from every rank then, and must be numbers.
-        num_samples: gives the samples of a call when called with its arguments, e.g. ``lambda batch: len(batch.labels)``.
+        reduction: ``"sum"`` where gradients are weighted already: they come out of an exchange
+            whose backward delivers those of the mean over the global batch, and are only to be
+            added. They count from every rank then, and must be numbers.
+        num_samples: gives the samples of a call when called with its arguments, e.g. ``lambda
+            batch: len(batch.labels)``.
 
     Raises:
-        ConfigError: on all ranks, when their models differ in names, shapes or types; in a call of the model, when its
-            arguments do not say how many samples there are, or it has layers to train that it had
-            not.
+        ConfigError: on all ranks, when their models differ in names, shapes or types; in a call of
+            the model, when its arguments do not say how many samples there are, or it has layers to
+            train that it had not.
         TrainingError: in a backward, for calls of several numbers of samples, or for layers used
             without a call of the model.
         RankFailedError: here and in each backward, when another rank failed or was lost.
@@ -111,7 +118,10 @@ def data_parallel(
 
 
 class _Calls:
-    """A hook that looks at each call of a model in training; in a copy of the model it does nothing."""
+    """A hook that looks at each call of a model in training.
+
+    In a copy of the model it does nothing.
+    """
 
     def __init__(self, gradients: GradientReducer | None, num_samples: Callable[..., int]) -> None:
         self._gradients, self._num_samples = gradients, num_samples
@@ -197,8 +207,9 @@ def _check_same(channel: Channel, model: nn.Module, parts: ownership.Parts) -> o
             ):
                 raise ConfigError(
                     f"{name}, which belongs to ranks {[*members]}, on rank {rank}: {there}",
-                    "each part of a model on its group's ranks alone", "give parts of different groups different names",
-                )  # fmt: skip
+                    "each part of a model on its group's ranks alone",
+                    "give parts of different groups different names",
+                )
     return held
 
 
@@ -240,7 +251,10 @@ def _share_moments(model: nn.Module, ranks: Ranks, parts: Iterable[str], is_mean
 
 
 class _Gather:
-    """Moments of all ranks. Deep copies of a model share it, so that they do; pickles leave it out."""
+    """Moments of all ranks.
+
+    Deep copies of a model share it, so that they do; pickles leave it out.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -1,8 +1,8 @@
 """Ranks watch one another through links to rank 0, so that a failure has a name, a step and a reason on all of them.
 
-A collective alone knows only that a connection broke, or nothing at all when it waits for a third rank. Rank 0 hears of each
-failure first (a rank says why it fails; the end of its link says that it died) and tells all others. Without rank 0's
-link the others know that it is rank 0 that failed.
+A collective alone knows only that a connection broke, or nothing at all when it waits for a third
+rank. Rank 0 hears of each failure first (a rank says why it fails; the end of its link says that it
+died) and tells all others. Without rank 0's link the others know that it is rank 0 that failed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,20 @@ from pibroch.errors import PibrochError, RankFailedError, TrainingError
 REASON_TIMEOUT_S = 5.0
 """How long a rank whose collective failed waits to hear why."""
 STUCK_S = 3.0
-"""How long after a failure a rank may take to leave what it does; one that waits in vain for a living rank never does."""
+"""How long after a failure a rank may take to leave what it does.
+
+One that waits in vain for a living rank never does.
+"""
 STOPPED_REASON_S = 0.5
-"""How long a rank that was told to stop looks for a failure as the cause: launchers stop all ranks when one fails."""
+"""How long a rank that was told to stop looks for a failure as the cause.
+
+Launchers stop all ranks when one fails.
+"""
 ROLL_S = 5.0
-"""How long a rank may take to answer when the others want to know who is there; one that is stopped, or hangs, does not."""
+"""How long a rank may take to answer when the others want to know who is there.
+
+One that is stopped, or hangs, does not.
+"""
 _OPEN_TIMEOUT_S = 60.0
 _LONGEST_REASON = 1000
 
@@ -60,14 +69,18 @@ class RankFailure:
 
 
 class FailureDetector:
-    """This rank's end of the links, with a thread that listens to them. Open it with :meth:`over`; close it.
+    """This rank's end of the links, with a thread that listens to them.
 
-    The step that a rank is in costs a line of 15 bytes to rank 0, and rank 0 one to each other rank.
+    Open it with :meth:`over`; close it.
+
+    The step that a rank is in costs a line of 15 bytes to rank 0, and rank 0 one to each other
+    rank.
 
     Args:
         rank: of this process.
         links: by rank: to all others on rank 0, to rank 0 elsewhere.
-        on_stuck: called, on the detector's thread, when a rank failed and this process does not come back to close it.
+        on_stuck: called, on the detector's thread, when a rank failed and this process does not
+            come back to close it.
     """
 
     def __init__(
@@ -88,9 +101,12 @@ class FailureDetector:
 
     @classmethod
     def over(cls, channel: Channel, on_stuck: OnStuck | None = None) -> Self:
-        """Open the links of all ranks of a channel; every rank calls it. Blocks, for a minute at most.
+        """Open the links of all ranks of a channel; every rank calls it.
 
-        Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows the run's key.
+        Blocks, for a minute at most.
+
+        Rank 0 listens on the interface of ``MASTER_ADDR``, or on loopback, and admits who knows the
+        run's key.
 
         Raises:
             AuthenticationError: when somebody else is in the place of rank 0.
@@ -116,8 +132,9 @@ class FailureDetector:
         except OSError as error:
             raise TrainingError(
                 f"no link between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",
-                "TCP between all ranks", "open the firewall, or set MASTER_ADDR to an address that all reach",
-            ) from error  # fmt: skip
+                "TCP between all ranks",
+                "open the firewall, or set MASTER_ADDR to an address that all reach",
+            ) from error
         return cls(rank, links, on_stuck)
 
     def enter(self, step: int) -> None:
@@ -127,9 +144,12 @@ class FailureDetector:
             link.send({"step": step})
 
     def explain(self, error: Exception) -> Exception:
-        """The error to raise for a collective's: the failure that broke it, waiting some seconds for news of one.
+        """The error to raise for a collective's.
 
-        Without news the ranks call the roll: one that lives but does not answer is the one that was waited for in vain.
+        The failure that broke it, waiting some seconds for news of one.
+
+        Without news the ranks call the roll: one that lives but does not answer is the one that was
+        waited for in vain.
         """
         failure = self.failure(REASON_TIMEOUT_S)
         if failure is None and self._call_roll() and self.rank != 0:
@@ -140,9 +160,10 @@ class FailureDetector:
         if failure is not None:
             return failure.error()
         return TrainingError(
-            f"a collective that failed in step {self._steps.get(self.rank)}: {error}", "all ranks, at the same step",
+            f"a collective that failed in step {self._steps.get(self.rank)}: {error}",
+            "all ranks, at the same step",
             "look at the other ranks' logs; a training run goes on with --resume",
-        )  # fmt: skip
+        )
 
     def failure(self, timeout_s: float = 0.0) -> RankFailure | None:
         """The first failure of another rank, waiting for one; ``None`` when there is none."""
@@ -150,7 +171,10 @@ class FailureDetector:
         return None if self._failure is None or self._failure.rank == self.rank else self._failure
 
     def _call_roll(self) -> bool:
-        """Ask whom this rank has a link to whether they are there; all others hear who is not. Whether all are."""
+        """Ask whom this rank has a link to whether they are there; all others hear who is not.
+
+        Whether all are.
+        """
         asked = sorted(set(self._links) - self._ended)
         with self._roll:
             self._there.clear()
@@ -160,7 +184,10 @@ class FailureDetector:
             self._roll.wait_for(lambda: self._there.issuperset(asked), ROLL_S)
             silent = [rank for rank in asked if rank not in self._there]
         for rank in silent[:1]:
-            reason = f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped, or hangs"
+            reason = (
+                f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped,"
+                " or hangs"
+            )
             self._tell(RankFailure(rank, self._steps.get(rank), reason, is_loss=True))
         return not silent
 
@@ -168,7 +195,8 @@ class FailureDetector:
         """Tell the others why this rank ends, unless it is they who told it.
 
         Returns:
-            For an ``error`` that is no Exception, as a signal's: the failure of another rank that led to it, if there is one.
+            For an ``error`` that is no Exception, as a signal's: the failure of another rank that
+            led to it, if there is one.
         """
         stopped = not isinstance(error, Exception)
         failure = self.failure(STOPPED_REASON_S if stopped else 0.0)
@@ -188,7 +216,10 @@ class FailureDetector:
         return None
 
     def close(self) -> None:
-        """Say goodbye and end the thread; blocks for a second at most. What becomes of other ranks is not heard any more."""
+        """Say goodbye and end the thread; blocks for a second at most.
+
+        What becomes of other ranks is not heard any more.
+        """
         for link in self._links.values():
             link.send({"ended": True})
         self._wake.close()

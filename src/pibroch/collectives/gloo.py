@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from pibroch.collectives.ranks import Ranks
 
 COURTESY_S = 5.0
-"""How long other messages wait for a sum of gradients. Only where ranks send in different orders does it take so long."""
+"""How long other messages wait for a sum of gradients.
+
+Only where ranks send in different orders does it take so long.
+"""
 
 
 class _GlooGroup(Protocol):
@@ -108,7 +111,9 @@ def _close_idle(opened: _Opened, connection: _Connection) -> None:
 
 
 class GlooTransport(PairTransport):
-    """One gloo context between the members of a group, in their order. Needs torch.distributed's default group.
+    """One gloo context between the members of a group, in their order.
+
+    Needs torch.distributed's default group.
 
     A transport that is dropped closes itself, unless something is under way. It is what
     `torch.distributed.new_group` makes inside. That function must be called by all ranks of the run
@@ -145,9 +150,10 @@ class GlooTransport(PairTransport):
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
         """Start all receives, then all sends: what comes then finds its memory.
 
-        gloo tells a sender that it may begin on the connection that carries data the other way. Its own all-to-all posts
-        a send first, so the rank that comes first waits until the other's data are through: 3.5 MiB each way over 200 Mbit/s
-        take up to 300 ms like that, and 155 ms like this.
+        gloo tells a sender that it may begin on the connection that carries data the other way. Its
+        own all-to-all posts a send first, so the rank that comes first waits until the other's data
+        are through: 3.5 MiB each way over 200 Mbit/s take up to 300 ms like that, and 155 ms like
+        this.
         """
         self._open_group()
         work = [self.receive(coming[p], p, 0) for p in self._others if coming[p].numel()]
@@ -170,7 +176,8 @@ class GlooTransport(PairTransport):
     def reduce(self, tensor: Tensor) -> Wait:
         """Start a sum, and wait for it on this thread: no callback runs on gloo's.
 
-        gloo's would need the interpreter once more, to let go of the callback; one that ends just then aborts.
+        gloo's would need the interpreter once more, to let go of the callback; one that ends just
+        then aborts.
         """
         work = self._open_group().allreduce([tensor])
         self._connection.sums.append(work)

@@ -21,8 +21,8 @@ from pibroch.errors import TrainingError
 
 BUCKET_BYTES = 1 << 20
 """Gradients that travel together, at least. DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels
-while the rest is computed. Between two ranks on loopback a step took as long as under torch's DDP, within noise; buckets of
-256 KiB cost 2 to 14 ms more."""
+while the rest is computed. Between two ranks on loopback a step took as long as under torch's DDP,
+within noise; buckets of 256 KiB cost 2 to 14 ms more."""
 
 
 class GradientReducer:
@@ -92,9 +92,10 @@ class GradientReducer:
             self._passed_in, self._passed = backward, set(self._waiting or self._not_tracked)
         if not self._passed:
             raise TrainingError(
-                "a backward pass before any forward pass of a data-parallel model", "a call of the model itself",
+                "a backward pass before any forward pass of a data-parallel model",
+                "a call of the model itself",
                 "call model(...), which counts the samples, not a part of it",
-            )  # fmt: skip
+            )
         self._waiting = set()
         self._backward, self._num_sent = backward, 0
         for bucket in self.buckets:
@@ -122,7 +123,7 @@ class GradientReducer:
                 "calls of one number of samples in a backward pass, on each rank",
                 "call backward for each call, or say what number the loss is a mean over: "
                 "data_parallel(model, num_samples=...)",
-            )  # fmt: skip
+            )
 
 
 def _keep_earlier(bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
@@ -166,9 +167,9 @@ def _wire_dtype(parameter: nn.Parameter) -> torch.dtype:
 class _Bucket:
     """Parameters whose gradients travel together.
 
-    ``flat`` holds their gradients times B_r, for each whether backward reached it here, and B_r: what is needed comes in
-    one sum over ranks. Where a rank does not know one B_r it is not a number, and so is the sum, on
-    all ranks.
+    ``flat`` holds their gradients times B_r, for each whether backward reached it here, and B_r:
+    what is needed comes in one sum over ranks. Where a rank does not know one B_r it is not a
+    number, and so is the sum, on all ranks.
 
     Attributes:
         parameters: weak references.

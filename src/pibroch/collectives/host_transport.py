@@ -1,8 +1,11 @@
-"""Messages within a host by way of shared memory, where the network between processes is slow; all else goes over the network.
+"""Messages within a host by way of shared memory, where the network between processes is slow.
 
-Within a host messages of up to LARGEST_BYTES go through a :class:`Mailbox`: both ends know the sizes, so they agree on the way.
-Whoever sends copies at once and waits for nobody. Without room, 64 MiB that the others have not taken, a message stays where it
-is until there is some, or until its receiver expects it, and has memory for it: then a copy of it goes over the network.
+All else goes over the network.
+
+Within a host messages of up to LARGEST_BYTES go through a :class:`Mailbox`: both ends know the
+sizes, so they agree on the way. Whoever sends copies at once and waits for nobody. Without room, 64
+MiB that the others have not taken, a message stays where it is until there is some, or until its
+receiver expects it, and has memory for it: then a copy of it goes over the network.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from pibroch.collectives.mailbox import LARGEST_BYTES, Arrival, Mailbox
 from pibroch.collectives.transport import PairTransport, Transport, Wait
 
 IN_TURN, WITHOUT_ROOM = 0, 1
-"""Tags of messages over the network: those that are too large, and those that found no room and are announced."""
+"""Tags of messages over the network.
+
+Those that are too large, and those that found no room and are announced.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +151,10 @@ class HostTransport(Transport):
                 each.work.wait()
 
     def _advance(self, mailbox: Mailbox, messages: Sequence[_Message]) -> list[int]:
-        """Take what has come for these messages, and send what waits for room; the ranks of those that are not done."""
+        """Take what has come for these messages, and send what waits for room.
+
+        The ranks of those that are not done.
+        """
         with self._lock:
             for p, waiting in self._going.items():
                 while waiting and self._send(mailbox, p, waiting[0]):
@@ -172,8 +181,8 @@ class HostTransport(Transport):
     def _take(self, mailbox: Mailbox, p: int, message: _Message, arrival: Arrival) -> None:
         if arrival.nbytes != message.tensor.nbytes:
             raise RuntimeError(
-                f"rank {self._members[p]} sent {arrival.nbytes} bytes where {message.tensor.nbytes} are expected: all ranks "
-                "must make the same calls in the same order"
+                f"rank {self._members[p]} sent {arrival.nbytes} bytes where {message.tensor.nbytes}"
+                " are expected: all ranks must make the same calls in the same order"
             )
         if arrival.place == 0:
             message.work = self._network.receive(message.tensor, p, WITHOUT_ROOM)

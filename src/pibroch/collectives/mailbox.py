@@ -1,12 +1,14 @@
 """Messages between the ranks of one host by way of shared memory, any number of them under way.
 
-Each rank has one segment, its mailbox, that the others map: a head, slots and room. It copies a message into its room and says
-in a slot for the receiver where it lies; the receiver copies it out and counts it, in a word of the mailbox. What was counted
-makes room for later messages. Room is never waited for here: :meth:`Mailbox.put` says that there is none. Segments have no
-names, so that nothing stays behind a killed rank; only pages that were written take memory.
+Each rank has one segment, its mailbox, that the others map: a head, slots and room. It copies a
+message into its room and says in a slot for the receiver where it lies; the receiver copies it out
+and counts it, in a word of the mailbox. What was counted makes room for later messages. Room is
+never waited for here: :meth:`Mailbox.put` says that there is none. Segments have no names, so that
+nothing stays behind a killed rank; only pages that were written take memory.
 
-Legend of a mailbox: bell, sleepers and wish in its first three lines of 64 bytes; from COUNTERS on a line for each rank with
-what that one took and what it expects in all; then slots, one for each rank in the beginning; then room.
+Legend of a mailbox: bell, sleepers and wish in its first three lines of 64 bytes; from COUNTERS on
+a line for each rank with what that one took and what it expects in all; then slots, one for each
+rank in the beginning; then room.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ NUM_SLOTS = 1 << 16
 WISH, COUNTERS, EXPECTED, LINE = 128, 4096, 8, 64
 SLEEP_US = 100_000
 EFFORT = (20, 0, 50, 0, 32)
-"""Of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: it sleeps soon, since the cores have models to compute."""
+"""Of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
+
+It sleeps soon, since the cores have models to compute.
+"""
 
 
 class Arrival(NamedTuple):
@@ -85,7 +90,8 @@ class Mailbox:
     """See the module; callers make sure that one thread at a time calls, but for :meth:`sleep` and :meth:`is_lost`.
 
     Args:
-        links: a connected Unix socket to each other rank of the host; they belong to the mailbox from now on.
+        links: a connected Unix socket to each other rank of the host; they belong to the mailbox
+            from now on.
         rank, world_size: of the group, in which ranks of other hosts may be.
         timeout_s: for all to send their segments.
         num_slots: see :data:`NUM_SLOTS`.
@@ -117,13 +123,20 @@ class Mailbox:
         for p, link in links.items():
             theirs = receive_segment(link)
             self._queues[p] = _Queues(
-                theirs, process_at(link), slots + p * queue.SLOT_BYTES, slots + rank * queue.SLOT_BYTES,
-                self.bell + COUNTERS + p * LINE, theirs.address + COUNTERS + rank * LINE,
-            )  # fmt: skip
+                theirs,
+                process_at(link),
+                slots + p * queue.SLOT_BYTES,
+                slots + rank * queue.SLOT_BYTES,
+                self.bell + COUNTERS + p * LINE,
+                theirs.address + COUNTERS + rank * LINE,
+            )
         self._own.close_fd()
 
     def put(self, p: int, address: int, nbytes: int) -> bool:
-        """Leave a rank a message of at most LARGEST_BYTES; false, and nothing done, when there is no room for it."""
+        """Leave a rank a message of at most LARGEST_BYTES.
+
+        False, and nothing done, when there is no room for it.
+        """
         self._make_room()
         place = self._arena.allocate(nbytes)
         if isinstance(place, NeedSegment):
@@ -135,7 +148,10 @@ class Mailbox:
         return True
 
     def announce(self, p: int, nbytes: int) -> bool:
-        """Leave a rank word of a message that comes by another way, in its turn; false when no slot is free."""
+        """Leave a rank word of a message that comes by another way, in its turn.
+
+        False when no slot is free.
+        """
         self._make_room()
         if self._free_slots:
             self._leave(p, 0, 0, nbytes)
@@ -162,7 +178,10 @@ class Mailbox:
         return Arrival(*self._head.tolist())
 
     def take(self, p: int, arrival: Arrival, address: int) -> None:
-        """Copy a rank's message, the one that is next, to an address; one that comes by another way is only counted."""
+        """Copy a rank's message, the one that is next, to an address.
+
+        One that comes by another way is only counted.
+        """
         queues = self._queues[p]
         there, nbytes = queues.memory.address, arrival.nbytes if arrival.place else 0
         queues.cursor = arrival.following
@@ -187,7 +206,10 @@ class Mailbox:
         return has_hung_up(self._links[p]) or state_of(self._queues[p].process) == ""
 
     def close(self) -> None:
-        """Give sockets back; others still take what was left for them. Memory goes with this object."""
+        """Give sockets back; others still take what was left for them.
+
+        Memory goes with this object.
+        """
         for link in self._links.values():
             with suppress(OSError):
                 link.shutdown(

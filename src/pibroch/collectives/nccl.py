@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class NcclTransport(Transport):
     """A process group of all ranks, or of a group's members, who alone open it.
 
-    torch names the latter by its members and by how many groups a process has made, which must be as many on each of them.
+    torch names the latter by its members and by how many groups a process has made, which must be
+    as many on each of them.
     """
 
     def __init__(self, ranks: Ranks) -> None:

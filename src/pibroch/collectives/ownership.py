@@ -1,4 +1,7 @@
-"""Which ranks hold which parts of a model. What belongs to a group of ranks is in no other rank's copy of the model."""
+"""Which ranks hold which parts of a model.
+
+What belongs to a group of ranks is in no other rank's copy of the model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 Parts = Mapping[str, tuple[int, ...]]
-"""Submodules that groups hold: name in the model to the group's ranks, by their numbers in the run."""
+"""Submodules that groups hold: name in the model to the group's ranks, by their numbers in the run.
+"""
 
 _MEMBERS: WeakKeyDictionary[nn.Module, tuple[int, ...]] = WeakKeyDictionary()
 _PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
@@ -20,7 +24,10 @@ def assign(module: nn.Module, members: tuple[int, ...]) -> None:
 
 
 def own_parts(model: nn.Module) -> Parts:
-    """What of a model belongs to groups that this rank is in; the model itself does not count, nor parts of parts."""
+    """What of a model belongs to groups that this rank is in.
+
+    The model itself does not count, nor parts of parts.
+    """
     parts: dict[str, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         if name and module in _MEMBERS and not is_within(name, parts):

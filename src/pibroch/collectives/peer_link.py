@@ -41,7 +41,9 @@ class PeerLink:
         return True
 
     def receive(self) -> list[Message] | None:
-        """Messages that have come, waiting up to a second for some; ``None`` when the other end is gone.
+        """Messages that have come, waiting up to a second for some.
+
+        ``None`` when the other end is gone.
 
         Raises:
             ValueError: for what is no message.

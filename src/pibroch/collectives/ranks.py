@@ -18,7 +18,10 @@ from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = 300.0
-"""How long a collective waits for ranks that live but do not answer. Ranks that die are noticed in seconds."""
+"""How long a collective waits for ranks that live but do not answer.
+
+Ranks that die are noticed in seconds.
+"""
 
 Explain = Callable[[Exception], Exception]
 
@@ -29,7 +32,8 @@ class Traffic:
 
     Attributes:
         sent, received: bytes of payload, those to and from servers and data processors included.
-        waited_s: seconds in which the thread that computes waited for rows or for sums of gradients.
+        waited_s: seconds in which the thread that computes waited for rows or for sums of
+            gradients.
         sent_to, received_from: bytes by the rank of the run that they went to or came from.
     """
 
@@ -71,7 +75,8 @@ class Ranks:
         rank: of this process.
         world_size: number of processes.
         timeout_s: how long a collective may wait.
-        explain: turns a collective's failure into the error to raise, e.g. :class:`RankFailedError`.
+        explain: turns a collective's failure into the error to raise, e.g.
+            :class:`RankFailedError`.
 
     Attributes:
         rank, world_size: within the group.
@@ -96,7 +101,9 @@ class Ranks:
 
     @classmethod
     def joined(cls, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ranks:
-        """The members of torch.distributed's default group, one object for all callers; alone when there is none.
+        """The members of torch.distributed's default group, one object for all callers.
+
+        Alone when there is none.
 
         Args:
             timeout_s: of collectives; taken from the first call.
@@ -112,8 +119,9 @@ class Ranks:
     def group(self, members: Sequence[int]) -> Self | None:
         """Some of these ranks as a group of their own; ``None`` on the others. Sends nothing.
 
-        A group behaves as all ranks do and shares their communication thread, explanation of failures, time limit and
-        account of traffic. Its members, and they alone, open its channels, in the same order.
+        A group behaves as all ranks do and shares their communication thread, explanation of
+        failures, time limit and account of traffic. Its members, and they alone, open its channels,
+        in the same order.
 
         Args:
             members: by their numbers among these ranks; the group's rank i is ``members[i]``.
@@ -124,7 +132,10 @@ class Ranks:
         return self.groups([members])
 
     def groups(self, partition: Iterable[Sequence[int]]) -> Self | None:
-        """The one of several disjoint groups that this rank is in, ``None`` if in none; see :meth:`group`."""
+        """The one of several disjoint groups that this rank is in, ``None`` if in none.
+
+        See :meth:`group`.
+        """
         partition = [list(members) for members in partition]
         named = [rank for members in partition for rank in members]
         if (
@@ -191,7 +202,10 @@ class Ranks:
             self.traffic.waited_s += time.perf_counter() - start
 
     def open_channel(self) -> Channel:
-        """A new channel between all these ranks; each of them must open its channels in the same order. Blocks."""
+        """A new channel between all these ranks.
+
+        Each of them must open its channels in the same order. Blocks.
+        """
         return Channel(self)
 
 

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 from pibroch.errors import ConfigError
 
-_DO = "say it: data_parallel(model, num_samples=lambda batch: len(batch.labels)), called with the model's arguments"
+_DO = (
+    "say it: data_parallel(model, num_samples=lambda batch: len(batch.labels)), called with the"
+    " model's arguments"
+)
 
 
 def samples_of(*args: object, **kwargs: object) -> int:
     """The number of samples, of the first argument of a forward pass that has one.
 
-    A tensor says its first dimension, a batch its ``batch_size`` or TorchRec's ``stride()``; any other object or container
-    what all tensors and batches in it agree on.
+    A tensor says its first dimension, a batch its ``batch_size`` or TorchRec's ``stride()``; any
+    other object or container what all tensors and batches in it agree on.
 
     Raises:
         ConfigError: when no argument says anything, or parts of one do not agree.
@@ -31,8 +34,9 @@ def samples_of(*args: object, **kwargs: object) -> int:
         if len(found) > 1:
             raise ConfigError(
                 f"a {type(argument).__name__} as a data-parallel model's argument, in which there are {found} samples",
-                "one number", _DO,
-            )  # fmt: skip
+                "one number",
+                _DO,
+            )
         if found:
             return found[0]
     raise ConfigError(

@@ -1,8 +1,8 @@
 """A thread that does tasks one after the other, in the order in which it is given them.
 
-Each process has one for its large messages. One message at a time is also the quickest way over a slow link: two flows that
-share it make each other's congestion control guess too low (measured with BBR at 200 Mbit/s: 3.8 MB took 290 ms after having
-shared the link, 155 ms otherwise).
+Each process has one for its large messages. One message at a time is also the quickest way over a
+slow link: two flows that share it make each other's congestion control guess too low (measured with
+BBR at 200 Mbit/s: 3.8 MB took 290 ms after having shared the link, 155 ms otherwise).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ END_S = 5.0
 class TaskThread:
     """A thread that runs tasks one after the other, while the caller goes on.
 
-    After a task has failed no further one is run: each gets the same error. Bad input is no such failure: all ranks have
-    refused it together. The thread ends with this object. A program that ends waits for what it asked for, not longer
-    than END_S: it may be waiting for a rank that hangs.
+    After a task has failed no further one is run: each gets the same error. Bad input is no such
+    failure: all ranks have refused it together. The thread ends with this object. A program that
+    ends waits for what it asked for, not longer than END_S: it may be waiting for a rank that
+    hangs.
 
     Args:
         name: of the thread.
@@ -45,13 +46,19 @@ class TaskThread:
         _RUNNING.add(self)
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Run ``task`` after all earlier ones; returns at once. Its result, or error, is in the future."""
+        """Run ``task`` after all earlier ones; returns at once.
+
+        Its result, or error, is in the future.
+        """
         future: Future[T] = Future()
         self._tasks.put((task, future))
         return future
 
     def flush(self) -> None:
-        """Wait until all tasks are done; raises the error of one that failed. Bounded by the collectives' timeouts."""
+        """Wait until all tasks are done; raises the error of one that failed.
+
+        Bounded by the collectives' timeouts.
+        """
         self.submit(lambda: None).result()
 
 

@@ -40,7 +40,10 @@ class Topology:
 
     @classmethod
     def gather(cls, channel: Channel) -> Topology:
-        """That of a channel's ranks; each of them calls it. Hosts are machines, or network namespaces of one. Blocks."""
+        """That of a channel's ranks; each of them calls it.
+
+        Hosts are machines, or network namespaces of one. Blocks.
+        """
         return cls.of(channel.gather(this_machine()))
 
     @property
@@ -75,5 +78,8 @@ class Topology:
         )
 
     def peer_order(self) -> tuple[int, ...]:
-        """All ranks by (local rank, host); with L consecutive ranks a host these are DMT's (rank mod L, rank div L)."""
+        """All ranks by (local rank, host).
+
+        With L consecutive ranks a host these are DMT's (rank mod L, rank div L).
+        """
         return tuple(rank for peers in self.peers() for rank in peers)

@@ -16,11 +16,12 @@ Wait = Callable[[], None]
 class Transport(ABC):
     """Carries the messages of one channel between the ranks of one group, which it numbers from 0 in the group's order.
 
-    Every rank makes the same calls in the same order. Tensors are contiguous. They belong to the transport until their
-    :data:`Wait` is over, and whoever gave them keeps them alive until then.
+    Every rank makes the same calls in the same order. Tensors are contiguous. They belong to the
+    transport until their :data:`Wait` is over, and whoever gave them keeps them alive until then.
 
-    A call or a wait raises a RuntimeError, as torch's errors are, when another rank is lost or does not answer within the
-    group's time limit. The transport is then good for nothing but :meth:`close`.
+    A call or a wait raises a RuntimeError, as torch's errors are, when another rank is lost or does
+    not answer within the group's time limit. The transport is then good for nothing but
+    :meth:`close`.
 
     Attributes:
         device: where tensors to be summed lie. Those of pairs lie on the CPU.
@@ -32,21 +33,25 @@ class Transport(ABC):
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
         """Start to send ``going[p]`` to each other rank p, and to fill ``coming[p]`` with as many bytes that p sends.
 
-        Returns at once where the network can send on its own. Empty tensors do not travel. What this rank has for itself is
-        not looked at. Between two ranks messages arrive in the order of calls, of which several may be under way.
+        Returns at once where the network can send on its own. Empty tensors do not travel. What
+        this rank has for itself is not looked at. Between two ranks messages arrive in the order of
+        calls, of which several may be under way.
         """
 
     @abstractmethod
     def reduce(self, tensor: Tensor) -> Wait:
         """Sum ``tensor`` over all ranks in place, to the same bits everywhere.
 
-        Runs on the communication thread, which sends nothing else until this returns: when the sum is there, or later
-        messages should no longer wait for a rank that is late.
+        Runs on the communication thread, which sends nothing else until this returns: when the sum
+        is there, or later messages should no longer wait for a rank that is late.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give sockets, threads and memory back. No wait may be under way; the second call does nothing."""
+        """Give sockets, threads and memory back.
+
+        No wait may be under way; the second call does nothing.
+        """
 
 
 class PairTransport(Transport):

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 RENDEZVOUS_TIMEOUT_S = 120.0
 CONTROL_TIMEOUT_S = 3600.0
-"""Waits that are no part of a step: for rank 0 to generate data, for all to save. Ranks that die are noticed all the same."""
+"""Waits that are no part of a step: for rank 0 to generate data, for all to save.
+
+Ranks that die are noticed all the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class World:
 
     Attributes:
         ranks: who they are; open further channels from it.
-        control: a channel of the training thread for small messages, on which a rank may be late by an hour.
+        control: a channel of the training thread for small messages, on which a rank may be late by
+            an hour.
         detector: over all of them; ``None`` for one process.
     """
 
@@ -62,12 +66,13 @@ class World:
 def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
     """The processes that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` speak of, joined over gloo.
 
-    torchrun sets these variables; without them there is one process. Leaving waits for all ranks. When one of them fails,
-    all others leave with RankFailedError; the process group is then left as it is: threads may hang in it, so the
-    process should end without waiting for them (`os._exit`).
+    torchrun sets these variables; without them there is one process. Leaving waits for all ranks.
+    When one of them fails, all others leave with RankFailedError; the process group is then left as
+    it is: threads may hang in it, so the process should end without waiting for them (`os._exit`).
 
     Args:
-        on_stuck: ends the process when another rank failed and this one does not come back, see :class:`FailureDetector`.
+        on_stuck: ends the process when another rank failed and this one does not come back, see
+            :class:`FailureDetector`.
 
     Raises:
         ConfigError: when the variables make no sense.
@@ -120,8 +125,9 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
         )
         raise TrainingError(
             f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
-            "all ranks started, each reaching that address", "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
-        ) from error  # fmt: skip
+            "all ranks started, each reaching that address",
+            "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
+        ) from error
     ranks.explain = detector.explain
     return World(ranks, control, detector), detector
 
@@ -129,8 +135,8 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
 def _store(rank: int, timeout: timedelta) -> PrefixStore:
     """The store that rank 0 opens, or the part of torchrun's that belongs to this start of the ranks.
 
-    With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those before listened. Agents that
-    share no store count restarts each for itself.
+    With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those
+    before listened. Agents that share no store count restarts each for itself.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build of torch
 
@@ -145,7 +151,10 @@ def _store(rank: int, timeout: timedelta) -> PrefixStore:
 
 
 def _keep_gloo_to_loopback() -> None:
-    """Where all ranks are on this machine and nothing else was said; gloo would listen where the machine's name leads."""
+    """Where all ranks are on this machine and nothing else was said.
+
+    Gloo would listen where the machine's name leads.
+    """
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if is_one_machine() and loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -1,4 +1,7 @@
-"""Typed run configuration: sections as pydantic models, recipes as TOML. Names are loaded on first use."""
+"""Typed run configuration: sections as pydantic models, recipes as TOML.
+
+Names are loaded on first use.
+"""
 
 from __future__ import annotations
 

@@ -32,9 +32,10 @@ class DataConfig(Section):
         dir: an encoded dataset, relative to the working directory.
         prepare: the command that makes ``dir``; shown when it is missing.
         synthesize: generate data when ``dir`` is not given.
-        processors: data processors that make the batches in place of the ranks; started on this machine with the run,
-            unless ``rendezvous`` says where they are.
-        rendezvous: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor --help``.
+        processors: data processors that make the batches in place of the ranks; started on this
+            machine with the run, unless ``rendezvous`` says where they are.
+        rendezvous: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor
+            --help``.
     """
 
     dir: str | None = None

@@ -8,7 +8,9 @@ from pibroch.config.run import RunConfig
 
 
 def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
-    """Keys whose values differ, with both values; ``None`` for one that a configuration does not have.
+    """Keys whose values differ, with both values.
+
+    ``None`` for one that a configuration does not have.
 
     >>> before = RunConfig.model_validate({"data": {"dir": "x"}, "train": {"epochs": 1}})
     >>> differences(before, before.model_copy(update={"seed": 2}))

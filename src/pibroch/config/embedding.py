@@ -1,4 +1,7 @@
-"""The embedding tables of a run: initial values, optimizer, exchange. Their width is the model's ``dim``."""
+"""The embedding tables of a run: initial values, optimizer, exchange.
+
+Their width is the model's ``dim``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from pibroch.errors import ConfigError
 
 
 class UniformConfig(Section):
-    """Uniform in ``[-bound, bound]``; ``1 / sqrt(num_rows)`` of each table when ``bound`` is absent."""
+    """Uniform in ``[-bound, bound]``.
+
+    ``1 / sqrt(num_rows)`` of each table when ``bound`` is absent.
+    """
 
     name: Literal["uniform"] = "uniform"
     bound: float | None = Field(default=None, gt=0)
@@ -49,9 +55,18 @@ else:
     ]
 
 MOVED = {
-    "placement": "row_wise", "plan": None, "wire": "float32", "compress": False, "lookahead": None, "cache_rows": None,
-    "cache": "lrpp", "delayed_sync": True, "servers": None, "oracle": "replicated", "rendezvous": None,
-}  # fmt: skip
+    "placement": "row_wise",
+    "plan": None,
+    "wire": "float32",
+    "compress": False,
+    "lookahead": None,
+    "cache_rows": None,
+    "cache": "lrpp",
+    "delayed_sync": True,
+    "servers": None,
+    "oracle": "replicated",
+    "rendezvous": None,
+}
 """Keys that stood beside ``exchange`` before exchanges had sections of their own, and their defaults then."""
 
 logger = logging.getLogger(__name__)
@@ -62,11 +77,14 @@ class EmbeddingSection(Section):
 
     Attributes:
         init: initial weights.
-        dtype: of the weights of rows: ``float32``, or ``bfloat16`` for half their memory, rounded stochastically in updates.
-        optimizer: applied to each touched row; its ``weight_decay`` is the embedding regularisation.
-        exchange: how a minibatch gets its rows, by name or as a table with the settings of that exchange: ``auto`` is ``local``
-            for one process and ``alltoall`` for several; ``lookahead`` reads batches ahead and keeps the rows that they need
-            where they are needed next.
+        dtype: of the weights of rows: ``float32``, or ``bfloat16`` for half their memory, rounded
+            stochastically in updates.
+        optimizer: applied to each touched row; its ``weight_decay`` is the embedding
+            regularisation.
+        exchange: how a minibatch gets its rows, by name or as a table with the settings of that
+            exchange: ``auto`` is ``local`` for one process and ``alltoall`` for several;
+            ``lookahead`` reads batches ahead and keeps the rows that they need where they are
+            needed next.
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
@@ -83,7 +101,9 @@ class EmbeddingSection(Section):
 
 
 def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
-    """An ``[embedding]`` table with a section for the exchange: a name alone becomes one, keys of earlier recipes move into it.
+    """An ``[embedding]`` table with a section for the exchange.
+
+    A name alone becomes one, keys of earlier recipes move into it.
 
     Raises:
         ConfigError: for such a key that belongs to another exchange.
@@ -101,7 +121,10 @@ def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def _known(name: str, moved: Mapping[str, object]) -> dict[str, object]:
-    """Of the moved keys those that an exchange has; others may only have their defaults, or concern other exchanges alike."""
+    """Of the moved keys those that an exchange has.
+
+    Others may only have their defaults, or concern other exchanges alike.
+    """
     sections = {each: spec.section.model_fields for each, spec in exchanges().items()}
     kept = {}
     for key, value in moved.items():

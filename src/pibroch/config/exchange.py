@@ -1,8 +1,9 @@
 """Which exchanges there are: what each is called, what it can be told, and where it is built.
 
-An exchange is a package whose ``__init__`` holds an :class:`ExchangeSpec` named ``SPEC`` and the section that recipes have for
-it, and imports nothing but :mod:`pibroch.config`; the rest of it loads when it is chosen. Packages of others are found by the
-entry point ``pibroch.exchanges``. ``docs/extending.md`` adds one.
+An exchange is a package whose ``__init__`` holds an :class:`ExchangeSpec` named ``SPEC`` and the
+section that recipes have for it, and imports nothing but :mod:`pibroch.config`; the rest of it
+loads when it is chosen. Packages of others are found by the entry point ``pibroch.exchanges``.
+``docs/extending.md`` adds one.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ class ExchangeSection(Section):
         if most is not None and num_ranks > most:
             raise ConfigError(
                 f"embedding.exchange {self.name!r} with {num_ranks} ranks",
-                f"'auto', or one that several ranks can use: {', '.join(map(repr, names_for_ranks()))}",
+                "'auto', or one that several ranks can use:"
+                f" {', '.join(map(repr, names_for_ranks()))}",
                 "--set embedding.exchange=auto",
             )
         return self
 
     def options(self, workers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """What the exchange is told; ``workers`` are the processes beside the trainers, by the command that starts them."""
+        """What the exchange is told.
+
+        ``workers`` are the processes beside the trainers, by the command that starts them.
+        """
         return self.model_dump(exclude={"name"})
 
     def helpers(self) -> dict[str, int]:
@@ -64,7 +69,10 @@ class ExchangeSection(Section):
         return {}
 
     def duties(self) -> dict[str, str]:
-        """What is done beside training, by the same commands; by the trainers themselves where no process is wanted for it."""
+        """What is done beside training, by the same commands.
+
+        By the trainers themselves where no process is wanted for it.
+        """
         return {}
 
     def helper_rendezvous(self) -> str | None:
@@ -80,11 +88,12 @@ class PlacedSection(ExchangeSection):
     """Settings of exchanges that put rows on several ranks, and send rows and gradients between them.
 
     Attributes:
-        placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or kinds by table (``""`` for
-            those not named).
+        placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or
+            kinds by table (``""`` for those not named).
         plan: a file that says it instead.
         wire: the type in which rows and their gradients travel; ``float32`` is exact.
-        compress: whether all of it travels compressed: the same numbers in a sixth fewer bytes, for some CPU.
+        compress: whether all of it travels compressed: the same numbers in a sixth fewer bytes, for
+            some CPU.
     """
 
     placement: PlacementKind | dict[str, PlacementKind] = "row_wise"
@@ -122,9 +131,10 @@ class ExchangeSpec:
         name: by which users choose it.
         summary: what it does, in a line.
         section: its settings in a recipe.
-        factory: makes it of a :class:`pibroch.exchange.base.Setup` and its options by name: a callable, or
-            ``module:attribute``, which is imported when the exchange is chosen.
-        placements: kinds of placement that it takes, see :mod:`pibroch.planner.plan`; none where one process has all rows.
+        factory: makes it of a :class:`pibroch.exchange.base.Setup` and its options by name: a
+            callable, or ``module:attribute``, which is imported when the exchange is chosen.
+        placements: kinds of placement that it takes, see :mod:`pibroch.planner.plan`; none where
+            one process has all rows.
         most_ranks: that can use it; ``None`` for any number.
     """
 
@@ -147,7 +157,9 @@ _registered: dict[str, ExchangeSpec] = {}
 
 
 def register_exchange(spec: ExchangeSpec) -> None:
-    """Make an exchange known to this process; for recipes its package has an entry point ``pibroch.exchanges`` instead.
+    """Make an exchange known to this process.
+
+    For recipes its package has an entry point ``pibroch.exchanges`` instead.
 
     Raises:
         ConfigError: when another one has its name.

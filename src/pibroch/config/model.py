@@ -21,12 +21,16 @@ class TowersConfig(Section):
     """Groups of features, and the dense module that makes fewer or shorter vectors of each group's embeddings (DMT).
 
     Attributes:
-        count: towers, where ``groups`` does not say which features they have: feature i is in tower ``i % count``.
-        groups: names of each tower's features, or a file with them that `pibroch plan towers` wrote.
+        count: towers, where ``groups`` does not say which features they have: feature i is in tower
+            ``i % count``.
+        groups: names of each tower's features, or a file with them that `pibroch plan towers`
+            wrote.
         pass_through: leave all embeddings as they are; the model is then one without towers.
         width: of the vectors that a tower gives; that of the embeddings when absent.
-        combined: vectors that are linear combinations of all embeddings of a tower (``c`` of the paper); ``tower_dlrm`` alone.
-        projected: vectors that are made of each single embedding (``p``), by one projection for all of a tower; likewise.
+        combined: vectors that are linear combinations of all embeddings of a tower (``c`` of the
+            paper); ``tower_dlrm`` alone.
+        projected: vectors that are made of each single embedding (``p``), by one projection for all
+            of a tower; likewise.
         rank: of the matrix of the cross that a tower of ``tower_dcn`` has.
     """
 
@@ -55,16 +59,21 @@ class TowersConfig(Section):
 
 
 class ModelConfig(Section):
-    """A model by name. Fields that the named model has no use for are ignored, so that one recipe serves all names.
+    """A model by name.
+
+    Fields that the named model has no use for are ignored, so that one recipe serves all names.
 
     Attributes:
-        name: ``dlrm``, ``dcnv2``, ``deepfm``, ``wide_deep``, or one with towers: ``tower_dlrm``, ``tower_dcn``.
+        name: ``dlrm``, ``dcnv2``, ``deepfm``, ``wide_deep``, or one with towers: ``tower_dlrm``,
+            ``tower_dcn``.
         dim: width of an embedding; the table may be wider, see ``table_dim`` of the model.
         bottom: hidden widths of DLRM's bottom network; its last layer, of width ``dim``, is added.
-        top: hidden widths of DLRM's top network and of the other models' deep network; the logit is added.
+        top: hidden widths of DLRM's top network and of the other models' deep network; the logit is
+            added.
         cross_layers: number of crosses of DCNv2.
         cross_rank: rank of a cross's matrix; ``None`` for a full matrix.
-        structure: DCNv2's deep network runs on the crosses' output (``stacked``) or beside them (``parallel``).
+        structure: DCNv2's deep network runs on the crosses' output (``stacked``) or beside them
+            (``parallel``).
         activation: after each hidden layer.
         dropout: after each hidden layer of ``top``.
         embedding_dropout: on the embeddings that enter the model.

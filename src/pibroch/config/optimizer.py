@@ -1,7 +1,7 @@
 """Optimizers of both kinds (dense layers, embedding rows) and the learning-rate schedule over both.
 
-Each optimizer is its own section, chosen by ``name``, so that a setting of another optimizer is an unknown key and not
-a silently ignored one.
+Each optimizer is its own section, chosen by ``name``, so that a setting of another optimizer is an
+unknown key and not a silently ignored one.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ class ScheduleConfig(Section):
     Attributes:
         name: the shape after warm-up.
         warmup_steps: the factor rises linearly from 0 to 1 over these steps.
-        decay_steps: cosine and linear reach ``final_factor`` that many steps after warm-up; the whole run when absent.
+        decay_steps: cosine and linear reach ``final_factor`` that many steps after warm-up; the
+            whole run when absent.
         final_factor: where cosine and linear end.
         step_every, step_factor: ``step`` multiplies by ``step_factor`` every ``step_every`` steps.
-        plateau_factor: multiply by this after an evaluation that brought no improvement; 1 switches it off.
+        plateau_factor: multiply by this after an evaluation that brought no improvement; 1 switches
+            it off.
     """
 
     name: Literal["constant", "cosine", "linear", "step"] = "constant"

@@ -14,7 +14,8 @@ _SECTIONS = {
     "data": "pass --data DIR, or add a [data] table with `dir` or a [data.synthesize] table",
     "train": "write one into the [train] table, e.g. `epochs = 1`, or pass --set train.epochs=1",
 }
-"""What helps where a whole table is missing or says too little: no single value can stand for it."""
+"""What helps where a whole table is missing or says too little: no single value can stand for it.
+"""
 
 
 def config_error(

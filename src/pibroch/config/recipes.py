@@ -83,7 +83,9 @@ def check_config(raw: Mapping[str, object], source: str) -> RunConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
-    """Turn ``a.b=value`` texts into nested tables; ``none`` takes a value away, another that is no TOML is taken as text.
+    """Turn ``a.b=value`` texts into nested tables.
+
+    ``none`` takes a value away, another that is no TOML is taken as text.
 
     >>> parse_overrides(["train.steps=10", "model.name=dcnv2"])
     {'train': {'steps': 10}, 'model': {'name': 'dcnv2'}}
@@ -107,9 +109,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
 def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
     """``base`` with the values of ``change``; tables are merged key by key.
 
-    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean nothing to another. Of an
-    exchange's settings those stay that the other one has too.
-    Of ``epochs`` and ``steps``, which exclude each other, the change's wins.
+    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean
+    nothing to another. Of an exchange's settings those stay that the other one has too. Of
+    ``epochs`` and ``steps``, which exclude each other, the change's wins.
 
     >>> merge({"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}, {"optimizer": {"name": "sgd", "lr": 1.0}})
     {'optimizer': {'name': 'sgd', 'lr': 1.0}, 'seed': 2}

@@ -37,6 +37,7 @@ class RunConfig(Section):
         places = {self.data.rendezvous, self.embedding.exchange.helper_rendezvous()} - {None}
         if len(places) > 1:
             raise ValueError(
-                "one rendezvous for servers and processors, in `embedding.exchange.rendezvous`, `data.rendezvous`, or both"
+                "one rendezvous for servers and processors, in `embedding.exchange.rendezvous`,"
+                " `data.rendezvous`, or both"
             )
         return self

@@ -42,7 +42,8 @@ def groups_of(
     ([[0, 2], [1]], [[2], [0, 1]])
 
     Raises:
-        ConfigError: for more towers than features, a feature that is not there, that is in two groups, or in none.
+        ConfigError: for more towers than features, a feature that is not there, that is in two
+            groups, or in none.
     """
     if groups is None:
         if count > len(features):

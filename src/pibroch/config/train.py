@@ -21,19 +21,23 @@ class TrainConfig(Section):
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the metric that says which model is best.
         clip_norm: bound on the norm of all dense gradients together.
-        average: decay a step of moving averages of all weights, which are then what is evaluated and served.
+        average: decay a step of moving averages of all weights, which are then what is evaluated
+            and served.
         bf16: run the dense layers under bfloat16 autocast.
         checkpoint_every: interval of checkpoints; the end of each epoch when absent.
-        checkpoint_every_seconds: interval of the checkpoints that are written beside training, for going on alone; 0 for none.
-        cut_every_seconds: interval of the cuts in memory, from which a run whose launcher starts it again goes on; chosen from
-            what they cost when absent, 0 for none.
-        full_checkpoint_every: every how many-th checkpoint is full; those between share the last full one's files and add
-            the rows touched since.
+        checkpoint_every_seconds: interval of the checkpoints that are written beside training, for
+            going on alone; 0 for none.
+        cut_every_seconds: interval of the cuts in memory, from which a run whose launcher starts it
+            again goes on; chosen from what they cost when absent, 0 for none.
+        full_checkpoint_every: every how many-th checkpoint is full; those between share the last
+            full one's files and add the rows touched since.
         keep: newest checkpoints to keep, besides the best one.
         log_every: interval of progress and metrics records.
-        replan_above: under a plan by rows, plan anew where it costs this many times what a fresh plan would, and let rows move
-            while training goes on; never when absent. No number of a run depends on it.
-        threads: CPU threads of a process; when absent all that it may use, divided by the ranks on its machine.
+        replan_above: under a plan by rows, plan anew where it costs this many times what a fresh
+            plan would, and let rows move while training goes on; never when absent. No number of a
+            run depends on it.
+        threads: CPU threads of a process; when absent all that it may use, divided by the ranks on
+            its machine.
     """
 
     epochs: int | None = Field(default=None, ge=1)

@@ -29,8 +29,8 @@ class LoaderPosition:
 class JaggedBatch:
     """A minibatch of B samples.
 
-    ``values`` is feature-major: the bags of ``keys[0]`` in sample order, then those of ``keys[1]``, and so on. Bag
-    ``f * B + b`` is ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
+    ``values`` is feature-major: the bags of ``keys[0]`` in sample order, then those of ``keys[1]``,
+    and so on. Bag ``f * B + b`` is ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
 
     Attributes:
         dense: float32 ``[B, n]``, transformed.
@@ -40,8 +40,10 @@ class JaggedBatch:
         labels: float32 ``[B]``.
         weights: float32 ``[V]`` or ``None`` for all ones.
         position: where the loader stands after this batch, ``None`` when made by hand.
-        first_sample: place of the first sample in the global batch, of which this is one rank's part.
-        by_id: whether rows are wanted id by id, neither scaled nor pooled: for weights that are learned.
+        first_sample: place of the first sample in the global batch, of which this is one rank's
+            part.
+        by_id: whether rows are wanted id by id, neither scaled nor pooled: for weights that are
+            learned.
     """
 
     dense: Tensor
@@ -69,13 +71,16 @@ class JaggedBatch:
         return self.offsets[1:] - self.offsets[:-1]
 
     def validate(self) -> None:
-        """Check that kernels can read the batch: types, shapes, finite weights, offsets that rise from 0 to V.
+        """Check that kernels can read the batch.
 
-        Done when a batch is made and again by :meth:`select`, through which every batch enters an exchange: its tensors may
-        have been written to in between.
+        Types, shapes, finite weights, offsets that rise from 0 to V.
+
+        Done when a batch is made and again by :meth:`select`, through which every batch enters an
+        exchange: its tensors may have been written to in between.
 
         Raises:
-            DataError: when a field does not fit the others, or weights ask for a gradient that they would not get.
+            DataError: when a field does not fit the others, or weights ask for a gradient that they
+                would not get.
         """
         check_batch(self)
 
@@ -83,7 +88,9 @@ class JaggedBatch:
         self.validate()
 
     def select(self, keys: tuple[str, ...]) -> JaggedBatch:
-        """The batch with exactly these features in this order; itself when that is what it holds. One may stand there twice.
+        """The batch with exactly these features in this order; itself when that is what it holds.
+
+        One may stand there twice.
 
         Raises:
             DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
@@ -139,7 +146,10 @@ class JaggedBatch:
     def _with_parts(
         self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
     ) -> JaggedBatch:
-        """Parts of this batch, which was checked, are not checked again: a table in blocks of columns reads a feature twice."""
+        """Parts of this batch, which was checked, are not checked again.
+
+        A table in blocks of columns reads a feature twice.
+        """
         made = object.__new__(JaggedBatch)
         for name in self.__slots__:
             object.__setattr__(made, name, getattr(self, name))
@@ -166,7 +176,9 @@ class JaggedBatch:
         labels: Tensor,
         position: LoaderPosition | None = None,
     ) -> JaggedBatch:
-        """A batch in which each bag holds exactly one id; ``ids_FB`` is int64 ``[F, B]`` and is not copied.
+        """A batch in which each bag holds exactly one id.
+
+        ``ids_FB`` is int64 ``[F, B]`` and is not copied.
 
         Raises:
             DataError: for ids that do not have one row a key.
@@ -196,8 +208,8 @@ class JaggedBatch:
         Missing ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.
 
         Raises:
-            DataError: when the object lacks one of these methods, its keys differ in their number of samples, or
-                :meth:`validate` refuses what it holds.
+            DataError: when the object lacks one of these methods, its keys differ in their number
+                of samples, or :meth:`validate` refuses what it holds.
         """
         methods: list[Callable[[], Any] | None] = [
             getattr(jagged, name, None) for name in ("keys", "values", "lengths")

@@ -1,6 +1,9 @@
-"""What a minibatch must be before kernels read it: they follow its offsets without a look at where these lead.
+"""What a minibatch must be before kernels read it.
 
-Costs O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F features, B samples, V ids.
+They follow its offsets without a look at where these lead.
+
+Costs O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F features, B
+samples, V ids.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def _check_offsets(keys: Sequence[str], offsets: NDArray[np.int64], num_values: 
 
 @kernel
 def first_fall(offsets: NDArray[np.int64]) -> int:
-    """The first place whose successor is smaller, or -1; compares, since a difference of extreme offsets wraps.
+    """The first place whose successor is smaller, or -1.
+
+    Compares, since a difference of extreme offsets wraps.
 
     >>> first_fall(np.array([0, 2, 2, 1, 5]))
     2
@@ -135,9 +140,11 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
     varies = len(set(sizes)) > 1 if sizes else bool(_call(jagged, "variable_stride_per_key"))
     if varies or _call(jagged, "inverse_indices_or_none") is not None:
         raise DataError(
-            f"a {type(jagged).__name__} with a batch size for each key{f', {list(sizes)}' if sizes else ''}",
+            f"a {type(jagged).__name__} with a batch size for each"
+            f" key{f', {list(sizes)}' if sizes else ''}",
             "one batch size for all keys, and no inverse indices",
-            "build it without stride_per_key_per_rank: a sample without ids of a key has length 0 there",
+            "build it without stride_per_key_per_rank: a sample without ids of a key has length 0"
+            " there",
         )
     size = _call(jagged, "stride")
     if (

@@ -1,6 +1,7 @@
 """Count codes in bounded memory: sorted runs spill to disk and are merged by ranges of codes.
 
-Codes are 64-bit hashes, so equal ranges of codes hold about equally many of them, and each range is merged on its own.
+Codes are 64-bit hashes, so equal ranges of codes hold about equally many of them, and each range is
+merged on its own.
 """
 
 from __future__ import annotations

@@ -122,10 +122,12 @@ class EncodedDataset:
         schema: its features.
         num_rows: rows of each feature's table.
         samples: samples in each split.
-        fingerprint: a hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies.
+        fingerprint: a hash over what a checkpoint depends on: features, encodings, table sizes,
+            vocabularies.
         provenance: where the data came from.
         has_labels: false where the data can be scored alone; their labels are then 0.
-        truth: of generated data, per split, the metrics of a model that knows the true probabilities; else ``None``.
+        truth: of generated data, per split, the metrics of a model that knows the true
+            probabilities; else ``None``.
     """
 
     def __init__(self, path: Path, manifest: DatasetManifest) -> None:
@@ -166,7 +168,8 @@ class EncodedDataset:
         """The samples of one split.
 
         Raises:
-            DataError: when there is no split of this name, or its files were replaced since the dataset was opened.
+            DataError: when there is no split of this name, or its files were replaced since the
+                dataset was opened.
         """
         if name not in SPLITS:
             raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
@@ -221,7 +224,10 @@ class EncodedDataset:
 
     @cached_property
     def digest(self) -> str:
-        """A hash over all contents, by the checksums in the manifest: two copies of a dataset have the same."""
+        """A hash over all contents, by the checksums in the manifest.
+
+        Two copies of a dataset have the same.
+        """
         return hashlib.sha256(
             json.dumps([self.fingerprint, self._files], sort_keys=True).encode()
         ).hexdigest()

@@ -31,8 +31,10 @@ class FeatureEncoder:
 
     Args:
         feature: what the schema says of it.
-        vocabulary: the codes of rows 2, 3, ... as uint64; ``None`` unless the encoding is a vocabulary.
-        slots: :func:`index_of` the vocabulary, where somebody has made it before; made on first use when absent.
+        vocabulary: the codes of rows 2, 3, ... as uint64; ``None`` unless the encoding is a
+            vocabulary.
+        slots: :func:`index_of` the vocabulary, where somebody has made it before; made on first use
+            when absent.
         text_rules: the schema's.
     """
 
@@ -77,12 +79,12 @@ class FeatureEncoder:
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
 
-        ``None``, NaN and the empty string are missing. A multi-hot value is a list (or what else holds several), whose
-        items are taken as they are, or text with the feature's delimiter.
+        ``None``, NaN and the empty string are missing. A multi-hot value is a list (or what else
+        holds several), whose items are taken as they are, or text with the feature's delimiter.
 
         Raises:
-            DataError: for a value that is no single one, a list where the feature is not multi-hot, or no finite number
-                where it is binned; names the column and the sample.
+            DataError: for a value that is no single one, a list where the feature is not multi-hot,
+                or no finite number where it is binned; names the column and the sample.
         """
         feature, rules = self.feature, self._text_rules
         if feature.binning is not None:
@@ -99,7 +101,8 @@ class FeatureEncoder:
 class Encoders(dict[str, FeatureEncoder]):
     """Encoders by feature, and one look at the dictionaries of many of them where these are small.
 
-    A request of one row asks every dictionary for one value: a kernel call each would cost several times what it does.
+    A request of one row asks every dictionary for one value: a kernel call each would cost several
+    times what it does.
     """
 
     @cached_property
@@ -221,10 +224,12 @@ def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
 
 
 def index_problem(vocabulary: Array, slots: Array) -> str:
-    """What is wrong with a vocabulary and its hash table that others wrote, "" when nothing is; finds each code once.
+    """What is wrong with a vocabulary and its hash table that others wrote, "" when nothing is.
 
-    A slot outside the vocabulary would be read, and a table without a free slot, or with very long runs of used ones, searched
-    without an end.
+    Finds each code once.
+
+    A slot outside the vocabulary would be read, and a table without a free slot, or with very long
+    runs of used ones, searched without an end.
     """
     for array, dtype in ((vocabulary, np.uint64), (slots, np.int32)):
         if array.dtype != dtype or array.ndim != 1:

@@ -1,4 +1,7 @@
-"""What of a dataset cannot be learned from: ids that are unknown or missing, labels that are all alike."""
+"""What of a dataset cannot be learned from.
+
+Ids that are unknown or missing, labels that are all alike.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ def warnings(dataset: EncodedDataset) -> list[str]:
     for split, rate in click_rates(dataset).items():
         if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
             found.append(
-                f"all labels of the {split} split are {rate:.0f}: check the column `{dataset.schema.label}`"
+                f"all labels of the {split} split are {rate:.0f}: check the column"
+                f" `{dataset.schema.label}`"
             )
     return found if dataset.samples["train"] else []
 
@@ -83,7 +87,10 @@ def _warning(feature: CategoricalFeature, of: Shares) -> str | None:
     if not of.num_ids:
         return f"{where}no training sample has an id: check the column `{feature.column}`"
     if of.missing >= _MOST_MISSING:
-        return f"{where}{of.missing:.1%} of its training ids are missing: check the column `{feature.column}`"
+        return (
+            f"{where}{of.missing:.1%} of its training ids are missing: check the column"
+            f" `{feature.column}`"
+        )
     if (
         feature.encoding == "integer"
         and feature.binning is None
@@ -91,12 +98,13 @@ def _warning(feature: CategoricalFeature, of: Shares) -> str | None:
     ):
         last = (feature.num_buckets or 0) - 1
         return (
-            f"{where}{of.unknown:.1%} of its training ids are no whole numbers from 0 to {last} and share the row of unknown "
-            "values: raise `num_buckets`, or use another encoding"
+            f"{where}{of.unknown:.1%} of its training ids are no whole numbers from 0 to {last} and"
+            " share the row of unknown values: raise `num_buckets`, or use another encoding"
         )
     if of.unknown >= _MOST_UNKNOWN:
         return (
-            f"{where}{of.unknown:.1%} of its training ids are unknown, seen fewer than {feature.min_count} times or cut by "
-            '`max_rows`: lower `min_count`, or use `encoding = "hash"`'
+            f"{where}{of.unknown:.1%} of its training ids are unknown, seen fewer than"
+            f" {feature.min_count} times or cut by `max_rows`: lower `min_count`, or use `encoding"
+            ' = "hash"`'
         )
     return None

@@ -8,7 +8,10 @@ from typing import Literal
 
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
 ITEM_END = "\x1f"
-"""Stands after each item of a list column in the text that a Parquet file becomes; ASCII's unit separator."""
+"""Stands after each item of a list column in the text that a Parquet file becomes.
+
+ASCII's unit separator.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class Layout:
     Attributes:
         separator: the byte between columns.
         quotes: whether fields may be quoted.
-        unit: what places count: lines of a text file, or rows of a table that became text here, so that all quotes are right.
+        unit: what places count: lines of a text file, or rows of a table that became text here, so
+            that all quotes are right.
         lists: columns that hold lists, each item followed by ``ITEM_END``.
     """
 
@@ -51,7 +55,10 @@ def hint_for_header(columns: Iterable[str], separator: str, needed: Iterable[str
         if other != separator and set(needed) <= {
             name.strip('" \r') for name in header.split(other)
         }:
-            return f"set `separator = {_as_toml(other)}` in the schema: with it the header has these columns"
+            return (
+                f"set `separator = {_as_toml(other)}` in the schema: with it the header has these"
+                " columns"
+            )
     return None
 
 

@@ -1,4 +1,7 @@
-"""Lines of text in a request, read by the parser of preparation: whatever trained has the same fields here."""
+"""Lines of text in a request, read by the parser of preparation.
+
+Whatever trained has the same fields here.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ def fields_of_lines(
     """The bytes of some columns, B values each.
 
     Args:
-        body: lines as preparation reads them, with a header unless the schema names the columns; the label's column may
-            be left out.
+        body: lines as preparation reads them, with a header unless the schema names the columns;
+            the label's column may be left out.
         schema: says how lines are written.
         columns: wanted.
         max_rows: more lines are refused before they are read.
@@ -82,8 +85,13 @@ def _refuse_swallowed(
     for header, chosen in ((names, np.arange(len(records))), (without, np.flatnonzero(~has_label))):
         numeric = [header.index(c) for c in schema.numeric_columns() if c in header]
         swallowed = find_swallowed(
-            text, records[chosen], ord(schema.separator), len(header), numeric, schema.label in header
-        )  # fmt: skip
+            text,
+            records[chosen],
+            ord(schema.separator),
+            len(header),
+            numeric,
+            schema.label in header,
+        )
         if swallowed.records.any():
             wrong = int(np.flatnonzero(swallowed.records)[0])
             raise DataError(f"row {chosen[wrong]} that cannot be read", swallowed.why(wrong))

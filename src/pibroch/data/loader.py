@@ -27,16 +27,18 @@ _TILE = 16
 class Loader:
     """Batches of a split.
 
-    Iterating gives the rest of the current epoch and then moves to the next; the last batch of an epoch holds what is left. The
-    order depends on ``seed``, the epoch and the split's size alone. Not safe to iterate from two threads.
+    Iterating gives the rest of the current epoch and then moves to the next; the last batch of an
+    epoch holds what is left. The order depends on ``seed``, the epoch and the split's size alone.
+    Not safe to iterate from two threads.
 
     Args:
         split: the samples.
         batch_size: B, at least 1.
         shuffle: by ``order.EpochOrder``; otherwise in the order of the split.
         seed: of the shuffling.
-        part: ``(rank, world_size)``: of each global batch of B samples, yield ``B * rank // world_size`` to
-            ``B * (rank + 1) // world_size``, which may be none. Positions are those of the global batches.
+        part: ``(rank, world_size)``: of each global batch of B samples, yield ``B * rank //
+            world_size`` to ``B * (rank + 1) // world_size``, which may be none. Positions are those
+            of the global batches.
 
     Raises:
         ConfigError: when ``batch_size`` is below 1, or for a rank outside its world.
@@ -64,7 +66,10 @@ class Loader:
 
     @property
     def position(self) -> LoaderPosition:
-        """The next sample to deliver. A consumer that reads ahead keeps ``batch.position`` instead."""
+        """The next sample to deliver.
+
+        A consumer that reads ahead keeps ``batch.position`` instead.
+        """
         return self._position
 
     def __len__(self) -> int:
@@ -90,7 +95,10 @@ class Loader:
         )
 
     def batch_at(self, position: LoaderPosition) -> JaggedBatch:
-        """The batch that begins at a position, wherever the loader stands; quickest where it goes on in order."""
+        """The batch that begins at a position, wherever the loader stands.
+
+        Quickest where it goes on in order.
+        """
         start, (rank, size) = position.sample, self.part
         stop = min(start + self.batch_size, len(self.split))
         first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
@@ -145,7 +153,8 @@ def batch_of(
     """The batch of chosen samples ``[B]``; cost linear in their ids.
 
     Raises:
-        DataError: when the split's files are not any more what they were when the dataset was opened.
+        DataError: when the split's files are not any more what they were when the dataset was
+            opened.
     """
     if split.files is not None:
         split.files.check()

@@ -1,7 +1,8 @@
 """Files mapped into memory, and whether they still are what they were when they were opened.
 
-A map shows a file that is written to as it is now, and a read beyond the end of one that was cut kills the process. So who
-reads asks for a look at the files first. What happens between that look and the read, some milliseconds, is not seen.
+A map shows a file that is written to as it is now, and a read beyond the end of one that was cut
+kills the process. So who reads asks for a look at the files first. What happens between that look
+and the read, some milliseconds, is not seen.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class FileWatch:
         return [path for path, *_ in self._watched]
 
     def check_names(self) -> None:
-        """Look whether the paths, too, still lead to the files that are watched; raises as :meth:`check`."""
+        """Look whether the paths, too, still lead to the files that are watched.
+
+        Raises as :meth:`check`.
+        """
         for path, _, opened in self._watched:
             if (found := FileIdentity.of(path)) != opened:
                 raise self.refusal(path, opened, found)
@@ -152,5 +156,6 @@ def _changed(path: str, how: str) -> DataError:
     return DataError(
         f"{path}, which was {how} since the dataset was opened",
         "data that stay as they are while they are read",
-        "prepare into another folder, or wait for those who read this one; a training run goes on with --resume",
+        "prepare into another folder, or wait for those who read this one; a training run goes on"
+        " with --resume",
     )

@@ -1,8 +1,8 @@
 """The order of samples in an epoch: a pure function of seed, epoch and number of samples.
 
-Shuffling is by blocks, so that a dataset larger than memory is read in long runs: the blocks of consecutive samples are
-permuted, then 64 of them at a time form a group whose samples are permuted. Datasets of up to one group (262,144
-samples) are shuffled in full.
+Shuffling is by blocks, so that a dataset larger than memory is read in long runs: the blocks of
+consecutive samples are permuted, then 64 of them at a time form a group whose samples are permuted.
+Datasets of up to one group (262,144 samples) are shuffled in full.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class ParquetSource:
         has_labels: whether the label's column is read; else it is 0.
 
     Raises:
-        DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a feature cannot read.
+        DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a
+            feature cannot read.
     """
 
     def __init__(self, path: Path, schema: Schema, has_labels: bool = True) -> None:
@@ -83,7 +84,8 @@ class ParquetSource:
                 where = f" in rows {row + 1:,} to {row + need:,}"
                 if self._binary and "utf8" in str(error):
                     raise DataError(
-                        f"bytes that are no text in {', '.join(self._binary)} of {self.path}{where}",
+                        f"bytes that are no text in {', '.join(self._binary)} of"
+                        f" {self.path}{where}",
                         "UTF-8 in columns of bytes",
                         "write them as text, in hexadecimal for instance",
                     ) from error
@@ -103,7 +105,8 @@ class ParquetSource:
         for column in self._lists:
             if len(found := batch[_CHECK + column].arg_true()):
                 raise DataError(
-                    f"an item of `{column}` in row {first_row + found[0] + 1:,} of {self.path} with the character U+001F",
+                    f"an item of `{column}` in row {first_row + found[0] + 1:,} of {self.path} with"
+                    " the character U+001F",
                     "items without it: it separates them here",
                     "remove it from the items",
                 )
@@ -147,7 +150,10 @@ def _inner(kind: DataType) -> DataType | DataTypeClass:
 
 
 def _items(name: str, kind: DataType, as_string: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
-    """A column of lists of strings; an item that is null is the empty string, which stands for a missing value."""
+    """A column of lists of strings.
+
+    An item that is null is the empty string, which stands for a missing value.
+    """
     items = pl.col(name).arr.to_list() if isinstance(kind, pl.Array) else pl.col(name)
     return items.list.eval(as_string(pl.element()).fill_null(""))
 

@@ -1,7 +1,7 @@
 """One piece of text to columns of codes: what a record means, checked field by field.
 
-R records, n dense features, F categorical features. A *code* is what a value is before tables are known: the 64-bit
-hash of its bytes (vocabulary, hash) or already its row (bins, integers).
+R records, n dense features, F categorical features. A *code* is what a value is before tables are
+known: the 64-bit hash of its bytes (vocabulary, hash) or already its row (bins, integers).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class BadRecord:
 class ParsedPiece:
     """The good records of a piece, and what is known of the bad ones.
 
-    The first few bad ones are kept. Where quotes that are not closed have swallowed records, ``num_bad`` counts these.
+    The first few bad ones are kept. Where quotes that are not closed have swallowed records,
+    ``num_bad`` counts these.
     """
 
     labels: NDArray[np.uint8]
@@ -161,9 +162,11 @@ class PieceParser:
             kept,
         )
 
-    def _numbers(self, buffer: Bytes, bounds: Positions, records: Positions) -> tuple[
+    def _numbers(
+        self, buffer: Bytes, bounds: Positions, records: Positions
+    ) -> tuple[
         dict[str, NDArray[np.float64]], list[tuple[NDArray[np.bool_], Callable[[int], str]]]
-    ]:  # fmt: skip
+    ]:
         """The numeric columns, and for each check its result per record with the reason when it failed."""
         need = len(self._columns)
         checks: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
@@ -173,7 +176,10 @@ class PieceParser:
 
         def value(i: int, column: str) -> str:
             start, end = bounds[i, self._place[column]]
-            return f"`{shown(buffer[start : min(end, start + 80)].tobytes().decode('utf-8', 'replace'))}` as {column}"
+            return (
+                f"`{shown(buffer[start : min(end, start + 80)].tobytes().decode('utf-8', 'replace'))}`"
+                f" as {column}"
+            )
 
         def problem(column: str, need: str, i: int) -> str:
             return f"{value(i, column)}, {need}"

@@ -1,14 +1,18 @@
-"""A click model whose true probabilities are known: each sample's logit from planted effects of its ids and numbers.
+"""A click model whose true probabilities are known.
+
+Each sample's logit from planted effects of its ids and numbers.
 
     logit = b + Σ_j w_j z_j + Σ_f w_f + Σ_{f<g} <u_f, u_g>
 
-over the 13 standardised dense values z and the 26 categories (w, u of the id's row; of several ids the sum over the bag's
-mean length). That is a factorisation machine, so linear terms alone do not reach the optimum. Only Criteo's smaller tables
-have u ≠ 0, and rare ids have small effects: what is seen a few times cannot be learned.
+over the 13 standardised dense values z and the 26 categories (w, u of the id's row; of several ids
+the sum over the bag's mean length). That is a factorisation machine, so linear terms alone do not
+reach the optimum. Only Criteo's smaller tables have u ≠ 0, and rare ids have small effects: what is
+seen a few times cannot be learned.
 
-With planted groups all features of one share a direction, u = a(id) · d_group, orthogonal to those of other groups: |cos| of
-two features is 1 inside a group and 0 between groups. What a group adds to the logit is one number, which a tower of its
-features can pass on, and pairs weigh more than linear terms.
+With planted groups all features of one share a direction, u = a(id) · d_group, orthogonal to those
+of other groups: |cos| of two features is 1 inside a group and 0 between groups. What a group adds
+to the logit is one number, which a tower of its features can pass on, and pairs weigh more than
+linear terms.
 
 Legend: R samples, F categories, n dense, K factors.
 """
@@ -40,8 +44,8 @@ class Planted:
 
     Attributes:
         first_row: of each table in ``effects``, int64 ``[F]``.
-        effects: float32 ``[all rows, 1 + K]``: w, then u; with planted groups K is their number, and u has one column of its
-            group's alone.
+        effects: float32 ``[all rows, 1 + K]``: w, then u; with planted groups K is their number,
+            and u has one column of its group's alone.
         bag_scale: weight of one id of each feature, float32 ``[F]``.
         dense_effects: float32 ``[n]``: w.
         dense_mean: of the dense values, float32 ``[n]``.
@@ -68,7 +72,8 @@ class Planted:
 
         Args:
             dense: ``[R, n]``.
-            ids: ``[V]`` sample-major: all ids of sample 0, feature by feature, then of sample 1, ...
+            ids: ``[V]`` sample-major: all ids of sample 0, feature by feature, then of sample 1,
+                ...
             starts: first id of each bag, ``[R * F + 1]``.
         """
         linear, pairs = np.empty(len(dense)), np.empty(len(dense))
@@ -100,14 +105,16 @@ def draw_effects(
     rng: np.random.Generator,
     group: tuple[int, int] | None = None,
 ) -> NDArray[np.float32]:
-    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``; u = 0 unless ``in_pairs``.
+    """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``.
+
+    U = 0 unless ``in_pairs``.
 
     Args:
         probabilities: of the rows.
         in_pairs: whether the feature interacts with others.
         rng: draws.
-        group: of the feature, and how many there are, then K: features of different groups do not interact, as their u
-            are orthogonal. All interact when absent.
+        group: of the feature, and how many there are, then K: features of different groups do not
+            interact, as their u are orthogonal. All interact when absent.
     """
     expected = probabilities * _LEARNABLE_SAMPLES
     shrinkage = expected / (expected + _HALF_EFFECT_COUNT)

@@ -1,8 +1,9 @@
 """Raw click logs to an encoded dataset: parse into a spool, count what training sees, encode.
 
-1. *parse*: each source in pieces, malformed records counted and left out, columns of codes to the spool (resumable by
-   piece)
-2. *count*: feature by feature over the training split, in bounded memory: the vocabularies (resumable by feature)
+1. *parse*: each source in pieces, malformed records counted and left out, columns of codes to the
+   spool (resumable by piece)
+2. *count*: feature by feature over the training split, in bounded memory: the vocabularies
+   (resumable by feature)
 3. *encode*: codes to rows, samples to the splits (resumable by piece)
 
 All happens in ``OUT.partial``; the dataset appears under its name in one step at the end.
@@ -54,7 +55,8 @@ class PrepareOptions:
         overwrite: replace a dataset that is already there.
         piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
-        vocabularies: those of another dataset, to encode with instead of counting; the schema is theirs, too.
+        vocabularies: those of another dataset, to encode with instead of counting; the schema is
+            theirs, too.
         has_labels: false for data that are to be scored alone, with ``vocabularies``.
     """
 
@@ -77,7 +79,8 @@ class PrepareReport:
         num_bad: malformed records that were left out.
         bad: the first of them, with file, line and reason.
         warnings: what is probably not meant so, see :mod:`pibroch.data.health`; logged, too.
-        unknown: with vocabularies of another dataset, for each feature how many ids they do not know, and how many there are.
+        unknown: with vocabularies of another dataset, for each feature how many ids they do not
+            know, and how many there are.
     """
 
     samples: dict[str, int]
@@ -95,7 +98,9 @@ def prepare(
     options: PrepareOptions | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> PrepareReport:
-    """Encode ``sources`` (in this order) into the folder ``out``. A killed run goes on where it was when called again.
+    """Encode ``sources`` (in this order) into the folder ``out``.
+
+    A killed run goes on where it was when called again.
 
     Raises:
         DataError: input that cannot be used, or a dataset that is already at ``out``.
@@ -153,8 +158,8 @@ def _signature(
 ) -> dict[str, object]:
     """What must be the same for an interrupted run to go on.
 
-    A file's time of change (``ctime``) is the kernel's: whoever writes other bytes and sets the time of modification back
-    leaves his mark there, at no cost of reading what was read before.
+    A file's time of change (``ctime``) is the kernel's: whoever writes other bytes and sets the
+    time of modification back leaves his mark there, at no cost of reading what was read before.
     """
     found = [(source.path.resolve(), source.path.stat()) for source in sources]
     files = [
@@ -206,7 +211,8 @@ def _refuse_bad(spool: Spool, max_bad_fraction: float) -> None:
         raise DataError(
             f"{spool.num_bad} malformed of {total} records: {shown}",
             f"at most a fraction of {max_bad_fraction:g} malformed",
-            "correct the input or the schema, or pass a higher --max-bad-fraction to leave such records out",
+            "correct the input or the schema, or pass a higher --max-bad-fraction to leave such"
+            " records out",
         )
 
 

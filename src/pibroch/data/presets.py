@@ -12,10 +12,13 @@ NUM_CRITEO_CATEGORICAL = 26
 
 
 def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
-    """The Criteo Display Advertising and 1 TB logs: label, 13 integers, 26 hashed categories, tabs, no header.
+    """The Criteo Display Advertising and 1 TB logs.
+
+    Label, 13 integers, 26 hashed categories, tabs, no header.
 
     Args:
-        bins: give each integer a second life as a category, ``I1_bin`` and so on: F = 39 instead of 26.
+        bins: give each integer a second life as a category, ``I1_bin`` and so on: F = 39 instead of
+            26.
         min_count: frequency cut of the 26 vocabularies.
     """
     integers = [f"I{i}" for i in range(1, NUM_CRITEO_DENSE + 1)]
@@ -43,7 +46,8 @@ def avazu_schema(
 
     Args:
         header: the file's column names.
-        first_record: its first record, which shows whether ``hour`` is ``yymmddhh`` (then only ``hh`` is used) or ``hh``.
+        first_record: its first record, which shows whether ``hour`` is ``yymmddhh`` (then only
+            ``hh`` is used) or ``hh``.
         min_count: frequency cut of all vocabularies.
 
     Raises:

@@ -48,7 +48,10 @@ def publish(folder: Path, out: Path) -> None:
 
 @contextmanager
 def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
-    """Open ``OUT.partial`` for this process alone; what is there is kept only if a run of this signature left it."""
+    """Open ``OUT.partial`` for this process alone.
+
+    What is there is kept only if a run of this signature left it.
+    """
     plan = work / "plan.json"
     with storage_errors(work):
         work.mkdir(parents=True, exist_ok=True)
@@ -78,7 +81,10 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
 
 
 def clear(work: Path) -> None:
-    """Remove what a finished preparation leaves in its work folder, and the folder; within :func:`work_folder`."""
+    """Remove what a finished preparation leaves in its work folder, and the folder.
+
+    Within :func:`work_folder`.
+    """
     with storage_errors(work):
         for path in work.iterdir():
             if path.is_dir():

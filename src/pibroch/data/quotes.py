@@ -1,9 +1,10 @@
 """Quotes that are not closed: what stands inside them are records that were to be read, not text.
 
-A newline inside a quoted field is right in CSV, so that nothing but what stands on the lines tells a text from records that a
-missing quote has swallowed. A record of several lines is taken for the latter when its quote never closes, when text follows
-the closing quote (it opens another field), when a line in its middle is by itself a record, with as many columns, 0 or 1 as
-its label and numbers where they are needed, or when all its lines are.
+A newline inside a quoted field is right in CSV, so that nothing but what stands on the lines tells
+a text from records that a missing quote has swallowed. A record of several lines is taken for the
+latter when its quote never closes, when text follows the closing quote (it opens another field),
+when a line in its middle is by itself a record, with as many columns, 0 or 1 as its label and
+numbers where they are needed, or when all its lines are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Swallowed:
 
     Attributes:
         records: whether it happened to the record, bool ``[R]``.
-        num_inside: of each record, its lines that are records by themselves and at least 1, int64 ``[R]``.
+        num_inside: of each record, its lines that are records by themselves and at least 1, int64
+            ``[R]``.
         why: the reason, for a record to which it happened.
     """
 
@@ -91,7 +93,10 @@ def _lines(
     numeric: Sequence[int],
     has_label: bool,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Of all lines of some records, quotes taken for ordinary bytes: whether each is a record, and which one it is of."""
+    """Of all lines of some records, quotes taken for ordinary bytes.
+
+    Whether each is a record, and which one it is of.
+    """
     raw = [text[first:end] for first, end in records[:, :2].tolist()]
     buffer = np.frombuffer(b"\n".join(raw), np.uint8)
     capacity = int(records[:, 4].sum())

@@ -24,12 +24,12 @@ def batch_from_raw(
     Args:
         schema: of the dataset that the model was trained on.
         encoders: its ``EncodedDataset.encoders``.
-        columns: raw values by column, each of length B; ``None``, NaN or the empty string is missing. The label's column
-            may be absent (labels are then 0).
+        columns: raw values by column, each of length B; ``None``, NaN or the empty string is
+            missing. The label's column may be absent (labels are then 0).
 
     Raises:
-        DataError: a column absent or of another length, a value that is no single one, or no finite number where one is
-            needed.
+        DataError: a column absent or of another length, a value that is no single one, or no finite
+            number where one is needed.
     """
     lengths = {len(values) for values in columns.values()}
     needed = [column for column in schema.used_columns() if column != schema.label]
@@ -81,7 +81,8 @@ def _rows(
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
     """Rows of each feature in the schema's order, and ids a sample where some feature is multi-hot.
 
-    What can be done for all features at once is: a request of one sample has forty columns of one value.
+    What can be done for all features at once is: a request of one sample has forty columns of one
+    value.
     """
     features = schema.categorical
     binned, hashed = _binned(schema), [feature for feature in features if _is_hashed(feature)]

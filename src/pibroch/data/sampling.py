@@ -1,7 +1,7 @@
 """Draw ids from given distributions in constant time each (Walker's alias method), by counters instead of a state.
 
-The random number of a draw is a hash of (seed, stream, counter), so that any part of the data can be generated alone and
-chunks of any size give the same data.
+The random number of a draw is a hash of (seed, stream, counter), so that any part of the data can
+be generated alone and chunks of any size give the same data.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def draw_ids(
 ) -> NDArray[np.int32]:
     """Ids at counters ``first`` to ``first + count`` of a stream, int32 ``[count]``.
 
-    The high 32 bits choose a cell, the low 32 bits whether its own id is kept; tables of up to 2**32 rows.
+    The high 32 bits choose a cell, the low 32 bits whether its own id is kept; tables of up to
+    2**32 rows.
     """
     ids = np.empty(count, np.int32)
     num_rows, low = np.uint64(len(keep)), np.uint64(0xFFFFFFFF)

@@ -57,15 +57,18 @@ class CategoricalFeature(Section):
     Attributes:
         name: letters, digits, ``_`` and ``-``.
         column: the column it comes from.
-        encoding: ``vocabulary`` gives a row to each value seen in training, ``hash`` spreads all values over
-            ``num_buckets`` rows, ``integer`` takes whole numbers below ``num_buckets`` as they are.
+        encoding: ``vocabulary`` gives a row to each value seen in training, ``hash`` spreads all
+            values over ``num_buckets`` rows, ``integer`` takes whole numbers below ``num_buckets``
+            as they are.
         min_count: vocabulary: values seen less often in the training split are unknown.
         max_rows: vocabulary: at most this many rows, those of the most frequent values.
         num_buckets: hash and integer.
-        binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an encoding.
+        binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an
+            encoding.
         multi_hot: the column holds any number of values, separated by ``delimiter``.
         delimiter: one ASCII character.
-        characters: use only ``value[first:end]``, as the hour in ``yymmddhh``; ``0 <= first < end``, in characters.
+        characters: use only ``value[first:end]``, as the hour in ``yymmddhh``; ``0 <= first <
+            end``, in characters.
     """
 
     name: str
@@ -108,12 +111,13 @@ class Schema(Section):
         label: the column that holds 0 or 1.
         dense: the n dense features, in the order of ``JaggedBatch.dense``; may be empty.
         categorical: the F categorical features, in the order of ``JaggedBatch.keys``.
-        columns: names of all columns of a text file without header, ``None`` where the file has one.
+        columns: names of all columns of a text file without header, ``None`` where the file has
+            one.
         separator: one ASCII character between the columns of a text file.
         quotes: whether fields of a text file may stand in double quotes.
-        text_rules: the version of the rules by which typed values become text and ``characters`` are counted. What was
-            prepared before there were several has 1: whole floats keep their ``.0``, NaN is a value of its own in Parquet,
-            and ``characters`` are bytes.
+        text_rules: the version of the rules by which typed values become text and ``characters``
+            are counted. What was prepared before there were several has 1: whole floats keep their
+            ``.0``, NaN is a value of its own in Parquet, and ``characters`` are bytes.
     """
 
     label: str
@@ -133,7 +137,8 @@ class Schema(Section):
                 )
             if odd := [name for name in names if not _NAME.fullmatch(name)]:
                 raise ValueError(
-                    f"feature names of letters, digits, _ and -, not `{odd[0]}` (`column` may be any text)"
+                    f"feature names of letters, digits, _ and -, not `{odd[0]}` (`column` may be"
+                    " any text)"
                 )
         if not self.categorical:
             raise ValueError("at least one categorical feature")
@@ -141,7 +146,10 @@ class Schema(Section):
 
     @model_validator(mode="after")
     def _bytes_and_label(self) -> Self:
-        """What would read other bytes than it says, or the label; a model that was trained so goes on as it was."""
+        """What would read other bytes than it says, or the label.
+
+        A model that was trained so goes on as it was.
+        """
         if self.text_rules == 1:
             return self
         ordinary = "one ASCII character that is no quote and no end of a line"
@@ -156,13 +164,15 @@ class Schema(Section):
                 )
             if feature.delimiter == self.separator:
                 raise ValueError(
-                    f"a `delimiter` of `{feature.name}` that is not the `separator` {self.separator!r}"
+                    f"a `delimiter` of `{feature.name}` that is not the `separator`"
+                    f" {self.separator!r}"
                 )
         readers = [f.name for f in self.dense if f.column == self.label]
         readers += [f.name for f in self.categorical if f.column == self.label]
         if readers:
             raise ValueError(
-                f"features of other columns than the label `{self.label}`, which `{readers[0]}` would give away"
+                f"features of other columns than the label `{self.label}`, which `{readers[0]}`"
+                " would give away"
             )
         return self
 

@@ -1,7 +1,8 @@
 """How skewed the accesses to each Criteo table are, and a distribution with the same skew for a table of any size.
 
-The figures were measured on a 0.3 % uniform sample of the Criteo Kaggle log (137,139 rows): for each of C1 to C26 the
-number of distinct values and the share of accesses that go to the most frequent one, 0.1 % and 1 % of them.
+The figures were measured on a 0.3 % uniform sample of the Criteo Kaggle log (137,139 rows): for
+each of C1 to C26 the number of distinct values and the share of accesses that go to the most
+frequent one, 0.1 % and 1 % of them.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ CRITEO_SKEW = (
 def rank_probabilities(skew: Skew, num_rows: int) -> NDArray[np.float64]:
     """Probability of each rank, falling, float64 ``[num_rows]``.
 
-    The cumulative share is a power of the rank between the measured points (rank 1, 0.1 %, 1 %, 100 %), so that each
-    stretch is a Zipf law with its own exponent and the measured shares hold exactly at any table size. Points closer than
-    one rank are dropped.
+    The cumulative share is a power of the rank between the measured points (rank 1, 0.1 %, 1 %, 100
+    %), so that each stretch is a Zipf law with its own exponent and the measured shares hold
+    exactly at any table size. Points closer than one rank are dropped.
 
     >>> rank_probabilities(Skew(1000, 0.2, 0.2, 0.5), 1000)[:10].sum().round(6)
     np.float64(0.5)

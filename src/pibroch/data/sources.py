@@ -1,7 +1,9 @@
-"""Raw text files as pieces that hold whole records: plain, gzip and zstd, told apart by their first bytes.
+"""Raw text files as pieces that hold whole records.
 
-Memory is bounded by the piece, whatever the file's size. A piece says where the next one begins, so that reading can
-go on there in another process.
+Plain, gzip and zstd, told apart by their first bytes.
+
+Memory is bounded by the piece, whatever the file's size. A piece says where the next one begins, so
+that reading can go on there in another process.
 """
 
 from __future__ import annotations
@@ -114,10 +116,13 @@ class TextSource:
         ]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
-        """See :class:`RawSource`. Going on in a compressed file reads it from its start without parsing.
+        """See :class:`RawSource`.
+
+        Going on in a compressed file reads it from its start without parsing.
 
         Raises:
-            DataError: when the file is damaged or one record is longer than four pieces; names the line where it begins.
+            DataError: when the file is damaged or one record is longer than four pieces; names the
+                line where it begins.
         """
         start = max(start, self._start, key=lambda place: place.offset)
         with self.path.open("rb") as file:
@@ -130,7 +135,8 @@ class TextSource:
                 end = len(data) if is_last else self._records_end(data)
                 if end == 0 and not is_last and len(data) >= _LONGEST_RECORD_PIECES * piece_bytes:
                     raise DataError(
-                        f"a record of more than {len(data):,} bytes that begins in line {start.line + 1} of {self.path}",
+                        f"a record of more than {len(data):,} bytes that begins in line"
+                        f" {start.line + 1} of {self.path}",
                         "records of ordinary length",
                         "look there for an opening quote that is never closed",
                     )

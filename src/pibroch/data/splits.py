@@ -1,4 +1,7 @@
-"""Which samples train, validate and test: by time (their order), by a hash of their number, or all in one split."""
+"""Which samples train, validate and test.
+
+By time (their order), by a hash of their number, or all in one split.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Parsed pieces on disk between reading and encoding: what makes preparation resumable and its memory bounded.
+"""Parsed pieces on disk between reading and encoding.
 
-One ``.npz`` a piece, one column an array, so that counting reads one feature at a time. A line in ``pieces.jsonl`` says
-that a piece is whole; pieces without a line are written again. The spool takes about the space of the uncompressed text
-and is removed at the end.
+What makes preparation resumable and its memory bounded.
+
+One ``.npz`` a piece, one column an array, so that counting reads one feature at a time. A line in
+``pieces.jsonl`` says that a piece is whole; pieces without a line are written again. The spool
+takes about the space of the uncompressed text and is removed at the end.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Spool:
         return [text for piece in self.pieces for text in piece.bad][:count]
 
     def append(self, parsed: ParsedPiece, source: int, place: str, end: Place) -> None:
-        """Write a piece and note that it is whole; ``place`` goes before the number of a bad record's line or row.
+        """Write a piece and note that it is whole.
+
+        ``place`` goes before the number of a bad record's line or row.
 
         Raises:
             StorageError: when the disk refuses.

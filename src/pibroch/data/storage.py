@@ -27,7 +27,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(
             f"{error.strerror or error} while writing {path}",
             "a writable folder with enough space",
-            "free space or choose another --out, then run the same command again: finished parts are reused",
+            "free space or choose another --out, then run the same command again: finished parts"
+            " are reused",
         ) from error
 
 
@@ -87,7 +88,10 @@ def append_json_line(path: Path, content: object) -> None:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """The whole lines of a file; a last line that a killed writer left unfinished is cut off, a missing file has none."""
+    """The whole lines of a file.
+
+    A last line that a killed writer left unfinished is cut off, a missing file has none.
+    """
     if not path.exists():
         return []
     data = path.read_bytes()

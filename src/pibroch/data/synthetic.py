@@ -1,8 +1,10 @@
-"""Criteo-shaped data with a planted truth: as skewed as the real log, and the best possible AUC is known.
+"""Criteo-shaped data with a planted truth.
 
-Thirteen dense values, 26 categories; ids by the measured skew of each Criteo table (``skew``), labels from a
-factorisation machine (``planted``), the optimum written to ``truth.json`` and the manifest (``truth``). Rows of a table
-are ordered by popularity.
+As skewed as the real log, and the best possible AUC is known.
+
+Thirteen dense values, 26 categories; ids by the measured skew of each Criteo table (``skew``),
+labels from a factorisation machine (``planted``), the optimum written to ``truth.json`` and the
+manifest (``truth``). Rows of a table are ordered by popularity.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ _DENSE_MISSING = (
     0.214,
 )
 _LARGEST_PAIRED = 60
-"""Criteo tables of up to this many values interact: their pairs are seen often enough to be learned."""
+"""Criteo tables of up to this many values interact.
+
+Their pairs are seen often enough to be learned.
+"""
 _LONGEST_BAG = 2 * max(_BAG_LENGTHS)
 
 
@@ -73,7 +78,8 @@ class SyntheticOptions:
         table_rows: instead, all 26 tables of this size.
         multi_hot: every third category holds zero to several ids.
         split: which samples train, validate and test.
-        groups: of features that interact with each other and with no others; then small tables all do. 0 for none.
+        groups: of features that interact with each other and with no others; then small tables all
+            do. 0 for none.
     """
 
     num_samples: int
@@ -86,7 +92,9 @@ class SyntheticOptions:
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
-    """The planted groups of features by name, in no order that their numbers tell; none when none are planted.
+    """The planted groups of features by name, in no order that their numbers tell.
+
+    None when none are planted.
 
     >>> planted_groups(SyntheticOptions(1, groups=9))[0]
     ['C25', 'C3', 'C21']
@@ -233,7 +241,10 @@ class Generator:
         return replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
 
     def _dense(self, first: int, count: int) -> NDArray[np.float32]:
-        """Transformed dense values ``[count, n]``: log(1 + floor(x)) with exponential logarithms, 0 where missing."""
+        """Transformed dense values ``[count, n]``.
+
+        log(1 + floor(x)) with exponential logarithms, 0 where missing.
+        """
         columns = []
         keys = self._keys[2 * len(self.num_rows) :]
         for i, (mean, missing) in enumerate(zip(_DENSE_MEANS, _DENSE_MISSING, strict=True)):

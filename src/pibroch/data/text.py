@@ -1,8 +1,8 @@
 """Kernels over raw text: find the fields of delimited lines, hash them, read numbers from them.
 
-Text is uint8; a field is ``[start, end)`` in it. R records, W wanted columns. The same kernels serve preparation and
-serving, so a value has one code for ever: 64-bit FNV-1a of its bytes, finished with murmur3's mixing so
-that every bit depends on every byte.
+Text is uint8; a field is ``[start, end)`` in it. R records, W wanted columns. The same kernels
+serve preparation and serving, so a value has one code for ever: 64-bit FNV-1a of its bytes,
+finished with murmur3's mixing so that every bit depends on every byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ NOT_CLOSED, TEXT_AFTER_QUOTE = 1, 2
 
 @kernel
 def complete_records_end(text: Bytes, separator: int) -> int:
-    """End of the last complete record of quoted text, 0 when there is none: a newline inside quotes ends nothing.
+    """End of the last complete record of quoted text, 0 when there is none.
+
+    A newline inside quotes ends nothing.
 
     Reads quotes as :func:`find_fields` does, so that both see the same records.
     """
@@ -66,7 +68,9 @@ def find_fields(
     bounds: Positions,
     records: Positions,
 ) -> int:
-    """Find the wanted fields of each record; quoted fields are unescaped in place. Blank lines are skipped.
+    """Find the wanted fields of each record; quoted fields are unescaped in place.
+
+    Blank lines are skipped.
 
     Ends early where the results have no room for more records.
 
@@ -76,9 +80,10 @@ def find_fields(
         quotes: whether a field may stand in double quotes.
         wanted: for each column of the file its place among the wanted ones or -1, int64 ``[C]``.
         bounds: out, starts and ends, ``[R, W, 2]``.
-        records: out, per record its first byte, one past its last byte, its number of columns, its first line, its number of
-            lines, and what is wrong with its quotes: 0 for nothing, ``NOT_CLOSED`` before the text ends, or
-            ``TEXT_AFTER_QUOTE`` of a field with newlines; ``[R, 6]``.
+        records: out, per record its first byte, one past its last byte, its number of columns, its
+            first line, its number of lines, and what is wrong with its quotes: 0 for nothing,
+            ``NOT_CLOSED`` before the text ends, or ``TEXT_AFTER_QUOTE`` of a field with newlines;
+            ``[R, 6]``.
 
     Returns:
         The number of records.
@@ -173,7 +178,9 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
 def cut_characters(
     text: Bytes, starts: Positions, ends: Positions, first: int, end: int
 ) -> tuple[Positions, Positions]:
-    """Starts and ends of characters ``first`` to ``end`` of each field; one that is shorter gives what it has.
+    """Starts and ends of characters ``first`` to ``end`` of each field.
+
+    One that is shorter gives what it has.
 
     A byte that does not continue a character of UTF-8 begins one, so that no text is refused.
     """
@@ -201,7 +208,8 @@ def split_items(
         starts: of the fields.
         ends: of the fields.
         delimiter: stands between the items of a field; an empty field has none.
-        ended: the delimiter stands after each item instead, so that one empty item differs from none.
+        ended: the delimiter stands after each item instead, so that one empty item differs from
+            none.
     """
     total, lengths = 0, np.zeros(len(starts), np.int64)
     for record in range(len(starts)):

@@ -1,6 +1,7 @@
 """Numbers to what a model reads, by formulas that depend on nothing but the value itself.
 
-Training days, later days and serving therefore see the same number for the same input (decision 4 of the foundation).
+Training days, later days and serving therefore see the same number for the same input (decision 4
+of the foundation).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def transform_dense(
 ) -> NDArray[np.float32]:
     """What a model reads for dense values; NaN means missing.
 
-    ``log`` is ``sign(x) * log1p(|x|)``: monotonic, odd, and linear near zero. Missing becomes 0, infinities the nearest
-    finite number, so the result is finite for every input. ``identity`` only does the latter two.
+    ``log`` is ``sign(x) * log1p(|x|)``: monotonic, odd, and linear near zero. Missing becomes 0,
+    infinities the nearest finite number, so the result is finite for every input. ``identity`` only
+    does the latter two.
 
     >>> transform_dense(np.array([0.0, np.e - 1, 1 - np.e, np.nan, -np.inf])).round(1).tolist()
     [0.0, 1.0, -1.0, 0.0, -709.7999877929688]
@@ -46,9 +48,9 @@ def transform_dense(
 def log_bin_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Table rows for numbers used as categories; NaN means missing.
 
-    Below zero the whole numbers -1, -2 and "-3 or less" have a bin each, 0 (up to 1) has one, 1 (up to 2) has one, and
-    from 2 on the bin is ``floor(log(x)²)``, at most 1024: fine for small counts, coarse for large ones, and the same for
-    every file.
+    Below zero the whole numbers -1, -2 and "-3 or less" have a bin each, 0 (up to 1) has one, 1 (up
+    to 2) has one, and from 2 on the bin is ``floor(log(x)²)``, at most 1024: fine for small counts,
+    coarse for large ones, and the same for every file.
 
     >>> log_bin_rows(np.array([np.nan, -9, -2, -1, 0, 1, 2, 3, 10, 1e300])).tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 12, 1031]

@@ -1,4 +1,7 @@
-"""The best that any model can do on generated data, in bounded memory: from the true logits, sample by sample."""
+"""The best that any model can do on generated data, in bounded memory.
+
+From the true logits, sample by sample.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ _LIMIT = 16.0
 class TruthMeter:
     """Metrics of a model that knows the true logits.
 
-    Ranks by a fine histogram of logits (ties inside a bin of 0.00024 count half), so its AUC is exact to about 1e-8.
+    Ranks by a fine histogram of logits (ties inside a bin of 0.00024 count half), so its AUC is
+    exact to about 1e-8.
     """
 
     def __init__(self) -> None:

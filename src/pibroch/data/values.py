@@ -1,7 +1,7 @@
 """From a single value to its text: the one function that every reader of typed values uses.
 
-A Parquet column becomes text by the expressions of :mod:`pibroch.data.parquet`, which give the same. The table of types
-is in ``docs/data.md``.
+A Parquet column becomes text by the expressions of :mod:`pibroch.data.parquet`, which give the
+same. The table of types is in ``docs/data.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 TEXT_RULES: Final = 2
-"""The version of these rules. Version 1 wrote 12.0 as ``12.0`` and NaN as ``NaN``; see ``Schema.text_rules``."""
+"""The version of these rules.
+
+Version 1 wrote 12.0 as ``12.0`` and NaN as ``NaN``; see ``Schema.text_rules``.
+"""
 _POINT_PLACES = 5
 """A number below 1e-5 has an exponent."""
 NO_TEXT = (TypeError, ValueError, OverflowError)
@@ -23,7 +26,9 @@ _NO_LIST = (str, bytes, bytearray, memoryview, Mapping)
 
 
 def text_of(value: object, rules: int = TEXT_RULES) -> bytes:
-    """A single value as a text file would hold it; bytes are such a text, ``None`` and NaN are empty.
+    """A single value as a text file would hold it.
+
+    Bytes are such a text, ``None`` and NaN are empty.
 
     Raises:
         TypeError: for what is no single value.
@@ -41,7 +46,10 @@ def text_of(value: object, rules: int = TEXT_RULES) -> bytes:
 
 
 def is_list(value: object) -> bool:
-    """Whether a value holds several: a list, a tuple, a set, an array or a tensor of one dimension, and the like."""
+    """Whether a value holds several.
+
+    A list, a tuple, a set, an array or a tensor of one dimension, and the like.
+    """
     if isinstance(value, (list, tuple)):
         return True
     return (
@@ -138,4 +146,7 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
     datetime.time: _of_date,
     decimal.Decimal: _of_decimal,
 }
-"""By type, a type before those that it is derived from: a truth value is an integer, a moment a day."""
+"""By type, a type before those that it is derived from.
+
+A truth value is an integer, a moment a day.
+"""

@@ -1,4 +1,7 @@
-"""What turns raw values into rows, apart from the samples that it was counted on: a schema and its dictionaries."""
+"""What turns raw values into rows, apart from the samples that it was counted on.
+
+A schema and its dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,12 @@ class Vocabularies:
 
     Attributes:
         schema: the features.
-        fingerprint: of the data sets that are encoded with it, see :func:`pibroch.data.writer.fingerprint`.
-        codes: by feature, the codes of rows 2, 3, ... as uint64; features whose rows the schema alone decides have none.
-        slots: by feature, the index that finds codes, where it was made before; see :func:`pibroch.data.encode.index_of`.
+        fingerprint: of the data sets that are encoded with it, see
+            :func:`pibroch.data.writer.fingerprint`.
+        codes: by feature, the codes of rows 2, 3, ... as uint64; features whose rows the schema
+            alone decides have none.
+        slots: by feature, the index that finds codes, where it was made before; see
+            :func:`pibroch.data.encode.index_of`.
     """
 
     schema: Schema
@@ -48,8 +54,14 @@ class Vocabularies:
         Raises:
             DataError: when a feature that needs a dictionary has none.
         """
-        return Encoders({
-            feature.name: FeatureEncoder(
-                feature, self.codes.get(feature.name), self.slots.get(feature.name), self.schema.text_rules
-            ) for feature in self.schema.categorical
-        })  # fmt: skip
+        return Encoders(
+            {
+                feature.name: FeatureEncoder(
+                    feature,
+                    self.codes.get(feature.name),
+                    self.slots.get(feature.name),
+                    self.schema.text_rules,
+                )
+                for feature in self.schema.categorical
+            }
+        )

@@ -29,7 +29,9 @@ def count_table(
     memory_codes: int,
     known: NDArray[np.uint64] | None = None,
 ) -> int:
-    """Write the table of one feature below ``work/dataset`` unless it is there; returns its number of rows.
+    """Write the table of one feature below ``work/dataset`` unless it is there.
+
+    Returns its number of rows.
 
     Args:
         spool: all pieces.

@@ -1,4 +1,6 @@
-"""Writes an encoded dataset: samples in order, split by split, then the manifest that makes the folder a dataset.
+"""Writes an encoded dataset.
+
+Samples in order, split by split, then the manifest that makes the folder a dataset.
 
 Layout of the folder, all arrays raw and little-endian::
 
@@ -118,7 +120,10 @@ class DatasetWriter:
     def write_table(
         self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
     ) -> None:
-        """Write what is known of one table: accesses of each row in training and, for a vocabulary, its codes."""
+        """Write what is known of one table.
+
+        Accesses of each row in training and, for a vocabulary, its codes.
+        """
         write_table(self.folder, feature, counts, codes)
 
     def finish(
@@ -190,7 +195,10 @@ def write_table(
 
 
 def fingerprint(schema: Schema, num_rows: dict[str, int], folder: Path) -> str:
-    """A hash over what a checkpoint depends on: features, their encoding, table sizes and vocabularies."""
+    """A hash over what a checkpoint depends on.
+
+    Features, their encoding, table sizes and vocabularies.
+    """
     content: dict[str, object] = {
         "dense": [feature.model_dump() for feature in schema.dense],
         "categorical": [feature.model_dump() for feature in schema.categorical],

@@ -1,4 +1,7 @@
-"""Tables on disk, in as many parts as they lie in pieces; a checkpoint knows nothing of plans, shards or ranks."""
+"""Tables on disk, in as many parts as they lie in pieces.
+
+A checkpoint knows nothing of plans, shards or ranks.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ class SavedTable:
     Attributes:
         num_rows: of the whole table.
         dim: columns of its weights.
-        state: floats in a row of each field of optimizer state; as many as ``dim`` means one for each column.
+        state: floats in a row of each field of optimizer state; as many as ``dim`` means one for
+            each column.
         parts: what was written, later ones over earlier ones.
     """
 
@@ -118,7 +122,9 @@ def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, Sa
 
 
 def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> dict[Extent, str]:
-    """A name for each part of a checkpoint: the table's for the only one, e.g. ``C1@0-of-4`` for one of several.
+    """A name for each part of a checkpoint: the table's for the only one, e.g.
+
+    ``C1@0-of-4`` for one of several.
 
     ``@`` stands in no quoted name, so that no table can take another's name.
 
@@ -160,7 +166,8 @@ def save_tables(
         folder: exists.
         views: the pieces that are here.
         names: of the parts, see :func:`part_names`.
-        only_touched: write the rows that the pieces mark as touched, as ``<name>@delta``; nothing where there are none.
+        only_touched: write the rows that the pieces mark as touched, as ``<name>@delta``; nothing
+            where there are none.
 
     Raises:
         TrainingError: when a number is NaN or infinite.
@@ -182,8 +189,9 @@ def save_tables(
 def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
     """Fill pieces, however they are cut, from a checkpoint whose files were verified.
 
-    Reads weights, and what optimizer state the pieces have room for. Where touched rows are tracked, all are marked.
-    Memory does not grow with the tables; time grows with the bytes of the parts that have rows of the pieces.
+    Reads weights, and what optimizer state the pieces have room for. Where touched rows are
+    tracked, all are marked. Memory does not grow with the tables; time grows with the bytes of the
+    parts that have rows of the pieces.
 
     Raises:
         CheckpointError: when a tensor is missing or of another shape.
@@ -247,12 +255,16 @@ def check_tables_match(
     Args:
         saved: by name.
         wanted: by name.
-        same_state: whether all optimizer state must be the same; otherwise what is wanted must be there.
+        same_state: whether all optimizer state must be the same; otherwise what is wanted must be
+            there.
 
     Raises:
         CheckpointError: names the first table that differs, with both sizes.
     """
-    do = "load a checkpoint trained on this dataset, or prepare the data with the schema that it was trained on"
+    do = (
+        "load a checkpoint trained on this dataset, or prepare the data with the schema that it was"
+        " trained on"
+    )
     for name in [*wanted, *saved]:
         if name not in saved or name not in wanted:
             got, need = (

@@ -1,6 +1,9 @@
-"""Embeddings that are pooled lie side by side in one tensor ``[B, S]``, whatever their dims: where each reader's are.
+"""Embeddings that are pooled lie side by side in one tensor ``[B, S]``, whatever their dims.
 
-A lookup writes there, and an update reads the gradients from there, so that nothing is put together or taken apart.
+Where each reader's are.
+
+A lookup writes there, and an update reads the gradients from there, so that nothing is put together
+or taken apart.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ class Columns:
 
     @cached_property
     def unit(self) -> int:
-        """Columns in which all is counted: a gradient ``[B, S]`` seen as ``[N, unit]`` has whole rows of each reader's."""
+        """Columns in which all is counted.
+
+        A gradient ``[B, S]`` seen as ``[N, unit]`` has whole rows of each reader's.
+        """
         return gcd(self.width, self.dim, *self.first.tolist())
 
     @cached_property
@@ -51,7 +57,10 @@ class Columns:
         return self.width // self.unit
 
     def part(self, places: Sequence[int], first_columns: Sequence[int], dim: int) -> Columns:
-        """Of the readers at these places a block of columns each: those from ``first_columns`` of the table on."""
+        """Of the readers at these places a block of columns each.
+
+        Those from ``first_columns`` of the table on.
+        """
         return Columns(
             self.width, dim, self.first[list(places)] + np.array(first_columns, np.int64)
         )

@@ -1,4 +1,6 @@
-"""Rows that changed since another checkpoint, in files of their own; a long row of such files becomes one.
+"""Rows that changed since another checkpoint, in files of their own.
+
+A long row of such files becomes one.
 
 A delta lists its rows, rising; of a row that several deltas have, the last one counts.
 """
@@ -36,7 +38,9 @@ class Chain:
 
 
 def write_deltas(folder: Path, name: str, views: Sequence[PieceView]) -> list[WrittenPart]:
-    """Write pieces of listed rows into the checkpoint ``folder`` as deltas; those without rows leave nothing.
+    """Write pieces of listed rows into the checkpoint ``folder`` as deltas.
+
+    Those without rows leave nothing.
 
     Args:
         folder: has a folder for tables.
@@ -58,7 +62,9 @@ def write_deltas(folder: Path, name: str, views: Sequence[PieceView]) -> list[Wr
 
 
 def chains(tables: Mapping[str, SavedTable]) -> list[Chain]:
-    """The deltas that can become one: of each table those of the same columns, unless others overlap with these.
+    """The deltas that can become one.
+
+    Of each table those of the same columns, unless others overlap with these.
 
     >>> one, two = (SavedPart(name, (0, 4), None, True) for name in "ab")
     >>> half = SavedPart("c", (0, 2), None, True)
@@ -79,7 +85,9 @@ def chains(tables: Mapping[str, SavedTable]) -> list[Chain]:
 
 
 def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:
-    """Write one delta in place of several; memory grows with the number of rows, by some 30 bytes each.
+    """Write one delta in place of several.
+
+    Memory grows with the number of rows, by some 30 bytes each.
 
     Args:
         chain: what becomes one.
@@ -120,7 +128,10 @@ def _newest(
     owner: Array,
     width: tuple[int, ...],
 ) -> Iterator[Array]:
-    """A tensor's rows of the union, each from the file that owns it. Rows rise in all files, so that each is read once."""
+    """A tensor's rows of the union, each from the file that owns it.
+
+    Rows rise in all files, so that each is read once.
+    """
     rows_per_chunk = rows_that_fit(4 * int(np.prod(width, dtype=np.int64)))
     for start in range(0, len(union), rows_per_chunk):
         wanted, owners = (

@@ -24,7 +24,8 @@ class TableGroup:
         space: of these tables.
         optimizer: of all their rows.
         places: of the space's readers, their places among the readers of all tables.
-        columns: where these have their embeddings among those of all tables that are pooled; ``None`` where they are not.
+        columns: where these have their embeddings among those of all tables that are pooled;
+            ``None`` where they are not.
     """
 
     space: RowSpace
@@ -41,7 +42,8 @@ def optimizers_of(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, S
         optimizer: of all tables, or by table name, ``""`` for those not named.
 
     Raises:
-        ConfigError: for what is no sparse optimizer, a table without one, or one for a table that is not there.
+        ConfigError: for what is no sparse optimizer, a table without one, or one for a table that
+            is not there.
     """
     chosen = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
     for each in chosen.values():
@@ -93,7 +95,8 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
             and not isinstance(chosen, Frozen)
         ):
             raise ConfigError(
-                f"table {table.name!r} of {table.dtype} with {type(chosen).__name__}, which has no narrow_kernel",
+                f"table {table.name!r} of {table.dtype} with {type(chosen).__name__}, which has no"
+                " narrow_kernel",
                 "a table of float32, or another optimizer",
             )
         kind = table.dim, table.pooling == "none", table.dtype, chosen
@@ -116,7 +119,9 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
 
 
 def names_of_readers(tables: Sequence[Table]) -> tuple[str, ...]:
-    """What each reader's embeddings are called: by the feature, or ``feature@table`` where it reads several tables.
+    """What each reader's embeddings are called.
+
+    By the feature, or ``feature@table`` where it reads several tables.
 
     Example:
         >>> names_of_readers([Table("wide", 9, 1, features=("user", "item")), Table("user", 9, 8)])

@@ -1,7 +1,9 @@
-"""Initial weights as a function of seed, table and element alone: any shard can make any row, and all make the same.
+"""Initial weights as a function of seed, table and element alone.
 
-Element ``e`` of a table draws its numbers from SplitMix64 (Steele et al. 2014) at counter ``e``, so no generator has to be
-stepped through the rows before it.
+Any shard can make any row, and all make the same.
+
+Element ``e`` of a table draws its numbers from SplitMix64 (Steele et al. 2014) at counter ``e``, so
+no generator has to be stepped through the rows before it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform in ``[center - bound, center + bound)``; without a bound, ``1 / sqrt(num_rows)`` as the reference dlrm does."""
+    """Uniform in ``[center - bound, center + bound)``.
+
+    Without a bound, ``1 / sqrt(num_rows)`` as the reference dlrm does.
+    """
 
     bound: float | None = None
     center: float = 0.0

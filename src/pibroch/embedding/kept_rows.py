@@ -1,10 +1,11 @@
 """A shard as it was at a step, in memory that outlives the process that trains it.
 
-Two things lie there: all rows as they were at one step (the copy), and those that were updated between it and a later one (the
-journal). A cut first brings the journal's rows into the copy, if a thread beside training has not done so since the last one,
-then writes a new journal. Whatever is killed in between, one of
-the two is whole: a journal may be brought into the copy again, and one that was not finished does not count. Processes that
-make their cuts at the same steps, each after all have finished the one before, always have a step in common.
+Two things lie there: all rows as they were at one step (the copy), and those that were updated
+between it and a later one (the journal). A cut first brings the journal's rows into the copy, if a
+thread beside training has not done so since the last one, then writes a new journal. Whatever is
+killed in between, one of the two is whole: a journal may be brought into the copy again, and one
+that was not finished does not count. Processes that make their cuts at the same steps, each after
+all have finished the one before, always have a step in common.
 
 R rows, W floats in a record.
 """
@@ -26,7 +27,10 @@ from pibroch.kernels.route import numba as routing
 
 HEAD_BYTES = 4096
 STEPS = slice(0, 2)
-"""Words of the head: the steps that are there, each plus one; 0 for none. Of rows those of the copy and of the journal."""
+"""Words of the head: the steps that are there, each plus one; 0 for none.
+
+Of rows those of the copy and of the journal.
+"""
 COPY, JOURNAL, JOURNAL_ROWS = range(3)
 MARKS = slice(3, 5)
 """Whose marks lie where, by step plus one."""
@@ -111,7 +115,10 @@ class KeptRows:
         return steps_in(self._head.view(np.uint8))
 
     def begin(self, step: int) -> None:
-        """Keep all rows as they are after a step, and mark from now on which ones are updated. Time grows with all rows."""
+        """Keep all rows as they are after a step, and mark from now on which ones are updated.
+
+        Time grows with all rows.
+        """
         with self._is_writing:
             self._head[:] = 0
             _copy(self._shard.records, self._copy)
@@ -124,7 +131,9 @@ class KeptRows:
         self._track()
 
     def cut(self, step: int) -> None:
-        """Keep the rows as they are after a step. Time grows with the rows that were updated since the last one.
+        """Keep the rows as they are after a step.
+
+        Time grows with the rows that were updated since the last one.
 
         Every process must have finished its last cut.
         """
@@ -179,7 +188,10 @@ class KeptRows:
         self._head[JOURNAL] = 0
 
     def _write_marks(self, step: int) -> None:
-        """Those of rows that checkpoints are to write; of a cut that is being written, too, as it may fail."""
+        """Those of rows that checkpoints are to write.
+
+        Of a cut that is being written, too, as it may fail.
+        """
         others = self._head[MARKS]
         slot = int(np.argmin(others))
         others[slot] = 0

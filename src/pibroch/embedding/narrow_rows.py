@@ -15,7 +15,9 @@ from pibroch.kernels.narrow import naive, numba
 
 
 class NarrowRows:
-    """Bfloat16 numbers in memory, a :class:`~pibroch.embedding.RowArray`: reads give copies, writes are rounded to the nearest.
+    """Bfloat16 numbers in memory, a :class:`~pibroch.embedding.RowArray`.
+
+    Reads give copies, writes are rounded to the nearest.
 
     What was read is exact, so writing it back changes nothing.
 

@@ -1,7 +1,7 @@
 """Sparse optimizers: what they keep in a row's record, and the kernel that applies them.
 
-Formulas stand in :mod:`pibroch.kernels.scatter_update.naive`. Only rows that a batch touches move, decay or age; Adam's bias
-correction counts global steps, as ``torch.optim.SparseAdam``.
+Formulas stand in :mod:`pibroch.kernels.scatter_update.naive`. Only rows that a batch touches move,
+decay or age; Adam's bias correction counts global steps, as ``torch.optim.SparseAdam``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ class SparseOptimizer(ABC):
     Attributes:
         lr: learning rate; schedules change it between steps through ``Embeddings.learning_rate``.
         weight_decay: L2, added to the gradient of touched rows ("embedding regularisation").
-        decoupled: whether ``weight_decay`` shrinks touched rows by ``lr * weight_decay`` instead (Loshchilov and Hutter 2019).
+        decoupled: whether ``weight_decay`` shrinks touched rows by ``lr * weight_decay`` instead
+            (Loshchilov and Hutter 2019).
         max_row_norm: a row's combined gradient is clipped to this norm; ``None`` for never.
-        max_element: each element of it is clipped to plus or minus this, before its norm; ``None`` for never.
-        average: decay of a moving average of the weights that records keep beside the weights, for evaluation and serving
-            (``Embeddings.averaged``); ``None`` for none. Costs D + 1 floats a row; steps are counted to 2**24.
+        max_element: each element of it is clipped to plus or minus this, before its norm; ``None``
+            for never.
+        average: decay of a moving average of the weights that records keep beside the weights, for
+            evaluation and serving (``Embeddings.averaged``); ``None`` for none. Costs D + 1 floats
+            a row; steps are counted to 2**24.
     """
 
     lr: float
@@ -67,7 +70,10 @@ class SparseOptimizer(ABC):
         """Floats that the optimizer's own state fields take in a record, in their order after the weights."""
 
     def state_fields(self, dim: int) -> dict[str, int]:
-        """Floats that each state field takes in a record: the moments, then the moving average and its step."""
+        """Floats that each state field takes in a record.
+
+        The moments, then the moving average and its step.
+        """
         return self.moments(dim) | (
             {"average": dim, "averaged_at": 1} if self.average is not None else {}
         )

@@ -1,6 +1,7 @@
 """Parts of tables on disk: some rows times some columns, in a safetensors file of their own.
 
-A reader takes from every part the rows and columns that it wants, so what was cut in one way loads into pieces cut in another.
+A reader takes from every part the rows and columns that it wants, so what was cut in one way loads
+into pieces cut in another.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class SavedPart:
     Attributes:
         file: path inside the checkpoint, holding ``weight`` and the fields of optimizer state.
         columns: first and last + 1 of the weights' columns.
-        rows: start, stop and step of the rows' ids; ``None`` when the file lists them, rising, as ``row_ids``.
+        rows: start, stop and step of the rows' ids; ``None`` when the file lists them, rising, as
+            ``row_ids``.
         is_delta: whether these are the rows that were touched since the last full checkpoint.
     """
 
@@ -103,7 +105,9 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
 
 
 def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
-    """Fill what a piece and a part have in common: weights, and each field of optimizer state that the piece has room for.
+    """Fill what a piece and a part have in common.
+
+    Weights, and each field of optimizer state that the piece has room for.
 
     Args:
         folder: the checkpoint.

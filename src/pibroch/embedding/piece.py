@@ -1,4 +1,7 @@
-"""The part of a table that a shard holds: some rows, some columns. Whoever moves or saves rows works piece by piece."""
+"""The part of a table that a shard holds: some rows, some columns.
+
+Whoever moves or saves rows works piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +78,10 @@ class PieceView:
     Attributes:
         piece: which part of which table.
         weights: float32 ``[rows, columns]``.
-        state: optimizer state by field, each ``[rows, floats]``: a field of a number for each column has the piece's columns,
-            a field of one number a row has it whole.
-        touched: bool ``[rows]``, set where a row was updated since it was last cleared; ``None`` when nobody asked for it.
+        state: optimizer state by field, each ``[rows, floats]``: a field of a number for each
+            column has the piece's columns, a field of one number a row has it whole.
+        touched: bool ``[rows]``, set where a row was updated since it was last cleared; ``None``
+            when nobody asked for it.
     """
 
     piece: Piece
@@ -109,7 +113,10 @@ class KeptShard(Protocol):
 
 
 class Shard(Protocol):
-    """Row records that a process holds, or has in its care elsewhere: what saves, loads and moves rows needs to know of it."""
+    """Row records that a process holds, or has in its care elsewhere.
+
+    What saves, loads and moves rows needs to know of it.
+    """
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -135,10 +142,19 @@ class Shard(Protocol):
         """As if all rows had been updated since the last cut."""
 
     def cut(self) -> Shard | None:
-        """The rows updated since the last cut as they are now, whatever becomes of them; ``None`` without memory for them."""
+        """The rows updated since the last cut as they are now, whatever becomes of them.
+
+        ``None`` without memory for them.
+        """
 
     def end_cut(self, is_saved: bool) -> None:
-        """The last cut is not needed any more; where it was not saved, its rows belong to the next one."""
+        """The last cut is not needed any more.
+
+        Where it was not saved, its rows belong to the next one.
+        """
 
     def kept(self, key: str, tag: str) -> KeptShard | None:
-        """These rows in memory that outlives the process that has them; ``None`` where there is none."""
+        """These rows in memory that outlives the process that has them.
+
+        ``None`` where there is none.
+        """

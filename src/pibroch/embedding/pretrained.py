@@ -1,7 +1,7 @@
 """Weights from outside: arrays, ``.npy``, safetensors and Parquet files, streamed into the pieces of a table.
 
-What is read at a time does not grow with the table. A source is read twice: once to see that all of it is right, before
-anything is written, and once into the rows.
+What is read at a time does not grow with the table. A source is read twice: once to see that all of
+it is right, before anything is written, and once into the rows.
 """
 
 from __future__ import annotations
@@ -119,16 +119,20 @@ def load_weights(
     ids: object = None,
     step: int = 0,
 ) -> None:
-    """Write weights from outside to the pieces of a table that are here; optimizer state stays as it is.
+    """Write weights from outside to the pieces of a table that are here.
+
+    Optimizer state stays as it is.
 
     Args:
         views: the pieces that are here; those of other tables are left alone.
         table: whose rows they are.
-        source: numbers ``[rows, D]``: an array or tensor, or the path of a ``.npy``, ``.safetensors`` or ``.parquet`` file.
-        tensor: which tensor of a safetensors file, or which column of lists of a Parquet file; may be left out where there is
-            one. A Parquet file may also have a column of numbers for each weight.
-        ids: the row of each row of the source, where these are not all rows in their order: int64 ``[rows]``, or the name of
-            a Parquet file's column.
+        source: numbers ``[rows, D]``: an array or tensor, or the path of a ``.npy``,
+            ``.safetensors`` or ``.parquet`` file.
+        tensor: which tensor of a safetensors file, or which column of lists of a Parquet file; may
+            be left out where there is one. A Parquet file may also have a column of numbers for
+            each weight.
+        ids: the row of each row of the source, where these are not all rows in their order: int64
+            ``[rows]``, or the name of a Parquet file's column.
         step: of the module, as of which moving averages begin anew.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Tables whose rows are alike laid end to end (OPER's all-in-one table): a row id is global in the row space."""
+"""Tables whose rows are alike laid end to end (OPER's all-in-one table).
+
+A row id is global in the row space.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ class RowSpace:
         is_pooled: whether a lookup gives a vector for each bag; otherwise for each id.
         first_row: by table name.
         num_rows: of all tables together.
-        features: of each of the F readers, a pair of a table and a feature that reads it, the feature; in the order of the
-            tables. One that reads several tables is there several times.
+        features: of each of the F readers, a pair of a table and a feature that reads it, the
+            feature; in the order of the tables. One that reads several tables is there several
+            times.
         first_row_of_feature: int64 ``[F]``.
         num_rows_of_feature: int64 ``[F]``.
         mean_of_feature: bool ``[F]``, whether bags are averaged.
@@ -35,9 +39,10 @@ class RowSpace:
         kinds = sorted({(table.dim, table.pooling == "none", table.dtype) for table in tables})
         if len(kinds) > 1:
             raise ConfigError(
-                f"one row space of tables of dim {[dim for dim, *_ in kinds]}", "one dim and dtype, all pooled or none",
+                f"one row space of tables of dim {[dim for dim, *_ in kinds]}",
+                "one dim and dtype, all pooled or none",
                 "let embedding.group_tables put tables together",
-            )  # fmt: skip
+            )
         self.tables = tuple(tables)
         self.dim, self.is_pooled, self.dtype = kinds[0][0], not kinds[0][1], kinds[0][2]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)])

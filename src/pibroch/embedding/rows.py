@@ -48,7 +48,10 @@ def rising(num_ids: int) -> NDArray[np.int32]:
 
 
 def even_bounds(grouped: Grouped) -> list[int]:
-    """Bounds that give each thread whole rows and about as many ids: a hot row counts for all its ids."""
+    """Bounds that give each thread whole rows and about as many ids.
+
+    A hot row counts for all its ids.
+    """
     num_rows, num_ids = len(grouped.rows), len(grouped.order)
     parts = max(1, min(parallel.num_threads(), num_rows // ROWS_PER_THREAD))
     targets = [num_ids * part // parts for part in range(1, parts)]
@@ -69,9 +72,12 @@ class ReadableRows(Protocol):
 
 
 def read_rows(
-    shard: ReadableRows, optimizer: SparseOptimizer, row_ids: NDArray[np.int64], averaged_at: int | None,
+    shard: ReadableRows,
+    optimizer: SparseOptimizer,
+    row_ids: NDArray[np.int64],
+    averaged_at: int | None,
     out: Records | None = None,
-) -> Records:  # fmt: skip
+) -> Records:
     """Weights of rows ``[V, D]``, in ``out`` if given, or their moving averages as of a step where the optimizer keeps some."""
     if out is None:
         out = np.empty((len(row_ids), shard.dim), np.float32)
@@ -124,7 +130,10 @@ def update_rows(
 def _rounding(
     shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int
 ) -> Rounding:
-    """How the weights of a step's rows are rounded: by numbers that depend on the step and on columns of whole tables."""
+    """How the weights of a step's rows are rounded.
+
+    By numbers that depend on the step and on columns of whole tables.
+    """
     first_columns = shard.first_columns(rows)
     num_columns = shard.dim + int(first_columns.max(initial=0))
     keys = np.empty(num_columns if ROUNDS_STOCHASTICALLY else 0, np.uint32)

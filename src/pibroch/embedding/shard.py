@@ -28,7 +28,10 @@ from pibroch.observability.memory import free_memory, most_that_fits
 
 ROWS_PER_FILL = 1 << 18
 UNTOUCHED, MOVED, UPDATED = range(3)
-"""Of a row that is to have another home: nothing happened to it yet; it is there as it is here; it was updated since."""
+"""Of a row that is to have another home: nothing happened to it yet; it is there as it is here.
+
+It was updated since.
+"""
 MakeRoom = Callable[[int, int], Records]
 """Makes float32 ``[rows, floats]`` that begins with a cache line; what is in it does not matter."""
 
@@ -75,18 +78,30 @@ class MemoryShard:
         dtype: of the weights; two bfloat16 lie in one float of the record.
         fields: floats of each field of optimizer state, which follow the weights.
         records: float32 ``[num_rows, record_width]``.
-        space: float32 ``[num_rows + spare_rows, record_width]``: the records, then room that takes no memory until used.
-        stored, stored_space: the same in the type of the weights, see :data:`pibroch.kernels.arrays.Stored`: what kernels read.
-        progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`; ``None`` where they stay.
-        touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until :meth:`track_touched`.
-        changed: likewise, rows updated since the last :meth:`cut`; ``None`` until :meth:`track_changed`.
-        recent: likewise, rows updated since the last cut in memory; ``None`` until there is one, see :meth:`kept`.
+        space: float32 ``[num_rows + spare_rows, record_width]``: the records, then room that takes
+            no memory until used.
+        stored, stored_space: the same in the type of the weights, see
+            :data:`pibroch.kernels.arrays.Stored`: what kernels read.
+        progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`;
+            ``None`` where they stay.
+        touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until
+            :meth:`track_touched`.
+        changed: likewise, rows updated since the last :meth:`cut`; ``None`` until
+            :meth:`track_changed`.
+        recent: likewise, rows updated since the last cut in memory; ``None`` until there is one,
+            see :meth:`kept`.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], dim: int, optimizer: SparseOptimizer, seed: int | None, spare_rows: int = 0,
-        dtype: Dtype = "float32", make_room: MakeRoom = empty_rows,
-    ) -> None:  # fmt: skip
+        self,
+        pieces: Sequence[Piece],
+        dim: int,
+        optimizer: SparseOptimizer,
+        seed: int | None,
+        spare_rows: int = 0,
+        dtype: Dtype = "float32",
+        make_room: MakeRoom = empty_rows,
+    ) -> None:
         self.pieces, self.dim, self.dtype = tuple(pieces), dim, dtype
         self.fields = optimizer.state_fields(dim)
         self._width = weight_floats(dim, dtype)
@@ -112,7 +127,10 @@ class MemoryShard:
         self.records, self.stored = self.space[:num_rows], self.stored_space[:num_rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``copy.deepcopy``: the records once, as a tensor, which ``torch.save`` writes as one."""
+        """For pickle and ``copy.deepcopy``.
+
+        The records once, as a tensor, which ``torch.save`` writes as one.
+        """
         state = self.__dict__.copy()
         num_spare = len(self.space) - len(self.records)
         for name in ("space", "stored_space", "records", "stored"):
@@ -189,10 +207,13 @@ class MemoryShard:
             self.changed[:] = True
 
     def cut(self) -> MemoryShard | None:
-        """A copy of the rows that were updated since the last cut, as a shard of its own; their marks are cleared.
+        """A copy of the rows that were updated since the last cut, as a shard of its own.
 
-        Time and memory grow with these rows (and by a byte a row with all). ``None``, and all as it was, where the copy would
-        take more than half of the memory that is free. :meth:`end_cut` says when the copy is not needed any more.
+        Their marks are cleared.
+
+        Time and memory grow with these rows (and by a byte a row with all). ``None``, and all as it
+        was, where the copy would take more than half of the memory that is free. :meth:`end_cut`
+        says when the copy is not needed any more.
         """
         assert self.changed is not None, "see track_changed"
         rows = np.flatnonzero(self.changed[: len(self.records)])
@@ -244,7 +265,10 @@ class MemoryShard:
         return int(self._bounds[piece])
 
     def first_columns(self, rows: Ints) -> NDArray[np.int32]:
-        """Of each of some rows, the table's column with which its weights begin; empty where all begin at 0."""
+        """Of each of some rows, the table's column with which its weights begin.
+
+        Empty where all begin at 0.
+        """
         firsts = np.array([piece.columns.start for piece in self.pieces], np.int32)
         if not firsts.any():
             return firsts[:0]
@@ -260,7 +284,10 @@ class MemoryShard:
         return views
 
     def weights(self, table: str) -> RowArray:
-        """A table's weights as far as they are here, ``[rows, D]``; writing to them changes the table."""
+        """A table's weights as far as they are here, ``[rows, D]``.
+
+        Writing to them changes the table.
+        """
         return self._weights_in(self._rows_of(table))
 
     def state(self, table: str) -> dict[str, Records]:

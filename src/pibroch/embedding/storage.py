@@ -78,7 +78,8 @@ def verify_file(folder: Path, name: str, digest: FileDigest, refusal: Refusal = 
     """Read a file of a folder once and compare.
 
     Raises:
-        DamagedCheckpointError: (or the refusal) when it is missing, cut short, changed or unreadable; names the file.
+        DamagedCheckpointError: (or the refusal) when it is missing, cut short, changed or
+            unreadable; names the file.
     """
     path = folder / name
     with open_file(folder, name, refusal) as file:
@@ -122,7 +123,10 @@ def _check_size(path: Path, file: BufferedReader, digest: FileDigest, refusal: R
 
 
 def flush_to_disk(path: Path) -> None:
-    """Block until a file's bytes, or a folder's names, are on the disk; Windows has no such thing for folders."""
+    """Block until a file's bytes, or a folder's names, are on the disk.
+
+    Windows has no such thing for folders.
+    """
     is_windows = sys.platform == "win32"
     if is_windows and path.is_dir():
         return

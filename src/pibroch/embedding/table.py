@@ -24,12 +24,13 @@ class Table:
         name: unique among the tables of a model.
         num_rows: ids are 0 to ``num_rows - 1``.
         dim: weights in a row, D.
-        features: names of the features that read it; by default one, named as the table. A feature may read several tables.
-        pooling: how the rows of one bag become one vector, ``none`` for a vector an id; a batch's weights scale the rows
-            first.
+        features: names of the features that read it; by default one, named as the table. A feature
+            may read several tables.
+        pooling: how the rows of one bag become one vector, ``none`` for a vector an id; a batch's
+            weights scale the rows first.
         initializer: initial weights; by default uniform in ±1/sqrt(num_rows).
-        dtype: of the weights in memory. Updates of ``bfloat16`` ones are made in float32 and rounded stochastically; optimizer
-            state is float32.
+        dtype: of the weights in memory. Updates of ``bfloat16`` ones are made in float32 and
+            rounded stochastically; optimizer state is float32.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Table:
     def from_config(cls, config: Any) -> Table:
         """A table from TorchRec's ``EmbeddingBagConfig``, or from an ``EmbeddingConfig``, which pools nothing.
 
-        Anything with the fields of one will do. Initial weights are drawn from the same distribution.
+        Anything with the fields of one will do. Initial weights are drawn from the same
+        distribution.
 
         Raises:
-            ConfigError: for what a table cannot do: types but float32 and bfloat16, functions that initialise in ways of their
-                own, virtual tables.
+            ConfigError: for what a table cannot do: types but float32 and bfloat16, functions that
+                initialise in ways of their own, virtual tables.
         """
         refuse_unsupported(config)
         pooling: Any = getattr(config, "pooling", "none")

@@ -1,6 +1,7 @@
 """Safetensors files that are written and read through one small buffer.
 
-A memory map would be shorter, but its pages count in the process's peak memory, and a table may be most of the machine.
+A memory map would be shorter, but its pages count in the process's peak memory, and a table may be
+most of the machine.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ _TYPE_NAMES = {
 _TYPES = {name: np.dtype(numpy_name) for numpy_name, name in _TYPE_NAMES.items()}
 _TORCH_TYPES: dict[str, torch.dtype] = {
     **{name: getattr(torch, numpy_name) for numpy_name, name in _TYPE_NAMES.items()},
-    "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _Size = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 
 
@@ -117,8 +120,10 @@ def _file_pieces(
         start, end = end, end + int(np.prod(stream.shape, dtype=np.int64)) * stream.dtype.itemsize
         offsets = [start, end]
         header[name] = {
-            "dtype": stream.type_name or _TYPE_NAMES[stream.dtype.name], "shape": list(stream.shape), "data_offsets": offsets
-        }  # fmt: skip
+            "dtype": stream.type_name or _TYPE_NAMES[stream.dtype.name],
+            "shape": list(stream.shape),
+            "data_offsets": offsets,
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -128,7 +133,8 @@ def _file_pieces(
                 raise TrainingError(
                     f"NaN or infinite numbers in {name!r}, to be saved as {path.name}",
                     "finite parameters",
-                    "lower the learning rates or set train.clip_norm; the last checkpoint is untouched",
+                    "lower the learning rates or set train.clip_norm; the last checkpoint is"
+                    " untouched",
                 )
             yield np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
@@ -200,10 +206,12 @@ class TensorFile:
         """Consecutive rows of a tensor from ``rows.start`` to ``rows.stop``, in pieces that fit the buffer.
 
         Yields:
-            The number of a piece's first row, and the piece ``[r, ...]``, valid until the next one is asked for.
+            The number of a piece's first row, and the piece ``[r, ...]``, valid until the next one
+            is asked for.
 
         Raises:
-            CheckpointError: when there is no such tensor, or it has fewer rows, or the file ends early.
+            CheckpointError: when there is no such tensor, or it has fewer rows, or the file ends
+                early.
         """
         entry, dtype = self._entry(name), self.dtype(name)
         if not entry.shape or rows.stop > entry.shape[0]:
@@ -220,7 +228,9 @@ class TensorFile:
             yield first, np.frombuffer(part, dtype).reshape(-1, *shape)
 
     def mapped(self, name: str) -> Array:
-        """A tensor where it lies in the file; processes that map it share its memory until they write to it.
+        """A tensor where it lies in the file.
+
+        Processes that map it share its memory until they write to it.
 
         Raises:
             CheckpointError: when there is no such tensor.

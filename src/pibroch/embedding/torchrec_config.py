@@ -1,4 +1,7 @@
-"""What a table config of TorchRec asks for, in pibroch's words; what cannot be had is refused rather than left out."""
+"""What a table config of TorchRec asks for, in pibroch's words.
+
+What cannot be had is refused rather than left out.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,25 @@ _REFUSED = {
     "has_feature_processor": (False, "feature processors", "weigh the ids in the batch"),
 }
 _TAKEN = {
-    "num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "weight_init_max", "weight_init_min", "init_fn",
+    "num_embeddings",
+    "embedding_dim",
+    "name",
+    "data_type",
+    "feature_names",
+    "weight_init_max",
+    "weight_init_min",
+    "init_fn",
     "pooling",
-}  # fmt: skip
+}
 
 
 _DTYPES: dict[Any, Dtype] = {
-    None: "float32", "FP32": "float32", torch.float32: "float32", "BF16": "bfloat16", torch.bfloat16: "bfloat16",
-}  # fmt: skip
+    None: "float32",
+    "FP32": "float32",
+    torch.float32: "float32",
+    "BF16": "bfloat16",
+    torch.bfloat16: "bfloat16",
+}
 
 
 def dtype_of(config: object) -> Dtype:
@@ -81,7 +95,9 @@ def refuse_unsupported(config: Any) -> None:
 
 
 def initializer_of(config: Any) -> Initializer:
-    """The initializer of the same distribution: by ``init_fn`` where there is one, else by the bounds of the weights.
+    """The initializer of the same distribution.
+
+    By ``init_fn`` where there is one, else by the bounds of the weights.
 
     Raises:
         ConfigError: for a function that has no counterpart.
@@ -105,8 +121,8 @@ def initializer_of(config: Any) -> Initializer:
         return Zeros()
     raise ConfigError(
         f"a {type(config).__name__} {config.name!r} with init_fn {function!r}",
-        "torch.nn.init.uniform_, normal_ with mean 0 or zeros_, or a functools.partial of these by keywords: any process makes "
-        "any row by itself",
+        "torch.nn.init.uniform_, normal_ with mean 0 or zeros_, or a functools.partial of these by"
+        " keywords: any process makes any row by itself",
         "pass such a function, or make the Table with an initializer of your own",
     )
 

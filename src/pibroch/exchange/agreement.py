@@ -1,4 +1,7 @@
-"""What ranks must have in common: their options, how many batches they take, and what they say of a bad one."""
+"""What ranks must have in common.
+
+Their options, how many batches they take, and what they say of a bad one.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,25 @@ from pibroch.errors import CheckpointError, ConfigError, DataError, RowIdError
 
 
 def check_same_options(channel: Channel, options: Mapping[str, object]) -> None:
-    """Raise ConfigError, on every rank, unless all ranks have the same options, by name; every rank calls it."""
+    """Raise ConfigError, on every rank, unless all ranks have the same options, by name.
+
+    Every rank calls it.
+    """
     for rank, theirs in enumerate(channel.gather(options)):
         if theirs != options:
             name = next(name for name in options if theirs[name] != options[name])
             raise ConfigError(
-                f"{name} {options[name]!r} on rank {channel.ranks.rank}, {theirs[name]!r} on rank {rank}",
+                f"{name} {options[name]!r} on rank {channel.ranks.rank}, {theirs[name]!r} on rank"
+                f" {rank}",
                 "the same options on all ranks",
             )
 
 
 def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
-    """What this rank says of a batch that is bad on some rank: its own problem, or whose it is. Every rank calls it."""
+    """What this rank says of a batch that is bad on some rank: its own problem, or whose it is.
+
+    Every rank calls it.
+    """
     problems: list[str | None] = channel.gather(None if problem is None else str(problem))
     if problem is not None:
         return problem
@@ -35,7 +45,10 @@ def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
 
 
 def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
-    """Do a check that may raise CheckpointError; what is wrong on one rank is an error on all. Every rank calls it."""
+    """Do a check that may raise CheckpointError; what is wrong on one rank is an error on all.
+
+    Every rank calls it.
+    """
     problem: CheckpointError | None = None
     try:
         check()

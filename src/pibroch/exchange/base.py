@@ -27,8 +27,8 @@ class Setup:
     Attributes:
         groups: all tables.
         seed: of the initial weights; ``None`` to leave all rows to who writes them.
-        given_channel: between the ranks, for this exchange alone; when absent one over all ranks of torch.distributed's group
-            is opened as soon as somebody asks for it.
+        given_channel: between the ranks, for this exchange alone; when absent one over all ranks of
+            torch.distributed's group is opened as soon as somebody asks for it.
     """
 
     groups: Sequence[TableGroup]
@@ -47,7 +47,10 @@ class Setup:
 
     @property
     def ranks(self) -> Ranks:
-        """Between which the tables lie: those of the channel, if the exchange asked for it, else this process alone."""
+        """Between which the tables lie.
+
+        Those of the channel, if the exchange asked for it, else this process alone.
+        """
         return self.channel.ranks if "channel" in self.__dict__ else Ranks.alone()
 
 
@@ -66,7 +69,9 @@ class Rates:
 
 @dataclass(slots=True)
 class Report:
-    """What an exchange has done so far, on this rank; zero and empty where it does not count, as where it does not look ahead.
+    """What an exchange has done so far, on this rank.
+
+    Zero and empty where it does not count, as where it does not look ahead.
 
     Attributes:
         lookahead: steps in force after the last planned step.
@@ -100,10 +105,11 @@ class Exchange(ABC, Generic[Handle]):
     ``Handle`` is what a lookup leaves for its update. ``docs/extending.md`` writes one.
 
     Attributes:
-        shards: the row records that this process holds, or has in its care on servers; tables of one width, or blocks of
-            columns, share a shard.
+        shards: the row records that this process holds, or has in its care on servers; tables of
+            one width, or blocks of columns, share a shard.
         caches: of this process, where records are that are not at home.
-        reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than others.
+        reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than
+            others.
         can_be_copied: whether pickle and ``copy.deepcopy`` make another one, with rows of its own.
     """
 
@@ -118,12 +124,14 @@ class Exchange(ABC, Generic[Handle]):
     ) -> tuple[list[Tensor], Handle]:
         """Embeddings of each group of tables, and what :meth:`update` will need to know of this batch.
 
-        Pooled ones are float32 ``[B, S]``, one tensor for all groups, in which each has its ``columns``; so it is there once a
-        group. Of tables that pool nothing, and of a batch ``by_id``, ``[V, D]`` in the order of the batch's values. Blocks
-        until the embeddings are there. The caller owns the tensors.
+        Pooled ones are float32 ``[B, S]``, one tensor for all groups, in which each has its
+        ``columns``; so it is there once a group. Of tables that pool nothing, and of a batch
+        ``by_id``, ``[V, D]`` in the order of the batch's values. Blocks until the embeddings are
+        there. The caller owns the tensors.
 
         Args:
-            batch: with all features that some group reads; :meth:`JaggedBatch.pick` has those of one.
+            batch: with all features that some group reads; :meth:`JaggedBatch.pick` has those of
+                one.
             trains: whether an :meth:`update` is to follow.
             averaged_at: pool the rows' moving averages as of this step instead of their weights.
 
@@ -137,25 +145,38 @@ class Exchange(ABC, Generic[Handle]):
 
         Args:
             handle: the second result of the batch's :meth:`lookup`.
-            gradients: of what the lookup gave, a tensor for each group again, float32, contiguous; only read.
+            gradients: of what the lookup gave, a tensor for each group again, float32, contiguous;
+                only read.
             rates: of this update.
         """
 
     def drop(self, handle: Handle, gradients: Sequence[Tensor]) -> None:
-        """In place of :meth:`update`, on all ranks alike: no row changes. Gradients are finite, and otherwise do not matter."""
+        """In place of :meth:`update`, on all ranks alike: no row changes.
+
+        Gradients are finite, and otherwise do not matter.
+        """
 
     def fetch_next(self) -> None:
-        """Called at the end of a backward pass: what the next lookup needs may be fetched from now on."""
+        """Called at the end of a backward pass.
+
+        What the next lookup needs may be fetched from now on.
+        """
 
     def flush(self) -> None:
-        """Wait until all updates are in the shards; whoever reads or writes records in between calls it first."""
+        """Wait until all updates are in the shards.
+
+        Whoever reads or writes records in between calls it first.
+        """
 
     def finish_updates(self) -> None:
         """Wait until all updates are in the shards or in ``caches``; every rank calls it."""
         self.flush()
 
     def bring_home(self) -> None:
-        """Write to the shards what :meth:`KeptShard.restore` gave to ``caches``; every rank calls it."""
+        """Write to the shards what :meth:`KeptShard.restore` gave to ``caches``.
+
+        Every rank calls it.
+        """
 
     def forget(self) -> None:
         """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
@@ -181,7 +202,9 @@ class Exchange(ABC, Generic[Handle]):
         return Report()
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """Pass batches on in their order; strategies that look ahead read further than they have handed out.
+        """Pass batches on in their order.
+
+        Strategies that look ahead read further than they have handed out.
 
         Args:
             batches: to come.

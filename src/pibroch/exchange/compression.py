@@ -1,8 +1,10 @@
-"""Numbers in fewer bytes, without loss: the highest byte of each, which holds most of its exponent, is Huffman-coded.
+"""Numbers in fewer bytes, without loss.
 
-The exponents of a batch's rows and gradients have an entropy of 2.5 to 3 bits, sign and mantissa cannot be told from noise: a
-float32 takes about 27 bits, a bfloat16 about 11. The other bytes set out at once, known in number; the codes are made
-meanwhile and follow.
+The highest byte of each, which holds most of its exponent, is Huffman-coded.
+
+The exponents of a batch's rows and gradients have an entropy of 2.5 to 3 bits, sign and mantissa
+cannot be told from noise: a float32 takes about 27 bits, a bfloat16 about 11. The other bytes set
+out at once, known in number; the codes are made meanwhile and follow.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from pibroch.observability.trace import span
 
 Numbers = Array  # unsigned
 HEAD = 0.25
-"""The part of the other bytes that sets out first: while it flies, the codes of all are made: 2 ms for 1.5 million numbers."""
+"""The part of the other bytes that sets out first: while it flies, the codes of all are made.
+
+2 ms for 1.5 million numbers.
+"""
 
 
 def exchange_compressed(
     channel: Channel, sending: Sequence[Sequence[Numbers]], arriving: Sequence[Sequence[Numbers]]
 ) -> int:
-    """Send numbers to each rank, and fill arrays by those that come; returns how many bytes went to other ranks.
+    """Send numbers to each rank, and fill arrays by those that come.
+
+    Returns how many bytes went to other ranks.
 
     Every rank calls it in the same order.
 
@@ -86,7 +93,10 @@ def _tails(low: Sequence[Bytes]) -> list[Tensor]:
 
 
 def _split(parts: Sequence[Numbers], low: Bytes) -> Bytes:
-    """Write all but the highest bytes of the numbers to ``low``, one array after the other; returns the highest ones."""
+    """Write all but the highest bytes of the numbers to ``low``, one array after the other.
+
+    Returns the highest ones.
+    """
     top = np.empty(sum(map(len, parts)), np.uint8)
     for numbers, lower, highest in _planes(parts, low, top):
         planes.split(numbers, lower, highest)

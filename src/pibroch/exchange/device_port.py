@@ -1,6 +1,7 @@
 """The way between rows, which stay in host memory, and a dense model on another device.
 
-Copies go through pinned memory on a stream of their own, so that they run beside what the device computes.
+Copies go through pinned memory on a stream of their own, so that they run beside what the device
+computes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _HOST = torch.device("cpu")
 
 
 class DevicePort:
-    """Copies to a device and back. With the CPU as device they are made all the same, without pinned memory and streams.
+    """Copies to a device and back.
+
+    With the CPU as device they are made all the same, without pinned memory and streams.
 
     Args:
         device: any that torch has an accelerator backend for, or the CPU.

@@ -47,21 +47,25 @@ _NOT_COPIED = {"ranks", "control", "_handed_out", "_kept", "_scaler"}
 class Embeddings(TableStates):
     """All embedding tables of a model.
 
-    One call and its backward are one step: each row that the batch touches is updated exactly once, with the sum of its
-    gradients in sample order. In ``eval()`` mode, under ``torch.no_grad()`` and while frozen (``requires_grad_(False)``, of
-    this module or of one around it) nothing is updated. The tables are no torch parameters: a dense optimizer over
-    ``parameters()`` leaves them alone. What torch's own tools do with this module says ``docs/torch-tools.md``.
+    One call and its backward are one step: each row that the batch touches is updated exactly once,
+    with the sum of its gradients in sample order. In ``eval()`` mode, under ``torch.no_grad()`` and
+    while frozen (``requires_grad_(False)``, of this module or of one around it) nothing is updated.
+    The tables are no torch parameters: a dense optimizer over ``parameters()`` leaves them alone.
+    What torch's own tools do with this module says ``docs/torch-tools.md``.
 
     Args:
         tables: of any dims; pooled or not.
-        optimizer: the sparse optimizer, explicit always; or one by table name, ``""`` for tables that are not named.
-        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all ranks of
-            torch.distributed's group), or another that :func:`pibroch.config.exchange.exchanges` lists.
-        seed: of the initial weights, which depend on nothing else but the tables' names; ``None`` to leave them to who writes
-            all rows.
-        channel: between the ranks, for this module alone; over all ranks of torch.distributed's group when absent.
-        device: where the dense model is: batches may come from there, and embeddings are given there. Rows stay in host memory.
-            ``model.to(device)`` says it as well.
+        optimizer: the sparse optimizer, explicit always; or one by table name, ``""`` for tables
+            that are not named.
+        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all
+            ranks of torch.distributed's group), or another that
+            :func:`pibroch.config.exchange.exchanges` lists.
+        seed: of the initial weights, which depend on nothing else but the tables' names; ``None``
+            to leave them to who writes all rows.
+        channel: between the ranks, for this module alone; over all ranks of torch.distributed's
+            group when absent.
+        device: where the dense model is: batches may come from there, and embeddings are given
+            there. Rows stay in host memory. ``model.to(device)`` says it as well.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
@@ -78,7 +82,8 @@ class Embeddings(TableStates):
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
         ranks: between which the tables lie.
-        anchor: the only parameter, of no elements: rows are frozen while it requires no gradient. Not in ``state_dict``.
+        anchor: the only parameter, of no elements: rows are frozen while it requires no gradient.
+            Not in ``state_dict``.
     """
 
     def __init__(
@@ -145,7 +150,10 @@ class Embeddings(TableStates):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first group of tables; setting it changes all groups' in proportion."""
+        """The learning rate of the first group of tables.
+
+        Setting it changes all groups' in proportion.
+        """
         return self.fused_optimizer.learning_rates[0]
 
     @learning_rate.setter
@@ -208,37 +216,42 @@ class Embeddings(TableStates):
         key: Callable[[B], Any] | None = None,
         empty: Callable[[B], B] | None = None,
     ) -> Iterator[B]:
-        """Iterate over ``batches`` as the exchange wants it: strategies read ahead, so that ids and rows travel early.
+        """Iterate over ``batches`` as the exchange wants it.
 
-        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own batches back. It calls the
-        module with what ``key`` gave, or with ids over the same tensors; others are looked up late, with one warning.
-        Batches that are read ahead are not copied: a loader that fills the same tensors again is
-        refused.
+        Strategies read ahead, so that ids and rows travel early.
 
-        Between ranks, one that runs out of batches before the others goes on with empty ones until all have run out: each a
-        :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the rank's last batch without its samples. Of several
-        modules one reads ahead, and the others are called with its batches.
+        Batches may be any objects: what is looked up is ``key(batch)``, and the loop gets its own
+        batches back. It calls the module with what ``key`` gave, or with ids over the same tensors;
+        others are looked up late, with one warning. Batches that are read ahead are not copied: a
+        loader that fills the same tensors again is refused.
+
+        Between ranks, one that runs out of batches before the others goes on with empty ones until
+        all have run out: each a :class:`JaggedBatch` of no samples, or with a ``key`` a copy of the
+        rank's last batch without its samples. Of several modules one reads ahead, and the others
+        are called with its batches.
 
         Args:
             batches: to come.
-            key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's ``keys()``, ``values()``,
-                ``lengths()``; the batch itself when absent.
-            empty: makes of a batch one without samples; :func:`pibroch.exchange.empty_batch.without_samples` when absent.
+            key: gives of a batch the ids, a :class:`JaggedBatch` or anything with TorchRec's
+                ``keys()``, ``values()``, ``lengths()``; the batch itself when absent.
+            empty: makes of a batch one without samples;
+                :func:`pibroch.exchange.empty_batch.without_samples` when absent.
 
         Raises:
             DataError: for a batch whose tensors were written to since it was read ahead, here or
                 when it is looked up.
-            ConfigError: for the feed of another module, where both would read ahead; for a batch of which no empty one can be
-                made, and where a rank with a ``key`` has no batch at all.
+            ConfigError: for the feed of another module, where both would read ahead; for a batch of
+                which no empty one can be made, and where a rank with a ``key`` has no batch at all.
         """
         if (
             self.exchange.reads_ahead
             and getattr(batches, "gi_code", None) is Embeddings.feed.__code__
         ):
             raise ConfigError(
-                "a feed of another module's feed", "one module that reads ahead",
+                "a feed of another module's feed",
+                "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
-            )  # fmt: skip
+            )
         read: deque[tuple[B, Any, Fingerprint | None]] = deque()
         is_ahead = type(self.exchange).feed is not Exchange.feed
 
@@ -267,18 +280,21 @@ class Embeddings(TableStates):
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:
         """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``, F in the order of the tables' features.
 
-        Of tables of several dims, or where some are not pooled, an :class:`~pibroch.exchange.output.EmbeddingOutput`: it has
-        each feature's by its name. A feature absent from a batch counts as empty bags, with one logged warning. Between ranks
-        every rank must call, in the same order; a batch may be empty. Weights of ids that require a gradient get it.
+        Of tables of several dims, or where some are not pooled, an
+        :class:`~pibroch.exchange.output.EmbeddingOutput`: it has each feature's by its name. A
+        feature absent from a batch counts as empty bags, with one logged warning. Between ranks
+        every rank must call, in the same order; a batch may be empty. Weights of ids that require a
+        gradient get it.
 
         Args:
-            batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``, ``lengths()``.
+            batch: a :class:`JaggedBatch`, or anything with TorchRec's ``keys()``, ``values()``,
+                ``lengths()``.
 
         Raises:
             RowIdError: for an id outside its table; names the feature, the sample and the id.
             DataError: for a batch without any of the features, or a bad batch on another rank.
-            TrainingError: inside transforms of torch.func; in a backward pass that trains these tables, but for lookups that
-                checkpointing without reentry makes again.
+            TrainingError: inside transforms of torch.func; in a backward pass that trains these
+                tables, but for lookups that checkpointing without reentry makes again.
         """
         if torch._C._are_functorch_transforms_active():
             raise TrainingError(
@@ -306,8 +322,9 @@ class Embeddings(TableStates):
     def scaled_by(self, scaler: Scaler | None) -> Self:
         """Say by which scaler losses are multiplied, where it is none of ``torch.amp.GradScaler``, which is noticed by itself.
 
-        Gradients are divided by ``scaler.get_scale()``. Where some are not finite on any rank, no rank updates rows, and
-        ``scaler.unscale_`` hears of it. Copies of this module know no scaler.
+        Gradients are divided by ``scaler.get_scale()``. Where some are not finite on any rank, no
+        rank updates rows, and ``scaler.unscale_`` hears of it. Copies of this module know no
+        scaler.
 
         Args:
             scaler: of all losses from now on; ``None`` for none. Between ranks every rank calls it.
@@ -317,7 +334,10 @@ class Embeddings(TableStates):
 
     @property
     def averaged_at(self) -> int | None:
-        """The step as of which lookups give moving averages, inside :meth:`averaged`; ``None`` where they give weights."""
+        """The step as of which lookups give moving averages, inside :meth:`averaged`.
+
+        ``None`` where they give weights.
+        """
         return self.step if self._averaged else None
 
     def prepared(self, batch: object) -> JaggedBatch:
@@ -329,7 +349,10 @@ class Embeddings(TableStates):
         return self._prepare(batch)
 
     def given(self, known: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
-        """What a call gives for a batch, once an exchange has found the embeddings of each group; see :meth:`prepared`."""
+        """What a call gives for a batch, once an exchange has found the embeddings of each group.
+
+        See :meth:`prepared`.
+        """
         return self._output.of(known, there(self._port, self._output.joined(known, found)))
 
     @property
@@ -374,7 +397,8 @@ class Embeddings(TableStates):
     def _warn_of_waiting(self) -> None:
         if self.exchange.reads_ahead and not self._warned_of_waiting:
             logger.warning(
-                "a batch that did not come through embeddings.feed(...): its ids and rows travel while the model waits"
+                "a batch that did not come through embeddings.feed(...): its ids and rows travel"
+                " while the model waits"
             )
             self._warned_of_waiting = True
 
@@ -423,15 +447,17 @@ class Embeddings(TableStates):
             self.exchange.drop(handle, self._output.gradients(batch, nothing))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle, ``torch.save`` and ``copy.deepcopy``: rows, their optimizers' state and the step.
+        """For pickle, ``torch.save`` and ``copy.deepcopy``.
+
+        Rows, their optimizers' state and the step.
 
         Raises:
             ConfigError: where other processes take part in what this module does.
         """
         if not self.exchange.can_be_copied:
             raise ConfigError(
-                f"a copy, or a pickle, of tables under {type(self.exchange).__name__}, which hold on to "
-                "other processes or threads",
+                f"a copy, or a pickle, of tables under {type(self.exchange).__name__}, which hold"
+                " on to other processes or threads",
                 "tables of the exchange local",
                 "keep them by pibroch.save or full_state_dict(), copy the dense model alone",
             )
@@ -445,9 +471,10 @@ class Embeddings(TableStates):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         logger.warning(
-            "a deep copy of embedding tables, whose rows go their own way from now on: torch's AveragedModel, and whatever "
-            "else averages parameters, leaves them as they are at the copy; for moving averages of rows give their optimizer "
-            "average=, and look up inside embeddings.averaged()"
+            "a deep copy of embedding tables, whose rows go their own way from now on: torch's"
+            " AveragedModel, and whatever else averages parameters, leaves them as they are at the"
+            " copy; for moving averages of rows give their optimizer average=, and look up inside"
+            " embeddings.averaged()"
         )
         copied: Self = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -456,15 +483,19 @@ class Embeddings(TableStates):
 
     def _replicate_for_data_parallel(self) -> Self:
         raise ConfigError(
-            "embedding tables inside torch.nn.DataParallel, whose threads would update them at the same time",
+            "embedding tables inside torch.nn.DataParallel, whose threads would update them at the"
+            " same time",
             "one process for each device",
             "use pibroch.data_parallel, see docs/distributed.md",
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do: embeddings are given there and in that type from now on.
+        """What ``to``, ``half``, ``cuda`` and their like do.
 
-        Rows stay in host memory, of their tables' types. On the device ``meta``, which holds nothing, nothing changes.
+        Embeddings are given there and in that type from now on.
+
+        Rows stay in host memory, of their tables' types. On the device ``meta``, which holds
+        nothing, nothing changes.
 
         Raises:
             ConfigError: for ``share_memory()``.
@@ -506,9 +537,10 @@ class _Lookup(torch.autograd.Function):
         embeddings: Embeddings = ctx.embeddings
         if ctx.handle is None:
             raise TrainingError(
-                "a second backward through one embeddings(batch)", "one backward a call: each updates the rows",
+                "a second backward through one embeddings(batch)",
+                "one backward a call: each updates the rows",
                 "sum the losses and call backward once",
-            )  # fmt: skip
+            )
         here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
         embeddings._update(ctx.handle, ctx.batch, here)
         ctx.handle = None

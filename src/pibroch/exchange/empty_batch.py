@@ -36,15 +36,17 @@ class Filler(Generic[B]):
         """A filler and what of it is looked up; ``known`` is the exchange's own.
 
         Raises:
-            ConfigError: when there never was a batch, or no empty one can be made of the last one, or was made by ``empty``.
+            ConfigError: when there never was a batch, or no empty one can be made of the last one,
+                or was made by ``empty``.
         """
         if self._key is None and self._empty is None:
             return known, known
         if self._last is None:
             raise ConfigError(
                 "a rank without any batch in feed(..., key=...), while others have some",
-                "a batch on each rank, of which empty ones are made for the steps of others", "give each rank samples",
-            )  # fmt: skip
+                "a batch on each rank, of which empty ones are made for the steps of others",
+                "give each rank samples",
+            )
         batch, num_samples = self._last
         made = without_samples(batch, num_samples) if self._empty is None else self._empty(batch)
         asked: Any = made if self._key is None else self._key(made)
@@ -77,9 +79,10 @@ def _given(ragged: object, name: str) -> object:
 def without_samples(batch: object, num_samples: int) -> Any:
     """A copy of a batch without its samples.
 
-    Tensors whose first dimension is the number of samples lose it; objects with ``values()`` and ``lengths()`` (ids and
-    vectors as TorchRec has them) are made anew, of their own type, without values; tuples, lists, dictionaries, dataclasses
-    and other objects with attributes are copied with their parts so treated. All else stays as it is.
+    Tensors whose first dimension is the number of samples lose it; objects with ``values()`` and
+    ``lengths()`` (ids and vectors as TorchRec has them) are made anew, of their own type, without
+    values; tuples, lists, dictionaries, dataclasses and other objects with attributes are copied
+    with their parts so treated. All else stays as it is.
 
     Args:
         batch: is not changed.
@@ -119,9 +122,10 @@ def _without_values(ragged: Any) -> Any:
         return type(ragged)(**named)
     except TypeError as error:
         raise ConfigError(
-            f"a {type(ragged).__name__} on a rank that has run out of batches", "one without samples, for the steps of others",
+            f"a {type(ragged).__name__} on a rank that has run out of batches",
+            "one without samples, for the steps of others",
             "pass feed(..., empty=FUNCTION), which makes one of a batch",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _with_parts(batch: object, num_samples: int) -> Any:

@@ -54,7 +54,8 @@ def _check(tensors: list[tuple[Tensor, int]]) -> None:
         raise DataError(
             "a batch whose tensors were written to after feed(...) had read it ahead",
             "tensors that stay as they are until the batch was trained on",
-            "let the loader make new tensors for each batch, e.g. yield clones of those that it fills again",
+            "let the loader make new tensors for each batch, e.g. yield clones of those that it"
+            " fills again",
         )
 
 

@@ -12,18 +12,24 @@ from pibroch.embedding import TableGroup
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Rows are updated inside backward, so stepping does nothing here: what counts is each group's ``lr``.
+    """Rows are updated inside backward, so stepping does nothing here.
 
-    ``param_groups`` has one entry for each group of tables with one dim and one optimizer, with the names of its ``tables``.
-    Rates that are written there, by torch's schedulers or by hand, hold from the next backward pass on.
+    What counts is each group's ``lr``.
+
+    ``param_groups`` has one entry for each group of tables with one dim and one optimizer, with the
+    names of its ``tables``. Rates that are written there, by torch's schedulers or by hand, hold
+    from the next backward pass on.
     """
 
     def __init__(self, groups: Sequence[TableGroup]) -> None:
         named = [
-            {"params": [nn.Parameter(torch.zeros(()), requires_grad=False)], "lr": each.optimizer.lr,
-             "tables": [table.name for table in each.space.tables]}
+            {
+                "params": [nn.Parameter(torch.zeros(()), requires_grad=False)],
+                "lr": each.optimizer.lr,
+                "tables": [table.name for table in each.space.tables],
+            }
             for each in groups
-        ]  # fmt: skip
+        ]
         super().__init__(named, {})
 
     @property

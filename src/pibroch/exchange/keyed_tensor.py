@@ -74,7 +74,10 @@ class KeyedTensor:
         return self._values.device
 
     def to_dict(self) -> dict[str, Tensor]:
-        """Each part ``[B, D_k]`` by its name; take it once rather than parts one by one, so that gradients join once."""
+        """Each part ``[B, D_k]`` by its name.
+
+        Take it once rather than parts one by one, so that gradients join once.
+        """
         return dict(zip(self._keys, self._values.split(self._lengths, 1), strict=True))
 
     def __getitem__(self, key: str) -> Tensor:
@@ -97,7 +100,9 @@ class KeyedTensor:
     def regroup(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
     ) -> list[Tensor]:
-        """For each group of keys their parts side by side, ``[B, sum of D_k]``; of a key in several tensors the last one's.
+        """For each group of keys their parts side by side, ``[B, sum of D_k]``.
+
+        Of a key in several tensors the last one's.
 
         Raises:
             ConfigError: for a key that is in none of them.

@@ -1,7 +1,8 @@
 """Where a plan puts every row, cut into lanes: a lane holds all blocks of columns of one width.
 
-Within a lane the shards lie end to end, so that an **address** (shard, offset) is one integer: the shard's first address plus
-the offset. Rows that every shard holds come first in each, at the same offsets.
+Within a lane the shards lie end to end, so that an **address** (shard, offset) is one integer: the
+shard's first address plus the offset. Rows that every shard holds come first in each, at the same
+offsets.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ class LaneLayout:
         pieces: of each shard, replicated ones first.
         bounds: int64 ``[W + 1]``, each shard's first address.
         num_replicated: rows that every shard holds, the first of each.
-        owners_pool: whether bags and pooled vectors travel; features then stand in the order of their owners.
-        readers_of_shard: places in ``features`` of those whose tables, or some rows of them, each shard holds.
+        owners_pool: whether bags and pooled vectors travel; features then stand in the order of
+            their owners.
+        readers_of_shard: places in ``features`` of those whose tables, or some rows of them, each
+            shard holds.
     """
 
     width: int
@@ -204,7 +207,10 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
 def _homes(
     blocks: Sequence[Block], address: Mapping[tuple[tuple[str, int], int, bool], int], rank: int
 ) -> Homes:
-    """Where the rows of each reader's block lie for a rank; its own copy is the home of a row that every shard holds."""
+    """Where the rows of each reader's block lie for a rank.
+
+    Its own copy is the home of a row that every shard holds.
+    """
     first_addresses, mapped = [], next((block.row_map for block in blocks if block.row_map), None)
     for block in blocks:
         own = address.get((block.key, rank, True), 0)

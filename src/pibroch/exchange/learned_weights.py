@@ -1,4 +1,7 @@
-"""Weights of ids that are learned: rows come id by id, and torch scales and pools them, so that weights get their gradient."""
+"""Weights of ids that are learned.
+
+Rows come id by id, and torch scales and pools them, so that weights get their gradient.
+"""
 
 from __future__ import annotations
 

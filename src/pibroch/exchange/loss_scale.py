@@ -1,7 +1,8 @@
 """Loss scaling: rows are updated inside backward, where gradients are still multiplied by the scale.
 
-``torch.amp.GradScaler.scale`` is wrapped once in a process: autograd then says at the begin of a backward pass which scaler
-scaled its loss. So a program that only does what torch's documentation tells it to trains rows right.
+``torch.amp.GradScaler.scale`` is wrapped once in a process: autograd then says at the begin of a
+backward pass which scaler scaled its loss. So a program that only does what torch's documentation
+tells it to trains rows right.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from pibroch.exchange.recomputation import backward_pass
 
 
 class Scaler(Protocol):
-    """What of a scaler is needed; ``unscale_`` hears of gradients that are not finite, so that the scale gets smaller."""
+    """What of a scaler is needed.
+
+    ``unscale_`` hears of gradients that are not finite, so that the scale gets smaller.
+    """
 
     def get_scale(self) -> float:
         """By what losses are multiplied now."""
@@ -53,7 +57,8 @@ def tell(scaler: Scaler, is_finite: bool, rows: FusedOptimizer, overflow: FusedO
         scaler: of the pass.
         is_finite: on all ranks.
         rows: which users may pass to the scaler.
-        overflow: another one, which they know nothing of: a scaler looks at each optimizer once between its updates.
+        overflow: another one, which they know nothing of: a scaler looks at each optimizer once
+            between its updates.
     """
     rows.set_gradients(0.0 if is_finite else torch.inf)
     if not is_finite:

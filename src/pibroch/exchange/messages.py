@@ -1,7 +1,10 @@
-"""Several lanes talk to the other ranks at once: what all of them have to say next travels as one message to each rank.
+"""Several lanes talk to the other ranks at once.
 
-A lane's part of an exchange is a generator, a *talk*: it yields a message and gets what came from the others for it. All ranks
-have the same lanes, and a lane yields the same kinds of messages on all ranks in the same order.
+What all of them have to say next travels as one message to each rank.
+
+A lane's part of an exchange is a generator, a *talk*: it yields a message and gets what came from
+the others for it. All ranks have the same lanes, and a lane yields the same kinds of messages on
+all ranks in the same order.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """``send_counts[p]`` consecutive rows of a tensor of any type for each rank p; brings theirs, in rank order."""
+    """``send_counts[p]`` consecutive rows of a tensor of any type for each rank p.
+
+    Brings theirs, in rank order.
+    """
 
     values: Tensor
     send_counts: Sequence[int]
@@ -41,7 +47,10 @@ class Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """As :class:`Values`, of float32 that travels in the wire's type; what comes fills ``out``, if that is given."""
+    """As :class:`Values`, of float32 that travels in the wire's type.
+
+    What comes fills ``out``, if that is given.
+    """
 
     values: Tensor
     send_counts: Sequence[int]
@@ -64,7 +73,8 @@ class Came(NamedTuple):
 
     Attributes:
         tensor: what came from all ranks.
-        sent: bytes of this message to other ranks that travelled by the wire; of several messages in one, its share.
+        sent: bytes of this message to other ranks that travelled by the wire; of several messages
+            in one, its share.
     """
 
     tensor: Tensor
@@ -77,7 +87,9 @@ _KINDS: tuple[type[Message], ...] = (Counts, Values, Rows, MixedRows)
 
 
 def together(wire: RowWire, talks: Sequence[Talk[T]]) -> list[T]:
-    """Carry out talks side by side; returns what they return. All ranks call it with talks about the same lanes.
+    """Carry out talks side by side; returns what they return.
+
+    All ranks call it with talks about the same lanes.
 
     Raises:
         Exception: what one of them raises, at the same place on all ranks; the others end there.
@@ -181,9 +193,12 @@ def _room_for(message: Values | Rows) -> Tensor:
 
 
 def _exchanged(
-    here: int, messages: Sequence[Values | Rows], values: Sequence[Flat], outs: Sequence[Flat],
+    here: int,
+    messages: Sequence[Values | Rows],
+    values: Sequence[Flat],
+    outs: Sequence[Flat],
     carry: Callable[[Tensor, Sequence[int], Sequence[int]], Tensor],
-) -> list[tuple[Flat, Flat]]:  # fmt: skip
+) -> list[tuple[Flat, Flat]]:
     """Send what other ranks get of the lanes' ``values`` as one message to each, and fill ``outs`` with theirs.
 
     Returns:

@@ -76,8 +76,10 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
 
     Args:
         places: by name.
-        groups: embeddings of each group: of one that is pooled those of all such groups, ``[B, sum of D]``; else ``[V, D]``.
-        offsets: for each group that is not pooled its batch's offsets ``[F * B + 1]``, for others ``None``.
+        groups: embeddings of each group: of one that is pooled those of all such groups, ``[B, sum
+            of D]``; else ``[V, D]``.
+        offsets: for each group that is not pooled its batch's offsets ``[F * B + 1]``, for others
+            ``None``.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Exchanges that send the next batch's ids, and fetch its rows, while the current one computes.
 
-Ids go out as soon as a batch is read; rows are fetched as soon as the gradients before them have been applied, beside the rest
-of the backward pass, the dense optimizer and whatever the model computes before it asks for its embeddings.
+Ids go out as soon as a batch is read; rows are fetched as soon as the gradients before them have
+been applied, beside the rest of the backward pass, the dense optimizer and whatever the model
+computes before it asks for its embeddings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ F = TypeVar("F")
 
 @dataclass(slots=True, eq=False)
 class PendingBatch(Generic[R, F]):
-    """A batch, or a filler, on its way through the exchange; ``rows`` are under way once they were asked for."""
+    """A batch, or a filler, on its way through the exchange.
+
+    ``rows`` are under way once they were asked for.
+    """
 
     batch: JaggedBatch
     is_real: bool
@@ -63,7 +67,8 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
 
-        A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that has stopped.
+        A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that
+        has stopped.
         """
         mine: list[PendingBatch[R, F]] = []
         before: PendingBatch[R, F] | None = None

@@ -1,8 +1,11 @@
-"""Lookups that are made again inside a backward pass, as activation checkpointing does: they get what was read before.
+"""Lookups that are made again inside a backward pass, as activation checkpointing does.
 
-A later part of the same pass may have updated the rows since, and to look up again would cost messages between ranks. So what
-a lookup gives is kept where its forward pass is one that can be made again, as long as its graph lives. What happens inside is
-hidden from modes of torch that count operations, as selective checkpointing does: the second time it is less.
+They get what was read before.
+
+A later part of the same pass may have updated the rows since, and to look up again would cost
+messages between ranks. So what a lookup gives is kept where its forward pass is one that can be
+made again, as long as its graph lives. What happens inside is hidden from modes of torch that count
+operations, as selective checkpointing does: the second time it is less.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class KeptLookups:
         """What was given for the same ids, in tensors of the caller's whose gradients nobody reads.
 
         Raises:
-            TrainingError: when nothing was kept, or rows changed between two lookups of the same ids.
+            TrainingError: when nothing was kept, or rows changed between two lookups of the same
+                ids.
         """
         with hidden():
             return self._find(batch)
@@ -74,8 +78,10 @@ class KeptLookups:
         same = [each.given for each in self._kept.values() if _same_ids(each.batch, batch)]
         if not same:
             raise TrainingError(
-                "a lookup to be trained on inside a backward pass, which may have updated its rows already",
-                "lookups in the forward pass, or ones that activation checkpointing repeats without reentry",
+                "a lookup to be trained on inside a backward pass, which may have updated its rows"
+                " already",
+                "lookups in the forward pass, or ones that activation checkpointing repeats without"
+                " reentry",
                 "checkpoint(..., use_reentrant=False), or look up before the checkpointed block",
             )
         if not all(all(map(torch.equal, each, same[0])) for each in same[1:]):

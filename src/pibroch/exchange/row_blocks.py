@@ -1,7 +1,7 @@
 """Rows on their way between pieces, as a plan cuts tables, and blocks of consecutive rows, as others want them.
 
-All ranks know all extents, so that nobody has to say what it sends, but for rows that a plan chose one by one: who holds
-such rows says which. A round moves as many rows as fit into a small buffer.
+All ranks know all extents, so that nobody has to say what it sends, but for rows that a plan chose
+one by one: who holds such rows says which. A round moves as many rows as fit into a small buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from pibroch.embedding.tensor_file import BUFFER_BYTES
 from pibroch.kernels.arrays import Ints, Records
 
 Blocks = Sequence[range]
-"""For each rank the consecutive rows of a table that it has, or is to have; they may overlap, or be none."""
+"""For each rank the consecutive rows of a table that it has, or is to have.
+
+They may overlap, or be none.
+"""
 
 
 def even_blocks(num_rows: int, num_ranks: int) -> list[range]:
@@ -92,7 +95,9 @@ class RowBlocks:
     def collect(
         self, table: Table, saved: SavedTable, fields: Sequence[str], blocks: Blocks
     ) -> dict[str, Records]:
-        """This rank's block of a table: of each field float32 ``[rows, floats]``. Blocks until it is there.
+        """This rank's block of a table: of each field float32 ``[rows, floats]``.
+
+        Blocks until it is there.
 
         Beside it, memory is that of a small buffer.
         """
@@ -148,7 +153,10 @@ class RowBlocks:
     def _overlaps(
         self, table: Table, chunks: Blocks, *, only_primary: bool
     ) -> dict[_Overlap, Ints]:
-        """What pieces and blocks on either side of this rank have in common: who holds the piece, it, whose block; the rows."""
+        """What pieces and blocks on either side of this rank have in common.
+
+        Who holds the piece, it, whose block; the rows.
+        """
         rank, found, unknown = self._channel.ranks.rank, dict[_Overlap, Ints](), list[_Overlap]()
         for holder, place in self._of(table, only_primary=only_primary):
             for owner, chunk in enumerate(chunks):
@@ -164,7 +172,10 @@ class RowBlocks:
     def _ask(
         self, known: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]
     ) -> dict[_Overlap, Ints]:
-        """Which rows other ranks' pieces of chosen rows have of this rank's block; they learn of this rank's likewise."""
+        """Which rows other ranks' pieces of chosen rows have of this rank's block.
+
+        They learn of this rank's likewise.
+        """
         ranks = self._channel.ranks
         asked: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
         for (holder, place, owner), rows in known.items():
@@ -177,8 +188,9 @@ class RowBlocks:
         coming = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
         came = self._channel.all_to_all(
             torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.int64)),
-            [sum(map(len, each)) for each in asked], [sum(each) for each in coming],
-        )  # fmt: skip
+            [sum(map(len, each)) for each in asked],
+            [sum(each) for each in coming],
+        )
         parts = iter(came.split([length for each in coming for length in each]))
         return {meeting: next(parts).numpy() for meeting in unknown}
 

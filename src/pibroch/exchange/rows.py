@@ -1,4 +1,7 @@
-"""What every exchange does with a minibatch's ids: resolve them, pool their rows, group them by row for the update."""
+"""What every exchange does with a minibatch's ids.
+
+Resolve them, pool their rows, group them by row for the update.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,8 @@ class BatchIds:
         one_hot: whether each bag holds exactly one id.
         num_features: F.
         shares_tables: whether some table is read by several features.
-        bags: the batch's own offsets and F, where nothing is pooled: then ``offsets`` has a bag for each id, all of one
-            feature, so that pooling copies rows.
+        bags: the batch's own offsets and F, where nothing is pooled: then ``offsets`` has a bag for
+            each id, all of one feature, so that pooling copies rows.
         columns: where the features have their embeddings; in a tensor of their own where absent.
     """
 
@@ -100,14 +103,23 @@ class BatchIds:
 
 
 def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
-    """The ids of a batch with the group's features as row ids of its row space; the error for one outside its table."""
+    """The ids of a batch with the group's features as row ids of its row space.
+
+    The error for one outside its table.
+    """
     space = of_tables.space
     offsets, values = batch.offsets.numpy(), batch.values.numpy()
     row_ids, problem = np.empty(len(values), np.int64), None
     bad = parallel.run(
-        pooling.resolve_rows, len(offsets) - 1, values, offsets, space.first_row_of_feature, space.num_rows_of_feature,
-        row_ids, grain=BAGS_PER_THREAD,
-    )  # fmt: skip
+        pooling.resolve_rows,
+        len(offsets) - 1,
+        values,
+        offsets,
+        space.first_row_of_feature,
+        space.num_rows_of_feature,
+        row_ids,
+        grain=BAGS_PER_THREAD,
+    )
     if max(bad) >= 0:
         first_bad = min(position for position in bad if position >= 0)
         problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
@@ -120,18 +132,25 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
 def row_id_error(
     features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int
 ) -> RowIdError:
-    """The error for the id at ``position`` of the batch's values; ``num_rows`` ``[F]`` of the features' tables."""
+    """The error for the id at ``position`` of the batch's values.
+
+    ``num_rows`` ``[F]`` of the features' tables.
+    """
     bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
     feature, sample = divmod(bag, batch.batch_size)
     return RowIdError(
-        f"id {int(batch.values[position])} for feature {features[feature]!r} in sample {sample} of the batch",
+        f"id {int(batch.values[position])} for feature {features[feature]!r} in sample {sample} of"
+        " the batch",
         f"an id from 0 to {int(num_rows[feature]) - 1}",
         "encode the data with the table's vocabulary, or give the table more rows",
     )
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:
-    """What :func:`pool` fills, ``[B, S]``: pooled embeddings of all groups; ``None`` where a batch has none."""
+    """What :func:`pool` fills, ``[B, S]``: pooled embeddings of all groups.
+
+    ``None`` where a batch has none.
+    """
     width = next((each.columns.width for each in groups if each.columns is not None), None)
     return None if width is None or batch.by_id else torch.empty(batch.batch_size, width)
 
@@ -145,8 +164,9 @@ def pool(
 ) -> Tensor:
     """Pool records in the type of their weights, position v's ``rows[v]``.
 
-    Embeddings that are pooled come to lie in their columns of ``room_BS``, which is returned. Those that have no columns get
-    a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V, D]``.
+    Embeddings that are pooled come to lie in their columns of ``room_BS``, which is returned. Those
+    that have no columns get a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V,
+    D]``.
     """
     columns, num_bags = ids.columns, len(ids.offsets) - 1
     if columns is None:
@@ -174,11 +194,14 @@ def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Rec
 
 
 def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
-    """Group a batch's positions by row, each row's in sample order; rows rise within each of the ``bounds``.
+    """Group a batch's positions by row, each row's in sample order.
+
+    Rows rise within each of the ``bounds``.
 
     Args:
         ids: of the batch.
-        bounds: of positions for each thread, which may share no row; one range when absent, so that all rows rise.
+        bounds: of positions for each thread, which may share no row; one range when absent, so that
+            all rows rise.
     """
     num_ids = len(ids.row_ids)
     bounds = [0, num_ids] if bounds is None else bounds
@@ -210,9 +233,13 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
         source = np.empty(num_ids, np.int32)
         pooling.gradient_sources(ids.offsets, columns.first_rows, columns.rows_per_sample, source)
     return Grouped(
-        rows[:num_rows], segments[: num_rows + 1], order, source, ids.scale,
+        rows[:num_rows],
+        segments[: num_rows + 1],
+        order,
+        source,
+        ids.scale,
         rows_per_gradient=columns.dim // columns.unit,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +293,10 @@ def table_bounds(ids: BatchIds) -> list[int]:
 
 
 def is_one_hot(batch: JaggedBatch) -> bool:
-    """Whether every bag holds exactly one id; at once for batches whose offsets are the shared ones of such batches."""
+    """Whether every bag holds exactly one id.
+
+    At once for batches whose offsets are the shared ones of such batches.
+    """
     offsets = batch.offsets
     if offsets.data_ptr() == one_hot_offsets(offsets.numel() - 1).data_ptr():
         return True

@@ -38,9 +38,10 @@ def _whole(table: Table, shards: Sequence[Shard]) -> RowArray:
             if piece.table.name == table.name and is_whole and isinstance(shard, MemoryShard):
                 return shard.weights(table.name)
     raise ConfigError(
-        f"state of table {table.name!r}, which lies on several ranks", "all of it in this process",
+        f"state of table {table.name!r}, which lies on several ranks",
+        "all of it in this process",
         "gather it by full_state_dict(), or use pibroch.save, which knows of no ranks",
-    )  # fmt: skip
+    )
 
 
 def load_tables(
@@ -49,7 +50,8 @@ def load_tables(
     """Copy whole tables of a state into the pieces of them that are here.
 
     Returns:
-        What is missing, what nobody asked for, and what does not fit; tables that fit are loaded all the same.
+        What is missing, what nobody asked for, and what does not fit; tables that fit are loaded
+        all the same.
     """
     names = {f"{prefix}{table.name}.weight": table for table in tables}
     missing, errors = [name for name in names if name not in state], []

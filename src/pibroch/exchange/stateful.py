@@ -1,4 +1,7 @@
-"""Tables for ``torch.distributed.checkpoint``: each rank has a block of consecutive rows, so that DCP itself reshards them."""
+"""Tables for ``torch.distributed.checkpoint``.
+
+Each rank has a block of consecutive rows, so that DCP itself reshards them.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ STEP = "step"
 class EmbeddingState:
     """What ``dcp.save`` and ``dcp.load`` take as a ``Stateful``; every rank passes one.
 
-    Between ranks weights and every field of optimizer state are DTensors, ``Shard(0)`` over all ranks; in one process plain
-    tensors. Besides ``step`` and the tables' learning rates, tensors too, so that DCP pickles nothing of this.
+    Between ranks weights and every field of optimizer state are DTensors, ``Shard(0)`` over all
+    ranks; in one process plain tensors. Besides ``step`` and the tables' learning rates, tensors
+    too, so that DCP pickles nothing of this.
 
     Args:
         embeddings: between all ranks of torch.distributed's group.

@@ -1,4 +1,7 @@
-"""What :class:`pibroch.Embeddings` does with the states of its tables: torch's state_dict, whole tables, DCP."""
+"""What :class:`pibroch.Embeddings` does with the states of its tables.
+
+Torch's state_dict, whole tables, DCP.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class TableStates(nn.Module):
 
     @cached_property
     def control(self) -> Channel:
-        """Between the ranks, for what happens beside steps; every rank asks for it at the same place, at first."""
+        """Between the ranks, for what happens beside steps.
+
+        Every rank asks for it at the same place, at first.
+        """
         return self.ranks.open_channel()
 
     @contextmanager
@@ -57,7 +63,10 @@ class TableStates(nn.Module):
 
     @contextmanager
     def rewriting(self) -> Iterator[list[PieceView]]:
-        """Within, :meth:`pieces`, to be written to; nothing that was fetched before is used afterwards. On all ranks."""
+        """Within, :meth:`pieces`, to be written to.
+
+        Nothing that was fetched before is used afterwards. On all ranks.
+        """
         self.exchange.flush()
         self.exchange.forget()
         try:
@@ -66,19 +75,22 @@ class TableStates(nn.Module):
             self.exchange.forget()
 
     def move_rows(self, plan: Plan, rows_per_step: int = 1024) -> None:
-        """Let all rows go to their homes under another plan while training goes on where they are; returns at once.
+        """Let all rows go to their homes under another plan while training goes on where they are.
 
-        Each step sends some of them ahead; when all that can be are, a step ends with the rest, and the new plan is used from
-        then on. No number depends on it. Until then checkpoints are of the old homes, and memory is taken twice. All ranks call
-        it at the same place. Every lookup that trains must be followed by its backward pass.
+        Returns at once.
+
+        Each step sends some of them ahead; when all that can be are, a step ends with the rest, and
+        the new plan is used from then on. No number depends on it. Until then checkpoints are of
+        the old homes, and memory is taken twice. All ranks call it at the same place. Every lookup
+        that trains must be followed by its backward pass.
 
         Args:
             plan: for as many ranks.
             rows_per_step: at most, that a rank sends ahead a step, of each group of tables.
 
         Raises:
-            ConfigError: under ``local`` and ``towers``, where servers hold rows, for plans that cut rows (under ``lookahead``
-                also for copies), and while rows are on their way already.
+            ConfigError: under ``local`` and ``towers``, where servers hold rows, for plans that cut
+                rows (under ``lookahead`` also for copies), and while rows are on their way already.
         """
         if rows_per_step < 1:
             raise ConfigError(f"rows_per_step {rows_per_step}", "at least 1")
@@ -96,7 +108,9 @@ class TableStates(nn.Module):
         on_all_ranks: bool = False,
         row_state: bool = False,
     ) -> dict[str, Tensor]:
-        """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all; the other ranks get none. All ranks call it.
+        """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all.
+
+        The other ranks get none. All ranks call it.
 
         Beside the copies, memory is that of a few small buffers.
 
@@ -116,7 +130,9 @@ class TableStates(nn.Module):
         return gather_tables(self, chosen, on_all_ranks=on_all_ranks, row_state=row_state)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
-        """Fill all ranks' rows from what rank 0 passes, with optimizer state where it has some. All ranks call it.
+        """Fill all ranks' rows from what rank 0 passes, with optimizer state where it has some.
+
+        All ranks call it.
 
         Args:
             state: whole tables on rank 0; what others pass is not looked at.
@@ -146,9 +162,15 @@ class TableStates(nn.Module):
             )
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, object], prefix: str, metadata: object, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: Mapping[str, object],
+        prefix: str,
+        metadata: object,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
         """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save).
 
         Between ranks every rank calls it, with whole tables, and takes what it holds.

@@ -1,4 +1,7 @@
-"""Whole tables as plain tensors, wherever their rows lie: gathered for other tools, and filled from theirs."""
+"""Whole tables as plain tensors, wherever their rows lie.
+
+Gathered for other tools, and filled from theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How float32 rows and gradients travel between ranks: as they are, in 16 bits, or compressed without loss."""
+"""How float32 rows and gradients travel between ranks.
+
+As they are, in 16 bits, or compressed without loss.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 
 class RowWire:
-    """The way of one exchange's numbers between ranks; the communication thread's, all ranks call it in the same order.
+    """The way of one exchange's numbers between ranks.
+
+    The communication thread's, all ranks call it in the same order.
 
     Args:
         channel: between the ranks.
@@ -47,7 +52,10 @@ class RowWire:
         return self.dtype == torch.float32
 
     def rounded(self, rows: Records) -> Records:
-        """What arrives of rows. Those that are here already are read the same: places change no bit."""
+        """What arrives of rows.
+
+        Those that are here already are read the same: places change no bit.
+        """
         if self.is_exact:
             return rows
         result: Records = torch.from_numpy(rows).to(self.dtype).float().numpy()
@@ -60,7 +68,9 @@ class RowWire:
         receive_counts: Sequence[int],
         out: Tensor | None = None,
     ) -> Tensor:
-        """Send ``send_counts[p]`` consecutive ones of float32 ``rows`` to each rank p; returns what comes, in rank order.
+        """Send ``send_counts[p]`` consecutive ones of float32 ``rows`` to each rank p.
+
+        Returns what comes, in rank order.
 
         Args:
             rows: ``[sum(send_counts), ...]``.
@@ -115,7 +125,8 @@ class RowWire:
         ]
         places = _split(received, receive_counts)
         arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
-        # spans of all parts are known on both sides, so they lie behind each other without a word about them
+        # spans of all parts are known on both sides, so they lie behind each other without a word
+        # about them
         if self.compress:
             self.sent += exchange_compressed(self.channel, sending, arriving)
         else:

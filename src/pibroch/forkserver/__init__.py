@@ -1,4 +1,7 @@
-"""Processes forked from one that has loaded what they need, and memory that outlives them; see the README beside this."""
+"""Processes forked from one that has loaded what they need, and memory that outlives them.
+
+See the README beside this.
+"""
 
 from pibroch.forkserver.child import ForkedProcess
 from pibroch.forkserver.link import Link, link_to_server

@@ -86,12 +86,13 @@ class ChildPlan:
 def fork(plan: ChildPlan, program: Callable[[], NoReturn]) -> ForkedProcess:
     """Fork; the child calls ``program`` as if it had been started anew, and never comes back.
 
-    This process must have no other thread that holds locks, and must not have computed with OpenMP: a child would wait for
-    threads that it does not have.
+    This process must have no other thread that holds locks, and must not have computed with OpenMP:
+    a child would wait for threads that it does not have.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # the collector would look at each object, and children would then have pages of their own
+    # the collector would look at each object, and children would then have pages of their own
+    gc.freeze()
     pid = os.fork()
     if pid == 0:
         _be(plan, program)

@@ -108,7 +108,10 @@ class Link:
         return StartedProcess(self, answer.pid, open(stdin, "wb"), open(stdout, "rb"))
 
     def keep(self, key: str, tag: str, num_bytes: int) -> KeptMemory:
-        """Memory of this name, tag and size: what is there, or new one in place of what has another tag or size."""
+        """Memory of this name, tag and size.
+
+        What is there, or new one in place of what has another tag or size.
+        """
         found = self._keep(Keep(key, tag, num_bytes))
         assert found is not None, "it is made"
         return found
@@ -165,5 +168,8 @@ def adopt(descriptor: int) -> None:
 
 
 def link_to_server() -> Link | None:
-    """To the fork server that this process is from; ``None`` for a process that was started otherwise."""
+    """To the fork server that this process is from.
+
+    ``None`` for a process that was started otherwise.
+    """
     return _mine

@@ -1,4 +1,7 @@
-"""What a process asks of the fork server that it is from: one message each way at a time, descriptors beside it."""
+"""What a process asks of the fork server that it is from.
+
+One message each way at a time, descriptors beside it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class Started(msgspec.Struct, tag=True):
 
 
 class Signal(msgspec.Struct, tag=True):
-    """Send a signal, 0 for none, to a process that the asking one has started. Answered by :class:`ExitState`."""
+    """Send a signal, 0 for none, to a process that the asking one has started.
+
+    Answered by :class:`ExitState`.
+    """
 
     pid: int
     number: int

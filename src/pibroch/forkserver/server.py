@@ -1,6 +1,7 @@
 """The side that forks: a process that has loaded what its children need, and has no thread but its own.
 
-What children ask for (other processes, memory that outlives them) is done between two looks at whether they still run.
+What children ask for (other processes, memory that outlives them) is done between two looks at
+whether they still run.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class _Memory:
 
 
 class ForkServer:
-    """Forks this process. Leaving the ``with`` block forgets the memory; children are their owners' to end.
+    """Forks this process.
+
+    Leaving the ``with`` block forgets the memory; children are their owners' to end.
 
     Args:
         program: what a child does, by its ``sys.argv`` and ``os.environ``.
@@ -94,7 +97,10 @@ class ForkServer:
         return [os.pread(memory.descriptor, num_bytes, 0) for memory in self._memories.values()]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules that children need, and prepare the rest; what cannot be imported is theirs to say."""
+        """Import modules that children need, and prepare the rest.
+
+        What cannot be imported is theirs to say.
+        """
         for _ in self._load(modules):
             pass
 
@@ -118,7 +124,10 @@ class ForkServer:
         return child.process
 
     def serve(self, seconds: float) -> None:
-        """Do what is asked for in the next so many seconds; returns early where nobody can ask any more."""
+        """Do what is asked for in the next so many seconds.
+
+        Returns early where nobody can ask any more.
+        """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             links = {child.link: child for child in self._all() if child.link is not None}
@@ -207,16 +216,24 @@ class ForkServer:
             send(link, KeptDescriptor(found.num_bytes, is_new, found.tag), [found.descriptor])
 
     def _fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], name: str, streams: Mapping[int, int],
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        name: str,
+        streams: Mapping[int, int],
         closed: Sequence[int] = (),
-    ) -> _Child:  # fmt: skip
+    ) -> _Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         others = [each.link.fileno() for each in self._all() if each.link is not None]
         memories = [memory.descriptor for memory in self._memories.values()]
         plan = ChildPlan(
-            arguments, environment, name, streams,
-            (*closed, *others, *memories, ours.fileno()), leads_session=bool(closed),
-        )  # fmt: skip
+            arguments,
+            environment,
+            name,
+            streams,
+            (*closed, *others, *memories, ours.fileno()),
+            leads_session=bool(closed),
+        )
         try:
             return _Child(fork(plan, partial(_linked, theirs.fileno(), self._program)), ours)
         finally:

@@ -1,1 +1,4 @@
-"""The hot path: `<op>/naive.py` says what is meant, `<op>/numba.py` is what runs. NumPy in, NumPy out."""
+"""The hot path: `<op>/naive.py` says what is meant, `<op>/numba.py` is what runs.
+
+NumPy in, NumPy out.
+"""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Records = NDArray[np.float32]
-"""Row records, their weights alone, or gradients, ``[rows, floats]``; a message of them lies flat."""
+"""Row records, their weights alone, or gradients, ``[rows, floats]``; a message of them lies flat.
+"""
 
 Stored = NDArray[np.float32] | NDArray[np.uint16]
 """Row records in the type of their weights: float32 ``[rows, W]`` as they are, or for bfloat16 weights the same memory as

@@ -1,10 +1,14 @@
-"""What kernels need to talk to other processes through shared memory: ordered loads and stores, copies, a place to sleep.
+"""What kernels need to talk to other processes through shared memory.
 
-Places are bare addresses (int64): memory of another process has no array until somebody maps it, and kernels that copy to a
-few dozen of such places a call have no use for one. Callers answer for the addresses.
+Ordered loads and stores, copies, a place to sleep.
 
-A store with release order makes everything written before it visible to whoever loads its value with acquire order. Two
-processes that each write one word and then read the other's need more, the full barrier in :func:`add`.
+Places are bare addresses (int64): memory of another process has no array until somebody maps it,
+and kernels that copy to a few dozen of such places a call have no use for one. Callers answer for
+the addresses.
+
+A store with release order makes everything written before it visible to whoever loads its value
+with acquire order. Two processes that each write one word and then read the other's need more, the
+full barrier in :func:`add`.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ from numba.extending import intrinsic
 from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, Value, Values
 
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-"""The number of Linux's system call, ``None`` where it is not known; then nothing of this module that sleeps may be used."""
+"""The number of Linux's system call, ``None`` where it is not known.
+
+Then nothing of this module that sleeps may be used.
+"""
 _PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(
     platform.machine()
 )
@@ -185,7 +192,10 @@ def _wake(typingctx: Context, address: Kind) -> Intrinsic:
 
 
 def _load_one(address: int) -> int:
-    """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``); on x86 loads and stores of words are in order."""
+    """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``).
+
+    On x86 loads and stores of words are in order.
+    """
     return ctypes.c_int64.from_address(int(address)).value
 
 
@@ -226,11 +236,17 @@ load: Callable[..., int] = _load_one
 store: Callable[..., None] = _store_one
 """``store(address, value)``: an int64, with release order."""
 add: Callable[..., int] = _add_one
-"""``add(address, value)``: to an int64, in one piece, as a full barrier; returns what was there before."""
+"""``add(address, value)``: to an int64, in one piece, as a full barrier.
+
+Returns what was there before.
+"""
 copy: Callable[..., None] = _copy_one
 """``copy(target, source, nbytes)``: between memory that does not overlap."""
 stream_line_at: Callable[..., None] = _copy_line
-"""``stream_line_at(target, source)``: copy 64 bytes past the caches to where a cache line begins; :func:`fence` orders them."""
+"""``stream_line_at(target, source)``: copy 64 bytes past the caches to where a cache line begins.
+
+:func:`fence` orders them.
+"""
 fence: Callable[..., None] = _nothing
 """``fence()``: a full barrier, for streamed lines, too."""
 pause: Callable[..., None] = _nothing
@@ -240,9 +256,12 @@ give_way: Callable[..., None] = _give_way_once
 nanoseconds: Callable[..., int] = time.monotonic_ns
 """``nanoseconds()``: of a clock that never goes back."""
 sleep_on: Callable[..., None] = _give_way_once
-"""``sleep_on(address, value, microseconds)``: until somebody wakes this address, if the int64 there still is ``value``.
+"""``sleep_on(address, value, microseconds)``.
 
-Returns at once if it is not, after the time at the latest, and now and then for no reason. Little-endian machines alone.
+Until somebody wakes this address, if the int64 there still is ``value``.
+
+Returns at once if it is not, after the time at the latest, and now and then for no reason.
+Little-endian machines alone.
 """
 wake: Callable[..., None] = _nothing
 """``wake(address)``: all that sleep there, in any process that maps this memory."""

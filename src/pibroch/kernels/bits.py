@@ -68,7 +68,10 @@ def _widened_one(number: Number) -> np.float32:
 
 
 def _half_widened(typingctx: Context, number: Kind) -> Intrinsic | None:
-    """Typing and code of :func:`half_widened`: shifted into a float32 of too small an exponent, then scaled by 2^112."""
+    """Typing and code of :func:`half_widened`.
+
+    Shifted into a float32 of too small an exponent, then scaled by 2^112.
+    """
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.args[0] == types.float32:

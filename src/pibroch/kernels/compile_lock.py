@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 COMPILE_TIMEOUT_S = 120.0
-"""How long a process waits for another one that compiles; then it compiles, too, which costs time alone."""
+"""How long a process waits for another one that compiles.
+
+Then it compiles, too, which costs time alone.
+"""
 _POLL_S = 0.02
 
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold a file's lock, which ends with the process; go on without it where there is none, or it is not to be had."""
+    """Hold a file's lock, which ends with the process.
+
+    Go on without it where there is none, or it is not to be had.
+    """
     try:
         import fcntl
 

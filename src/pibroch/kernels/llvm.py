@@ -1,7 +1,8 @@
 """What functions that write LLVM code for numba take and give, by the names that signatures use.
 
-An intrinsic is such a function: numba tells it the types of a call's arguments, and it answers with the call's signature and
-a ``generate`` that writes the code. Of these types llvmlite publishes none, and numba few: LLVM itself checks what comes out.
+An intrinsic is such a function: numba tells it the types of a call's arguments, and it answers with
+the call's signature and a ``generate`` that writes the code. Of these types llvmlite publishes
+none, and numba few: LLVM itself checks what comes out.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
 
 def _hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
-    """The function ``llvm.prefetch`` and its arguments after the address: for reading, to which cache, data."""
+    """The function ``llvm.prefetch`` and its arguments after the address.
+
+    For reading, to which cache, data.
+    """
     int32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -45,7 +48,10 @@ def _prefetch(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
 def _prefetch_row(
     typingctx: Context, records: Kind, row: Kind, width: Kind, is_long: Kind
 ) -> Intrinsic:
-    """Typing and code of :func:`prefetch_row`: one ``llvm.prefetch`` a cache line, and one for the last float."""
+    """Typing and code of :func:`prefetch_row`.
+
+    One ``llvm.prefetch`` a cache line, and one for the last float.
+    """
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -108,7 +114,10 @@ def _float_at(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
 
 
 def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
-    """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line: no row of whole lines is split."""
+    """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line.
+
+    No row of whole lines is split.
+    """
     flat = np.empty(num_rows * width + FLOATS_PER_LINE, np.float32)
     first = -(flat.ctypes.data // flat.itemsize) % FLOATS_PER_LINE
     return flat[first : first + num_rows * width].reshape(num_rows, width)
@@ -138,20 +147,30 @@ def _flat(numbers: NDArray[np.float32], place: int) -> np.float32:
 
 
 prefetch: Callable[..., None] = _no_hint
-"""``prefetch(numbers, place)``: begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``."""
-prefetch_row: Callable[..., None] = _no_hint
-"""``prefetch_row(records, row, width, is_long)``: begin to fetch the first floats of a row of ``records`` ``[rows, W]``.
+"""``prefetch(numbers, place)``.
 
-``is_long`` says that they may go to the second-level cache; one answer, ``dim > MAX_SHORT_DIM``, for all a kernel reads. On
-the way to the first they queue for its few miss buffers: two cores of Zen 4 update 53,000 random rows of 256 bytes in 1.7 ms
-this way, in 3.1 otherwise. Of short rows they make nothing of the hint where most lines are of the same parity, as those of
-one feature's gradients are, or where only some of the lines have it: 1.5 ms for an update of 64-byte rows that takes 0.7.
+Begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``.
+"""
+prefetch_row: Callable[..., None] = _no_hint
+"""``prefetch_row(records, row, width, is_long)``.
+
+Begin to fetch the first floats of a row of ``records`` ``[rows, W]``.
+
+``is_long`` says that they may go to the second-level cache; one answer, ``dim > MAX_SHORT_DIM``,
+for all a kernel reads. On the way to the first they queue for its few miss buffers: two cores of
+Zen 4 update 53,000 random rows of 256 bytes in 1.7 ms this way, in 3.1 otherwise. Of short rows
+they make nothing of the hint where most lines are of the same parity, as those of one feature's
+gradients are, or where only some of the lines have it: 1.5 ms for an update of 64-byte rows that
+takes 0.7.
 """
 stream_line: Callable[..., None] = _copy_line
-"""``stream_line(source, start, target, place)``: copy 16 floats, or as many bfloat16 as floats, past the caches.
+"""``stream_line(source, start, target, place)``.
 
-Indices are into the flat arrays, both contiguous; the target's place must begin a cache line (:func:`can_stream`). For large
-outputs: an ordinary store first reads the line that it is about to overwrite.
+Copy 16 floats, or as many bfloat16 as floats, past the caches.
+
+Indices are into the flat arrays, both contiguous; the target's place must begin a cache line
+(:func:`can_stream`). For large outputs: an ordinary store first reads the line that it is about to
+overwrite.
 """
 float_at: Callable[..., np.float32] = _flat
 """``float_at(numbers, place)``: of a contiguous array its ``place``-th float, whatever its shape: what begins in one row and

@@ -1,8 +1,9 @@
 """Run a kernel on several threads, each on its own range.
 
-The threads are torch's (:mod:`pibroch.kernels.team`); a few standing Python threads where those cannot be had. Threads take
-ranges, never shares of a sum, so results do not depend on their number. Of threads beside the main one, only one at a time
-has others work for it: the cores of the rest are taken.
+The threads are torch's (:mod:`pibroch.kernels.team`); a few standing Python threads where those
+cannot be had. Threads take ranges, never shares of a sum, so results do not depend on their number.
+Of threads beside the main one, only one at a time has others work for it: the cores of the rest are
+taken.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def _pool(num_workers: int, process_id: int) -> ThreadPoolExecutor:
 def run(
     kernel: Callable[..., object], num_items: int, *args: object, grain: int = MIN_ITEMS_PER_THREAD
 ) -> list[Any]:
-    """Call ``kernel(*args, start, stop)`` for disjoint ranges that cover ``range(num_items)``; blocks until all are done.
+    """Call ``kernel(*args, start, stop)`` for disjoint ranges that cover ``range(num_items)``.
+
+    Blocks until all are done.
 
     Args:
         kernel: a compiled kernel that writes only what belongs to its range.
@@ -54,7 +57,10 @@ def run(
 
 
 def run_ranges(kernel: Callable[..., object], bounds: list[int], *args: object) -> list[Any]:
-    """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``. Returns their results in order."""
+    """As :func:`run`, with the ranges given: the i-th is ``bounds[i]`` to ``bounds[i + 1]``.
+
+    Returns their results in order.
+    """
     if len(bounds) <= 2:
         return [kernel(*args, bounds[0], bounds[-1])]
     if not team.can_run(kernel):

@@ -1,8 +1,9 @@
 """How every CPU kernel is compiled.
 
-One policy for all: sums may be reordered and fused (so that loops vectorise), NaN and infinity keep their meaning (so that a
-diverged run is seen), the GIL is released (so that threads use cores) and machine code is cached on disk. Of processes that
-need the same kernel at once, one compiles it, and the others wait and load what it wrote.
+One policy for all: sums may be reordered and fused (so that loops vectorise), NaN and infinity keep
+their meaning (so that a diverged run is seen), the GIL is released (so that threads use cores) and
+machine code is cached on disk. Of processes that need the same kernel at once, one compiles it, and
+the others wait and load what it wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def kernel(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _compile_once(kernel: Any) -> None:
-    """Have processes that share a cache compile a kernel one after the other: the first does, the others load it."""
+    """Have processes that share a cache compile a kernel one after the other.
+
+    The first does, the others load it.
+    """
     cache: Any = getattr(kernel, "_cache", None)
     if not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
         return
@@ -40,7 +44,8 @@ def _compile_once(kernel: Any) -> None:
         # loaded here, as what calls kernels need know no clock
         from pibroch.kernels.compile_lock import locked
 
-        # this process's threads first: in the other order one could hold the file, and another what it waits for
+        # this process's threads first: in the other order one could hold the file, and another what
+        # it waits for
         with global_compiler_lock, locked(cache._cache_file._index_path + ".lock"):
             return compile_or_load(signature)
 
@@ -50,7 +55,8 @@ def _compile_once(kernel: Any) -> None:
 def load_compiled() -> Iterator[None]:
     """Load the machine code that lies on disk for the kernels of all imported modules, one kernel from step to step.
 
-    For a process that is to be forked. What is not there, or is of another version, is left to who calls the kernel.
+    For a process that is to be forked. What is not there, or is of another version, is left to who
+    calls the kernel.
     """
     for kernel in _KERNELS:
         cache = getattr(kernel, "_cache", None)

@@ -1,18 +1,24 @@
-"""Kernels on the threads that torch computes with: one OpenMP team for both, entered without Python.
+"""Kernels on the threads that torch computes with.
 
-A team of our own beside torch's would stall it, and be stalled, wherever both want the same cores; threads of Python would each
-need the interpreter's lock, one after the other, before they start. torch's library depends on the OpenMP that it was built
-with, and both GNU's and LLVM's have the entry point ``GOMP_parallel``, so compiled code can call that one's.
+One OpenMP team for both, entered without Python.
 
-Measured on two cores, two threads for a kernel of 9 us a thread: 10 us, and 65 to 90 us by standing Python threads; right
-after a product of matrices (caches cold, torch's threads asleep) 110 to 140 and 215 us; eight threads 76 and 191 us.
+A team of our own beside torch's would stall it, and be stalled, wherever both want the same cores;
+threads of Python would each need the interpreter's lock, one after the other, before they start.
+torch's library depends on the OpenMP that it was built with, and both GNU's and LLVM's have the
+entry point ``GOMP_parallel``, so compiled code can call that one's.
 
-OpenMP gives each calling thread a team of its own, the one with which torch computes there, too. A thread beside the main
-one is as quick with its team as the main thread (a kernel of 1.3 ms: 0.65 to 0.71 ms, 0.74 to 0.79 by standing threads).
-Several at once would want each core several times, so one of them at a time has its team and the others work alone
-(:mod:`pibroch.kernels.parallel`): two and four threads that did kernels of 90 us did 16,000 and 18,000 a second so, 14,000
-and 15,000 each with a team, 10,000 by the standing threads that they share. Our own threads beside a trainer (`OURS`) have
-no team: with more threads than cores OpenMP's no longer spin, and the trainer would wake its own in each operation.
+Measured on two cores, two threads for a kernel of 9 us a thread: 10 us, and 65 to 90 us by standing
+Python threads; right after a product of matrices (caches cold, torch's threads asleep) 110 to 140
+and 215 us; eight threads 76 and 191 us.
+
+OpenMP gives each calling thread a team of its own, the one with which torch computes there, too. A
+thread beside the main one is as quick with its team as the main thread (a kernel of 1.3 ms: 0.65 to
+0.71 ms, 0.74 to 0.79 by standing threads). Several at once would want each core several times, so
+one of them at a time has its team and the others work alone (:mod:`pibroch.kernels.parallel`): two
+and four threads that did kernels of 90 us did 16,000 and 18,000 a second so, 14,000 and 15,000 each
+with a team, 10,000 by the standing threads that they share. Our own threads beside a trainer
+(`OURS`) have no team: with more threads than cores OpenMP's no longer spin, and the trainer would
+wake its own in each operation.
 """
 
 from __future__ import annotations
@@ -62,9 +68,12 @@ def is_there() -> bool:
 
 
 def can_run(kernel: Callable[..., Any]) -> bool:
-    """Whether a kernel can run on the calling thread's team: a compiled one, in any thread but ours.
+    """Whether a kernel can run on the calling thread's team.
 
-    Not in a forked process: OpenMP would wait for threads that are not there where the parent, torch included, has used them.
+    A compiled one, in any thread but ours.
+
+    Not in a forked process: OpenMP would wait for threads that are not there where the parent,
+    torch included, has used them.
     """
     is_ours = threading.current_thread().name.startswith(OURS)
     return isinstance(kernel, Dispatcher) and not is_ours and not _is_lost and is_there()
@@ -77,7 +86,8 @@ def run(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[int]:
         What the kernel returned for each range, an integer; 0 for kernels that return nothing.
 
     Raises:
-        MemoryError: when a kernel could not allocate what it needs, the only error that kernels know.
+        MemoryError: when a kernel could not allocate what it needs, the only error that kernels
+            know.
     """
     results = np.zeros(len(bounds) - 1, np.int64)
     _launcher(kernel)(np.array(bounds, np.int64), results, torch.get_num_threads(), *args)
@@ -89,11 +99,17 @@ def run(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[int]:
 
 @cache
 def _launcher(kernel: Any) -> Callable[..., None]:
-    """The compiled function that enters the team with a kernel; it counts as part of the kernel's file, as for the cache."""
+    """The compiled function that enters the team with a kernel.
+
+    It counts as part of the kernel's file, as for the cache.
+    """
     if not is_there():
         raise RuntimeError("torch's threads cannot be entered here: ask can_run before run")
     python, name = kernel.py_func, f"{kernel.__name__}_on_team"
-    text = f"def {name}(bounds, results, num_threads, *args):\n    run_on_team(kernel, bounds, results, num_threads, args)\n"
+    text = (
+        f"def {name}(bounds, results, num_threads, *args):\n    run_on_team(kernel, bounds,"
+        " results, num_threads, args)\n"
+    )
     scope = {"__name__": python.__module__, "kernel": kernel, "run_on_team": run_on_team}
     exec(compile(text, python.__code__.co_filename, "exec"), scope)
     return compiled(scope[name])

@@ -1,4 +1,7 @@
-"""Who needs which row when, where it is and what must travel. Plain objects: ids in, plans out; and a thread that keeps one."""
+"""Who needs which row when, where it is and what must travel.
+
+Plain objects: ids in, plans out; and a thread that keeps one.
+"""
 
 from pibroch.lookahead.early_steps import early_steps
 from pibroch.lookahead.joint import JointOracle

@@ -1,7 +1,7 @@
 """Plans as bytes, and back: what sends them sees two arrays.
 
-Each array of a plan travels as differences to its least number, in as few bytes as the greatest needs; where the steps from
-number to number need fewer bytes, these travel instead.
+Each array of a plan travels as differences to its least number, in as few bytes as the greatest
+needs; where the steps from number to number need fewer bytes, these travel instead.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
 
 
 class JointOracle:
-    """One rank's oracles, a lane each; each has a cache of its own and shrinks its lookahead by itself.
+    """One rank's oracles, a lane each.
+
+    Each has a cache of its own and shrinks its lookahead by itself.
 
     Args:
         oracles: in the order of the lanes.

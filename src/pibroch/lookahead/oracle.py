@@ -1,7 +1,9 @@
-"""The oracle (BagPipe, Algorithm 1, for any number of ranks): ids of future batches in, a plan for each step out.
+"""The oracle (BagPipe, Algorithm 1, for any number of ranks).
 
-Every rank has one, feeds it the same ids, and gets its own view of the same plan; see ``docs/design/0005-lookahead.md`` for
-the words and rules.
+Ids of future batches in, a plan for each step out.
+
+Every rank has one, feeds it the same ids, and gets its own view of the same plan; see
+``docs/design/0005-lookahead.md`` for the words and rules.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Opening:
     Attributes:
         now: rows of the step.
         prefetch: rows of the one after it, but for those that the step touches.
-        places: int64 ``[U]``, where this rank reads the step's rows, in the order in which they were given.
+        places: int64 ``[U]``, where this rank reads the step's rows, in the order in which they
+            were given.
     """
 
     now: Transfer
@@ -64,14 +67,17 @@ class StepPlan:
         is_tight: whether ``deferred`` and ``evicted`` come before ``next_step``, for want of slots.
         next_step: rows of the next step that this step has updated.
         deferred: the gradients and updates of other rows that several ranks touched.
-        local: updates of rows that this rank alone touched, and that are not critical: any time before ``evicted``.
+        local: updates of rows that this rank alone touched, and that are not critical: any time
+            before ``evicted``.
         evicted: records that go home, one message each.
-        prefetch: rows of the step after next, but for those that the next step touches; ``None`` when they come later.
+        prefetch: rows of the step after next, but for those that the next step touches; ``None``
+            when they come later.
         places: int64, where this rank reads the rows of the next step.
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
-        early: int64, rising addresses that this rank reads :func:`early_steps` later, whose records are at home on servers,
-            and stay as they are until a plan moves them: who asks for a copy now has it then.
+        early: int64, rising addresses that this rank reads :func:`early_steps` later, whose records
+            are at home on servers, and stay as they are until a plan moves them: who asks for a
+            copy now has it then.
     """
 
     number: int
@@ -89,26 +95,39 @@ class StepPlan:
 
 
 class Oracle:
-    """Plans steps in their order; none before the ``lookahead`` steps after it are known, or the last of all.
+    """Plans steps in their order.
+
+    None before the ``lookahead`` steps after it are known, or the last of all.
 
     Args:
-        bounds: int64 ``[P + 1]``, the first address of each rank's home; P is W, or W and the number of servers.
+        bounds: int64 ``[P + 1]``, the first address of each rank's home; P is W, or W and the
+            number of servers.
         rank: whose view is wanted.
         lookahead: steps beyond the current one that are looked at, at least 1.
         capacity: slots of each rank for rows whose home is elsewhere.
         design: of the cache, a key of ``DESIGNS``.
-        delayed: whether what the next step does not need is synchronised later (Sec. 3.3); without, all is critical.
-        num_trainers: W, ranks that read; those beyond are servers, which have homes only. All P when absent.
-        most_rows_in_full: up to so many rows the state of all is kept, else that of the rows in the window; plans are the same.
+        delayed: whether what the next step does not need is synchronised later (Sec. 3.3); without,
+            all is critical.
+        num_trainers: W, ranks that read; those beyond are servers, which have homes only. All P
+            when absent.
+        most_rows_in_full: up to so many rows the state of all is kept, else that of the rows in the
+            window; plans are the same.
 
     Raises:
         ConfigError: for a lookahead, capacity or number of ranks that cannot be.
     """
 
     def __init__(
-        self, bounds: Ints, rank: int, lookahead: int, capacity: int, design: str = "lrpp", delayed: bool = True,
-        num_trainers: int | None = None, most_rows_in_full: int = MOST_ROWS_IN_FULL,
-    ) -> None:  # fmt: skip
+        self,
+        bounds: Ints,
+        rank: int,
+        lookahead: int,
+        capacity: int,
+        design: str = "lrpp",
+        delayed: bool = True,
+        num_trainers: int | None = None,
+        most_rows_in_full: int = MOST_ROWS_IN_FULL,
+    ) -> None:
         num_rows, num_ranks, num_home = (
             int(bounds[-1]),
             len(bounds) - 1,
@@ -205,8 +224,10 @@ class Oracle:
         if max(counts) > self.capacity:
             raise ConfigError(
                 f"a batch of which rank {int(np.argmax(counts))} reads {max(counts):,} rows, and a cache of "
-                f"{self.capacity:,}", "room for the rows of one batch", "raise cache_rows, or train with smaller batches",
-            )  # fmt: skip
+                f"{self.capacity:,}",
+                "room for the rows of one batch",
+                "raise cache_rows, or train with smaller batches",
+            )
 
     def open(self) -> Opening:
         """Begin with the step that is planned next, all records being at home."""
@@ -240,9 +261,19 @@ class Oracle:
         self._steps.popleft()
         self.step += 1
         return StepPlan(
-            self.step - 1, critical, is_tight, arrived, deferred, local, evicted, prefetch, places, self.in_force,
-            slots.used.copy(), early,
-        )  # fmt: skip
+            self.step - 1,
+            critical,
+            is_tight,
+            arrived,
+            deferred,
+            local,
+            evicted,
+            prefetch,
+            places,
+            self.in_force,
+            slots.used.copy(),
+            early,
+        )
 
     def restart(self) -> None:
         """Forget all steps; all records are at home."""
@@ -270,7 +301,10 @@ class Oracle:
         return transfer
 
     def _coming(self, at: int, which: int) -> Places:
-        """The touches of a step that arrive: early ones are those that the step before does not touch."""
+        """The touches of a step that arrive.
+
+        Early ones are those that the step before does not touch.
+        """
         if at >= len(self._steps):
             return np.empty(0, np.int32)
         step = self._steps[at]
@@ -327,7 +361,10 @@ class Oracle:
         )
 
     def _fill_free(self, num_taken: int) -> None:
-        """Write as much of the stack of free slots as may be taken now: what is never used of it takes no memory."""
+        """Write as much of the stack of free slots as may be taken now.
+
+        What is never used of it takes no memory.
+        """
         begin, end = max(0, int(self._slots.depth[0]) - num_taken), self._num_unfilled
         if begin < end:
             top = self._site.num_home + self.capacity - 1
@@ -335,7 +372,10 @@ class Oracle:
             self._num_unfilled = begin
 
     def _room_for(self, num_touches: int) -> int:
-        """The number of the first of so many touches that lie side by side; the ring grows where there is no room."""
+        """The number of the first of so many touches that lie side by side.
+
+        The ring grows where there is no room.
+        """
         size = len(self._window.row)
         oldest = self._steps[0].number if self._steps else 0
         number = (
@@ -372,6 +412,14 @@ class Oracle:
         readers, then, lent = (np.empty((len(words), size), masks) for _ in range(3))
         number, behind, place = (np.empty(size, np.int32) for _ in range(3))
         return Window(
-            words, **states.arrays(), row=row, number=row if states.is_full else number, readers=readers, behind=behind,
-            then=then, owner=owner, lent=lent, place=place,
-        )  # fmt: skip
+            words,
+            **states.arrays(),
+            row=row,
+            number=row if states.is_full else number,
+            readers=readers,
+            behind=behind,
+            then=then,
+            owner=owner,
+            lent=lent,
+            place=place,
+        )

@@ -1,4 +1,7 @@
-"""An oracle on a thread: steps and plan requests in, answers in futures. The runtime around the pure objects of this room."""
+"""An oracle on a thread: steps and plan requests in, answers in futures.
+
+The runtime around the pure objects of this room.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ T = TypeVar("T")
 
 
 class Answers:
-    """Answers to requests by their numbers. After a failure all that are open have it, and all that come later.
+    """Answers to requests by their numbers.
+
+    After a failure all that are open have it, and all that come later.
 
     Threads may call it at once.
     """
@@ -54,7 +59,8 @@ class Answers:
         except Exception as error:  # whoever asked hears of it
             made.set_exception(error)
         with self._lock:
-            # after `make`: a failure meanwhile has answered already, and is not to be answered twice
+            # after `make`: a failure meanwhile has answered already, and is not to be answered
+            # twice
             answer = self._open.pop(number, None)
         if answer is not None:
             pass_on(answer, made)

@@ -1,4 +1,6 @@
-"""What an oracle is asked, and when it can answer: a request waits until the steps that it depends on are known.
+"""What an oracle is asked, and when it can answer.
+
+A request waits until the steps that it depends on are known.
 
 Whoever keeps an oracle for a rank keeps its requests so, in the rank's own process or elsewhere.
 """
@@ -35,10 +37,13 @@ class PlanRequest:
 
 
 class PlanQueue:
-    """Steps and requests in, requests out whose time has come, in the order of their numbers. One thread calls it at a time.
+    """Steps and requests in, requests out whose time has come, in the order of their numbers.
 
-    The oracle hears of no more steps than a request names, whatever is known besides: so the answers follow from steps and
-    requests alone, not from when they come, and an oracle that is asked all of them again gives them again.
+    One thread calls it at a time.
+
+    The oracle hears of no more steps than a request names, whatever is known besides: so the
+    answers follow from steps and requests alone, not from when they come, and an oracle that is
+    asked all of them again gives them again.
 
     Args:
         oracle: of one rank, all its lanes.
@@ -74,7 +79,10 @@ class PlanQueue:
         self._number = number
 
     def add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
-        """One more step, see :meth:`JointOracle.add`. With the first step of another feed those before it are forgotten."""
+        """One more step, see :meth:`JointOracle.add`.
+
+        With the first step of another feed those before it are forgotten.
+        """
         self._known.append((feed, rows))
         self._num_known += 1
 

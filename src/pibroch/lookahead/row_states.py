@@ -1,8 +1,11 @@
-"""What the oracle knows of rows: of all of them while they are few, else of those in the window alone.
+"""What the oracle knows of rows.
 
-A row is in the window from the step that touches it first until nobody in the window touches it again; before and after it is
-at home, and there is nothing to know. So a table of addresses numbers the rows that are in the window, state lies at these
-numbers, and touches carry them: addresses are looked up once a touch, when it is entered.
+Of all of them while they are few, else of those in the window alone.
+
+A row is in the window from the step that touches it first until nobody in the window touches it
+again; before and after it is at home, and there is nothing to know. So a table of addresses numbers
+the rows that are in the window, state lies at these numbers, and touches carry them: addresses are
+looked up once a touch, when it is entered.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ from pibroch.kernels.arrays import RowIds
 from pibroch.kernels.window.rules import HOME, Places, Ranks
 
 MOST_ROWS_IN_FULL = 1 << 23
-"""Rows whose state is kept in full, in 75 MB: without look-ups a step is planned in a tenth to a quarter less time."""
+"""Rows whose state is kept in full, in 75 MB.
+
+Without look-ups a step is planned in a tenth to a quarter less time.
+"""
 _FIRST_PLACES = 1 << 16
 
 

@@ -49,8 +49,9 @@ class Model(nn.Module, ABC):
     def forward(self, dense: Tensor, embedded: Embedded) -> Tensor:
         """Logits ``[B]`` from ``dense`` ``[B, n]`` and ``embedded`` ``[B, F, table_dim(D)]``.
 
-        Given a function, the model calls it once, as late as it can: DLRM after its bottom network, which then hides the
-        time that the embeddings take to arrive. Float32 in, float32 out; under bf16 autocast the logits are bfloat16.
+        Given a function, the model calls it once, as late as it can: DLRM after its bottom network,
+        which then hides the time that the embeddings take to arrive. Float32 in, float32 out; under
+        bf16 autocast the logits are bfloat16.
 
         Raises:
             DataError: when a shape is not the one the model was built for.
@@ -59,7 +60,9 @@ class Model(nn.Module, ABC):
         return self.logits(dense, lambda: self._embeddings(embedded, dense.shape[0]))
 
     def begin(self, dense: Tensor) -> Tensor | None:
-        """What of :meth:`forward` needs no embeddings, to be worked out while they travel; ``None`` for nothing.
+        """What of :meth:`forward` needs no embeddings, to be worked out while they travel.
+
+        ``None`` for nothing.
 
         Raises:
             DataError: when the shape is not the one the model was built for.

@@ -1,4 +1,6 @@
-"""Batch norm over the global batch: moments are those of all ranks' samples, however they are divided.
+"""Batch norm over the global batch.
+
+Moments are those of all ranks' samples, however they are divided.
 
 Shape legend: B samples of this rank, C columns, W ranks.
 """
@@ -16,18 +18,23 @@ from torch.nn import functional
 from pibroch.errors import DataError
 
 Gather = Callable[[Tensor], Tensor]
-"""A vector ``[K]`` of this rank to those of all, ``[W, K]`` in rank order; blocks, and all ranks must call it."""
+"""A vector ``[K]`` of this rank to those of all, ``[W, K]`` in rank order.
+
+Blocks, and all ranks must call it.
+"""
 
 
 class BatchNorm(nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` for ``[B, C]``, with moments over all ranks once :attr:`gather` is set.
 
-    A global batch of fewer than two samples passes by the running statistics: one sample has no variance, and the last
-    batch of an epoch may hold just one. A rank's own part may be empty. In training every rank must call it.
+    A global batch of fewer than two samples passes by the running statistics: one sample has no
+    variance, and the last batch of an epoch may hold just one. A rank's own part may be empty. In
+    training every rank must call it.
 
     Attributes:
         gather: set by :func:`pibroch.data_parallel`; ``None`` for one process.
-        gradients_are_weighted: whether those that come in are of the mean over the global batch, not over a rank's own.
+        gradients_are_weighted: whether those that come in are of the mean over the global batch,
+            not over a rank's own.
     """
 
     def __init__(self, num_features: int, **options: Any) -> None:
@@ -55,9 +62,15 @@ class BatchNorm(nn.BatchNorm1d):
         self._update_running_statistics(mean, squares / (count - 1))
         inverse_std = (squares / count + self.eps).rsqrt()
         out: Tensor = _Normalise.apply(
-            x, self.weight, self.bias, mean.to(x.device), inverse_std.to(x.device), count, self.gather,
+            x,
+            self.weight,
+            self.bias,
+            mean.to(x.device),
+            inverse_std.to(x.device),
+            count,
+            self.gather,
             self.gradients_are_weighted,
-        )  # fmt: skip
+        )
         return out
 
     def _by_running_statistics(self, x: Tensor) -> Tensor:
@@ -99,19 +112,30 @@ def _combine(moments: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise by moments to which the samples of all ranks contributed; float64 moments in, gradients float32.
+    """Normalise by moments to which the samples of all ranks contributed.
 
-    A rank's loss is the mean over its own samples, and its gradients are later weighted with its share of the global batch
-    (``n_r / N``), or weighted already. So with g the gradient of the output, ``x_hat`` the normalised input, sums over ranks:
-    ``dx = weight / std * (g - (S + x_hat T) / n_r)`` where ``S = sum_r (n_r / N) sum g``, ``T = sum_r (n_r / N) sum g x_hat``;
-    of weighted ones ``dx = weight / std * (g - (S + x_hat T) / N)`` where ``S = sum_r sum g``, ``T = sum_r sum g x_hat``.
+    float64 moments in, gradients float32.
+
+    A rank's loss is the mean over its own samples, and its gradients are later weighted with its
+    share of the global batch (``n_r / N``), or weighted already. So with g the gradient of the
+    output, ``x_hat`` the normalised input, sums over ranks: ``dx = weight / std * (g - (S + x_hat
+    T) / n_r)`` where ``S = sum_r (n_r / N) sum g``, ``T = sum_r (n_r / N) sum g x_hat``; of
+    weighted ones ``dx = weight / std * (g - (S + x_hat T) / N)`` where ``S = sum_r sum g``, ``T =
+    sum_r sum g x_hat``.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse_std: Tensor, count: int,
-        gather: Gather, is_weighted: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        inverse_std: Tensor,
+        count: int,
+        gather: Gather,
+        is_weighted: bool,
+    ) -> Tensor:
         normalised = (x.float() - mean.float()).mul_(inverse_std.float()).to(x.dtype)
         ctx.count, ctx.gather, ctx.is_weighted = count, gather, is_weighted
         ctx.save_for_backward(normalised, weight, inverse_std)

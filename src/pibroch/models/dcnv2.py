@@ -1,4 +1,6 @@
-"""DCNv2 (Wang et al. 2021): explicit crosses of growing order, and a deep network after or beside them.
+"""DCNv2 (Wang et al.
+
+2021): explicit crosses of growing order, and a deep network after or beside them.
 
 Shape legend: B samples, K = F D + n inputs, R rank.
 """

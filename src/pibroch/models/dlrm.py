@@ -14,9 +14,12 @@ from pibroch.models.mlp import MLP, HiddenOptions
 
 
 class DLRM(Model):
-    """The dense features become one more vector of width D; the dot products of all pairs enter the top network.
+    """The dense features become one more vector of width D.
 
-    Without dense features that vector is learned directly, so that each id keeps a first-order term.
+    The dot products of all pairs enter the top network.
+
+    Without dense features that vector is learned directly, so that each id keeps a first-order
+    term.
     """
 
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:

@@ -22,10 +22,12 @@ MIN_ELEMENTS_PER_THREAD = 1 << 18  # below, waking a thread costs more than it s
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout` by counter: one mask a module and step, for whoever calls :func:`set_place` before each step.
+    """`torch.nn.Dropout` by counter.
 
-    Until then each call draws a fresh mask from torch's random numbers, as `torch.nn.Dropout` does. Two places in a
-    network need two modules: within a step a module's mask stays the same.
+    One mask a module and step, for whoever calls :func:`set_place` before each step.
+
+    Until then each call draws a fresh mask from torch's random numbers, as `torch.nn.Dropout` does.
+    Two places in a network need two modules: within a step a module's mask stays the same.
 
     Args:
         p: probability of zero, in ``[0, 1)``.
@@ -78,17 +80,26 @@ class _Mask:
     first_sample: int
 
     def apply(self, x: Tensor) -> Tensor:
-        """``x`` masked and scaled. Float32 on CPU takes one pass, the rest a mask in float32 and torch's product."""
+        """``x`` masked and scaled.
+
+        Float32 on CPU takes one pass, the rest a mask in float32 and torch's product.
+        """
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return x * self.apply(torch.ones(x.shape)).to(x.device, x.dtype)
         x = x.detach().contiguous()
         out = torch.empty_like(x)
         shape = (len(x), math.prod(x.shape[1:]))
         parallel.run(
-            kernels.dropout, shape[0], x.view(shape).numpy(), out.view(shape).numpy(),
-            np.uint64(self.key), np.uint64(round(self.p * 2**32)), np.float32(1 / (1 - self.p)),
-            np.uint64(self.first_sample), grain=1 + MIN_ELEMENTS_PER_THREAD // max(1, shape[1]),
-        )  # fmt: skip
+            kernels.dropout,
+            shape[0],
+            x.view(shape).numpy(),
+            out.view(shape).numpy(),
+            np.uint64(self.key),
+            np.uint64(round(self.p * 2**32)),
+            np.float32(1 / (1 - self.p)),
+            np.uint64(self.first_sample),
+            grain=1 + MIN_ELEMENTS_PER_THREAD // max(1, shape[1]),
+        )
         return out
 
 

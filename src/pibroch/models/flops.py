@@ -13,10 +13,12 @@ from pibroch.models.towers import TowerDLRM
 
 
 def training_flops(model: Model) -> int:
-    """Operations a sample of a step's forward and backward pass: matrix products alone, an addition and a product each.
+    """Operations a sample of a step's forward and backward pass.
 
-    A layer takes three products, or two where nobody wants the gradient of its input, as with dense features; the dot
-    interaction is one product of all its vectors with all of them.
+    Matrix products alone, an addition and a product each.
+
+    A layer takes three products, or two where nobody wants the gradient of its input, as with dense
+    features; the dot interaction is one product of all its vectors with all of them.
     """
     products: list[int] = []
 

@@ -18,8 +18,9 @@ MIN_SAMPLES_PER_THREAD = 128  # below, waking a thread costs more than it saves
 def dot_interaction(bottom: Tensor, embedded: Tensor) -> Tensor:
     """The bottom vector followed by the dot products of all pairs of the F + 1 vectors of a sample.
 
-    The pairs come in the order of ``torch.tril_indices(F + 1, F + 1, -1)``. Float32 and lower precision on CPU run in
-    our kernel, in float32; anything else (other devices, float64, what is exported) in torch's operations.
+    The pairs come in the order of ``torch.tril_indices(F + 1, F + 1, -1)``. Float32 and lower
+    precision on CPU run in our kernel, in float32; anything else (other devices, float64, what is
+    exported) in torch's operations.
 
     Args:
         bottom: ``[B, D]``.

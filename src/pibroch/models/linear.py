@@ -1,7 +1,8 @@
 """A linear layer that takes the faster of torch's two matrix libraries, and rectifies in place.
 
-`torch.nn.Linear` multiplies with MKL; oneDNN, in the same wheel, is not reached by it in float32. On an AMD EPYC, DLRM's
-forward products and input gradients took 6 to 20 % less time in oneDNN. The numbers agree within rounding.
+`torch.nn.Linear` multiplies with MKL; oneDNN, in the same wheel, is not reached by it in float32.
+On an AMD EPYC, DLRM's forward products and input gradients took 6 to 20 % less time in oneDNN. The
+numbers agree within rounding.
 
 Shape legend: B samples, I inputs, O outputs.
 """
@@ -17,21 +18,29 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 FEW_SAMPLES = 16
-"""So many go the short way through MKL in models that serve: oneDNN takes some 12 us to be called, as long as a layer."""
+"""So many go the short way through MKL in models that serve.
+
+oneDNN takes some 12 us to be called, as long as a layer.
+"""
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` with the same parameters and names; call with ``relu=True`` for the rectified output.
+    """`torch.nn.Linear` with the same parameters and names.
+
+    Call with ``relu=True`` for the rectified output.
 
     Attributes:
-        few_samples: up to so many go through MKL where no gradients are computed; 0 while a model trains, so that its
-            evaluation does not depend on how samples are divided among ranks.
+        few_samples: up to so many go through MKL where no gradients are computed; 0 while a model
+            trains, so that its evaluation does not depend on how samples are divided among ranks.
     """
 
     few_samples = 0
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """``[B, I]`` to ``[B, O]``. In oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`."""
+        """``[B, I]`` to ``[B, O]``.
+
+        In oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`.
+        """
         out: Tensor
         computes_gradients = torch.is_grad_enabled()
         if (
@@ -69,7 +78,10 @@ def _has_onednn() -> bool:
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``left @ right.T + bias``. Not with oneDNN's own ReLU, which would turn NaN into zero and hide a diverged run."""
+    """``left @ right.T + bias``.
+
+    Not with oneDNN's own ReLU, which would turn NaN into zero and hide a diverged run.
+    """
     out: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return out
 
@@ -101,7 +113,10 @@ class _Linear(torch.autograd.Function):
 
 
 def _grad_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``, ``[O, I]``, in MKL: it reads a transposed operand in place, where oneDNN would have it copied."""
+    """``grad.T @ x``, ``[O, I]``, in MKL.
+
+    It reads a transposed operand in place, where oneDNN would have it copied.
+    """
     if x.shape[1] < grad.shape[1]:
         return torch.mm(x.t(), grad).t()
     return torch.mm(grad.t(), x)

@@ -1,7 +1,8 @@
 """Stacks of linear layers.
 
-They start as torch's own layers do. The reference codes start from Xavier's (DLRM normal, DCNv2 and DeepFM uniform); on the
-Criteo sample that cost about 0.002 of test AUC (DLRM two seeds, DeepFM and Wide&Deep one) and DCNv2 nothing (one seed).
+They start as torch's own layers do. The reference codes start from Xavier's (DLRM normal, DCNv2 and
+DeepFM uniform); on the Criteo sample that cost about 0.002 of test AUC (DLRM two seeds, DeepFM and
+Wide&Deep one) and DCNv2 nothing (one seed).
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class MLP(nn.Module):
         self.options = options
         num_layers = len(widths) - 1
         self.num_hidden = num_layers if last_is_hidden else num_layers - 1
-        # a norm takes a bias before it away, whose gradient is rounding noise: Adam would make steps of full size of it
+        # a norm takes a bias before it away, whose gradient is rounding noise: Adam would make
+        # steps of full size of it
         num_without_bias = self.num_hidden if options.batch_norm else 0
         self.layers = nn.ModuleList(
             Linear(width_in, width_out, bias=i >= num_without_bias)

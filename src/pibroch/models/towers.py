@@ -1,8 +1,12 @@
-"""Towers (DMT, Sec. 3.2 and 4): features in groups, and a dense module that makes fewer or shorter vectors of each group's.
+"""Towers (DMT, Sec.
+
+3.2 and 4): features in groups, and a dense module that makes fewer or shorter vectors of each
+group's.
 
 A tower is a property of the model: the same numbers under any exchange and any number of ranks.
 
-Shape legend: B samples, F features, F_t of them in tower t, N width of embeddings, G vectors of width D that towers give.
+Shape legend: B samples, F features, F_t of them in tower t, N width of embeddings, G vectors of
+width D that towers give.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ class PassThrough(TowerModule):
 class LinearTower(TowerModule):
     """Combinations of a tower's embeddings, and a projection of each: the tower of DLRM (Sec. 4).
 
-    One projection serves all features of the tower, which gives the figures of the paper's Table 5 to the digit.
+    One projection serves all features of the tower, which gives the figures of the paper's Table 5
+    to the digit.
 
     Args:
         num_features: F_t.
@@ -90,7 +95,9 @@ class LinearTower(TowerModule):
 
 
 class CrossTower(TowerModule):
-    """One cross over all embeddings of the tower, projected to one vector: the tower of DCN (Sec. 4).
+    """One cross over all embeddings of the tower, projected to one vector: the tower of DCN (Sec.
+
+    4).
 
     Args:
         num_features: F_t.
@@ -149,7 +156,8 @@ class TowerModel(Model):
         num_dense: as for :class:`Model`.
         num_features: F.
         config: widths; ``towers`` says what they make.
-        groups: numbers of each tower's features; by ``config`` when absent, for features that have no names.
+        groups: numbers of each tower's features; by ``config`` when absent, for features that have
+            no names.
     """
 
     def __init__(

@@ -1,6 +1,9 @@
-"""Wide&Deep (Cheng et al. 2016) and DeepFM (Guo et al. 2017): a linear model, a deep network, and for DeepFM pairs.
+"""Wide&Deep (Cheng et al.
 
-The first-order weight of an id is the last column of its row, so that it is fetched and updated with the embedding.
+2016) and DeepFM (Guo et al. 2017): a linear model, a deep network, and for DeepFM pairs.
+
+The first-order weight of an id is the last column of its row, so that it is fetched and updated
+with the embedding.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class WideAndDeep(Model):
 
 
 class DeepFM(WideAndDeep):
-    """Wide&Deep with a factorisation machine: the sum of the dot products of all pairs of embeddings is added."""
+    """Wide&Deep with a factorisation machine.
+
+    The sum of the dot products of all pairs of embeddings is added.
+    """
 
     def pairs(self, vectors: Tensor) -> Tensor:
         """``sum_{i<j} <v_i, v_j> = (|sum v|^2 - sum |v|^2) / 2``, ``[B]`` from ``[B, F, D]``."""

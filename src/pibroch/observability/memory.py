@@ -13,7 +13,8 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of process groups of version 2 and 1: the limit, what is used, and the part of it that gives way."""
+"""Of process groups of version 2 and 1: the limit, what is used, and the part of it that gives way.
+"""
 
 
 def rss_bytes() -> int:
@@ -41,7 +42,8 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """Bytes that processes of this machine can still take, or of this container where it has a limit of its own.
 
     Args:
-        proc: where the system says what is available; half of the memory is assumed where it says nothing.
+        proc: where the system says what is available; half of the memory is assumed where it says
+            nothing.
         groups: where the limits of process groups are, of version 2 or 1.
     """
     lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
@@ -62,7 +64,10 @@ def most_that_fits(proc: Path = Path("/proc")) -> int | None:
 
 
 def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
-    """The groups that this process is in, as far as it sees them; inside of a container the outermost is the container's."""
+    """The groups that this process is in, as far as it sees them.
+
+    Inside of a container the outermost is the container's.
+    """
     yield groups
     found = proc / "self" / "cgroup"
     for line in found.read_text().splitlines() if found.exists() else []:
@@ -75,7 +80,10 @@ def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
 
 
 def _left_in(group: Path) -> Iterator[int]:
-    """Bytes that a group may still take, where it has a limit; files that were read give way to what is asked for."""
+    """Bytes that a group may still take, where it has a limit.
+
+    Files that were read give way to what is asked for.
+    """
     for limit, used, cached in _GROUP_FILES:
         if not ((group / limit).exists() and (group / used).exists()):
             continue

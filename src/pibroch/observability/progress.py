@@ -88,14 +88,18 @@ def _figures(record: TrainingRecord) -> str:
     hits = "" if record.cache_hit_rate is None else f"  hits {record.cache_hit_rate:.1%}"
     ahead = "" if record.lookahead is None else f"  lookahead {record.lookahead}"
     memory = f"  memory {record.rss_bytes / 2**20:,.0f} MiB"
-    return f"loss {record.loss:.4f}  {record.samples_per_second:,.0f} samples/s{waiting}{hits}{ahead}{memory}"
+    return (
+        f"loss {record.loss:.4f}  {record.samples_per_second:,.0f}"
+        f" samples/s{waiting}{hits}{ahead}{memory}"
+    )
 
 
 def _evaluation_line(record: EvaluationRecord) -> str:
     best = "  best so far" if record.is_best and record.split == "validation" else ""
     return (
-        f"step {record.step}  {record.split}: AUC {_number(record.auc)}  logloss {_number(record.logloss)}"
-        f"  NE {_number(record.normalized_entropy)}  calibration {_number(record.calibration, 3)}{best}"
+        f"step {record.step}  {record.split}: AUC {_number(record.auc)}  logloss"
+        f" {_number(record.logloss)}  NE {_number(record.normalized_entropy)}  calibration"
+        f" {_number(record.calibration, 3)}{best}"
     )
 
 

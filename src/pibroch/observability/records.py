@@ -19,10 +19,11 @@ class TrainingRecord:
         learning_rate: of the dense layers.
         seconds: spent in training steps so far.
         rss_bytes: memory of this process now.
-        waiting_seconds: in which this process waited for other ranks since the last record, evaluation included.
+        waiting_seconds: in which this process waited for other ranks since the last record,
+            evaluation included.
         bytes_sent, bytes_received: between this process and other ranks, since the last record.
-        cache_hit_rate: of the rows that this process read since the last record, the share that was in its memory already;
-            ``None`` where the exchange does not look ahead.
+        cache_hit_rate: of the rows that this process read since the last record, the share that was
+            in its memory already; ``None`` where the exchange does not look ahead.
         lookahead: steps in force, ``None`` likewise.
     """
 

@@ -1,4 +1,7 @@
-"""Sinks that keep metrics: JSON lines always, TensorBoard when asked for. A run goes on where the disk refuses them."""
+"""Sinks that keep metrics: JSON lines always, TensorBoard when asked for.
+
+A run goes on where the disk refuses them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ logger = logging.getLogger(__name__)
 class JsonLines:
     """Appends each record as one line; a reader may follow the file while it grows.
 
-    What the disk refuses waits in memory, and is written once there is room; that it waits, and what was lost, is said once.
+    What the disk refuses waits in memory, and is written once there is room; that it waits, and
+    what was lost, is said once.
 
     Raises:
         StorageError: when the file cannot be opened.
@@ -75,8 +79,10 @@ class JsonLines:
             if not self._is_refused:
                 self._is_refused = True
                 logger.warning(
-                    "%s while writing %s: the run goes on, and its lines wait for room", error.strerror, self._path
-                )  # fmt: skip
+                    "%s while writing %s: the run goes on, and its lines wait for room",
+                    error.strerror,
+                    self._path,
+                )
             return
         if self._is_refused:
             self._is_refused = False
@@ -84,7 +90,9 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes scalars for TensorBoard, up to the first that the disk refuses; that it does, and what is lost, is said once.
+    """Writes scalars for TensorBoard, up to the first that the disk refuses.
+
+    That it does, and what is lost, is said once.
 
     Raises:
         MissingDependencyError: when the extra is not installed.

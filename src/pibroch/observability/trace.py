@@ -1,6 +1,7 @@
 """What a process did when, as a file for Perfetto or Chrome (``ui.perfetto.dev``, ``chrome://tracing``).
 
-Costs one comparison a span while no trace is taken. Times are of the clock that all processes of a machine share.
+Costs one comparison a span while no trace is taken. Times are of the clock that all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Trace:
                 self._events.append((name, thread, start, time.monotonic_ns()))
 
     def write(self, path: Path) -> None:
-        """Write all spans so far; the file appears whole or not at all. Other threads may still end spans meanwhile."""
+        """Write all spans so far; the file appears whole or not at all.
+
+        Other threads may still end spans meanwhile.
+        """
         process = os.getpid()
         spans = self._events.copy()
         threads = self._threads.copy()  # after the spans, so that the thread of each is there
@@ -60,10 +64,16 @@ class Trace:
                 }
             )
         for name, thread, start, end in spans:
-            events.append({
-                "ph": "X", "name": name, "pid": process, "tid": numbers[thread],
-                "ts": start / 1e3, "dur": (end - start) / 1e3,
-            })  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "name": name,
+                    "pid": process,
+                    "tid": numbers[thread],
+                    "ts": start / 1e3,
+                    "dur": (end - start) / 1e3,
+                }
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{process}")
         try:

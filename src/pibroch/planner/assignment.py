@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Homes and static replicas of all rows, partition by partition (OPER, Sec. 4.1: rows that are placed together).
+    """Homes and static replicas of all rows, partition by partition (OPER, Sec.
+
+    4.1: rows that are placed together).
 
     Attributes:
-        partition_of: by table, uint16 ``[num_rows]``: the partition of each row. A partition may have rows of several tables.
+        partition_of: by table, uint16 ``[num_rows]``: the partition of each row. A partition may
+            have rows of several tables.
         home: uint16 ``[P]``: the shard that owns a partition's rows.
         copies: bool ``[P, num_shards]``: the shards besides the home that hold a replica of them.
-        source: uint16 ``[P, num_shards]``: the shard from which each reads a partition; ``None`` for the rule of
-            :func:`pibroch.planner.cost.sources`.
+        source: uint16 ``[P, num_shards]``: the shard from which each reads a partition; ``None``
+            for the rule of :func:`pibroch.planner.cost.sources`.
     """
 
     partition_of: Mapping[str, NDArray[np.uint16]]

@@ -1,4 +1,7 @@
-"""Balanced homes (OPER, Sec. 4.2): partitions that many read to the least loaded shard, large ones to the emptiest."""
+"""Balanced homes (OPER, Sec.
+
+4.2): partitions that many read to the least loaded shard, large ones to the emptiest.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from pibroch.kernels.placement import numba as kernels
 
 Floats = NDArray[np.float64]
 NONE, SOME, ALL = 0, 1, 2
-"""How many shards besides the home are to hold a partition: layers that are balanced each for itself."""
+"""How many shards besides the home are to hold a partition.
+
+Layers that are balanced each for itself.
+"""
 
 
 def by_worth(weight: Floats, memory: Floats) -> NDArray[np.int64]:
@@ -26,16 +32,17 @@ def place_homes(
 ) -> tuple[NDArray[np.int64], int]:
     """Homes of all partitions.
 
-    What every shard will hold burdens all alike, wherever its home is, and what has some copies burdens others than what has
-    none. So each layer is balanced for itself: with one load for all, hot partitions that are copied later would have made up
-    for others that stay.
+    What every shard will hold burdens all alike, wherever its home is, and what has some copies
+    burdens others than what has none. So each layer is balanced for itself: with one load for all,
+    hot partitions that are copied later would have made up for others that stay.
 
     Args:
         weight: ``[P]``, bytes that one reader gets of a partition in a step.
         memory: ``[P]``, bytes of its records.
         is_access_bound: ``[P]``, whether accesses decide where it goes, else memory does.
         room: ``[W]``, bytes that each shard may hold.
-        layer: ``[P]``, how many copies are expected: ``NONE``, ``SOME`` or ``ALL``; none by default.
+        layer: ``[P]``, how many copies are expected: ``NONE``, ``SOME`` or ``ALL``; none by
+            default.
 
     Returns:
         Homes ``[P]``, and how many partitions lie where they do not fit.

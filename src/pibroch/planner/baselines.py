@@ -1,4 +1,6 @@
-"""What a plan is measured against (OPER, Sec. 6.4): placements that look at memory, accesses or tables alone.
+"""What a plan is measured against (OPER, Sec.
+
+6.4): placements that look at memory, accesses or tables alone.
 
 Each is a cost, not a plan: memory, lookups and traffic of W shards a step. None has copies.
 

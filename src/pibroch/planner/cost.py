@@ -2,12 +2,13 @@
 
 P partitions, W shards. Weights are bytes that one rank reads in a step, in one of two forms:
 
-- *accesses*, as the paper counts: a row that is read three times in a batch counts three times, ``b p`` of b samples;
-- *transfers*, what travels here: a row is sent to a rank once a step, ``u(b) = 1 - (1 - p) ** b``, or the share of batches in
-  which it occurs.
+- *accesses*, as the paper counts: a row that is read three times in a batch counts three times, ``b
+  p`` of b samples;
+- *transfers*, what travels here: a row is sent to a rank once a step, ``u(b) = 1 - (1 - p) ** b``,
+  or the share of batches in which it occurs.
 
-Differs from the paper: Eq. 3 has ``L[j][j]`` where ``L[i][j]`` is meant; memory counts whole records (weights and optimizer
-state), communication weights alone.
+Differs from the paper: Eq. 3 has ``L[j][j]`` where ``L[i][j]`` is meant; memory counts whole
+records (weights and optimizer state), communication weights alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Shards = NDArray[np.int16]
 
 
 def distinct(share: Floats, num_draws: float) -> Floats:
-    """Probability that something of probability ``share`` occurs in ``num_draws`` draws: ``u(b) = 1 - (1 - p) ** b``.
+    """Probability that something of probability ``share`` occurs in ``num_draws`` draws.
+
+    ``u(b) = 1 - (1 - p) ** b``.
 
     >>> distinct(np.array([0.0, 0.5, 1.0]), 2).tolist()
     [0.0, 0.75, 1.0]
@@ -41,8 +44,9 @@ def holders(home: NDArray[np.integer], copies: NDArray[np.bool_]) -> NDArray[np.
 def sources(home: NDArray[np.integer], copies: NDArray[np.bool_], cost: Floats) -> Shards:
     """The shard from which each reads a partition, int16 ``[P, W]``: ``comm_path`` in the paper.
 
-    One rule for planner and exchange, so that a plan need not store paths: its own memory where it holds the partition; else
-    the cheapest holder; among equally cheap ones the home, else the next in cyclic order after the reader.
+    One rule for planner and exchange, so that a plan need not store paths: its own memory where it
+    holds the partition; else the cheapest holder; among equally cheap ones the home, else the next
+    in cyclic order after the reader.
 
     >>> home, copies = np.array([0]), np.array([[False, False, True, False]])
     >>> sources(home, copies, 1.0 - np.eye(4)).tolist()
@@ -62,7 +66,10 @@ def memory(record_bytes: Floats, held: NDArray[np.bool_]) -> Floats:
 
 
 def served(weight: Floats, source: Shards, num_shards: int) -> Floats:
-    """Eq. 2 without its factor: what each shard looks up for all readers, itself included, ``[W]``."""
+    """Eq.
+
+    2 without its factor: what each shard looks up for all readers, itself included, ``[W]``.
+    """
     return np.asarray(traffic(weight, source, num_shards).sum(axis=0))
 
 
@@ -74,7 +81,10 @@ def traffic(weight: Floats, source: Shards, num_shards: int) -> Floats:
 
 
 def workload(weight: Floats, source: Shards, cost: Floats) -> Floats:
-    """Eq. 2: time of lookups on each shard, ``[W]``; where own memory costs nothing, their bytes."""
+    """Eq.
+
+    2: time of lookups on each shard, ``[W]``; where own memory costs nothing, their bytes.
+    """
     own = np.diag(cost)
     return served(weight, source, len(cost)) * np.where(own > 0, own, 1.0)
 
@@ -90,7 +100,9 @@ def links(matrix: Floats) -> Floats:
 
 
 def degree_of_balance(values: Floats) -> float:
-    """Least over most, 1 where all are equal: of memory and workload (Sec. 4.2), or of links (Table 3).
+    """Least over most, 1 where all are equal: of memory and workload (Sec.
+
+    4.2), or of links (Table 3).
 
     >>> degree_of_balance(np.array([3.0, 4.0]))
     0.75

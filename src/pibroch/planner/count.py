@@ -53,11 +53,13 @@ def count_dataset(
     Args:
         dataset: which.
         options: batch size, split, order.
-        features_of: by table the features that read it; by default each feature has a table of its name.
+        features_of: by table the features that read it; by default each feature has a table of its
+            name.
         progress: told the stage and the fraction that is done.
 
     Raises:
-        DataError: when a feature is not there, tables of one name differ in size, or there are no samples.
+        DataError: when a feature is not there, tables of one name differ in size, or there are no
+            samples.
     """
     options, progress = options or CountOptions(), progress or (lambda stage, fraction: None)
     features_of = features_of or {key: (key,) for key in dataset.schema.keys}
@@ -76,9 +78,10 @@ def count_dataset(
         raise DataError(
             f"split {options.split} without samples", "at least one sample", "choose another split"
         )
-    counter, loader = ProfileCounter(num_rows), Loader(
-        split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed
-    )  # fmt: skip
+    counter, loader = (
+        ProfileCounter(num_rows),
+        Loader(split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed),
+    )
     for batch in loader:
         take = min(batch.batch_size, total - counter.num_samples)
         values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size

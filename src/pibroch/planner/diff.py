@@ -1,4 +1,7 @@
-"""What changes from one plan to another: rows that move, copies that come and go, and what is predicted of each."""
+"""What changes from one plan to another.
+
+Rows that move, copies that come and go, and what is predicted of each.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """Changes by table, and rows to send: ``rows_sent[i, j]`` that j needs and i, their old home, has."""
+    """Changes by table, and rows to send.
+
+    ``rows_sent[i, j]`` that j needs and i, their old home, has.
+    """
 
     tables: dict[str, TableDiff]
     rows_sent: NDArray[np.int64]

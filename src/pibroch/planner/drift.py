@@ -1,7 +1,8 @@
 """How far a plan has decayed: what it costs under what is read now, beside a plan made for that.
 
-Two sketches get batches in turns. A fresh plan is made from the one, and both plans are charged by the other: a plan is always
-better on the very batches that it was made from, so one sketch would cry wolf for ever.
+Two sketches get batches in turns. A fresh plan is made from the one, and both plans are charged by
+the other: a plan is always better on the very batches that it was made from, so one sketch would
+cry wolf for ever.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def worst_link(
     topology: ClusterTopology,
     mode: Mode,
 ) -> float:
-    """Cost a step of the dearest pair of shards, distinct rows of a batch once; gradients and sums too for training.
+    """Cost a step of the dearest pair of shards, distinct rows of a batch once.
+
+    Gradients and sums too for training.
 
     >>> from pibroch.planner.profile import TableCounts
     >>> profile = AccessProfile({"a": TableCounts(np.array([4, 4]), np.array([2, 1]))}, 8, 2, 4, "")
@@ -113,12 +116,19 @@ class DriftWatch:
     """
 
     def __init__(
-        self, assignment: Assignment, tables: Sequence[TableSize], topology: ClusterTopology, options: PlanOptions,
-        batch_size: int, half_life: float = 25.0, capacity: int = 1 << 20,
-    ) -> None:  # fmt: skip
+        self,
+        assignment: Assignment,
+        tables: Sequence[TableSize],
+        topology: ClusterTopology,
+        options: PlanOptions,
+        batch_size: int,
+        half_life: float = 25.0,
+        capacity: int = 1 << 20,
+    ) -> None:
         if assignment.num_shards != topology.num_ranks:
             raise ConfigError(
-                f"a plan for {assignment.num_shards} shards and a topology of {topology.num_ranks} ranks",
+                f"a plan for {assignment.num_shards} shards and a topology of {topology.num_ranks}"
+                " ranks",
                 "one of each",
             )
         self.assignment, self._tables, self._topology = assignment, list(tables), topology
@@ -149,7 +159,9 @@ class DriftWatch:
         return made_from, charged_by
 
     def look(self, profiles: tuple[AccessProfile, AccessProfile] | None = None) -> Decay:
-        """Make a fresh plan and compare; takes as long as a plan does, and may be called on another thread.
+        """Make a fresh plan and compare.
+
+        Takes as long as a plan does, and may be called on another thread.
 
         Args:
             profiles: as of when; those of now when absent.

@@ -1,14 +1,16 @@
 """Yardsticks: the least possible worst link, exactly for a few rows and as a lower bound for any number.
 
-The problem is that of OPER, Sec. 3.3, with the worst link as its goal: K items (rows or partitions), W shards; ``y[k, j]`` says
-that shard j holds item k, ``x[k, i, j]`` that i reads it from j:
+The problem is that of OPER, Sec. 3.3, with the worst link as its goal: K items (rows or
+partitions), W shards; ``y[k, j]`` says that shard j holds item k, ``x[k, i, j]`` that i reads it
+from j:
 
     minimise T   where  T >= sum_k weight[k] x[k, i, j] cost[i, j]   for i != j
                         sum_j x[k, i, j] = 1,   x[k, i, j] <= y[k, j],   sum_k memory[k] y[k, j] <= room[j]
 
-:func:`optimum` has HiGHS solve it in whole numbers. :func:`lower_bound` is by duality: for any prices of links, with sum 1, and
-of memory, ``sum_k min over sets of holders of (price of reading + price of holding) - sum_j price[j] room[j]`` is at most T.
-Good prices are those of a relaxation over groups of similar items; the bound itself then looks at every item.
+:func:`optimum` has HiGHS solve it in whole numbers. :func:`lower_bound` is by duality: for any
+prices of links, with sum 1, and of memory, ``sum_k min over sets of holders of (price of reading +
+price of holding) - sum_j price[j] room[j]`` is at most T. Good prices are those of a relaxation
+over groups of similar items; the bound itself then looks at every item.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Optimum:
 
     Attributes:
         worst_link: of the best placement that it found.
-        bound: below which none can be; equal to ``worst_link``, but for the solver's tolerance, when it came to its end.
+        bound: below which none can be; equal to ``worst_link``, but for the solver's tolerance,
+            when it came to its end.
         held: bool ``[K, W]``, which shards hold an item; ``None`` when it found none in time.
     """
 
@@ -71,7 +74,10 @@ class Optimum:
 
 
 def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
-    """The least worst link, in whole copies and paths; for some tens of items. Blocks for ``time_limit_s`` at most."""
+    """The least worst link, in whole copies and paths; for some tens of items.
+
+    Blocks for ``time_limit_s`` at most.
+    """
     num_items, num_shards = len(case.weight), len(case.room)
     goal, less, equal, room = _program(case)
     num_x = num_items * num_shards * num_shards
@@ -93,9 +99,12 @@ def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
 
 
 def lower_bound(case: Case, num_groups: int = 48) -> float:
-    """What no placement's worst link can be below; O(K 2**W), and one linear program over the groups.
+    """What no placement's worst link can be below.
 
-    The program gives the prices of links, and of memory but for their level, which is found with all items.
+    O(K 2**W), and one linear program over the groups.
+
+    The program gives the prices of links, and of memory but for their level, which is found with
+    all items.
     """
     density = case.weight / case.memory
     order = np.argsort(-density, kind="stable")
@@ -124,7 +133,10 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
 
 
 def dual_bound(case: Case, link_prices: Floats, memory_prices: Floats) -> float:
-    """The bound that prices give: valid for any that are not negative, those of links summing up to 1."""
+    """The bound that prices give.
+
+    Valid for any that are not negative, those of links summing up to 1.
+    """
     num_shards = len(case.room)
     price = link_prices * case.cost
     np.fill_diagonal(price, 0.0)
@@ -169,7 +181,10 @@ def _memory_scale(case: Case) -> float:
 
 
 def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
-    """Goal, rows of inequalities (links, paths, room) and of equalities, and the right side; scaled."""
+    """Goal, rows of inequalities (links, paths, room) and of equalities, and the right side.
+
+    scaled.
+    """
     num_items, num_shards = len(case.weight), len(case.room)
     num_x = num_items * num_shards * num_shards
     num_y = num_items * num_shards

@@ -55,7 +55,10 @@ def headlines(prediction: PlanPrediction) -> list[tuple[str, str]]:
 
 
 def _extra_memory(prediction: PlanPrediction) -> str:
-    """What copies take, of the budget: in small tables one partition may be more than a shard's part of it."""
+    """What copies take, of the budget.
+
+    In small tables one partition may be more than a shard's part of it.
+    """
     used, budget = f"{prediction.used_extra:.2%}", f"{prediction.extra:.2%}"
     is_more = prediction.used_extra > prediction.extra and used != budget
     rounded = ", rounded up to whole partitions of rows on each shard"
@@ -66,16 +69,27 @@ def sentences(prediction: PlanPrediction) -> list[str]:
     """What was decided, in words."""
     p = prediction
     how = {
-        "links": "copies relieve the worst link of the shard that has most free memory (Algorithm 1)",
+        "links": (
+            "copies relieve the worst link of the shard that has most free memory (Algorithm 1)"
+        ),
         "everywhere": "the rows read most are on all shards",
-        "frequency": "rows read more often than BW_p2p / (B BW_ar) are on all shards (Eq. 4, 5); it counts accesses",
+        "frequency": (
+            "rows read more often than BW_p2p / (B BW_ar) are on all shards (Eq. 4, 5); it counts"
+            " accesses"
+        ),
         "safe": "rows that every batch reads are on all shards: that never adds a byte",
         "none": "no copies",
     }
     said = [
-        f"{p.num_rows:,} rows ({megabytes(p.table_bytes)}) in {p.num_partitions:,} partitions of at most "
-        f"{p.threshold:.3%} of accesses and memory, on {p.num_shards} shards of {len(set(p.hosts))} host(s)",
-        f"for {p.mode}, by {p.objective}, batches of {p.batch_size:,} a rank; policy {p.policy}: {how[p.policy]}",
+        (
+            f"{p.num_rows:,} rows ({megabytes(p.table_bytes)}) in {p.num_partitions:,} partitions"
+            f" of at most {p.threshold:.3%} of accesses and memory, on {p.num_shards} shards of"
+            f" {len(set(p.hosts))} host(s)"
+        ),
+        (
+            f"for {p.mode}, by {p.objective}, batches of {p.batch_size:,} a rank; policy"
+            f" {p.policy}: {how[p.policy]}"
+        ),
         f"{p.copied_rows:,} rows have copies, {p.copies:,} in all ({p.hot_share:.2%} of the rows)",
     ]
     if p.mode == "training":
@@ -84,7 +98,8 @@ def sentences(prediction: PlanPrediction) -> list[str]:
             links(np.array(p.sync_bytes)).sum(),
         )
         said.append(
-            f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and sums, ids not counted"
+            f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and"
+            " sums, ids not counted"
         )
     return said + [f"warning: {warning}" for warning in p.warnings]
 
@@ -98,11 +113,18 @@ def shard_rows(prediction: PlanPrediction) -> list[Row]:
     for shard in range(prediction.num_shards):
         peer = int(cost[shard].argmax())
         dearest = "none" if not cost[shard, peer] else f"{peer} ({cost[shard, peer]:,.3g})"
-        out.append([
-            str(shard), str(prediction.hosts[shard]), megabytes(prediction.memory_bytes[shard]),
-            f"{prediction.lookups[shard]:,.0f}", megabytes(prediction.lookup_bytes[shard]),
-            megabytes(transfers[shard].sum()), megabytes(transfers[:, shard].sum()), dearest,
-        ])  # fmt: skip
+        out.append(
+            [
+                str(shard),
+                str(prediction.hosts[shard]),
+                megabytes(prediction.memory_bytes[shard]),
+                f"{prediction.lookups[shard]:,.0f}",
+                megabytes(prediction.lookup_bytes[shard]),
+                megabytes(transfers[shard].sum()),
+                megabytes(transfers[:, shard].sum()),
+                dearest,
+            ]
+        )
     return out
 
 
@@ -123,10 +145,15 @@ def step_rows(prediction: PlanPrediction) -> list[Row]:
     """What each budget would buy, each cost beside that of no copies."""
     first = prediction.steps[0].mean_link if prediction.steps else 0.0
     return [
-        [f"{step.extra:.0%}", f"{step.crossing:.1%}", f"{step.mean_link:,.4g}", f"{step.worst_link:,.4g}",
-         f"{step.mean_link / first:.3f}" if first else "no traffic"]
+        [
+            f"{step.extra:.0%}",
+            f"{step.crossing:.1%}",
+            f"{step.mean_link:,.4g}",
+            f"{step.worst_link:,.4g}",
+            f"{step.mean_link / first:.3f}" if first else "no traffic",
+        ]
         for step in prediction.steps
-    ]  # fmt: skip
+    ]
 
 
 POLICY_COLUMNS = (
@@ -142,10 +169,16 @@ POLICY_COLUMNS = (
 def policy_rows(prediction: PlanPrediction) -> list[Row]:
     """What each policy would give; the chosen one is marked."""
     return [
-        [f"{one.policy} (this plan)" if one.policy == prediction.policy else one.policy, f"{one.copied_rows:,}",
-         f"{one.mean_link:,.4g}", f"{one.worst_link:,.4g}", megabytes(one.read_bytes), megabytes(one.sync_bytes)]
+        [
+            f"{one.policy} (this plan)" if one.policy == prediction.policy else one.policy,
+            f"{one.copied_rows:,}",
+            f"{one.mean_link:,.4g}",
+            f"{one.worst_link:,.4g}",
+            megabytes(one.read_bytes),
+            megabytes(one.sync_bytes),
+        ]
         for one in prediction.policies
-    ]  # fmt: skip
+    ]
 
 
 def write_page(
@@ -200,14 +233,42 @@ def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[
     for matrix in (transfers, accesses):
         np.fill_diagonal(matrix, 0.0)
     found = [
-        ("Memory", "of each shard, the dotted line is its budget", plots.shard_bars(p.memory_bytes, p.room_bytes)),
-        ("Lookups", "bytes that each shard looks up a step, for all ranks", plots.shard_bars(p.lookup_bytes)),
-        ("Bytes got", "from other shards a step, each distinct row once", plots.shard_bars(transfers.sum(axis=1).tolist())),
-        ("Between shards, transfers", "bytes a step, each distinct row once", plots.heat_map(transfers.tolist())),
-        ("Between shards, accesses", "bytes a step, each access once", plots.heat_map(accesses.tolist())),
-        ("Cost of links", f"Eq. 3, {p.objective}: what was levelled", plots.heat_map(_off_diagonal(p.link_cost))),
-        ("Access curve", "rows left of the line have copies", plots.access_curve(p.curve, p.hot_share)),
-    ]  # fmt: skip
+        (
+            "Memory",
+            "of each shard, the dotted line is its budget",
+            plots.shard_bars(p.memory_bytes, p.room_bytes),
+        ),
+        (
+            "Lookups",
+            "bytes that each shard looks up a step, for all ranks",
+            plots.shard_bars(p.lookup_bytes),
+        ),
+        (
+            "Bytes got",
+            "from other shards a step, each distinct row once",
+            plots.shard_bars(transfers.sum(axis=1).tolist()),
+        ),
+        (
+            "Between shards, transfers",
+            "bytes a step, each distinct row once",
+            plots.heat_map(transfers.tolist()),
+        ),
+        (
+            "Between shards, accesses",
+            "bytes a step, each access once",
+            plots.heat_map(accesses.tolist()),
+        ),
+        (
+            "Cost of links",
+            f"Eq. 3, {p.objective}: what was levelled",
+            plots.heat_map(_off_diagonal(p.link_cost)),
+        ),
+        (
+            "Access curve",
+            "rows left of the line have copies",
+            plots.access_curve(p.curve, p.hot_share),
+        ),
+    ]
     if any(any(row) for row in p.sync_bytes):
         found.append(
             (

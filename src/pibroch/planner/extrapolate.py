@@ -1,9 +1,10 @@
 """A profile of more samples and a larger vocabulary, such that thinning it gives the sample back.
 
-A sample keeps each access with probability q, so a row of K accesses is seen Poisson(q K) times. Rows seen often keep their
-rank: K = s / q. For the others the rates ``q K`` are a mixture that must explain how many rows were seen 0, 1, 2, ... times;
-since the size of the vocabulary is given, the unseen ones are counted too, and the mixture is found by expectation
-maximisation over a grid of rates (the non-parametric maximum likelihood of Kiefer and Wolfowitz). Stretching the sample's own
+A sample keeps each access with probability q, so a row of K accesses is seen Poisson(q K) times.
+Rows seen often keep their rank: K = s / q. For the others the rates ``q K`` are a mixture that must
+explain how many rows were seen 0, 1, 2, ... times; since the size of the vocabulary is given, the
+unseen ones are counted too, and the mixture is found by expectation maximisation over a grid of
+rates (the non-parametric maximum likelihood of Kiefer and Wolfowitz). Stretching the sample's own
 curve instead would multiply what was seen once, most of it by luck, and miss the tail.
 """
 
@@ -97,7 +98,10 @@ def _counts(
 
 
 def _mixture(histogram: Floats, rates: Floats) -> Floats:
-    """Rows of each rate ``[G]`` that explain how many rows were seen how often ``[S]``; of these rows alone."""
+    """Rows of each rate ``[G]`` that explain how many rows were seen how often ``[S]``.
+
+    Of these rows alone.
+    """
     times = np.arange(len(histogram))
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, len(histogram))))])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,7 +122,10 @@ def _batches(
     batch_size: int,
     rng: np.random.Generator,
 ) -> NDArray[np.int32]:
-    """Batches in which rows occur, when accesses are spread by chance; rounded so that sums stay right."""
+    """Batches in which rows occur, when accesses are spread by chance.
+
+    Rounded so that sums stay right.
+    """
     share = np.minimum(accesses / num_samples, 1.0)
     with np.errstate(divide="ignore"):
         expected = np.minimum(-num_batches * np.expm1(batch_size * np.log1p(-share)), accesses)

@@ -1,4 +1,7 @@
-"""From a profile and a topology to a plan: homes and copies of all rows, and what they are predicted to cost."""
+"""From a profile and a topology to a plan.
+
+Homes and copies of all rows, and what they are predicted to cost.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,11 @@ class PlanOptions:
         extra: memory for copies, as a share of the tables' bytes.
         mode: inference, or training, where copies must be kept equal.
         policy: which copies are made; the mode's first one when absent.
-        objective: the form of Eq. 3 whose worst link is lowered: ``transfers``, what travels here, or ``accesses``.
+        objective: the form of Eq. 3 whose worst link is lowered: ``transfers``, what travels here,
+            or ``accesses``.
         batch_size: samples of a rank's batch; that of the profile when absent.
-        threshold: on accesses and memory of a partition, as a share of all; the coarsest that meets the degrees of balance
-            below when absent (Sec. 4.2, backtracking).
+        threshold: on accesses and memory of a partition, as a share of all; the coarsest that meets
+            the degrees of balance below when absent (Sec. 4.2, backtracking).
         memory_balance, workload_balance, link_balance: least over most, that end the backtracking.
         link_gap: worst link over its lower bound, that ends it, where the bound can be worked out.
         steps: also work out what other budgets would buy, and what other policies would give.
@@ -103,7 +107,8 @@ def make_plan(
         profile: their accesses.
         topology: a rank for each shard.
         options: budget, mode, policy, form.
-        fingerprint: of the data that the plan is for (``EncodedDataset.digest``), to be compared with the profile's.
+        fingerprint: of the data that the plan is for (``EncodedDataset.digest``), to be compared
+            with the profile's.
         num_shards: that the plan is for, to be compared with the topology.
         progress: told the stage and the fraction that is done.
 
@@ -112,7 +117,8 @@ def make_plan(
 
     Raises:
         DataError: for a profile of other tables or data.
-        ConfigError: for a topology of another size, or too little memory; both before anything is allocated.
+        ConfigError: for a topology of another size, or too little memory; both before anything is
+            allocated.
     """
     options, progress = options or PlanOptions(), progress or (lambda stage, fraction: None)
     topology.check(topology.num_ranks if num_shards is None else num_shards)
@@ -216,8 +222,8 @@ def _warnings(
     )
     if unread > UNREAD_SHARE:
         found.append(
-            f"{unread:.0%} of the rows are never read in the profile: if it is of a sample, extrapolate it first "
-            "(pibroch profile --to-samples)"
+            f"{unread:.0%} of the rows are never read in the profile: if it is of a sample,"
+            " extrapolate it first (pibroch profile --to-samples)"
         )
     if options.mode == "training" and len(reads) > 1:
         weight = partitions.weight("transfers").sum()
@@ -237,7 +243,10 @@ def crossing(reads: Floats) -> float:
 
 
 def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) -> float:
-    """Share of accesses (in bytes) that cross at least: each copy brings one reader's, the most worthy ones first."""
+    """Share of accesses (in bytes) that cross at least.
+
+    Each copy brings one reader's, the most worthy ones first.
+    """
     weight, memory = partitions.weight("accesses"), partitions.memory_bytes
     order = by_worth(weight, memory)
     taken = np.concatenate([[0.0], np.cumsum(memory[order])]) * (num_shards - 1)
@@ -252,7 +261,10 @@ def _backtrack(
     options: PlanOptions,
     progress: Progress,
 ) -> _Trial:
-    """Cut finer until the plan is good enough or nothing finer can be numbered; the best that was found."""
+    """Cut finer until the plan is good enough or nothing finer can be numbered.
+
+    The best that was found.
+    """
     thresholds = _thresholds(partitioner, topology.num_ranks, options)
     best: tuple[tuple[int, bool, float], _Trial] | None = None
     for number, threshold in enumerate(thresholds):
@@ -280,7 +292,10 @@ def _backtrack(
 
 
 def _thresholds(partitioner: Partitioner, num_shards: int, options: PlanOptions) -> Sequence[float]:
-    """Those to try, the coarsest first; of a partition that is a large part of a shard nothing level can be made."""
+    """Those to try, the coarsest first.
+
+    Of a partition that is a large part of a shard nothing level can be made.
+    """
     if options.threshold is not None:
         return (options.threshold,)
     if partitioner.num_rows <= ROW_BY_ROW:
@@ -297,7 +312,8 @@ def _place(
     is_final: bool = True,
 ) -> Found:
     policy = options.chosen_policy if options.extra > 0 else "none"
-    # a partition is no drop of water: copies may take one where the budget is less, and homes lie one above what is level
+    # a partition is no drop of water: copies may take one where the budget is less, and homes lie
+    # one above what is level
     largest = partitions.memory_bytes.max(initial=0.0)
     least = room / room.sum() * partitions.memory_bytes.sum() + largest
     of_copies = np.minimum(np.maximum(room, least), topology.memory_bytes)

@@ -1,8 +1,11 @@
-"""Access- and memory-aware partitioning (OPER, Sec. 4.1): rows that are read alike and small enough to balance.
+"""Access- and memory-aware partitioning (OPER, Sec.
 
-Rows are ordered by falling count and cut where one more row would pass the threshold on accesses or on memory. Only rows of the
-same bytes share a partition, so tables are cut by kind, those of one dim and optimizer together. A threshold is tried on
-histograms of counts: what it gives is known before any row is looked at again.
+4.1): rows that are read alike and small enough to balance.
+
+Rows are ordered by falling count and cut where one more row would pass the threshold on accesses or
+on memory. Only rows of the same bytes share a partition, so tables are cut by kind, those of one
+dim and optimizer together. A threshold is tried on histograms of counts: what it gives is known
+before any row is looked at again.
 """
 
 from __future__ import annotations
@@ -139,7 +142,9 @@ class Partitioner:
         )
 
     def cut(self, threshold: float, limit: int = MAX_PARTITIONS) -> Partitions | None:
-        """Partitions of at most ``threshold`` of all accesses and of all memory each; ``None`` if they are above the limit.
+        """Partitions of at most ``threshold`` of all accesses and of all memory each.
+
+        ``None`` if they are above the limit.
 
         0 makes each row a partition.
         """
@@ -234,7 +239,9 @@ class Partitioner:
 def sizes_of(
     tables: Sequence[Table], optimizer: SparseOptimizer | Mapping[str, SparseOptimizer] | None
 ) -> list[TableSize]:
-    """Sizes of tables that one optimizer trains, or one by name each (``""`` for those not named); none for inference.
+    """Sizes of tables that one optimizer trains, or one by name each (``""`` for those not named).
+
+    None for inference.
 
     Raises:
         ConfigError: when a table has no optimizer.

@@ -1,7 +1,8 @@
 """Bytes that a step of the exchange ``alltoall`` sends from rank to rank under a plan, predicted from a profile.
 
-A row that a rank reads costs once a step, however often the rank reads it: its number to the owner, its weights back, and its
-gradient there again; a rank's own rows cost nothing. Numbers of copied rows are bits where most are read.
+A row that a rank reads costs once a step, however often the rank reads it: its number to the owner,
+its weights back, and its gradient there again; a rank's own rows cost nothing. Numbers of copied
+rows are bits where most are read.
 """
 
 from __future__ import annotations
@@ -47,16 +48,25 @@ class _Reads(NamedTuple):
 
 
 def step_payload(
-    plan: Plan, tables: Sequence[Table], profile: AccessProfile, *, replicas: Replicas = "gather", num_groups: int = 1,
-    trains: bool = True, batch_size: int | None = None,
-) -> Floats:  # fmt: skip
-    """Expected bytes that rank i sends to rank j in a step, ``[W, W]``; float32 travels, dense gradients are left out.
+    plan: Plan,
+    tables: Sequence[Table],
+    profile: AccessProfile,
+    *,
+    replicas: Replicas = "gather",
+    num_groups: int = 1,
+    trains: bool = True,
+    batch_size: int | None = None,
+) -> Floats:
+    """Expected bytes that rank i sends to rank j in a step, ``[W, W]``.
+
+    float32 travels, dense gradients are left out.
 
     Args:
         plan: of all tables; rows are placed, not pooled by their owners.
         tables: that it places.
         profile: of the same tables.
-        replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
+        replicas: how gradients of copied rows are summed, see
+            :mod:`pibroch.exchange.alltoall.copies`.
         num_groups: of tables, each of which sends counts of its own.
         trains: with gradients.
         batch_size: samples of a rank's batch; that of the profile when absent.
@@ -103,7 +113,10 @@ def partition_reads(
 def payload_of_batches(
     assignment: Assignment, reads: PartitionReads, batch_size: float, replicas: Replicas
 ) -> Floats:
-    """As :func:`step_payload` in training, from what the plan kept: rows of one partition are taken to be read alike."""
+    """As :func:`step_payload` in training, from what the plan kept.
+
+    Rows of one partition are taken to be read alike.
+    """
     num_rows = np.array(reads.num_rows, float)
     least = np.maximum(1, num_rows)
     share = _share_of_batches(
@@ -133,7 +146,8 @@ def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size:
     """The share of batches of ``batch_size`` in which rows occur, from accesses a sample and ``share`` of ``counted``."""
     if batch_size == counted:
         return share
-    # of a row that was in nearly every batch the share tells little of smaller ones: its accesses do
+    # of a row that was in nearly every batch the share tells little of smaller ones: its accesses
+    # do
     by_share, by_accesses = distinct(share, batch_size / counted), distinct(accesses, batch_size)
     return np.where(share < 0.5, by_share, by_accesses)
 

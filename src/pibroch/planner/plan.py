@@ -1,14 +1,19 @@
-"""A plan says which shard holds which part of which table. Ranks hold a shard each; a file outlives them.
+"""A plan says which shard holds which part of which table.
+
+Ranks hold a shard each; a file outlives them.
 
 Kinds of placement:
 
-- *table-wise*: one shard holds the whole table. Rows travel, each distinct one once; or, *table-wise, pooled*, bags do and
-  come back as one vector: fewer bytes where bags are long and repeat little.
-- *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's beginning spread evenly. *Row-wise,
-  pooled*: each shard pools what it has of a bag, and the reader adds k vectors a bag, which is a reduce-scatter.
+- *table-wise*: one shard holds the whole table. Rows travel, each distinct one once; or,
+  *table-wise, pooled*, bags do and come back as one vector: fewer bytes where bags are long and
+  repeat little.
+- *row-wise*: row r lies on shard ``shards[r % k]``, so that the hot rows at a vocabulary's
+  beginning spread evenly. *Row-wise, pooled*: each shard pools what it has of a bag, and the reader
+  adds k vectors a bag, which is a reduce-scatter.
 - *column-wise*: shard ``shards[j]`` holds the j-th block of columns of every row.
 - *replicated* (data-parallel): every shard holds the whole table.
-- *rows*: each row has a home of its own, or copies on every shard, as a :class:`~pibroch.planner.row_map.RowMap` says.
+- *rows*: each row has a home of its own, or copies on every shard, as a
+  :class:`~pibroch.planner.row_map.RowMap` says.
 """
 
 from __future__ import annotations
@@ -33,7 +38,10 @@ from pibroch.planner.row_map_file import PLAN, open_row_map, write_row_map
 from pibroch.untrusted import CHECKSUM, checked, read_json, read_manifest, write_manifest
 
 ROWS_A_BATCH = 4096
-"""Distinct rows that a minibatch asks of a large table, about: what a table costs its shard is traffic, not memory."""
+"""Distinct rows that a minibatch asks of a large table, about.
+
+What a table costs its shard is traffic, not memory.
+"""
 MOST_SHARDS = 1 << 16
 _ROWS = "rows"
 
@@ -43,8 +51,8 @@ class Placement(BaseModel):
 
     Attributes:
         kind: how it is cut.
-        shards: that hold it; none for a replicated table, which lies everywhere. Where rows have homes of their own, shard
-            s of the row map is ``shards[s]``.
+        shards: that hold it; none for a replicated table, which lies everywhere. Where rows have
+            homes of their own, shard s of the row map is ``shards[s]``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -168,9 +176,10 @@ class Plan(BaseModel):
                 self._check_rows(table)
             elif not right or not all(0 <= shard < self.num_shards for shard in shards):
                 raise ConfigError(
-                    f"table {table.name!r} of dim {table.dim} placed {kind} on shards {list(shards)}",
-                    f"shards from 0 to {self.num_shards - 1}: one (table-wise), distinct ones (row-wise), "
-                    "as many as divide its dim (column-wise), or none (replicated)",
+                    f"table {table.name!r} of dim {table.dim} placed {kind} on shards"
+                    f" {list(shards)}",
+                    f"shards from 0 to {self.num_shards - 1}: one (table-wise), distinct ones"
+                    " (row-wise), as many as divide its dim (column-wise), or none (replicated)",
                 )
 
     def _check_rows(self, table: Table) -> None:
@@ -178,8 +187,9 @@ class Plan(BaseModel):
         if self.row_map is None or known.get(table.name) != table.num_rows:
             raise ConfigError(
                 f"a plan for {known.get(table.name, 0):,} rows of table {table.name!r}",
-                f"one for its {table.num_rows:,} rows", "make a plan for these tables",
-            )  # fmt: skip
+                f"one for its {table.num_rows:,} rows",
+                "make a plan for these tables",
+            )
         shards = self.placements[table.name].shards
         if sorted(set(shards)) != sorted(shards) or len(shards) != self.row_map.num_shards:
             raise ConfigError(

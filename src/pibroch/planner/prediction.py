@@ -1,4 +1,7 @@
-"""What a plan is predicted to cost, and how it came about: plain values, a JSON file beside the plan."""
+"""What a plan is predicted to cost, and how it came about.
+
+Plain values, a JSON file beside the plan.
+"""
 
 from __future__ import annotations
 
@@ -92,20 +95,27 @@ class PlanPrediction(BaseModel):
         room_bytes: that each shard may hold, ``[W]``.
         lookups: rows that each looks up, for all readers, ``[W]``.
         lookup_bytes: Eq. 2 in bytes, ``[W]``.
-        read_bytes: by form, what rank i gets from shard j, its own reads on the diagonal, ``[W, W]``.
+        read_bytes: by form, what rank i gets from shard j, its own reads on the diagonal, ``[W,
+            W]``.
         link_cost: Eq. 3 for the objective, ``[W, W]``.
-        sync_bytes: what i sends to j for gradients and replicas in training, ``[W, W]``; zeros for inference.
+        sync_bytes: what i sends to j for gradients and replicas in training, ``[W, W]``; zeros for
+            inference.
         crossing: by form, the share of what is read that comes from another shard.
-        least_crossing: share of accesses that cross at least, whatever is copied within the budget: with the hottest rows on
-            all shards.
+        least_crossing: share of accesses that cross at least, whatever is copied within the budget:
+            with the hottest rows on all shards.
         copied_rows: rows with at least one copy.
         copies: of rows, beside their homes.
-        worst_link_bound: below which no placement's worst link can be; ``None`` where it was not worked out.
-        payload_bytes: what rank i sends rank j in all a step under the exchange ``alltoall`` where copies' gradients are
-            gathered, ``[W, W]``; ``None`` in plans of before it was worked out.
-        reads: of each partition, from which the payload of other batches follows; ``None`` for inference.
-        balance: degrees of balance: ``memory``, ``workload`` (Sec. 4.2), ``communication`` (Table 3, of the objective).
-        curve: points of the access curve: share of rows, most read first, and their share of accesses.
+        worst_link_bound: below which no placement's worst link can be; ``None`` where it was not
+            worked out.
+        payload_bytes: what rank i sends rank j in all a step under the exchange ``alltoall`` where
+            copies' gradients are gathered, ``[W, W]``; ``None`` in plans of before it was worked
+            out.
+        reads: of each partition, from which the payload of other batches follows; ``None`` for
+            inference.
+        balance: degrees of balance: ``memory``, ``workload`` (Sec. 4.2), ``communication`` (Table
+            3, of the objective).
+        curve: points of the access curve: share of rows, most read first, and their share of
+            accesses.
         hot_share: share of rows that have copies, for the curve.
         steps: what each budget would buy.
         policies: what each policy of the mode would give; the chosen one is ``policy``.

@@ -1,7 +1,7 @@
 """What training reads: accesses to each row, and batches in which it occurs.
 
-Both are needed. A lookup costs once an access (OPER, Eq. 2 and 3), a transfer once a batch: a row travels to a rank once a
-step, however often the rank reads it there.
+Both are needed. A lookup costs once an access (OPER, Eq. 2 and 3), a transfer once a batch: a row
+travels to a rank once a step, however often the rank reads it there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class AccessProfile:
         num_samples: that were read.
         num_batches: that they made.
         batch_size: samples of a full batch, of *one rank*.
-        fingerprint: of the data that were read (``EncodedDataset.digest``), or another word for where the counts come from.
+        fingerprint: of the data that were read (``EncodedDataset.digest``), or another word for
+            where the counts come from.
         origin: what a reader wants to know of the counting: split, order, extrapolation.
     """
 
@@ -138,10 +139,15 @@ class AccessProfile:
         )  # with threads behind it, which planning needs not
 
         header = {
-            "format": FORMAT, "version": VERSION, "num_samples": self.num_samples, "num_batches": self.num_batches,
-            "batch_size": self.batch_size, "fingerprint": self.fingerprint, "origin": dict(self.origin),
+            "format": FORMAT,
+            "version": VERSION,
+            "num_samples": self.num_samples,
+            "num_batches": self.num_batches,
+            "batch_size": self.batch_size,
+            "fingerprint": self.fingerprint,
+            "origin": dict(self.origin),
             "tables": list(self.tables),
-        }  # fmt: skip
+        }
         tensors: dict[str, Array] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
         for name, counts in self.tables.items():
             tensors[_ACCESSES + name], tensors[_BATCHES + name] = counts.accesses, counts.batches
@@ -176,8 +182,13 @@ class AccessProfile:
                     raise _REFUSAL(f"{path} with counts of {name!r} below 0", "counts")
                 tables[name] = TableCounts(*arrays)
         return cls(
-            tables, header.num_samples, header.num_batches, header.batch_size, header.fingerprint, header.origin
-        )  # fmt: skip
+            tables,
+            header.num_samples,
+            header.num_batches,
+            header.batch_size,
+            header.fingerprint,
+            header.origin,
+        )
 
 
 class ProfileCounter:

@@ -1,14 +1,19 @@
-"""Copies of partitions (OPER, Sec. 4.3): along the worst links for inference, everywhere or nowhere for training.
+"""Copies of partitions (OPER, Sec.
+
+4.3): along the worst links for inference, everywhere or nowhere for training.
 
 Policies:
 
-- ``links``: Algorithm 1. Any shard may hold a copy, so an address depends on the reader: for inference alone.
+- ``links``: Algorithm 1. Any shard may hold a copy, so an address depends on the reader: for
+  inference alone.
 - ``everywhere``: the most worthy partitions on all shards, while they fit.
-- ``frequency``: of them, those read more often than ``BW_p2p / (B BW_ar)`` a sample (Eq. 4 and 5), for training. It counts
-  accesses; where duplicates are combined before they travel, as here, it sends more than it saves.
-- ``safe``: of them, those that every batch reads. A row that is not replicated costs ``2 (W - 1) S u(b)`` a step in all,
-  fetches and gradients, a replicated one ``(W - 1) S (u(b) + u(b W))`` by a sparse all-reduce; both are equal where u(b) = 1,
-  and the second is more everywhere else. So training loses no byte by it, and has these rows at hand without a fetch.
+- ``frequency``: of them, those read more often than ``BW_p2p / (B BW_ar)`` a sample (Eq. 4 and 5),
+  for training. It counts accesses; where duplicates are combined before they travel, as here, it
+  sends more than it saves.
+- ``safe``: of them, those that every batch reads. A row that is not replicated costs ``2 (W - 1) S
+  u(b)`` a step in all, fetches and gradients, a replicated one ``(W - 1) S (u(b) + u(b W))`` by a
+  sparse all-reduce; both are equal where u(b) = 1, and the second is more everywhere else. So
+  training loses no byte by it, and has these rows at hand without a fetch.
 - ``none``.
 """
 
@@ -97,8 +102,9 @@ def along_links(
 ) -> PlacedPartitions:
     """Algorithm 1, mended: the shard with most free memory copies what relieves its worst link, until nothing fits.
 
-    Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the one with most free memory is
-    next. Else one that is full early keeps the links that others' later copies turn to.
+    Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the
+    one with most free memory is next. Else one that is full early keeps the links that others'
+    later copies turn to.
     """
     placed = without_copies(home, len(room))
     available = np.maximum(room - np.bincount(home, memory, len(room)), 0.0)
@@ -138,8 +144,9 @@ def candidates(
 def synchronisation(partitions: Partitions, placed: PlacedPartitions, num_shards: int) -> Floats:
     """Bytes that i sends to j a step so that training's weights stay right, ``[W, W]``.
 
-    Gradients go to the home, each distinct row once; of replicated rows the home sends the sum to all, if any rank read the
-    row: ``u(b W) = 1 - (1 - u(b)) ** W``. Weights alone: ids, too, travel.
+    Gradients go to the home, each distinct row once; of replicated rows the home sends the sum to
+    all, if any rank read the row: ``u(b W) = 1 - (1 - u(b)) ** W``. Weights alone: ids, too,
+    travel.
     """
     out = np.zeros((num_shards, num_shards))
     share = np.minimum(1.0, partitions.transfers / np.maximum(1, partitions.num_rows))

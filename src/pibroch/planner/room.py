@@ -17,7 +17,9 @@ Floats = NDArray[np.float64]
 
 
 def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) -> Floats:
-    """Bytes that each shard may hold, ``[W]``: its part of the tables and of the budget, at most its memory.
+    """Bytes that each shard may hold, ``[W]``.
+
+    Its part of the tables and of the budget, at most its memory.
 
     Raises:
         ConfigError: when the tables do not fit.
@@ -25,7 +27,8 @@ def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) 
     total, memory = total_bytes(tables), topology.memory_bytes
     if total > memory.sum():
         raise ConfigError(
-            f"{memory.sum():,.0f} bytes of memory on {topology.num_ranks} ranks for tables of {total:,} bytes",
+            f"{memory.sum():,.0f} bytes of memory on {topology.num_ranks} ranks for tables of"
+            f" {total:,} bytes",
             f"{total / topology.num_ranks:,.0f} bytes a rank",
             "use more ranks, smaller tables, or an optimizer with less state",
         )
@@ -45,5 +48,6 @@ def check_fit(partitions: Partitions, placed: PlacedPartitions, topology: Cluste
         raise ConfigError(
             f"no placement in which rank {rank} has less than {used[rank]:,.0f} bytes",
             f"at most {topology.memory_bytes[rank]:,.0f}, its memory",
-            "give the ranks a little more memory than the tables need, or choose a smaller --threshold",
+            "give the ranks a little more memory than the tables need, or choose a smaller"
+            " --threshold",
         )

@@ -1,6 +1,9 @@
-"""Where a plan puts single rows: a partition and a number for each of them, 6 bytes a row, and where partitions lie.
+"""Where a plan puts single rows.
 
-N rows of all tables, laid end to end; P partitions; S shards. A **place** is a shard, or ``S`` for "everywhere".
+A partition and a number for each of them, 6 bytes a row, and where partitions lie.
+
+N rows of all tables, laid end to end; P partitions; S shards. A **place** is a shard, or ``S`` for
+"everywhere".
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from pibroch.planner.assignment import Assignment
 
 @dataclass(frozen=True)
 class RowMap:
-    """Homes and copies of the rows of some tables; several processes of a host share the memory of one that lies in a file.
+    """Homes and copies of the rows of some tables.
+
+    Several processes of a host share the memory of one that lies in a file.
 
     Attributes:
         num_rows: of each table by name, in the order in which they lie.
@@ -30,8 +35,8 @@ class RowMap:
         index: uint32 ``[N]``: a row's number among those of its table at its place.
         home: uint16 ``[P]``, the shard that owns a partition's rows.
         copies: bool ``[P, S]``, other shards that have copies of them.
-        source: uint16 ``[P, S]``: the shard from which each reads a partition where only some have copies; ``None`` for the
-            rule of :func:`pibroch.planner.cost.sources`.
+        source: uint16 ``[P, S]``: the shard from which each reads a partition where only some have
+            copies; ``None`` for the rule of :func:`pibroch.planner.cost.sources`.
     """
 
     num_rows: Mapping[str, int]
@@ -84,7 +89,8 @@ class RowMap:
     def place_of(self) -> Ints:
         """The place of each partition, ``[P]``: its home, unless every shard has it.
 
-        Copies on some shards make an address depend on who reads, and are for retrieval alone; those who train read at home.
+        Copies on some shards make an address depend on who reads, and are for retrieval alone;
+        those who train read at home.
         """
         everywhere = Assignment({}, self.home, self.copies).is_everywhere
         return np.where(everywhere, self.num_shards, self.home).astype(np.int64)
@@ -128,8 +134,10 @@ class RowMap:
             bad = visit(self.partition[here], self.place_of, counts, self.index[here])
             if bad >= 0:
                 raise ConfigError(
-                    f"row {bad} of table {table!r} in partition {self.partition[here][bad]}, number {self.index[here][bad]}",
-                    f"one of {len(self.home)} partitions, and the number that the rows before it leave",
+                    f"row {bad} of table {table!r} in partition {self.partition[here][bad]}, number"
+                    f" {self.index[here][bad]}",
+                    f"one of {len(self.home)} partitions, and the number that the rows before it"
+                    " leave",
                     "make the plan anew",
                 )
             found[table] = counts

@@ -1,4 +1,7 @@
-"""Homes of single rows on the disk: a safetensors file that is mapped, so that a host's processes share its memory."""
+"""Homes of single rows on the disk.
+
+A safetensors file that is mapped, so that a host's processes share its memory.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,12 @@ def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:
         arrays["copies"].shape,
     )
     shapes = {
-        "partition": (total,), "index": (total,), "home": num_partitions[:1],
-        "copies": (*num_partitions[:1], *shape[1:2]), _SOURCE: shape,
-    }  # fmt: skip
+        "partition": (total,),
+        "index": (total,),
+        "home": num_partitions[:1],
+        "copies": (*num_partitions[:1], *shape[1:2]),
+        _SOURCE: shape,
+    }
     for name, array in {**arrays, **({} if source is None else {_SOURCE: source})}.items():
         dtype = _TYPES.get(name, np.uint16)
         if array.dtype != dtype or array.shape != shapes[name]:

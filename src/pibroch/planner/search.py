@@ -1,4 +1,7 @@
-"""From partitions to a placement: homes, copies, homes again for what was not copied, and a search at the end."""
+"""From partitions to a placement.
+
+Homes, copies, homes again for what was not copied, and a search at the end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from pibroch.planner.topology import ClusterTopology
 Floats = NDArray[np.float64]
 ROUNDS = 4
 SHARD_ROUNDS = 256  # rounds times shards, about
-FEW_PARTITIONS = 256  # below it the search is thorough: greedy choices are coarse where there is little to choose from
+# below it the search is thorough: greedy choices are coarse where there is little to choose from
+FEW_PARTITIONS = 256
 TRIALS, TRIALS_OF_FEW = 100_000, 50_000
 TEMPERATURES = (0.3, 0.1)
 LOAD_SHARE = 0.5
@@ -52,9 +56,10 @@ def find_placement(
 ) -> Found:
     """The best of several rounds, improved by a search.
 
-    Homes are balanced first for all partitions, then, once it is known what will be copied everywhere (and in a second course
-    what will be copied somewhere), for these and for the rest each alone. A last course copies everywhere or nowhere. Where
-    shards are many, rounds are few, and begin with a guess at what will be copied everywhere. Deterministic.
+    Homes are balanced first for all partitions, then, once it is known what will be copied
+    everywhere (and in a second course what will be copied somewhere), for these and for the rest
+    each alone. A last course copies everywhere or nowhere. Where shards are many, rounds are few,
+    and begin with a guess at what will be copied everywhere. Deterministic.
 
     Args:
         partitions: to place.
@@ -62,8 +67,10 @@ def find_placement(
         topology: W ranks.
         room: ``[W]``, bytes that each may hold.
         policy: which copies are made.
-        is_final: whether to search for improvements at the end; without, it is within some per cent and quick.
-        room_of_homes: ``[W]``, bytes that each may hold if need be for homes to lie level; ``room`` when absent.
+        is_final: whether to search for improvements at the end; without, it is within some per cent
+            and quick.
+        room_of_homes: ``[W]``, bytes that each may hold if need be for homes to lie level; ``room``
+            when absent.
     """
     memory, cost = partitions.memory_bytes, topology.cost
     weight, lookup = partitions.weight(form), partitions.weight("accesses")

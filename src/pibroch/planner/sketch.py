@@ -1,10 +1,11 @@
 """Accesses of an endless stream in bounded memory, recent ones counting more.
 
-A summary of Misra and Gries, merged batch by batch (Agarwal et al., "Mergeable Summaries", 2012): at most C rows have counters;
-when there are more, the (C + 1)-th largest count is taken off all. So no count is too high, and none is too low by more than
-``error``, at most the stream's (decayed) accesses over C + 1. Taken instead of a count-min sketch, because a planner must know
-*which* rows are hot and that one answers only for rows it is asked about, and overrates the tail; and instead of space-saving,
-whose counters are the same but for a shift and which goes id by id.
+A summary of Misra and Gries, merged batch by batch (Agarwal et al., "Mergeable Summaries", 2012):
+at most C rows have counters; when there are more, the (C + 1)-th largest count is taken off all. So
+no count is too high, and none is too low by more than ``error``, at most the stream's (decayed)
+accesses over C + 1. Taken instead of a count-min sketch, because a planner must know *which* rows
+are hot and that one answers only for rows it is asked about, and overrates the tail; and instead of
+space-saving, whose counters are the same but for a shift and which goes id by id.
 """
 
 from __future__ import annotations

@@ -20,9 +20,12 @@ _PREDICTION = "prediction"
 
 
 def save_plan(
-    path: Path, assignment: Assignment, prediction: PlanPrediction, tables: Sequence[Table] = (),
+    path: Path,
+    assignment: Assignment,
+    prediction: PlanPrediction,
+    tables: Sequence[Table] = (),
     profile: AccessProfile | None = None,
-) -> PlanPrediction:  # fmt: skip
+) -> PlanPrediction:
     """Write a plan that exchanges take, see :meth:`Plan.save`, with its prediction in it.
 
     Args:

@@ -1,6 +1,9 @@
-"""Who reads from whom at which cost: ranks, their hosts and memory, and the cost matrix of OPER, Sec. 3.2.
+"""Who reads from whom at which cost.
 
-A topology is given by a file, or made by :meth:`ClusterTopology.uniform` and :meth:`ClusterTopology.hierarchical`. Of a file::
+Ranks, their hosts and memory, and the cost matrix of OPER, Sec. 3.2.
+
+A topology is given by a file, or made by :meth:`ClusterTopology.uniform` and
+:meth:`ClusterTopology.hierarchical`. Of a file::
 
     hosts = [4, 4]             # ranks of each host; or:  host_of_rank = [0, 0, 1, 1]
     memory_bytes = [16e9]      # for tables: one figure for all ranks, or one a rank; absent: as much as is needed
@@ -35,9 +38,10 @@ class ClusterTopology:
 
     Attributes:
         host_of_rank: the host of each rank.
-        cost: float64 ``[W, W]``, ``L`` in the paper: ``cost[i, j]`` is that of a byte which rank i reads from rank j, on the
-            diagonal of one from its own memory.
-        memory_bytes: float64 ``[W]``, room for tables on each rank; infinite where nothing is known.
+        cost: float64 ``[W, W]``, ``L`` in the paper: ``cost[i, j]`` is that of a byte which rank i
+            reads from rank j, on the diagonal of one from its own memory.
+        memory_bytes: float64 ``[W]``, room for tables on each rank; infinite where nothing is
+            known.
         p2p_bandwidth: bytes a second between two ranks.
         all_reduce_bandwidth: bytes a second in an all-reduce.
     """
@@ -61,7 +65,9 @@ class ClusterTopology:
 
     @classmethod
     def uniform(cls, num_ranks: int, memory_bytes: float = np.inf) -> Self:
-        """Ranks of one host (or of equal links): each byte from another rank costs 1, one's own nothing.
+        """Ranks of one host (or of equal links).
+
+        Each byte from another rank costs 1, one's own nothing.
 
         >>> ClusterTopology.uniform(2).cost.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
@@ -72,7 +78,9 @@ class ClusterTopology:
     def hierarchical(
         cls, num_hosts: int, ranks_per_host: int, ratio: float, memory_bytes: float = np.inf
     ) -> Self:
-        """Hosts of equally many ranks; a byte from another host costs ``ratio``, one from another rank of the same host 1.
+        """Hosts of equally many ranks.
+
+        A byte from another host costs ``ratio``, one from another rank of the same host 1.
 
         >>> ClusterTopology.hierarchical(2, 1, 4.21).cost.tolist()
         [[0.0, 4.21], [4.21, 0.0]]
@@ -155,9 +163,10 @@ class ClusterTopology:
         """Raise ConfigError unless there is a rank for each shard."""
         if self.num_ranks != num_shards:
             raise ConfigError(
-                f"a topology of {self.num_ranks} ranks for {num_shards} shards", "one rank a shard",
+                f"a topology of {self.num_ranks} ranks for {num_shards} shards",
+                "one rank a shard",
                 "correct `hosts` in the topology, or the number of shards",
-            )  # fmt: skip
+            )
 
 
 class _TopologyFile(BaseModel):
@@ -208,7 +217,8 @@ class _TopologyFile(BaseModel):
         widths = {len(row) for row in self.cost}
         if len(self.cost) != num_ranks or widths != {num_ranks}:
             raise ValueError(
-                f"`cost` of {num_ranks} rows of {num_ranks}, got {len(self.cost)} of {sorted(widths)}"
+                f"`cost` of {num_ranks} rows of {num_ranks}, got {len(self.cost)} of"
+                f" {sorted(widths)}"
             )
         cost = np.array(self.cost)
         if not np.isfinite(cost).all() or (cost < 0).any():

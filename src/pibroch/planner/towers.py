@@ -1,7 +1,7 @@
 """Which features share a tower, learned from their embeddings (DMT, Sec. 3.3).
 
-Similarities of features become distances, distances become coordinates, and features near each other, or far from each other,
-become groups of about equal size and weight.
+Similarities of features become distances, distances become coordinates, and features near each
+other, or far from each other, become groups of about equal size and weight.
 
 Shape legend: n samples, F features, N width of embeddings, T towers.
 """
@@ -41,8 +41,9 @@ class Balance:
 class Centres:
     """The mean embedding of each feature over samples.
 
-    The product of one feature's mean with another's embedding says what the latter does by itself, whatever the former is: no
-    interaction, but it turns both towards each other. Without means, what is left of the products is interaction alone.
+    The product of one feature's mean with another's embedding says what the latter does by itself,
+    whatever the former is: no interaction, but it turns both towards each other. Without means,
+    what is left of the products is interaction alone.
 
     Args:
         num_features: F.
@@ -68,7 +69,8 @@ class Similarity:
 
     Args:
         num_features: F.
-        centres: ``[F, N]``, what is taken from each feature's embeddings before, see :class:`Centres`; nothing when absent.
+        centres: ``[F, N]``, what is taken from each feature's embeddings before, see
+            :class:`Centres`; nothing when absent.
     """
 
     def __init__(self, num_features: int, centres: Tensor | None = None) -> None:
@@ -128,7 +130,9 @@ def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims:
 def balanced_groups(
     points: Floats, weights: Floats, num_towers: int, balance: Balance, seed: int = 0
 ) -> list[list[int]]:
-    """Groups of points near each other: k-means whose assignment is the best that is balanced, by HiGHS.
+    """Groups of points near each other.
+
+    K-means whose assignment is the best that is balanced, by HiGHS.
 
     Args:
         points: ``[F, d]``.
@@ -168,7 +172,9 @@ def partition(
     balance: Balance = Balance(),
     categories: Sequence[str] | None = None,
 ) -> list[list[int]]:
-    """Groups of features by number; inside the given categories, where there are some, as many towers as fit their sizes.
+    """Groups of features by number.
+
+    Inside the given categories, where there are some, as many towers as fit their sizes.
 
     Raises:
         ConfigError: for more towers than features, or fewer than categories.
@@ -225,11 +231,14 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
         found = milp(
             costs.ravel(),
             constraints=[
-                LinearConstraint(once, 1, 1), LinearConstraint(size, fewest, most), LinearConstraint(weight, 0, limit)
+                LinearConstraint(once, 1, 1),
+                LinearConstraint(size, fewest, most),
+                LinearConstraint(weight, 0, limit),
             ],
-            integrality=np.ones(costs.size), bounds=Bounds(0, 1),
+            integrality=np.ones(costs.size),
+            bounds=Bounds(0, 1),
             options={"time_limit": 10.0, "mip_rel_gap": 1e-3},
-        )  # fmt: skip
+        )
         if found.x is not None:
             out: NDArray[np.int64] = found.x.reshape(costs.shape).argmax(1)
             return out

@@ -29,7 +29,8 @@ def count_trace(
 
     Args:
         path: of the trace.
-        num_rows: of its table; the greatest index + 1 when absent, for which the trace is read once more.
+        num_rows: of its table; the greatest index + 1 when absent, for which the trace is read once
+            more.
         batch_size: lookups of a batch.
         table: name of the table; that of the file when absent.
         progress: told the stage and the fraction that is done.

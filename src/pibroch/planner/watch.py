@@ -32,9 +32,16 @@ def ids_by_table(
 
 
 def watch_dataset(
-    dataset: EncodedDataset, split: SplitName, assignment: Assignment, tables: Sequence[TableSize],
-    topology: ClusterTopology, options: PlanOptions, batch_size: int, every: int, half_life: float,
-) -> Iterator[Decay]:  # fmt: skip
+    dataset: EncodedDataset,
+    split: SplitName,
+    assignment: Assignment,
+    tables: Sequence[TableSize],
+    topology: ClusterTopology,
+    options: PlanOptions,
+    batch_size: int,
+    every: int,
+    half_life: float,
+) -> Iterator[Decay]:
     """Look at a plan every so many batches of a split, whose samples come in their order.
 
     Raises:
@@ -51,9 +58,10 @@ def watch_dataset(
     samples = dataset.split(split)
     if len(samples) < batch_size * every:
         raise DataError(
-            f"{len(samples):,} samples in split {split}", f"{batch_size * every:,}, for {every} batches of {batch_size}",
+            f"{len(samples):,} samples in split {split}",
+            f"{batch_size * every:,}, for {every} batches of {batch_size}",
             "choose another split, or pass --every or --batch-size",
-        )  # fmt: skip
+        )
     watch = DriftWatch(assignment, tables, topology, options, batch_size, half_life)
     for batch in Loader(samples, batch_size, shuffle=False):
         watch.add(

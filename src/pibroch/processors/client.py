@@ -1,4 +1,6 @@
-"""A trainer's way to data processors: what its loader would give, made elsewhere, in the loader's order.
+"""A trainer's way to data processors.
+
+What its loader would give, made elsewhere, in the loader's order.
 
 Who asks says everything, so what one that is lost had to make, another one makes, or its successor.
 """
@@ -55,7 +57,9 @@ class _Asked:
 
 
 class Processors:
-    """Data processors, as one trainer uses them: of N, number p makes each N-th of its batches, beginning with the p-th.
+    """Data processors, as one trainer uses them.
+
+    Of N, number p makes each N-th of its batches, beginning with the p-th.
 
     Args:
         names: of the processors, workers of this process's RPC group.
@@ -75,7 +79,9 @@ class Processors:
     def batches(
         self, dataset: EncodedDataset, loader: Loader, num_batches: int
     ) -> Iterator[JaggedBatch]:
-        """What ``loader`` would give from where it stands, over the ends of epochs; it stays where it stands.
+        """What ``loader`` would give from where it stands, over the ends of epochs.
+
+        It stays where it stands.
 
         Args:
             dataset: whose split the loader reads.
@@ -83,8 +89,8 @@ class Processors:
             num_batches: how many.
 
         Raises:
-            TrainingError: when all processors are lost and none comes back, or one does not answer for as long as collectives
-                may wait.
+            TrainingError: when all processors are lost and none comes back, or one does not answer
+                for as long as collectives may wait.
             DataError: when a processor cannot read the dataset.
         """
         source = list(astuple(Source.of(dataset, loader)))

@@ -14,7 +14,8 @@ def serve(
     """Be data processor ``number``, beside what else this process does, until :func:`pibroch.roles.group.leave`.
 
     Args:
-        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where
+            the rendezvous is opened.
         number: from 0.
         opens: whether this process opens the rendezvous; processor 0 does, when absent.
         data: where the dataset lies here; when absent, where it lies for the trainers.

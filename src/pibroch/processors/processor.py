@@ -1,7 +1,8 @@
 """What trainers call on a data processor, by name through :mod:`pibroch.rpc`.
 
-A processor keeps no state that a trainer depends on: who asks says everything, so any processor can answer, also one that was
-started anew. What it keeps are open datasets and the orders of their epochs.
+A processor keeps no state that a trainer depends on: who asks says everything, so any processor can
+answer, also one that was started anew. What it keeps are open datasets and the orders of their
+epochs.
 """
 
 from __future__ import annotations

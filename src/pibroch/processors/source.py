@@ -1,4 +1,7 @@
-"""What a processor has to know to make a trainer's batches, as plain data; and batches as plain data."""
+"""What a processor has to know to make a trainer's batches, as plain data.
+
+And batches as plain data.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Source:
 
 
 def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
-    """A loader's batch as tensors and numbers: ids in 4 bytes, no offsets where every bag has one id."""
+    """A loader's batch as tensors and numbers.
+
+    Ids in 4 bytes, no offsets where every bag has one id.
+    """
     assert batch.position is not None and batch.weights is None, "made by a loader"
     values, offsets = batch.values.to(torch.int32), None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]

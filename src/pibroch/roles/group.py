@@ -1,4 +1,7 @@
-"""Where the processes of a run meet: one RPC group whose members come and go, at an address that all reach."""
+"""Where the processes of a run meet.
+
+One RPC group whose members come and go, at an address that all reach.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ JOIN_TIMEOUT_S = 120.0
 SAY_TIMEOUT_S = 5.0
 """To reach a rendezvous that may have ended with its run, to say there that a process has ended, too."""
 LOST_AFTER_S = 15.0
-"""A host that is silent for so long is given up. One that is busy, or stopped for a moment, is to slow the run down only."""
+"""A host that is silent for so long is given up.
+
+One that is busy, or stopped for a moment, is to slow the run down only.
+"""
 _POLL_S = 0.05
 TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 
@@ -41,10 +47,12 @@ def serve(
 
     Args:
         role: whose functions trainers may call here.
-        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where
+            the rendezvous is opened.
         number: from 0.
         opens: whether this process opens the rendezvous.
-        on_lost: called with a worker and its incarnation when it is gone, on a thread that may wait.
+        on_lost: called with a worker and its incarnation when it is gone, on a thread that may
+            wait.
 
     Raises:
         ConfigError: for an address that cannot be used, or no secret where one is needed.
@@ -71,7 +79,9 @@ def serve(
 def join(
     rendezvous: str, wanted: Mapping[Role, int], rank: int, timeout_s: float = JOIN_TIMEOUT_S
 ) -> dict[Role, tuple[str, ...]]:
-    """Be a trainer, until :func:`leave`. Blocks until all that are wanted are there; returns their names.
+    """Be a trainer, until :func:`leave`.
+
+    Blocks until all that are wanted are there; returns their names.
 
     Args:
         rendezvous: as the others got it.
@@ -119,9 +129,10 @@ def say_lost(rendezvous: str, role: Role, number: int, reason: str) -> None:
 def lost(role: Role, number: int, reason: str) -> TrainingError:
     """The error for a process that has ended before its time; started again, the run may go on."""
     error = TrainingError(
-        f"{role.title} {number}, which {reason}", f"all {role.title}s",
+        f"{role.title} {number}, which {reason}",
+        f"all {role.title}s",
         "see its log; a training run goes on with --resume",
-    )  # fmt: skip
+    )
     error.is_loss = True
     return error
 
@@ -162,7 +173,10 @@ def _said_lost(store: TCPStore, role: Role, number: int) -> str:
 
 
 def _is_there(store: TCPStore, key: str) -> bool:
-    """Whether one is ready and still there: who was killed has not crossed itself out, and a successor may be on its way."""
+    """Whether one is ready and still there.
+
+    Who was killed has not crossed itself out, and a successor may be on its way.
+    """
     entry = store.get(key) if store.check([key]) else b""
     return bool(entry) and is_there(msgspec.json.decode(entry, type=Record))
 

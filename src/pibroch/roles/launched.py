@@ -94,7 +94,9 @@ class RankLayout:
 
 
 class Launcher:
-    """The store of the launcher that started this process: ``MASTER_ADDR``, ``MASTER_PORT``, ``RANK``, ``WORLD_SIZE``.
+    """The store of the launcher that started this process.
+
+    ``MASTER_ADDR``, ``MASTER_PORT``, ``RANK``, ``WORLD_SIZE``.
 
     Raises:
         ConfigError: without a launcher.
@@ -109,7 +111,8 @@ class Launcher:
             raise ConfigError(
                 "roles by rank without a launcher",
                 "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE in the environment",
-                "use torchrun; or leave --by-role out: `pibroch train` starts servers and processors by itself",
+                "use torchrun; or leave --by-role out: `pibroch train` starts servers and"
+                " processors by itself",
             )
         self._host, port, rank, size = map(str, found)
         self.rank, self.num_ranks = int(rank), int(size)
@@ -130,11 +133,14 @@ class Launcher:
     def leading(
         self, split: RankSplit, rendezvous: str | None, folder: str
     ) -> Iterator[RankLayout]:
-        """Within, on rank 0, all ranks know who does what; with its end the processes beside the trainers end.
+        """Within, on rank 0, all ranks know who does what.
+
+        With its end the processes beside the trainers end.
 
         Args:
             split: who does what.
-            rendezvous: a rendezvous that there is already; one is opened in this process when absent.
+            rendezvous: a rendezvous that there is already; one is opened in this process when
+                absent.
             folder: of the run.
         """
         place = None

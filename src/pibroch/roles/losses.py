@@ -12,10 +12,14 @@ from pibroch.errors import (
 
 
 def out_of_reach(role: str, name: str, error: RpcError) -> TrainingError:
-    """The error to raise for that of a call; one that was lost may be there again when the run goes on."""
+    """The error to raise for that of a call.
+
+    One that was lost may be there again when the run goes on.
+    """
     lost = TrainingError(
-        f"{role} {name!r} out of reach: {error.got}", "all processes of the run",
+        f"{role} {name!r} out of reach: {error.got}",
+        "all processes of the run",
         "see its log; a training run goes on with --resume",
-    )  # fmt: skip
+    )
     lost.is_loss = isinstance(error, (WorkerLostError, RpcTimeoutError, UnknownWorkerError))
     return lost

@@ -38,7 +38,8 @@ class Share:
         role: theirs.
         count: how many.
         logs: folder for what they say.
-        restarts: how often one that ends before its time is started again, where it keeps nothing that others need.
+        restarts: how often one that ends before its time is started again, where it keeps nothing
+            that others need.
     """
 
     role: Role
@@ -57,7 +58,9 @@ def started(
     rendezvous: str | None = None,
     on_restart: OnRestart | None = None,
 ) -> Iterator[str]:
-    """Within, these run on this machine; gives their rendezvous. They end with this process, however it ends.
+    """Within, these run on this machine; gives their rendezvous.
+
+    They end with this process, however it ends.
 
     Args:
         shares: of which roles, and how many.
@@ -117,7 +120,10 @@ class _Started:
 
 
 class _Keeper:
-    """A thread that starts again what has ended, or says so. What it started ends with it: it stays to the end."""
+    """A thread that starts again what has ended, or says so.
+
+    What it started ends with it: it stays to the end.
+    """
 
     def __init__(
         self,
@@ -182,7 +188,10 @@ def _log(share: Share, number: int) -> Path:
 
 
 def _start(share: Share, number: int, rendezvous: str, threads: int) -> _RunningProcess:
-    """Its standard input is a pipe from here: when that ends, with this process or before, so does the other one."""
+    """Its standard input is a pipe from here.
+
+    When that ends, with this process or before, so does the other one.
+    """
     arguments = [share.role.command, "--rendezvous", rendezvous, "--number", str(number)]
     arguments += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
@@ -195,8 +204,12 @@ def _start(share: Share, number: int, rendezvous: str, threads: int) -> _Running
     with _log(share, number).open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "pibroch", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def _wait_until_ready(share: Share, number: int, process: _RunningProcess, deadline: float) -> None:

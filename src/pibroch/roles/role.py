@@ -1,4 +1,7 @@
-"""What a process beside the trainers can be: how it serves, how many a run has, and how it is described."""
+"""What a process beside the trainers can be.
+
+How it serves, how many a run has, and how it is described.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +48,17 @@ class Role:
             ``(rendezvous, number, opens=...)`` with the command's own ``options``; when absent
             :func:`pibroch.roles.group.serve`.
         options: the command's own options, by name.
-        is_one: whether there is number 0 alone, which then needs neither a number nor several threads.
-        first: of which role number 0 opens the rendezvous where a run has that role, in words; ``None`` for its own.
-        counted: how many of them a recipe asks for; when absent what its exchange says in ``helpers()``.
-        rendezvous: where those of a recipe that run already are; when absent what its exchange says in ``helper_rendezvous()``.
-        described: a title and what is done, whether by processes of this role or, without any, by the trainers; ``None`` where
-            nothing is. When absent what the exchange says in ``duties()``.
+        is_one: whether there is number 0 alone, which then needs neither a number nor several
+            threads.
+        first: of which role number 0 opens the rendezvous where a run has that role, in words;
+            ``None`` for its own.
+        counted: how many of them a recipe asks for; when absent what its exchange says in
+            ``helpers()``.
+        rendezvous: where those of a recipe that run already are; when absent what its exchange says
+            in ``helper_rendezvous()``.
+        described: a title and what is done, whether by processes of this role or, without any, by
+            the trainers; ``None`` where nothing is. When absent what the exchange says in
+            ``duties()``.
     """
 
     title: str

@@ -1,4 +1,6 @@
-"""Tensor RPC: remote calls, remote references, distributed autograd; the names of ``torch.distributed.rpc``.
+"""Tensor RPC: remote calls, remote references, distributed autograd.
+
+The names of ``torch.distributed.rpc``.
 
 See docs/rpc.md, and docs/design/0003-tensor-rpc.md for what is inside.
 """

@@ -1,4 +1,7 @@
-"""The functions that users call: joining, calling, leaving. Names and semantics of ``torch.distributed.rpc``."""
+"""The functions that users call: joining, calling, leaving.
+
+Names and semantics of ``torch.distributed.rpc``.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,8 @@ def rpc_async(
 ) -> Future:
     """Run ``func`` on worker ``to``; returns at once a future of its value.
 
-    Argument tensors must stay as they are until the future is done. Otherwise as ``rpc_sync``, whose errors the future raises.
+    Argument tensors must stay as they are until the future is done. Otherwise as ``rpc_sync``,
+    whose errors the future raises.
     """
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
@@ -204,8 +208,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S)
     """Leave.
 
     Args:
-        graceful: first wait until all workers want to leave and nothing is under way any more (in a group without a
-            ``world_size``: until this worker's own calls are done).
+        graceful: first wait until all workers want to leave and nothing is under way any more (in a
+            group without a ``world_size``: until this worker's own calls are done).
         timeout: for that, in seconds; 0 for none.
 
     Raises:
@@ -223,6 +227,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S)
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Say goodbye when a program ends without ``shutdown``: others then know at once that nothing more will come."""
+    """Say goodbye when a program ends without ``shutdown``.
+
+    Others then know at once that nothing more will come.
+    """
     if is_initialized():
         shutdown(graceful=False)

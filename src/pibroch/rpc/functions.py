@@ -43,7 +43,10 @@ def is_async(function: object) -> bool:
 
 
 def is_future(value: object) -> bool:
-    """Whether it is a future of torch's, of whatever class: ``then`` gives another one than it is called on."""
+    """Whether it is a future of torch's, of whatever class.
+
+    ``then`` gives another one than it is called on.
+    """
     return isinstance(value, torch._C.Future)
 
 
@@ -51,7 +54,8 @@ def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
     """Call a function that came as a value: a pickle, of one that has no name.
 
     Raises:
-        NotAllowedError: where pickles are not allowed: what has a name is called by it, with its checks.
+        NotAllowedError: where pickles are not allowed: what has a name is called by it, with its
+            checks.
     """
     if not current_agent().options.allow_pickle:
         raise NotAllowedError(
@@ -63,7 +67,9 @@ def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
 
 
 def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What a function returns; for one marked ``async_execution`` a future, for others never. What it raises is logged.
+    """What a function returns; for one marked ``async_execution`` a future, for others never.
+
+    What it raises is logged.
 
     Raises:
         NotAllowedError: when an unmarked function returns a future.
@@ -84,7 +90,8 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         )
     if is_async(function) and not is_future(result):
         raise RuntimeError(
-            "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
-            f"but {name}, decorated with @rpc.functions.async_execution, returned {type(result)}"
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future"
+            f" object, but {name}, decorated with @rpc.functions.async_execution, returned"
+            f" {type(result)}"
         )
     return result

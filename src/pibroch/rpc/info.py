@@ -27,7 +27,8 @@ class WorkerInfo:
         id: likewise; the rank given to ``init_rpc``.
 
     Raises:
-        WorkerNameError: for a name that is empty, too long, or has other characters than letters, digits and ``_:-``.
+        WorkerNameError: for a name that is empty, too long, or has other characters than letters,
+            digits and ``_:-``.
     """
 
     name: str
@@ -46,12 +47,17 @@ def check_name(name: str) -> None:
     elif len(name) > MAX_NAME_LENGTH:
         need = f"one shorter than {MAX_NAME_LENGTH + 1} characters"
     else:
-        need = f"letters, digits, underscores, colons and dashes: Worker name must match {_NAME.pattern}"
+        need = (
+            "letters, digits, underscores, colons and dashes: Worker name must match"
+            f" {_NAME.pattern}"
+        )
     raise WorkerNameError(f"worker name {name[:200]!r}", need, "choose another one")
 
 
 class IdSource(Iterator[int]):
-    """Integers below 2**63 that are unique over workers, incarnations and calls: a random start, then one by one.
+    """Integers below 2**63 that are unique over workers, incarnations and calls.
+
+    A random start, then one by one.
 
     Two of ten thousand sources with a million numbers each meet with a probability below 1e-5.
     """

@@ -42,7 +42,10 @@ class LocalOptimizer:
         )
 
     def step(self, context_id: int) -> None:
-        """One step with the gradients of a context; a parameter without one stays. ``.grad`` is afterwards as before."""
+        """One step with the gradients of a context; a parameter without one stays.
+
+        ``.grad`` is afterwards as before.
+        """
         gradients = autograd.get_gradients(context_id)
         with _step_lock:
             before = [parameter.grad for parameter in self._parameters]
@@ -68,19 +71,23 @@ def step_local_optimizer(optimizer: RRef[LocalOptimizer], context_id: int) -> No
 
 
 class DistributedOptimizer:
-    """Optimizes parameters that lie on several workers; the state of the optimizer lies beside them.
+    """Optimizes parameters that lie on several workers.
 
-    Steps of several callers are done one after another on each worker. Which gradients belong to which parameters is decided
-    by the context: nothing is read from ``.grad`` or left in it.
+    The state of the optimizer lies beside them.
+
+    Steps of several callers are done one after another on each worker. Which gradients belong to
+    which parameters is decided by the context: nothing is read from ``.grad`` or left in it.
 
     Args:
-        optimizer_class: a ``torch.optim.Optimizer`` whose step needs no closure; each owner makes one of its parameters.
+        optimizer_class: a ``torch.optim.Optimizer`` whose step needs no closure; each owner makes
+            one of its parameters.
         params_rref: references to the parameters.
         args: of the optimizer.
         kwargs: likewise.
 
     Raises:
-        Exception: what making the optimizer raised at an owner; other owners' errors are noted in it.
+        Exception: what making the optimizer raised at an owner; other owners' errors are noted in
+            it.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""What a worker may be told about calls, transport and trust; the fields of torch's options class, and ours."""
+"""What a worker may be told about calls, transport and trust.
+
+The fields of torch's options class, and ours.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,9 @@ class Limits:
 
     Attributes:
         metadata_bytes: of one message without its tensors.
-        message_bytes: of one message's tensors; of those of all requests that a worker has under way here, and of the answers
-            that it has not taken (those that are made at that moment come on top, one a thread).
+        message_bytes: of one message's tensors; of those of all requests that a worker has under
+            way here, and of the answers that it has not taken (those that are made at that moment
+            come on top, one a thread).
         requests: that one worker may have under way here.
         waiting_strangers: connections that have not proved yet that they know the secret.
         handshake_s: time that they have to do so.
@@ -54,20 +58,28 @@ class RpcBackendOptions:
     """Options of ``init_rpc``.
 
     Attributes:
-        num_worker_threads: threads that run requests; more are started only while these wait for other workers.
+        num_worker_threads: threads that run requests; more are started only while these wait for
+            other workers.
         rpc_timeout: default timeout of a call in seconds, 0 for none.
-        init_method: ``env://``, ``tcp://host:port`` or ``file://path``: where the workers find each other.
+        init_method: ``env://``, ``tcp://host:port`` or ``file://path``: where the workers find each
+            other.
         store: a torch store to meet in, instead of ``init_method``.
         device_maps: per callee, which of our devices becomes which of its devices.
         devices: devices used; follows from the maps when absent.
-        allowed_modules: modules (and all below them) whose functions and types peers may name, beside the default ones.
-        allow_pickle: send and accept values without a data form as pickles. Who knows the secret can then run any code here.
-        secret: the job's; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``; on one machine one is made.
-        bind: address to listen on; by default loopback when the rendezvous is there, else the address by which it is reached.
+        allowed_modules: modules (and all below them) whose functions and types peers may name,
+            beside the default ones.
+        allow_pickle: send and accept values without a data form as pickles. Who knows the secret
+            can then run any code here.
+        secret: the job's; by default from ``PIBROCH_RPC_SECRET`` or ``PIBROCH_RPC_SECRET_FILE``; on
+            one machine one is made.
+        bind: address to listen on; by default loopback when the rendezvous is there, else the
+            address by which it is reached.
         num_streams: TCP streams for large tensors between two hosts.
         shared_memory: use it between workers of one host.
-        tls: paths of a certificate, its key and the authorities to trust (PEM), for TCP; ``None`` for plain TCP.
-        checksums: of all frames that this worker sends, which the others check; for hardware that is not trusted.
+        tls: paths of a certificate, its key and the authorities to trust (PEM), for TCP; ``None``
+            for plain TCP.
+        checksums: of all frames that this worker sends, which the others check; for hardware that
+            is not trusted.
         lost_after_s: a silent host is given up after this time.
         limits: bounds on what peers may ask for.
     """
@@ -127,11 +139,13 @@ class RpcBackendOptions:
             source, target = torch.device(ours), torch.device(theirs)
             if known.get(source, target) != target:
                 raise ValueError(
-                    f"`set_device_map` only supports 1-to-1 mapping, {source} already goes to {known[source]}"
+                    f"`set_device_map` only supports 1-to-1 mapping, {source} already goes to"
+                    f" {known[source]}"
                 )
             if any(t == target and s != source for s, t in known.items()):
                 raise ValueError(
-                    f"`set_device_map` only supports 1-to-1 mapping, another device already goes to {target}"
+                    "`set_device_map` only supports 1-to-1 mapping, another device already goes to"
+                    f" {target}"
                 )
             known[source] = target
 

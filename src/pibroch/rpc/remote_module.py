@@ -1,4 +1,7 @@
-"""``RemoteModule``: a ``torch.nn.Module`` on another worker with ``forward`` here; the names of ``torch.distributed.nn``."""
+"""``RemoteModule``: a ``torch.nn.Module`` on another worker with ``forward`` here.
+
+The names of ``torch.distributed.nn``.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,17 @@ _INSTEAD = {"parameters": ". Please use ``remote_parameters`` instead."}
 
 
 class RemoteModule(nn.Module):
-    """A module that another worker makes and keeps; ``forward`` runs there, and gradients come back in an autograd context.
+    """A module that another worker makes and keeps.
 
-    It is sent by putting it into the arguments or the result of a call: receiver and sender use the same module. Not
-    mirrored: TorchScript interfaces.
+    ``forward`` runs there, and gradients come back in an autograd context.
+
+    It is sent by putting it into the arguments or the result of a call: receiver and sender use the
+    same module. Not mirrored: TorchScript interfaces.
 
     Args:
-        remote_device: ``"worker/device"`` or ``"rank:1/device"``; without a device its CPU. To an accelerator tensors among
-            the arguments are moved there; results come back by way of the CPU, unless the owner's ``device_maps`` say more.
+        remote_device: ``"worker/device"`` or ``"rank:1/device"``; without a device its CPU. To an
+            accelerator tensors among the arguments are moved there; results come back by way of the
+            CPU, unless the owner's ``device_maps`` say more.
         module_cls: makes the module: a class, or a function that both workers can name.
         args: of it.
         kwargs: likewise.
@@ -90,7 +96,10 @@ class RemoteModule(nn.Module):
         )
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Tensor]]:
-        """References to its parameters, for ``DistributedOptimizer``; without ``recurse`` to those that it has itself."""
+        """References to its parameters, for ``DistributedOptimizer``.
+
+        Without ``recurse`` to those that it has itself.
+        """
         return rpc_sync(self.module_rref.owner(), parameter_rrefs, (self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef[nn.Module]:
@@ -126,7 +135,8 @@ class RemoteModule(nn.Module):
 
     def __getstate__(self) -> NoReturn:
         raise RuntimeError(
-            "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC"
+            "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when"
+            " using RPC"
         )
 
 
@@ -159,7 +169,8 @@ def worker_and_device(remote_device: str) -> tuple[str | int, str]:
     return int(number) if number != worker else worker, str(torch.device(device or "cpu"))
 
 
-# at the module's owner: peers may say nothing of a module here that they could not say by name or through its reference
+# at the module's owner: peers may say nothing of a module here that they could not say by name or
+# through its reference
 
 
 def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: str) -> nn.Module:

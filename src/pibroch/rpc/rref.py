@@ -1,4 +1,7 @@
-"""``RRef``: a value that lives on one worker, its owner, and that others refer to; ``remote`` makes one elsewhere."""
+"""``RRef``: a value that lives on one worker, its owner, and that others refer to.
+
+``remote`` makes one elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,9 @@ _T = TypeVar("_T")
 class RRef(Generic[_T]):
     """A reference to a value on its owner, which keeps the value as long as there are references anywhere.
 
-    ``RRef(value)`` refers to a value of this worker; ``remote`` and messages of others give references to values elsewhere. A
-    reference is sent by putting it into the arguments or the result of a call, and can be used and sent at once.
+    ``RRef(value)`` refers to a value of this worker; ``remote`` and messages of others give
+    references to values elsewhere. A reference is sent by putting it into the arguments or the
+    result of a call, and can be used and sent at once.
 
     Args:
         value: what it refers to.
@@ -54,8 +58,8 @@ class RRef(Generic[_T]):
     def __init__(self, value: _T, type_hint: object = None) -> None:
         if not is_initialized():
             raise RuntimeError(
-                "got an RRef before init_rpc (Current RPC agent is not set! Did you initialize the RPC framework?); need a "
-                "worker that owns it; do: call init_rpc first"
+                "got an RRef before init_rpc (Current RPC agent is not set! Did you initialize the"
+                " RPC framework?); need a worker that owns it; do: call init_rpc first"
             )
         references = _current_references()
         owned = OwnedValue()
@@ -73,7 +77,10 @@ class RRef(Generic[_T]):
         owned: OwnedValue,
         deadline: float | None = None,
     ) -> RRef[Any]:
-        """A reference of this worker to its own value, counted already. ``deadline``: for the value to be made."""
+        """A reference of this worker to its own value, counted already.
+
+        ``deadline``: for the value to be made.
+        """
         self = cls.__new__(cls)
         self._fork, self._owned, self._deadline, self.type_hint = None, owned, deadline, None
         self._owner, self._reference, self._references = (
@@ -87,7 +94,10 @@ class RRef(Generic[_T]):
     def of_user(
         cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None
     ) -> RRef[Any]:
-        """A reference of this worker to a value elsewhere. ``deadline`` (monotonic, in seconds): for the owner to have it."""
+        """A reference of this worker to a value elsewhere.
+
+        ``deadline`` (monotonic, in seconds): for the owner to have it.
+        """
         self = cls.__new__(cls)
         self._fork, self._owned, self._deadline, self.type_hint = fork, None, deadline, None
         self._owner, self._reference, self._references = owner, fork.reference, references
@@ -150,7 +160,8 @@ class RRef(Generic[_T]):
         """
         if self._owned is None:
             raise RuntimeError(
-                f"For {self!r}, can't call localValue() on user {self._references.agent.info}. Call it on owner {self._owner}"
+                f"For {self!r}, can't call localValue() on user {self._references.agent.info}. Call"
+                f" it on owner {self._owner}"
             )
         self.check_usable()
         return self._wait_here(0.0)
@@ -183,7 +194,8 @@ class RRef(Generic[_T]):
         """A backward pass that starts at the owner, with the value (a scalar tensor) as its root.
 
         Args:
-            dist_autograd_ctx_id: of the distributed autograd context; without it, at the owner only, a local pass.
+            dist_autograd_ctx_id: of the distributed autograd context; without it, at the owner
+                only, a local pass.
             retain_graph: keep the graph for another pass.
 
         Raises:
@@ -254,7 +266,8 @@ class RRef(Generic[_T]):
 
     def _too_late(self) -> RpcTimeoutError:
         return RpcTimeoutError(
-            f"{self!r}, which the owner has not made within the timeout of remote() (RRef creation timed out)",
+            f"{self!r}, which the owner has not made within the timeout of remote() (RRef creation"
+            " timed out)",
             "it to be made in time",
             "raise the timeout, or see the owner's log",
         )
@@ -263,7 +276,8 @@ class RRef(Generic[_T]):
 class _Proxy:
     """Turns ``proxy.method(...)`` into a call of the value's method at its owner.
 
-    The owner decides which methods may be called (``methods.py``); private ones are refused here already.
+    The owner decides which methods may be called (``methods.py``); private ones are refused here
+    already.
     """
 
     def __init__(self, rref: RRef[Any], timeout: float) -> None:
@@ -342,11 +356,12 @@ def remote(
         func: a function or class that callee and caller can name.
         args: positional arguments.
         kwargs: keyword arguments.
-        timeout: for ``func`` to be done, in seconds; 0 for none. When it is over, using the reference raises
-            ``RpcTimeoutError``, as long as the owner has not answered.
+        timeout: for ``func`` to be done, in seconds; 0 for none. When it is over, using the
+            reference raises ``RpcTimeoutError``, as long as the owner has not answered.
 
     Raises:
-        NotAllowedError: for a function or value that may not be sent. What ``func`` raises is raised by ``to_here``.
+        NotAllowedError: for a function or value that may not be sent. What ``func`` raises is
+            raised by ``to_here``.
     """
     references = _current_references()
     agent = references.agent

@@ -1,4 +1,7 @@
-"""Where the job's secret comes from: an option, the environment, a file; on one machine it is made when there is none."""
+"""Where the job's secret comes from: an option, the environment, a file.
+
+On one machine it is made when there is none.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,13 @@ def find_secret(
     Args:
         option: ``RpcBackendOptions.secret``.
         environ: the environment.
-        local: whether the rendezvous shows that all workers run on this machine; only then may a secret be made.
+        local: whether the rendezvous shows that all workers run on this machine; only then may a
+            secret be made.
         key: the rendezvous; jobs that meet elsewhere get another secret.
 
     Raises:
-        ConfigError: when there is none and none can be made, or it is too short, or others can read it.
+        ConfigError: when there is none and none can be made, or it is too short, or others can read
+            it.
     """
     if option is not None:
         return _long_enough(
@@ -54,7 +59,8 @@ def find_secret(
         return hmac.new(_users_secret(), key.encode(), hashlib.sha256).digest()
     raise ConfigError(
         "no secret for workers on several machines",
-        f"the same one at all of them, in {SECRET_VARIABLE}, {SECRET_FILE_VARIABLE} or RpcBackendOptions.secret",
+        f"the same one at all of them, in {SECRET_VARIABLE}, {SECRET_FILE_VARIABLE} or"
+        " RpcBackendOptions.secret",
         "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
     )
 
@@ -66,9 +72,10 @@ def _users_secret() -> bytes:
         return _secret_in(directory)
     except OSError as error:
         raise ConfigError(
-            f"no secret in {directory} ({error.strerror})", "a folder for temporary files, to make one in",
+            f"no secret in {directory} ({error.strerror})",
+            "a folder for temporary files, to make one in",
             f"set TMPDIR, or {SECRET_VARIABLE} in all workers",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _secret_in(directory: Path) -> bytes:
@@ -98,6 +105,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
         raise ConfigError(
             f"a secret of {len(secret)} bytes in {where}",
             f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes",
-            "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
+            "make one with: python -c 'from pibroch.rpc.secret import new_secret;"
+            " print(new_secret())'",
         )
     return secret

@@ -1,4 +1,6 @@
-"""From a checkpoint to answers: predictors, exports, a server, and inference over ranks with bounded lag.
+"""From a checkpoint to answers.
+
+Predictors, exports, a server, and inference over ranks with bounded lag.
 
 Names are loaded on first use: a predictor needs nothing of the machinery between ranks.
 """

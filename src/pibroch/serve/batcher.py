@@ -1,12 +1,14 @@
 """Dynamic batching: requests that wait are scored together, each by the model that it was accepted for.
 
-A batch is computed as soon as a thread is free and either the batch is full or its oldest request has waited for as long as the
-budget allows; while it is computed, the next one gathers. Requests are never divided: each answer is of one model.
+A batch is computed as soon as a thread is free and either the batch is full or its oldest request
+has waited for as long as the budget allows; while it is computed, the next one gathers. Requests
+are never divided: each answer is of one model.
 
-A few rows take less time than it takes to hand them to another thread and back: they are computed in the event loop, once it
-has read all that has come. Such batches use one core, for a team of threads would cost more than it saves. Where other hosts
-have some of the rows, these are asked and the loop goes on until they have answered: it never waits, so that hosts which ask
-each other do not wait in a circle. Whatever needs a wait, such as a new connection, is the thread's.
+A few rows take less time than it takes to hand them to another thread and back: they are computed
+in the event loop, once it has read all that has come. Such batches use one core, for a team of
+threads would cost more than it saves. Where other hosts have some of the rows, these are asked and
+the loop goes on until they have answered: it never waits, so that hosts which ask each other do not
+wait in a circle. Whatever needs a wait, such as a new connection, is the thread's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from pibroch.serve.settings import Refusal, ServerLimits
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 32
-"""Rows that the event loop computes itself: some half a millisecond, in which nobody else is heard."""
+"""Rows that the event loop computes itself: some half a millisecond, in which nobody else is heard.
+"""
 Outputs = NDArray[np.float32]
 
 
@@ -78,8 +81,8 @@ class Batcher:
         """Logits of a request, float32 ``[B]``.
 
         Raises:
-            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
-                takes too long.
+            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is
+                full, 503 when the answer takes too long.
         """
         return await self._computed(predictor, work, is_embedded=False)
 
@@ -102,8 +105,8 @@ class Batcher:
         """Wait for a request's part of a batch.
 
         Raises:
-            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is full, 503 when the answer
-                takes too long.
+            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is
+                full, 503 when the answer takes too long.
         """
         limits, count = self.limits, num_rows(work)
         if not 1 <= count <= limits.rows:
@@ -136,7 +139,10 @@ class Batcher:
         torch.set_num_threads(self._num_threads)
 
     def _refuse_late(self) -> None:
-        """Give up on what has no answer in time; one timer for all, for nearly all have one long before."""
+        """Give up on what has no answer in time.
+
+        One timer for all, for nearly all have one long before.
+        """
         timeout_s, now = self.limits.answer_timeout_s, self._loop.time()
         reason = f"no answer within {timeout_s:g} s, as the server has too much to do; try again"
         for request in self._open:
@@ -185,7 +191,10 @@ class Batcher:
         computed.add_done_callback(lambda done: self._end(batch, done.result()))
 
     def _ask(self, batch: Sequence[_Request]) -> None:
-        """Compute a batch here when other hosts have given its rows; what goes wrong, the thread does again, and says why."""
+        """Compute a batch here when other hosts have given its rows.
+
+        What goes wrong, the thread does again, and says why.
+        """
         try:
             whole = _merged(batch)
             begun = batch[0].predictor.begin(whole)
@@ -209,7 +218,10 @@ class Batcher:
         when_read(self._loop, begun.rows.requests, end)
 
     def _take(self) -> list[_Request]:
-        """The oldest requests for one output of one model, as many as fit; those that nobody waits for are left out."""
+        """The oldest requests for one output of one model, as many as fit.
+
+        Those that nobody waits for are left out.
+        """
         batch: list[_Request] = []
         rows = 0
         while self._waiting:

@@ -1,8 +1,9 @@
 """Inference between ranks that need not keep step: up to k batches are on their way before a rank blocks (BLS, Sec. IV).
 
-A batch is a *question* to all ranks, whose rows it wants, and an *answer* from each. A rank asks, then goes on with its next
-batches; it answers others whenever it comes by, and while it is blocked. Differs from the paper, whose ranks all know each
-batch's ids: two messages instead of one depend on each other, both of which carry their sizes. Nothing else is sent.
+A batch is a *question* to all ranks, whose rows it wants, and an *answer* from each. A rank asks,
+then goes on with its next batches; it answers others whenever it comes by, and while it is blocked.
+Differs from the paper, whose ranks all know each batch's ids: two messages instead of one depend on
+each other, both of which carry their sizes. Nothing else is sent.
 """
 
 from __future__ import annotations
@@ -74,16 +75,17 @@ class _LaggedRequest:
 class BoundedLagPipeline:
     """Predictions in the order of their requests, to the bits of ``model(batch.dense, embeddings(batch))``.
 
-    All ranks call :meth:`submit` and :meth:`drain` in the same order, with as many batches each, or leave that to :meth:`run`.
-    Nothing may train, load or move rows meanwhile.
+    All ranks call :meth:`submit` and :meth:`drain` in the same order, with as many batches each, or
+    leave that to :meth:`run`. Nothing may train, load or move rows meanwhile.
 
     Args:
-        model: of ``(dense, embedded)``; it gets the embeddings when they are there. What a :class:`pibroch.models.base.Model`
-            can work out before is worked out while they travel.
+        model: of ``(dense, embedded)``; it gets the embeddings when they are there. What a
+            :class:`pibroch.models.base.Model` can work out before is worked out while they travel.
         embeddings: with the exchange ``alltoall``, any placement.
-        bound: k, batches on their way before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent. 0 is synchronous. ``auto``, and
-            when there is neither: 1 for the first 80 requests, then what the ranks' own times of 64 of them ask for, 8 at most,
-            the same on all ranks; memory is reserved for 8.
+        bound: k, batches on their way before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent. 0 is
+            synchronous. ``auto``, and when there is neither: 1 for the first 80 requests, then what
+            the ranks' own times of 64 of them ask for, 8 at most, the same on all ranks; memory is
+            reserved for 8.
         transport: ``auto``, ``stream`` or ``gloo``, see :class:`pibroch.BoundedLagOptions`.
 
     Attributes:
@@ -95,15 +97,19 @@ class BoundedLagPipeline:
     """
 
     def __init__(
-        self, model: Callable[..., Any], embeddings: Embeddings, bound: int | str | None = None,
+        self,
+        model: Callable[..., Any],
+        embeddings: Embeddings,
+        bound: int | str | None = None,
         transport: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         exchange = embeddings.exchange
         if not isinstance(exchange, AllToAllExchange):
             raise ConfigError(
-                f"embeddings whose exchange is a {type(exchange).__name__}", "the exchange alltoall",
+                f"embeddings whose exchange is a {type(exchange).__name__}",
+                "the exchange alltoall",
                 'make them with exchange="alltoall", and load a checkpoint into them',
-            )  # fmt: skip
+            )
         if isinstance(bound, str) and bound != AUTO:
             raise ConfigError(f"bound {bound!r}", f"a number, or {AUTO!r}")
         options = BoundedLagOptions(None if isinstance(bound, str) else bound, transport)
@@ -134,7 +140,8 @@ class BoundedLagPipeline:
     def straggler(self) -> Straggler | None:
         """The rank that was always slow in the last 64 requests, if one was; the same on all ranks.
 
-        With its own time of a step and that of the next slowest. No bound helps against one: a warning names it.
+        With its own time of a step and that of the next slowest. No bound helps against one: a
+        warning names it.
         """
         return self._pace.straggler
 
@@ -146,10 +153,12 @@ class BoundedLagPipeline:
     def submit(self, batch: Any = None, request_id: Any = None) -> list[Prediction]:
         """Ask for a batch; returns the predictions that this brought, oldest first.
 
-        A batch that cannot be used fails alone: its prediction has the error, and no other rank notices.
+        A batch that cannot be used fails alone: its prediction has the error, and no other rank
+        notices.
 
         Args:
-            batch: a :class:`JaggedBatch`, or anything with ``dense`` that the embeddings take; ``None`` for none.
+            batch: a :class:`JaggedBatch`, or anything with ``dense`` that the embeddings take;
+                ``None`` for none.
             request_id: comes back with the prediction; the number of the request when absent.
         """
         done = []
@@ -166,9 +175,12 @@ class BoundedLagPipeline:
         return [self._finish() for _ in self._window.wait(last)] if last >= 0 else []
 
     def run(self, batches: Iterable[Any]) -> Iterator[Prediction]:
-        """Predictions of all batches, in order; a rank that runs out of them answers the others until all have.
+        """Predictions of all batches, in order.
 
-        The request id is the batch's number. Each rank may have as many as it likes, and iterates to the end.
+        A rank that runs out of them answers the others until all have.
+
+        The request id is the batch's number. Each rank may have as many as it likes, and iterates
+        to the end.
         """
         assert not self._requests, "requests on their way; drain() first"
         first, num_real, source = self._num_asked, 0, iter(batches)
@@ -222,7 +234,10 @@ class BoundedLagPipeline:
         )
 
     def _answer_others(self) -> None:
-        """Answer all questions that are there, up to the number of this rank's own: nobody gets further ahead than k."""
+        """Answer all questions that are there, up to the number of this rank's own.
+
+        Nobody gets further ahead than k.
+        """
         assert self._transport is not None
         for p in self._peers:
             while self._num_answered[p] < self._num_asked:

@@ -1,7 +1,8 @@
 """Which rows of a checkpoint differ from those of an export, and how they are written.
 
-An incremental checkpoint lists the rows that were touched since its full one. Where the export was made of that full
-checkpoint, all others are as they were, and nothing else is read. Otherwise all rows are compared.
+An incremental checkpoint lists the rows that were touched since its full one. Where the export was
+made of that full checkpoint, all others are as they were, and nothing else is read. Otherwise all
+rows are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Array = NDArray[Any]
 
 
 class RowVersions(NamedTuple):
-    """Some rows as they are now: their ids among the rows of all tables, rising, and their bytes ``[r, W]``."""
+    """Some rows as they are now.
+
+    Their ids among the rows of all tables, rising, and their bytes ``[r, W]``.
+    """
 
     row_ids: Ints
     rows: Array
@@ -90,12 +94,15 @@ def _bytes_of(rows: Array) -> NDArray[np.uint8]:
 def find_touched(
     folder: Path, manifest: Manifest, origin: dict[str, str]
 ) -> dict[str, Ints] | None:
-    """By table the rows that training touched since the checkpoint that an export was made of; ``None`` if not known.
+    """By table the rows that training touched since the checkpoint that an export was made of.
+
+    ``None`` if not known.
 
     Args:
         folder: of the checkpoint.
         manifest: of it.
-        origin: checksums of the tables' files that the export was made of, none where that is not known.
+        origin: checksums of the tables' files that the export was made of, none where that is not
+            known.
 
     Raises:
         DamagedCheckpointError: for a list of rows that is missing or damaged.
@@ -141,7 +148,10 @@ def _all_rows(
 def _versions(
     folder: Path, manifest: Manifest, base: MappedRows, table: ExportedTable, touched: Ints
 ) -> Iterator[RowVersions]:
-    """Rows touched, and those that the base has newer than its export: unless touched, they are as in the export again."""
+    """Rows touched, and those that the base has newer than its export.
+
+    Unless touched, they are as in the export again.
+    """
     saved = manifest.tables[table.name]
     deltas = replace(saved, parts=tuple(part for part in saved.parts if part.is_delta))
     only_deltas = manifest.model_copy(update={"tables": {**manifest.tables, table.name: deltas}})

@@ -1,8 +1,10 @@
-"""A client's connection, with bounds that uvicorn does not have: of time in every state, of a request's bytes, of their number.
+"""A client's connection, with bounds that uvicorn does not have.
 
-Until a request is whole, the connection waits for a head, for the rest of a body (in the gate) or, after an answer, for
-the next request; while an answer is sent, for the client to read it. No byte of a client moves one of these deadlines:
-only a whole head and a whole answer do.
+Of time in every state, of a request's bytes, of their number.
+
+Until a request is whole, the connection waits for a head, for the rest of a body (in the gate) or,
+after an answer, for the next request; while an answer is sent, for the client to read it. No byte
+of a client moves one of these deadlines: only a whole head and a whole answer do.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from pibroch.serve.settings import Refusal, ServerLimits
 
 MOST_HEAD_BYTES = 64 << 10
 MOST_PIPELINED = 64
-"""Requests behind one that is being answered; to read more at once would keep all others waiting."""
+"""Requests behind one that is being answered; to read more at once would keep all others waiting.
+"""
 NEVER_S = 1 << 30
 """What uvicorn is given as a timeout that is kept here."""
 
@@ -35,7 +38,10 @@ def connection_factory(
     door: RowDoor | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each connection, with these limits; hosts that want rows come in by the door."""
+    """What uvicorn calls for each connection, with these limits.
+
+    Hosts that want rows come in by the door.
+    """
 
     class HttpConnection(_BoundedConnection):
         pass
@@ -162,14 +168,18 @@ class _BoundedConnection(HttpToolsProtocol):
         return True
 
     def _behind_upgrade(self, rest: bytes) -> bytes:
-        """The parser has stopped behind the head of a request that wants another protocol; what it is to read next."""
+        """The parser has stopped behind the head of a request that wants another protocol.
+
+        What it is to read next.
+        """
         if self.scope["method"] == "CONNECT":
             self._refuse(Refusal(405, "got CONNECT; need one of the endpoints at /docs"))
             return b""
         if self.row_door is not None and self._get_upgrade() == PROTOCOL.encode():
             self._enter_rows(self.row_door, rest)
             return b""
-        # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has not taken it for an end.
+        # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has
+        # not taken it for an end.
         self.parser = httptools.HttpRequestParser(self)
         method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
         lines = [method + b" " + self.url + b" HTTP/" + version]
@@ -213,14 +223,20 @@ class _BoundedConnection(HttpToolsProtocol):
         self._read_deadline.set(self.limits.write_timeout_s)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer before there is a request that the gate could answer, and close; behind answers that are not given yet."""
+        """Answer before there is a request that the gate could answer, and close.
+
+        Behind answers that are not given yet.
+        """
         if self.transport.is_closing():
             return
         if self._has_open_request and (self.pipeline or not self.cycle.more_body):
             self._last_refusal = self._last_refusal or refusal
             return
         body = error_body(refusal.reason)
-        head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
+        head = (
+            f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type:"
+            " application/json\r\n"
+        )
         headers = {**refusal.headers, "connection": "close", "content-length": str(len(body))}
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self.transport.write(f"{head}\r\n".encode() + body)
@@ -257,10 +273,14 @@ class _TlsHandshake(asyncio.Protocol):
             self.abort()
             return
         self._handshake = following.loop.start_tls(
-            transport, following, self._context, server_side=True,
+            transport,
+            following,
+            self._context,
+            server_side=True,
             ssl_handshake_timeout=following.limits.body_timeout_s,
-        )  # fmt: skip
-        # Its first step is made here, not in a task: reading begins behind this method, and needs its protocol by then.
+        )
+        # Its first step is made here, not in a task: reading begins behind this method, and needs
+        # its protocol by then.
         self._handshake.send(None).add_done_callback(self._end)
 
     def abort(self) -> None:

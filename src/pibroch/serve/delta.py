@@ -1,4 +1,7 @@
-"""The rows that changed since an export, and the dense layers: what a server needs to go on to a newer version."""
+"""The rows that changed since an export, and the dense layers.
+
+What a server needs to go on to a newer version.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,12 @@ def export_delta(
     options: ExportOptions | None = None,
     advance: Advance = lambda _: None,
 ) -> DeltaManifest:
-    """Write what differs between a checkpoint and an export: rows as the export has them, and the dense layers.
+    """Write what differs between a checkpoint and an export.
 
-    Reads the rows that training touched where the export is of the full checkpoint that this one stands on, else all.
+    Rows as the export has them, and the dense layers.
+
+    Reads the rows that training touched where the export is of the full checkpoint that this one
+    stands on, else all.
 
     Args:
         checkpoint: its folder, or a run directory for its best one.
@@ -62,7 +68,8 @@ def export_delta(
         advance: told how many more rows are done.
 
     Raises:
-        CheckpointError: for what is missing or damaged, or a checkpoint of other tables, data or model.
+        CheckpointError: for what is missing or damaged, or a checkpoint of other tables, data or
+            model.
         ConfigError: for an ``out`` that is taken.
         StorageError: when the disk refuses.
         TrainingError: for weights that the type cannot hold.
@@ -116,7 +123,10 @@ def export_delta(
 
 
 def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[str, Ints] | None:
-    """The rows that training touched since the base, where that is known; ``None`` where all are to be compared."""
+    """The rows that training touched since the base, where that is known.
+
+    ``None`` where all are to be compared.
+    """
     root = base.root or base
     assert root.sha256 is not None
     touched = find_touched(folder, manifest, read_origin(Path(root.source), root.sha256))
@@ -150,7 +160,10 @@ def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: Mapp
 def _write_rows(
     path: Path, versions: Iterator[RowVersions], rows: MappedRows
 ) -> tuple[FileDigest, int]:
-    """The file of changed rows, whose number is known when all were seen: until then they lie in unnamed files."""
+    """The file of changed rows, whose number is known when all were seen.
+
+    Until then they lie in unnamed files.
+    """
     like = rows.stored(np.empty(0, np.int64))
     with (
         tempfile.TemporaryFile(dir=path.parent) as ids,

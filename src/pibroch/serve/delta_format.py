@@ -1,4 +1,7 @@
-"""What a delta says of itself: ``delta.json``, which also holds its own checksum. The layout: docs/export.md."""
+"""What a delta says of itself: ``delta.json``, which also holds its own checksum.
+
+The layout: docs/export.md.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ def checksum_in(folder: Path) -> str | None:
 
 
 def read_origin(folder: Path, export_sha256: str) -> dict[str, str]:
-    """The files that an export was made from, by name with their checksums; none where that is not known."""
+    """The files that an export was made from, by name with their checksums.
+
+    None where that is not known.
+    """
     try:
         origin, _ = read_checked(folder, ORIGIN, "pibroch-origin", Origin)
     except CheckpointError:  # whatever is wrong with it: all rows are compared then

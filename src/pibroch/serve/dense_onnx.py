@@ -33,7 +33,8 @@ class DensePart:
     """The layers above the embeddings, and what they take.
 
     Attributes:
-        layers: called with dense features ``[B, n]`` and embeddings ``[B, F, D]``, they give logits ``[B]``.
+        layers: called with dense features ``[B, n]`` and embeddings ``[B, F, D]``, they give logits
+            ``[B]``.
         num_dense: n.
         features: whose embeddings they take, in order; F of them.
         dim: of an embedding, D.
@@ -48,7 +49,10 @@ class DensePart:
 
 
 class _Scores(nn.Module):
-    """Scores and logits ``[B]`` from plain tensors; ``dense`` is left out where the model has no dense features."""
+    """Scores and logits ``[B]`` from plain tensors.
+
+    ``dense`` is left out where the model has no dense features.
+    """
 
     def __init__(self, layers: nn.Module, has_dense: bool) -> None:
         super().__init__()
@@ -107,9 +111,9 @@ def refuse_onnx(out: Path, overwrite: bool) -> None:
 def export_onnx(path: Path, out: Path, overwrite: bool = False) -> DensePart:
     """Write the dense layers of a model as one ONNX file, there whole or not at all.
 
-    Inputs are ``dense``, float32 ``[batch, n]``, as the schema's transform makes it (absent where n is 0), and
-    ``embedding``, float32 ``[batch, F, D]``, pooled; outputs ``score`` and ``logit``, float32 ``[batch]``. All is computed
-    in float32, also where the model computes in bfloat16.
+    Inputs are ``dense``, float32 ``[batch, n]``, as the schema's transform makes it (absent where n
+    is 0), and ``embedding``, float32 ``[batch, F, D]``, pooled; outputs ``score`` and ``logit``,
+    float32 ``[batch]``. All is computed in float32, also where the model computes in bfloat16.
 
     Args:
         path: as for :func:`dense_part`.
@@ -144,9 +148,14 @@ def write_onnx(part: DensePart, out: Path) -> None:
             "ignore"
         )  # of its own parts, and that both inputs have one batch size
         program = torch.onnx.export(
-            scores, tuple(inputs.values()), dynamo=True, verbose=False, input_names=list(inputs), output_names=list(OUTPUTS),
+            scores,
+            tuple(inputs.values()),
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(OUTPUTS),
             dynamic_shapes=(tuple({0: batch} for _ in inputs),),
-        )  # fmt: skip
+        )
     assert program is not None, "given for no file"
     about = {"version": part.version, "features": json.dumps(part.features)}
     program.model.metadata_props.update({f"pibroch.{name}": value for name, value in about.items()})

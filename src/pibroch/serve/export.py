@@ -65,7 +65,8 @@ class ExportOptions:
 
     Attributes:
         dtype: of the rows.
-        data: the dataset that the model was trained on, for its dictionaries; where the run found it when absent.
+        data: the dataset that the model was trained on, for its dictionaries; where the run found
+            it when absent.
         version: a name for these weights; one of the step and a checksum when absent.
         overwrite: replace an export that is there already.
         shard_bytes: rows of all tables are cut into files of at most about this size.
@@ -93,7 +94,8 @@ def export_checkpoint(
         advance: told how many more rows are done.
 
     Raises:
-        CheckpointError: for a checkpoint that is missing or damaged, or whose dictionaries are not to be found.
+        CheckpointError: for a checkpoint that is missing or damaged, or whose dictionaries are not
+            to be found.
         ConfigError: for an ``out`` that is taken.
         StorageError: when the disk refuses.
         TrainingError: for weights that the type cannot hold.
@@ -214,7 +216,10 @@ def _write(
 def content_version(
     of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest], base: str = ""
 ) -> str:
-    """Of the step and all content, such as ``1125-0c3f9a51-int8``: the same content has the same name."""
+    """Of the step and all content, such as ``1125-0c3f9a51-int8``.
+
+    The same content has the same name.
+    """
     step = of_checkpoint.partition("-")[0]
     content = base + json.dumps(
         {name: asdict(digest) for name, digest in files.items()}, sort_keys=True
@@ -282,7 +287,10 @@ def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
 
 
 def _publish(temporary: Path, out: Path) -> None:
-    """Give a finished export its name; one that had the name goes, and stays mapped where it is in use."""
+    """Give a finished export its name.
+
+    One that had the name goes, and stays mapped where it is in use.
+    """
     for path in [*temporary.rglob("*"), temporary]:
         flush_to_disk(path)
     replaced = out.with_name(f".{out.name}.replaced")

@@ -1,4 +1,7 @@
-"""What an export says of itself: ``export.json``, which also holds its own checksum. The layout: docs/export.md."""
+"""What an export says of itself: ``export.json``, which also holds its own checksum.
+
+The layout: docs/export.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A model from a checkpoint: all weights in this process's memory, averages where the run kept them."""
+"""A model from a checkpoint.
+
+All weights in this process's memory, averages where the run kept them.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,12 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
 
     Args:
         path: a checkpoint folder or a run directory.
-        data: the dataset that it was trained on, for its dictionaries; where the run found it when absent.
+        data: the dataset that it was trained on, for its dictionaries; where the run found it when
+            absent.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or not of this version's models; or was trained on other ``data``.
+        CheckpointError: when it is missing, damaged, or not of this version's models; or was
+            trained on other ``data``.
         DataError: when there is no dataset at ``data``.
     """
     folder = find_checkpoint(path)
@@ -84,7 +89,9 @@ def version_of(folder: Path, manifest: Manifest) -> str:
 
 
 def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularies | None:
-    """The dictionaries of a checkpoint: its schema alone where that suffices, else from the dataset that it was trained on.
+    """The dictionaries of a checkpoint.
+
+    Its schema alone where that suffices, else from the dataset that it was trained on.
 
     Args:
         manifest: of the checkpoint.
@@ -102,7 +109,8 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
         dataset = EncodedDataset.open(data)
         if dataset.fingerprint != fingerprint:
             raise CheckpointError(
-                f"data {dataset.fingerprint[:12]} in {data}, whose vocabularies or encodings are not the checkpoint's",
+                f"data {dataset.fingerprint[:12]} in {data}, whose vocabularies or encodings are"
+                " not the checkpoint's",
                 f"data {fingerprint[:12]}, on which it was trained",
                 "pass that data",
             )
@@ -142,7 +150,8 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
     Args:
         folder: the checkpoint.
         manifest: its own.
-        channel: between ranks that share the tables by rows, each of which calls this; all in this process when absent.
+        channel: between ranks that share the tables by rows, each of which calls this; all in this
+            process when absent.
     """
     decay, step = manifest.config.train.average, manifest.progress.step
     tables = [

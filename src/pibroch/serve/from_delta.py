@@ -1,4 +1,7 @@
-"""A model from an export and the deltas that stand on it: what did not change is shared with what they begin at."""
+"""A model from an export and the deltas that stand on it.
+
+What did not change is shared with what they begin at.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ def open_exported(
 
     Args:
         folder: of it. What a delta begins at is looked for in the folders beside it.
-        known: a model that is open, which is shared where the delta begins at it, or at the export that it stands on.
+        known: a model that is open, which is shared where the delta begins at it, or at the export
+            that it stands on.
         verify: read every byte of an export once and compare; those of a delta always are.
         split: where an export's rows are, the same of ``known``; a delta's are all here.
 

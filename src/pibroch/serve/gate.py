@@ -1,4 +1,7 @@
-"""What every request passes on its way in and out: token, size of its body, metrics; and no error gets by unseen."""
+"""What every request passes on its way in and out: token, size of its body, metrics.
+
+And no error gets by unseen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The endpoints: the Open Inference Protocol v2, raw rows, metrics. FastAPI routes them and shows them at ``/docs``."""
+"""The endpoints: the Open Inference Protocol v2, raw rows, metrics.
+
+FastAPI routes them and shows them at ``/docs``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ _BYTES = "application/octet-stream"
 
 
 class ShownRoute(APIRoute):
-    """A route that is there for the OpenAPI page: its requests are answered before they come to a router."""
+    """A route that is there for the OpenAPI page.
+
+    Its requests are answered before they come to a router.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What is never called."""
@@ -112,7 +118,10 @@ class Service:
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
     async def embed(self, asked: DirectRequest) -> Reply:
-        """Pooled embeddings of raw rows, as `/score` takes them; a binary tensor with `Accept: application/octet-stream`."""
+        """Pooled embeddings of raw rows, as `/score` takes them.
+
+        A binary tensor with `Accept: application/octet-stream`.
+        """
         predictor, raw = await self._raw(asked)
         found = await self._batcher.embeddings(predictor, raw)
         if asked.headers.get(b"accept", b"").startswith(_BYTES.encode()):
@@ -120,9 +129,11 @@ class Service:
                 predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: found}
             )
         content = {
-            "model_name": self.store.name, "model_version": predictor.version, "features": predictor.features,
+            "model_name": self.store.name,
+            "model_version": predictor.version,
+            "features": predictor.features,
             "embeddings": found.tolist(),
-        }  # fmt: skip
+        }
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
     async def live(self) -> Response:
@@ -130,7 +141,10 @@ class Service:
         return JSONResponse({"live": True})
 
     async def ready(self) -> Response:
-        """Whether requests should be sent here: 200, or 503 while the server starts, drains, or has files that were changed."""
+        """Whether requests should be sent here.
+
+        200, or 503 while the server starts, drains, or has files that were changed.
+        """
         is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
@@ -145,14 +159,26 @@ class Service:
         self._known(request.path_params["model"])
         predictor = self.store.current
         self._of_version(request.path_params.get("version"), predictor.version)
-        return JSONResponse({
-            "name": self.store.name, "versions": [predictor.version], "platform": "pibroch",
-            "inputs": encoded_inputs(predictor.schema),
-            "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
-            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in (SCORE, LOGIT)]
-            + [{"name": EMBEDDING, "datatype": "FP32", "shape": [-1, len(predictor.features), predictor.dim]}],
-            "features": predictor.features,
-        })  # fmt: skip
+        return JSONResponse(
+            {
+                "name": self.store.name,
+                "versions": [predictor.version],
+                "platform": "pibroch",
+                "inputs": encoded_inputs(predictor.schema),
+                "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
+                "outputs": [
+                    {"name": name, "datatype": "FP32", "shape": [-1]} for name in (SCORE, LOGIT)
+                ]
+                + [
+                    {
+                        "name": EMBEDDING,
+                        "datatype": "FP32",
+                        "shape": [-1, len(predictor.features), predictor.dim],
+                    }
+                ],
+                "features": predictor.features,
+            }
+        )
 
     async def model_ready(self, request: Request) -> Response:
         """Whether this model, or this version of it, can be asked."""
@@ -212,7 +238,8 @@ class Service:
         if asked is not None and asked != version:
             raise Refusal(
                 404,
-                f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the newest",
+                f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the"
+                " newest",
             )
 
     def _no_raw(self) -> Refusal:

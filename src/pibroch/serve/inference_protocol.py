@@ -1,7 +1,10 @@
-"""Requests and answers of the Open Inference Protocol v2: JSON, and the extension for binary tensors.
+"""Requests and answers of the Open Inference Protocol v2.
 
-https://github.com/kserve/open-inference-protocol. In the extension a body is JSON, as long as a header says, then the bytes
-of those tensors whose parameters say ``binary_data_size``, one behind the other.
+JSON, and the extension for binary tensors.
+
+https://github.com/kserve/open-inference-protocol. In the extension a body is JSON, as long as a
+header says, then the bytes of those tensors whose parameters say ``binary_data_size``, one behind
+the other.
 """
 
 from __future__ import annotations
@@ -19,12 +22,25 @@ from pibroch.serve.settings import Refusal
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 _KINDS = {
-    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
-    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
-}  # fmt: skip
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
 _LENGTH_BYTES = 4
 _MOST_DIMS, _MOST_EMPTY = 8, 1 << 20
-"""Sizes of a shape, and their product without the zeros where it has some: no bytes of a body stand for that one."""
+"""Sizes of a shape, and their product without the zeros where it has some.
+
+No bytes of a body stand for that one.
+"""
 
 
 class _Tensor(msgspec.Struct):
@@ -88,7 +104,8 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
         ):
             raise Refusal(
                 400,
-                f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in bytes",
+                f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in"
+                " bytes",
             )
         end = int(json_length)
     try:
@@ -106,7 +123,8 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
         if type(size) is not int or not 0 <= size <= len(body) - end or tensor.data is not None:
             raise Refusal(
                 400,
-                f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with {len(body) - end} bytes left",
+                f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with"
+                f" {len(body) - end} bytes left",
             )
         inputs[tensor.name] = _of_bytes(tensor, body[end : end + size])
         end += size
@@ -138,13 +156,14 @@ def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
     ):
         raise Refusal(
             400,
-            f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to {_MOST_DIMS} sizes from 0 up, "
-            f"and besides a 0 a product of at most {_MOST_EMPTY:,}",
+            f"got shape {str(tensor.shape)[:80]} for `{tensor.name[:80]}`; need one to {_MOST_DIMS}"
+            f" sizes from 0 up, and besides a 0 a product of at most {_MOST_EMPTY:,}",
         )
     if tensor.datatype not in (*_KINDS, "BYTES"):
         raise Refusal(
             400,
-            f"got datatype {tensor.datatype[:40]} for `{tensor.name[:80]}`; need BYTES or one of {', '.join(_KINDS)}",
+            f"got datatype {tensor.datatype[:40]} for `{tensor.name[:80]}`; need BYTES or one of"
+            f" {', '.join(_KINDS)}",
         )
     return tuple(tensor.shape)
 
@@ -219,7 +238,8 @@ def _texts(data: bytes, name: str, count: int) -> list[bytes]:
     if at != len(data) or len(found) != count:
         raise Refusal(
             400,
-            f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in four bytes",
+            f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in"
+            " four bytes",
         )
     return found
 

@@ -1,6 +1,7 @@
 """What a model takes: raw columns, or encoded tensors; named tensors become one or the other.
 
-Shape legend: B samples, n dense features, F1 features with one id a sample, V ids of a multi-hot feature.
+Shape legend: B samples, n dense features, F1 features with one id a sample, V ids of a multi-hot
+feature.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def work_of(
     missing = [name for name in predictor.columns if name not in inputs]
     if unknown or missing:
         wrong = f"unknown input `{unknown[0][:80]}`" if unknown else f"no input `{missing[0][:80]}`"
-        need = f"encoded samples ({', '.join(encoded)[:200]}) or raw columns ({', '.join(predictor.columns)[:400]})"
+        need = (
+            f"encoded samples ({', '.join(encoded)[:200]}) or raw columns"
+            f" ({', '.join(predictor.columns)[:400]})"
+        )
         raise Refusal(400, f"got {wrong}; need {need}")
     return {name: _raw_values(inputs[name], name) for name in predictor.columns}
 
@@ -104,7 +108,8 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
         if not np.isfinite(dense).all():
             raise Refusal(
                 400,
-                f"got what is no finite number in `{DENSE}`; need what preparation makes of the values",
+                f"got what is no finite number in `{DENSE}`; need what preparation makes of the"
+                " values",
             )
     one_hot = [feature.name for feature in schema.categorical if not feature.multi_hot]
     ids = np.empty((size, 0), np.int64)
@@ -121,7 +126,8 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
             if (counts < 0).any() or (counts > len(some)).any() or counts.sum() != len(some):
                 raise Refusal(
                     400,
-                    f"got `{names[1][:80]}` that do not sum to the {len(some)} of `{names[0][:80]}`",
+                    f"got `{names[1][:80]}` that do not sum to the {len(some)} of"
+                    f" `{names[0][:80]}`",
                 )
             values.append(some)
             lengths.append(counts)
@@ -136,7 +142,10 @@ def _typed(
     array: NDArray[Any], name: str, kinds: Sequence[Any], shape: tuple[int, ...] | None
 ) -> NDArray[Any]:
     if array.dtype not in kinds or (array.shape != shape if shape else array.ndim != 1):
-        need = f"{' or '.join(str(np.dtype(kind)) for kind in kinds)} {list(shape) if shape else '[-1]'}"
+        need = (
+            f"{' or '.join(str(np.dtype(kind)) for kind in kinds)}"
+            f" {list(shape) if shape else '[-1]'}"
+        )
         raise Refusal(400, f"got {array.dtype} {list(array.shape)} for `{name[:80]}`; need {need}")
     return array
 

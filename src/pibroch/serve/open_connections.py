@@ -1,4 +1,7 @@
-"""All connections of a server: how many there are, which may be closed for a new one, and their bytes together."""
+"""All connections of a server.
+
+How many there are, which may be closed for a new one, and their bytes together.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ class OpenConnections:
     def add(self, connection: Connection) -> bool:
         """Count a new connection, which is idle; whether there is room for it.
 
-        Where there is none, the connection that has been without a whole request for longest is closed. If every one
-        has a request that is being answered, the new one has to go.
+        Where there is none, the connection that has been without a whole request for longest is
+        closed. If every one has a request that is being answered, the new one has to go.
         """
         has_room = len(self._all) < self._limits.connections
         if not has_room:
@@ -88,7 +91,9 @@ class OpenConnections:
 
 
 class Deadline:
-    """A time by which something has to happen. To move it costs no timer: one that comes too early is set again.
+    """A time by which something has to happen.
+
+    To move it costs no timer: one that comes too early is set again.
 
     Args:
         on_passed: called when it has passed.

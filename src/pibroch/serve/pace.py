@@ -1,7 +1,8 @@
 """How fast each rank of a pipeline goes by itself, which all ranks know without a message of its own.
 
-Each question carries the time that its sender took for the step before without waiting for others. When a request is complete,
-every rank has all questions up to it, so all ranks have the same times then, and draw the same conclusions.
+Each question carries the time that its sender took for the step before without waiting for others.
+When a request is complete, every rank has all questions up to it, so all ranks have the same times
+then, and draw the same conclusions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class StepPace:
 
     Attributes:
         straggler: of the last steps, if one rank was always slow; by its number in the run.
-        waited_for: seconds in which this rank was blocked, by the rank (of the run) that it waited for.
+        waited_for: seconds in which this rank was blocked, by the rank (of the run) that it waited
+            for.
     """
 
     def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
@@ -74,7 +76,9 @@ class StepPace:
             self._has_warned = True
             logger.warning(
                 "rank %d is always slow: %.2f ms a step by itself, the next slowest %.2f ms. No bound hides that: "
-                "give it less to do, or look at its machine", self.straggler.rank, 1e3 * self.straggler.seconds,
+                "give it less to do, or look at its machine",
+                self.straggler.rank,
+                1e3 * self.straggler.seconds,
                 1e3 * self.straggler.next_seconds,
-            )  # fmt: skip
+            )
         return choose_bound(times)

@@ -1,10 +1,11 @@
 """Which rows of an export a host holds where its tables are split over several, and how they are asked for.
 
-Who wants rows opens a connection by ``GET /rows/K-of-N`` with ``Upgrade: pibroch-rows``; from then on it carries requests and
-answers in turn, all numbers little-endian. A request is the export's checksum (32 bytes), a count (uint32) and so many row ids
-among those of all tables (int64). An answer is a status as of HTTP (uint16), a number of bytes (uint32) and these bytes: the
-rows as the export has them, one behind the other, or in the place of 200 the reason. Part and export are named, so no answer is
-of other rows than those meant.
+Who wants rows opens a connection by ``GET /rows/K-of-N`` with ``Upgrade: pibroch-rows``; from then
+on it carries requests and answers in turn, all numbers little-endian. A request is the export's
+checksum (32 bytes), a count (uint32) and so many row ids among those of all tables (int64). An
+answer is a status as of HTTP (uint16), a number of bytes (uint32) and these bytes: the rows as the
+export has them, one behind the other, or in the place of 200 the reason. Part and export are named,
+so no answer is of other rows than those meant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ REQUEST, ANSWER = struct.Struct("<32sI"), struct.Struct("<HI")
 MOST_PARTS = 1024
 MOST_ANSWER_BYTES = 32 << 20
 MOST_IDS = 1 << 17
-"""Of a request, whose answer is also at most :data:`MOST_ANSWER_BYTES`; who wants more asks several times at once."""
+"""Of a request, whose answer is also at most :data:`MOST_ANSWER_BYTES`.
+
+Who wants more asks several times at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)

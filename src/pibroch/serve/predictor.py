@@ -1,8 +1,8 @@
 """Scores from a checkpoint or an export alone: no data set, no process group, no optimizer.
 
-Evaluation, bulk prediction and the server stand on it. Nothing of a predictor changes after it was opened, so that any number
-of threads may ask it at once: averages are worked out when it opens, and what would be switched for a call (gradients,
-autocast) belongs to the calling thread.
+Evaluation, bulk prediction and the server stand on it. Nothing of a predictor changes after it was
+opened, so that any number of threads may ask it at once: averages are worked out when it opens, and
+what would be switched for a call (gradients, autocast) belongs to the calling thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Begun:
 
     Attributes:
         rows: these, and those that are here.
-        dense: what the layers above made of the dense features; ``None`` where they need the rows for all they do.
+        dense: what the layers above made of the dense features; ``None`` where they need the rows
+            for all they do.
     """
 
     rows: RowsAsked
@@ -49,10 +50,12 @@ class Begun:
 
 
 class Predictor:
-    """A trained model that predicts, by the moving averages where the run kept them. Made by :meth:`open`.
+    """A trained model that predicts, by the moving averages where the run kept them.
 
-    Calls from several threads at once are safe; each uses as many threads as torch does, or fewer while others compute.
-    Torch's number of threads and its random numbers stay as they are.
+    Made by :meth:`open`.
+
+    Calls from several threads at once are safe; each uses as many threads as torch does, or fewer
+    while others compute. Torch's number of threads and its random numbers stay as they are.
 
     Attributes:
         schema: of the data that it was trained on.
@@ -75,16 +78,22 @@ class Predictor:
     def open(
         cls, path: str | Path, data: str | Path | None = None, beside: Predictor | None = None
     ) -> Self:
-        """Open an export, a checkpoint, or the best checkpoint of a run directory; every byte is verified.
+        """Open an export, a checkpoint, or the best checkpoint of a run directory.
 
-        An export is mapped: its tables take no memory of this process's own. A checkpoint takes the time to read its files
-        twice and the memory of the weights (and, with averages, up to 256 MiB on the way).
+        Every byte is verified.
+
+        An export is mapped: its tables take no memory of this process's own. A checkpoint takes the
+        time to read its files twice and the memory of the weights (and, with averages, up to 256
+        MiB on the way).
 
         Args:
-            path: an export, a delta beside what it begins at, a checkpoint folder or a run directory.
-            data: the dataset that a checkpoint was trained on, whose dictionaries raw values need; where the run found it
-                when absent. A checkpoint of hashed and whole-number features needs none, and an export has its own.
-            beside: a predictor that is open; a delta that begins at it, or at its export, shares its tables and dictionaries.
+            path: an export, a delta beside what it begins at, a checkpoint folder or a run
+                directory.
+            data: the dataset that a checkpoint was trained on, whose dictionaries raw values need;
+                where the run found it when absent. A checkpoint of hashed and whole-number features
+                needs none, and an export has its own.
+            beside: a predictor that is open; a delta that begins at it, or at its export, shares
+                its tables and dictionaries.
 
         Raises:
             CheckpointError: when it is missing, damaged, or not of this version's models.
@@ -128,8 +137,8 @@ class Predictor:
         """Look whether the files that it maps still are as they were when it was opened, at most every few milliseconds.
 
         Raises:
-            DamagedCheckpointError: when one was written to or cut; it must not predict any more, as a read beyond the end of a
-                file that was cut ends the process.
+            DamagedCheckpointError: when one was written to or cut; it must not predict any more, as
+                a read beyond the end of a file that was cut ends the process.
         """
         if self._model.files is not None:
             self._model.files.check()
@@ -177,7 +186,9 @@ class Predictor:
         return self._model.config
 
     def begin(self, batch: JaggedBatch) -> Begun:
-        """Ask other hosts for the rows of a batch, and do what can be done before they come; waits for nothing.
+        """Ask other hosts for the rows of a batch, and do what can be done before they come.
+
+        Waits for nothing.
 
         Raises:
             BlockingIOError: where it would have to.
@@ -199,8 +210,9 @@ class Predictor:
         With the bits of the trainer's own, or for up to 16 samples within rounding of these.
 
         Args:
-            batch: with all :attr:`features`, in any order, and the schema's dense features in theirs. One that lacks some
-                of the features counts as having empty bags there, with one logged warning.
+            batch: with all :attr:`features`, in any order, and the schema's dense features in
+                theirs. One that lacks some of the features counts as having empty bags there, with
+                one logged warning.
             begun: what :meth:`begin` gave for it.
 
         Raises:
@@ -215,7 +227,8 @@ class Predictor:
                 "make one, e.g. by JaggedBatch.from_one_hot",
             )
         self.check_files()
-        torch.get_num_threads()  # in a new thread it takes over the program's number, for which oneDNN would not ask
+        # in a new thread it takes over the program's number, for which oneDNN would not ask
+        torch.get_num_threads()
         with torch.inference_mode(), self._autocast():
             logits: Tensor
             if begun is None:
@@ -227,7 +240,10 @@ class Predictor:
         )  # a copy from outside inference mode is a tensor like any other
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """What computes as the model was trained; left out where nothing is to be switched, as it costs 6 us."""
+        """What computes as the model was trained.
+
+        Left out where nothing is to be switched, as it costs 6 us.
+        """
         is_bf16 = self._model.bf16
         if is_bf16 or torch.is_autocast_enabled("cpu"):
             return torch.autocast("cpu", torch.bfloat16, enabled=is_bf16, cache_enabled=False)
@@ -238,7 +254,10 @@ class Predictor:
         return torch.sigmoid(self.logits(batch))
 
     def embed(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
-        """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model; errors as of :meth:`logits`."""
+        """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model.
+
+        Errors as of :meth:`logits`.
+        """
         self.check_files()
         with torch.no_grad():
             return self._model.lookup(batch) if begun is None else begun.rows()
@@ -251,16 +270,18 @@ class Predictor:
         """Raw values, by the transform and the dictionaries of preparation, as a batch.
 
         Args:
-            raw: B samples, each with a value for all :attr:`columns`; or columns of B values each. ``None`` and the empty
-                string are missing; other columns are not looked at.
+            raw: B samples, each with a value for all :attr:`columns`; or columns of B values each.
+                ``None`` and the empty string are missing; other columns are not looked at.
 
         Raises:
             CheckpointError: when the dictionaries are not known.
-            DataError: for a column that is absent, or a value that is no finite number where one is needed.
+            DataError: for a column that is absent, or a value that is no finite number where one is
+                needed.
         """
         if self._encoders is None:
             raise CheckpointError(
-                f"raw rows for {self._model.source}, which does not hold the dictionaries of its data",
+                f"raw rows for {self._model.source}, which does not hold the dictionaries of its"
+                " data",
                 "an export, or the data set that it was trained on",
                 "serve what `pibroch export` wrote, or pass --data DIR",
             )

@@ -28,7 +28,8 @@ class ServerMetrics:
     """What a worker has done.
 
     Args:
-        values: float64 ``[workers, SIZE]``, of which this one writes its own row; of one worker when absent.
+        values: float64 ``[workers, SIZE]``, of which this one writes its own row; of one worker
+            when absent.
         worker: its row.
     """
 
@@ -56,7 +57,10 @@ class ServerMetrics:
         self._own[first + len(bounds) + 1] += value
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """Everything, of all workers together; gauges by name, with labels, are of the one that answers."""
+        """Everything, of all workers together.
+
+        Gauges by name, with labels, are of the one that answers.
+        """
         totals = self._all.sum(0)
         lines = [
             "# HELP pibroch_requests_total Answers by endpoint and HTTP status.",
@@ -67,7 +71,8 @@ class ServerMetrics:
                 count = totals[place * (len(STATUSES) + 1) + number]
                 if count or status == 200:
                     lines.append(
-                        f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}} {count:.0f}'
+                        f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}}'
+                        f" {count:.0f}"
                     )
         lines += ["# HELP pibroch_request_seconds Time from a request's headers to its answer."]
         lines += ["# TYPE pibroch_request_seconds histogram"]

@@ -17,7 +17,10 @@ from pibroch.serve.settings import Refusal
 RawColumns = dict[str, list[object]]
 _TEXTS = ("text/csv", "text/tab-separated-values", "text/plain")
 LARGE_BODY_BYTES = 1 << 18
-"""Above this a body takes milliseconds: it is parsed beside the event loop, and its rows are counted before."""
+"""Above this a body takes milliseconds.
+
+It is parsed beside the event loop, and its rows are counted before.
+"""
 _LIST, _LIST_END, _OBJECT, _OBJECT_END, _COMMA, _BACKSLASH = b"[]{},\\"
 _SINGLE = frozenset({str, int, float, bool, type(None)})
 
@@ -77,8 +80,8 @@ def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
 def count_json(text: Bytes) -> tuple[int, int]:
     """Items of the longest list that lies in no other (at least 1), and the number of all lists and objects.
 
-    In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [], [2]]}}`` the one of three
-    values. Whatever is no JSON has some numbers, too.
+    In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [],
+    [2]]}}`` the one of three values. Whatever is no JSON has some numbers, too.
 
     >>> count_json(np.frombuffer(b'{"columns": {"a": [[1], [], ["],"]]}}', np.uint8))
     (3, 6)
@@ -107,7 +110,10 @@ def count_json(text: Bytes) -> tuple[int, int]:
 
 
 def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:
-    need = 'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of rows'
+    need = (
+        'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of'
+        " rows"
+    )
     try:
         content = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -128,13 +134,15 @@ def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
         if not isinstance(row, Mapping):
             raise Refusal(
                 400,
-                f"got {type(row).__name__} as row {number}; need an object with a value for each column",
+                f"got {type(row).__name__} as row {number}; need an object with a value for each"
+                " column",
             )
         for column, values in found.items():
             if column not in row:
                 raise Refusal(
                     400,
-                    f"got row {number} without `{column[:80]}`; need all columns, null where missing",
+                    f"got row {number} without `{column[:80]}`; need all columns, null where"
+                    " missing",
                 )
             values.append(_checked(row[column], column, number))
     return found
@@ -162,6 +170,7 @@ def _checked(value: object, column: str, number: int) -> object:
         return value
     if not isinstance(value, list) or not all(type(item) in _SINGLE for item in value):
         raise Refusal(
-            400, f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number, a list of such or null"
-        )  # fmt: skip
+            400,
+            f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number, a list of such or null",
+        )
     return value

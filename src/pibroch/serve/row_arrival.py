@@ -17,7 +17,8 @@ def when_read(
     Args:
         loop: that runs.
         requests: just sent.
-        then: called once; with false as soon as a connection fails. It takes the answers, or cancels the requests.
+        then: called once; with false as soon as a connection fails. It takes the answers, or
+            cancels the requests.
     """
     if not requests:
         then(True)

@@ -1,6 +1,9 @@
-"""A connection on which another host asks for rows, after the request that opened it; see :mod:`pibroch.serve.parts`.
+"""A connection on which another host asks for rows, after the request that opened it.
 
-It is answered where its bytes come in: a request of a task, headers and a router takes several times as long as the rows.
+See :mod:`pibroch.serve.parts`.
+
+It is answered where its bytes come in: a request of a task, headers and a router takes several
+times as long as the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class RowDoor:
         rows: that are here.
         check: raises Refusal for the path and the headers of a request that may not come in.
         metrics: of all answers.
-        limits: of time; a connection on which nothing is asked may stay for as long as there is room for others.
+        limits: of time; a connection on which nothing is asked may stay for as long as there is
+            room for others.
         open_connections: of the server.
     """
 

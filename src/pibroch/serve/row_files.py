@@ -1,7 +1,9 @@
-"""Rows of all tables in files: float32, float16 or row-wise int8, written shard by shard and looked up where they lie.
+"""Rows of all tables in files.
 
-A shard is a safetensors file with one tensor ``rows``: float32 or float16 ``[R, D]``, or uint8 ``[R, W]`` as
-:mod:`pibroch.kernels.quantise.naive` describes.
+float32, float16 or row-wise int8, written shard by shard and looked up where they lie.
+
+A shard is a safetensors file with one tensor ``rows``: float32 or float16 ``[R, D]``, or uint8
+``[R, W]`` as :mod:`pibroch.kernels.quantise.naive` describes.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ def row_bytes(dim: int, dtype: ExportDtype) -> int:
 def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Records]) -> Stream:
     """The tensor of a shard, made while it is written from float32 weights ``[r, D]`` in consecutive chunks."""
     kinds: dict[str, tuple[type[Any], int]] = {
-        "float32": (np.float32, dim), "float16": (np.float16, dim), "int8": (np.uint8, record_bytes(dim))
-    }  # fmt: skip
+        "float32": (np.float32, dim),
+        "float16": (np.float16, dim),
+        "int8": (np.uint8, record_bytes(dim)),
+    }
     kind, width = kinds[dtype]
     return Stream(np.dtype(kind), (num_rows, width), (encoded(chunk, dtype) for chunk in chunks))
 
@@ -128,7 +132,9 @@ class _Changes:
 
 
 class MappedRows:
-    """All tables of an export, read where they lie: processes of one host share what they have read.
+    """All tables of an export, read where they lie.
+
+    Processes of one host share what they have read.
 
     Args:
         folder: of the export.
@@ -265,7 +271,9 @@ def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedS
 
 
 def check_finite(folder: Path, name: str) -> None:
-    """Read the rows in a file once; raise DamagedCheckpointError for one with NaN or infinite numbers.
+    """Read the rows in a file once.
+
+    Raise DamagedCheckpointError for one with NaN or infinite numbers.
 
     Reads through a small buffer: a map's pages would count as this process's memory.
     """

@@ -1,7 +1,10 @@
-"""Hosts that hold parts of the tables, as the one that scores asks them: see :mod:`pibroch.serve.parts`.
+"""Hosts that hold parts of the tables, as the one that scores asks them.
 
-A request is sent when it is made and its answer read when it is needed, or, in an event loop, as it comes: so that hosts and
-the caller work at the same time without a thread for any of it. Every wait ends with the deadline.
+See :mod:`pibroch.serve.parts`.
+
+A request is sent when it is made and its answer read when it is needed, or, in an event loop, as it
+comes: so that hosts and the caller work at the same time without a thread for any of it. Every wait
+ends with the deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class _Connection:
         self.on_bytes: Callable[[], None] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
-        """Have an event loop call when bytes come; it looks until the end, as a look costs less than its begin and end."""
+        """Have an event loop call when bytes come.
+
+        It looks until the end, as a look costs less than its begin and end.
+        """
         self.on_bytes = on_bytes
         if self.loop is not loop:
             loop.add_reader(self._socket.fileno(), self._come)
@@ -145,7 +151,10 @@ class RowHost:
         self._tls = ssl.create_default_context() if found.scheme == "https" else None
         bearer = "" if token is None else f"authorization: Bearer {token}\r\n"
         address = found.netloc.rpartition("@")[2]
-        self._head = f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
+        self._head = (
+            f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade:"
+            f" {PROTOCOL}\r\n\r\n"
+        )
         self._kept: list[_Connection] = []
         self._watched: list[
             _Connection
@@ -155,11 +164,14 @@ class RowHost:
     def ask(
         self, path: str, request: bytes, most_bytes: int, deadline: float, waits: bool = True
     ) -> RowRequest:
-        """Send a request on a connection opened at a path; nothing is waited for but a connection, if that.
+        """Send a request on a connection opened at a path.
+
+        Nothing is waited for but a connection, if that.
 
         Raises:
             BlockingIOError: when one had to be waited for and must not.
-            WorkerLostError: when there is none to be had by the deadline (of :func:`time.monotonic`).
+            WorkerLostError: when there is none to be had by the deadline (of
+                :func:`time.monotonic`).
         """
         until, reason = self._lost
         if time.monotonic() < until:
@@ -250,7 +262,10 @@ class RowRequest:
         self._room, self._taken = memoryview(bytearray(ANSWER.size + most_bytes)), 0
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
-        """Have an event loop call when bytes come, until the answer was taken; in its thread, as are all calls then."""
+        """Have an event loop call when bytes come, until the answer was taken.
+
+        In its thread, as are all calls then.
+        """
         self._connection.watch(loop, on_bytes)
 
     def read(self) -> bool:

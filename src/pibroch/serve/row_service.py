@@ -28,7 +28,8 @@ class RowService:
             got = f"got a request for rows at {path[:80]}"
             raise Refusal(
                 409,
-                f"{got}; need {self._part.path}, which is here: --rows-at names hosts in this order",
+                f"{got}; need {self._part.path}, which is here: --rows-at names hosts in this"
+                " order",
             )
 
     def found(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:

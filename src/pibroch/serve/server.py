@@ -55,7 +55,8 @@ class ServerOptions:
         reload_s: how often to look for a new version; never when 0.
         drain_s: on SIGTERM, how long to go on answering while ``/v2/health/ready`` says 503.
         shutdown_s: then, how long requests that are open may take.
-        worker_timeout_s: for the event loop of a worker to turn; it is killed then, and started again.
+        worker_timeout_s: for the event loop of a worker to turn; it is killed then, and started
+            again.
         shares_port: whether other processes listen at the port, too.
     """
 
@@ -93,9 +94,10 @@ def listen(options: ServerOptions) -> socket.socket:
         opened.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"{options.host}:{options.port}, {error.strerror or error}", "an address of this machine, and a free port",
+            f"{options.host}:{options.port}, {error.strerror or error}",
+            "an address of this machine, and a free port",
             "pass another --host or --port; --port 0 takes any that is free",
-        ) from error  # fmt: skip
+        ) from error
     return opened
 
 
@@ -105,7 +107,9 @@ def run_server(
     announce: Callable[[str], None],
     metrics: ServerMetrics | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; blocks. Runs in the main thread, whose handlers of these signals it replaces.
+    """Serve until SIGTERM or SIGINT; blocks.
+
+    Runs in the main thread, whose handlers of these signals it replaces.
 
     Args:
         store: the model.
@@ -133,9 +137,17 @@ def run_server(
     tls = None if options.tls is None else _tls_context(*options.tls)
     connection: Any = connection_factory(limits, open_connections, door, tls)
     config = uvicorn.Config(
-        gate, http=connection, ws="none", lifespan="off", backlog=_BACKLOG, log_config=None, access_log=False,
-        server_header=False, timeout_keep_alive=NEVER_S, timeout_graceful_shutdown=max(1, int(options.shutdown_s)),
-    )  # fmt: skip
+        gate,
+        http=connection,
+        ws="none",
+        lifespan="off",
+        backlog=_BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=NEVER_S,
+        timeout_graceful_shutdown=max(1, int(options.shutdown_s)),
+    )
     config.load()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with (
@@ -149,7 +161,10 @@ def run_server(
 
 
 def num_connections(most: int) -> int:
-    """How many connections there are descriptors for; this process may have as many as it needs from now on."""
+    """How many connections there are descriptors for.
+
+    This process may have as many as it needs from now on.
+    """
     if resource is None:
         return most
     allowed, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -179,9 +194,13 @@ def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 async def _serve(
-    server: uvicorn.Server, listener: socket.socket, service: Service, gate: Gate, options: ServerOptions,
+    server: uvicorn.Server,
+    listener: socket.socket,
+    service: Service,
+    gate: Gate,
+    options: ServerOptions,
     announce: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     loop, asked_to_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)

@@ -12,17 +12,19 @@ class ServerLimits:
     Attributes:
         body_bytes: of a request; a larger one is refused with 413.
         rows: of a request; more are refused with 400.
-        batch_rows: rows that are computed together; requests are never divided, so this is at least ``rows``.
+        batch_rows: rows that are computed together; requests are never divided, so this is at least
+            ``rows``.
         queue_rows: rows that wait; when more would, requests are refused with 429.
         batch_delay_ms: how long a request may wait for others that could be computed with it.
-        body_timeout_s: for a TLS handshake, for a request's head to arrive, and then for its body; a slower one is
-            refused with 408.
+        body_timeout_s: for a TLS handshake, for a request's head to arrive, and then for its body;
+            a slower one is refused with 408.
         answer_timeout_s: for an answer to be computed; 503 then.
         write_timeout_s: for a client to read an answer; the connection is closed then.
         idle_timeout_s: between an answer and the next request; the connection is closed then.
-        connections: at once; for one more the idlest is closed, and where none is idle it is refused with 503.
-        total_bytes: of bodies that came and of answers that were not read yet, over all connections; what would be more
-            is refused with 503.
+        connections: at once; for one more the idlest is closed, and where none is idle it is
+            refused with 503.
+        total_bytes: of bodies that came and of answers that were not read yet, over all
+            connections; what would be more is refused with 503.
     """
 
     body_bytes: int = 16 << 20

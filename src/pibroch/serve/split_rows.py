@@ -1,8 +1,11 @@
-"""An export whose rows lie on several hosts: each maps its part, and whoever scores fetches the others' rows.
+"""An export whose rows lie on several hosts.
 
-A lookup fetches the rows of a batch, of many ids the distinct ones, by one request a host, while it reads its own; then it
-pools them by the kernels and in the order of files and positions in which one host would: so that sums have its bits. Deltas
-lie on every host, whole: what is fetched is rows of an export alone, which never change.
+Each maps its part, and whoever scores fetches the others' rows.
+
+A lookup fetches the rows of a batch, of many ids the distinct ones, by one request a host, while it
+reads its own; then it pools them by the kernels and in the order of files and positions in which
+one host would: so that sums have its bits. Deltas lie on every host, whole: what is fetched is rows
+of an export alone, which never change.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from pibroch.serve.row_files import MappedRows, kernel_arrays
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
 
-_FEW_IDS = 256  # of which the equal ones take less time on their way, 8 KB for all at most, than to be found
+# of which the equal ones take less time on their way, 8 KB for all at most, than to be found
+_FEW_IDS = 256
 _MOST_REASON_BYTES = 4 << 10  # in the place of rows
 
 
@@ -40,7 +44,8 @@ class RowSplit:
     """Where the rows of an export are; by default all here.
 
     Attributes:
-        part: that is here, of the host that this is; none where absent, or all where there are no other hosts.
+        part: that is here, of the host that this is; none where absent, or all where there are no
+            other hosts.
         hosts: of all parts in their order, this one among them where it holds one.
 
     Raises:
@@ -88,7 +93,8 @@ class RowsAsked:
     """Rows of a batch, some of which are on their way from other hosts.
 
     Args:
-        records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are here.
+        records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are
+            here.
 
     Attributes:
         then: what is made of them when all are there.

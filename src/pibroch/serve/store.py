@@ -1,4 +1,7 @@
-"""The model that is served now, and how a new version takes its place: whole, warm, and between two requests."""
+"""The model that is served now, and how a new version takes its place.
+
+Whole, warm, and between two requests.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ Identity = tuple[str, int, int, int]
 
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
-"""Until something that could not be opened is looked at again: each time twice as long, up to this."""
+"""Until something that could not be opened is looked at again: each time twice as long, up to this.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,9 @@ class _Refused:
 
 
 def find_target(path: Path) -> Target:
-    """An export or a delta; of a folder of numbered ones the highest; else a checkpoint, or a run's best one.
+    """An export or a delta; of a folder of numbered ones the highest.
+
+    Else a checkpoint, or a run's best one.
 
     Raises:
         CheckpointError: when there is none.
@@ -101,9 +107,10 @@ def newest_run(runs: Path = Path("runs")) -> Path:
             continue
     if not found:
         raise CheckpointError(
-            f"no run with a checkpoint in {runs.absolute()}", "something to serve",
+            f"no run with a checkpoint in {runs.absolute()}",
+            "something to serve",
             "name an export, a checkpoint or a run, or begin with `pibroch train`",
-        )  # fmt: skip
+        )
     return max(found)[1]
 
 
@@ -118,7 +125,8 @@ class ModelStore:
 
     Attributes:
         current: what answers.
-        is_warm: whether it has scored; false only while other hosts, which have some of its rows, do not answer.
+        is_warm: whether it has scored; false only while other hosts, which have some of its rows,
+            do not answer.
 
     Raises:
         CheckpointError: when there is nothing that can be served.
@@ -145,11 +153,14 @@ class ModelStore:
         self.warm()
 
     def refresh(self) -> bool:
-        """Open what has taken the place of the current version, if something has; returns whether it did.
+        """Open what has taken the place of the current version, if something has.
 
-        Blocks for as long as that takes. What cannot be opened is logged, and looked at again later and later: the current
-        version stays. It stays, too, until all hosts that have rows of the next one have opened that. Where its own files were
-        changed it is opened again, too, which succeeds once they are whole.
+        Returns whether it did.
+
+        Blocks for as long as that takes. What cannot be opened is logged, and looked at again later
+        and later: the current version stays. It stays, too, until all hosts that have rows of the
+        next one have opened that. Where its own files were changed it is opened again, too, which
+        succeeds once they are whole.
         """
         with self._refreshing:
             try:
@@ -199,7 +210,10 @@ class ModelStore:
             self.is_warm = True
 
     def rows_of(self, sha256: str) -> MappedRows | None:
-        """The part of an export's rows that is here, by the checksum in its manifest; from any thread."""
+        """The part of an export's rows that is here, by the checksum in its manifest.
+
+        From any thread.
+        """
         for predictor in (self.current, *reversed(self._held)):
             rows = predictor.exported_rows(sha256)
             if rows is not None and predictor.is_intact:
@@ -223,7 +237,10 @@ class ModelStore:
         return opened
 
     def _refuse(self, target: Target, error: PibrochError) -> None:
-        """Leave what cannot be opened for a while, unless it was replaced meanwhile: then it is looked at at once."""
+        """Leave what cannot be opened for a while, unless it was replaced meanwhile.
+
+        Then it is looked at at once.
+        """
         self._coming = None
         try:
             is_final = find_target(self._path) == target
@@ -257,5 +274,6 @@ def _warm(predictor: Predictor, split: RowSplit) -> None:
                 raise CheckpointError(
                     f"version {predictor.version}, which scores {values[int(scores.isfinite().logical_not().nonzero()[0])]!r} "
                     "with no number",
-                    "finite scores", "export another checkpoint",
-                )  # fmt: skip
+                    "finite scores",
+                    "export another checkpoint",
+                )

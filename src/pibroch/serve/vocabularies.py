@@ -22,7 +22,8 @@ def find_vocabularies(path: Path) -> Vocabularies:
     """Schema and dictionaries of a dataset, an export, a checkpoint, or of a run's best one.
 
     Raises:
-        CheckpointError: when the path holds none of these, or a checkpoint whose dataset is not where the run found it.
+        CheckpointError: when the path holds none of these, or a checkpoint whose dataset is not
+            where the run found it.
         DataError: for a damaged dataset.
     """
     if (path / MANIFEST).exists():

@@ -1,8 +1,11 @@
-"""Several servers at one port: processes of this machine, over which the kernel spreads connections.
+"""Several servers at one port.
 
-They are forked from one that has opened the model, so that it, and all that Python and torch load, is in memory once; each
-counts into a row of one array, which any of them can show. One that ends is started again, and so is one whose event loop no
-longer turns, which would keep the connections that the kernel gives it.
+Processes of this machine, over which the kernel spreads connections.
+
+They are forked from one that has opened the model, so that it, and all that Python and torch load,
+is in memory once; each counts into a row of one array, which any of them can show. One that ends is
+started again, and so is one whose event loop no longer turns, which would keep the connections that
+the kernel gives it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ START_TIMEOUT_S = 600.0
 QUICK_END_S, MOST_QUICK_ENDS = 10.0, 5
 _POLL_S, _KILL_S = 0.2, 3.0
 _MOST_POLL_S = 1.0
-"""A poll that took longer says that this process was stopped itself: workers are not to blame for the rest."""
+"""A poll that took longer says that this process was stopped itself.
+
+Workers are not to blame for the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,16 @@ Work = Callable[[WorkerPlace, int], None]
 def run_workers(
     work: Work, count: int, options: ServerOptions, announce: Callable[[str], None]
 ) -> None:
-    """Run workers until SIGTERM or SIGINT, and let their open requests end; blocks. Runs in the main thread.
+    """Run workers until SIGTERM or SIGINT, and let their open requests end; blocks.
 
-    They are forked, so that what this process has loaded and opened is in memory once: it must have no other thread.
+    Runs in the main thread.
+
+    They are forked, so that what this process has loaded and opened is in memory once: it must have
+    no other thread.
 
     Args:
-        work: what a worker does, at its place and at this port; it says one line on standard output when it answers.
+        work: what a worker does, at its place and at this port; it says one line on standard output
+            when it answers.
         count: how many.
         options: as the workers have them.
         announce: told what the last worker said once all of them answer requests.
@@ -87,7 +97,8 @@ def run_workers(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
     gc.collect()
-    gc.freeze()  # the collector would write to each object, and workers would then have pages of their own
+    # the collector would write to each object, and workers would then have pages of their own
+    gc.freeze()
     with (
         tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
         listen(replace(options, shares_port=True)) as held,
@@ -163,7 +174,10 @@ class _Crew:
         self._quick_ends = 0
 
     def start_all(self, asked_to_end: threading.Event) -> str | None:
-        """Start them and wait until all answer; what the last one said, ``None`` when asked to end before."""
+        """Start them and wait until all answer.
+
+        What the last one said, ``None`` when asked to end before.
+        """
         self._workers = [self._start(place) for place in self._places]
         deadline, said = time.monotonic() + START_TIMEOUT_S, ""
         with selectors.DefaultSelector() as waiting:
@@ -204,9 +218,10 @@ class _Crew:
                     self._quick_ends += 1
                 if self._quick_ends > MOST_QUICK_ENDS:
                     raise TrainingError(
-                        f"workers that end again and again, the last with {code}", "workers that go on",
+                        f"workers that end again and again, the last with {code}",
+                        "workers that go on",
                         "see what they said above",
-                    )  # fmt: skip
+                    )
                 logger.error("worker %d ended with %s and is started again", number, code)
                 worker.close()
                 self._workers[number] = self._start(self._places[number])

@@ -1,6 +1,9 @@
-"""Processes beside the trainers, reached by the tensor RPC: embedding servers hold the homes of rows, an oracle plans.
+"""Processes beside the trainers, reached by the tensor RPC.
 
-See docs/lookahead.md; docs/design/0006-embedding-servers.md and 0008-central-oracle.md for what is inside.
+Embedding servers hold the homes of rows, an oracle plans.
+
+See docs/lookahead.md; docs/design/0006-embedding-servers.md and 0008-central-oracle.md for what is
+inside.
 """
 
 from pibroch.servers.group import ORACLE_NAME, join, leave, serve, serve_plans, started

@@ -45,7 +45,9 @@ class RowsByServer:
 
 
 class EmbeddingServers:
-    """The servers' shards, as one exchange of one trainer knows them. All trainers make the same calls in the same order.
+    """The servers' shards, as one exchange of one trainer knows them.
+
+    All trainers make the same calls in the same order.
 
     One thread calls it at a time.
 
@@ -65,9 +67,16 @@ class EmbeddingServers:
     """
 
     def __init__(
-        self, names: Sequence[str], pieces: Sequence[Sequence[Piece]], bounds: Ints, dim: int,
-        dtype: Dtype, optimizer: SparseOptimizer, seed: int | None, channel: Channel,
-    ) -> None:  # fmt: skip
+        self,
+        names: Sequence[str],
+        pieces: Sequence[Sequence[Piece]],
+        bounds: Ints,
+        dim: int,
+        dtype: Dtype,
+        optimizer: SparseOptimizer,
+        seed: int | None,
+        channel: Channel,
+    ) -> None:
         self.is_float32 = dtype == "float32"
         self.names, self.bounds, self.dim, self.width = (
             tuple(names),
@@ -97,7 +106,9 @@ class EmbeddingServers:
         lent: RowsByServer,
         averaged_at: int | None = None,
     ) -> list[torch.futures.Future[torch.Tensor]]:
-        """A round: records go home, then records and weights are wanted. Returns what :meth:`collect` waits for.
+        """A round: records go home, then records and weights are wanted.
+
+        Returns what :meth:`collect` waits for.
 
         Args:
             home: rows that go home.
@@ -127,7 +138,9 @@ class EmbeddingServers:
         sizes: Sequence[int],
         out: Records,
     ) -> None:
-        """Wait for what is wanted in a round: for each server in turn its records, then its weights, flat in ``out``.
+        """Wait for what is wanted in a round.
+
+        For each server in turn its records, then its weights, flat in ``out``.
 
         Args:
             answers: of the servers.
@@ -146,7 +159,8 @@ class EmbeddingServers:
     ) -> list[tuple[str, torch.futures.Future[torch.Tensor]]]:
         """Ask for records of rows as they are after the rounds so far, which no later round is about before they are here.
 
-        Returns at once, with each server's answer by its name, flat; those of whom nothing is wanted are left out.
+        Returns at once, with each server's answer by its name, flat; those of whom nothing is
+        wanted are left out.
         """
         answers = []
         for number, (name, wanted) in enumerate(zip(self.names, rows.split(), strict=True)):

@@ -1,4 +1,7 @@
-"""Servers alone, for programs of one's own: where they and trainers meet. `pibroch train` goes by :mod:`pibroch.roles`."""
+"""Servers alone, for programs of one's own: where they and trainers meet.
+
+`pibroch train` goes by :mod:`pibroch.roles`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ def serve(rendezvous: str, number: int, opens: bool | None = None) -> None:
     """Be server ``number``, beside what else this process does, until :func:`leave`.
 
     Args:
-        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where the rendezvous is opened.
+        rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where
+            the rendezvous is opened.
         number: from 0.
         opens: whether this process opens the rendezvous; server 0 does, when absent.
 
@@ -74,7 +78,9 @@ def join(
 
 @contextmanager
 def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = False) -> Iterator[str]:
-    """Within, servers run on this machine; gives their rendezvous. They end with this process, however it ends.
+    """Within, servers run on this machine; gives their rendezvous.
+
+    They end with this process, however it ends.
 
     Args:
         num_servers: how many.

@@ -47,20 +47,29 @@ class StepPart:
 
 
 class PlanService:
-    """The oracles of all trainers of one exchange, a thread each. Threads may call it at once; none waits for another.
+    """The oracles of all trainers of one exchange, a thread each.
+
+    Threads may call it at once; none waits for another.
 
     Args:
         bounds: of each lane int64 ``[P + 1]``, the first address of each home.
         capacities: of each lane, see :class:`Oracle`.
         num_trainers: W.
         lookahead, design, delayed: see :class:`Oracle`.
-        goes_on: whether it takes the place of another one: then all trainers say first where they are, see :meth:`go_on`.
+        goes_on: whether it takes the place of another one: then all trainers say first where they
+            are, see :meth:`go_on`.
     """
 
     def __init__(
-        self, bounds: Sequence[Ints], capacities: Sequence[int], num_trainers: int, lookahead: int, design: str,
-        delayed: bool, goes_on: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        bounds: Sequence[Ints],
+        capacities: Sequence[int],
+        num_trainers: int,
+        lookahead: int,
+        design: str,
+        delayed: bool,
+        goes_on: bool = False,
+    ) -> None:
         self._num_rows = [int(of_lane[-1]) for of_lane in bounds]
         lanes = list(zip(bounds, capacities, strict=True))
 
@@ -85,15 +94,19 @@ class PlanService:
     def go_on(
         self, trainer: int, step: int, request: int, asked: Sequence[tuple[int, PlanRequest]]
     ) -> None:
-        """Where a trainer is that was served by another one before; it tells about the steps from ``step`` on again.
+        """Where a trainer is that was served by another one before.
 
-        The feed that the last of the trainers has come to counts: who tells of an earlier one needs nothing of it any more.
+        It tells about the steps from ``step`` on again.
+
+        The feed that the last of the trainers has come to counts: who tells of an earlier one needs
+        nothing of it any more.
 
         Args:
             trainer: who says so.
             step: with which a feed began.
             request: number of the first request that comes again.
-            asked: of them, with their numbers, those that were answered before; the answers are made again for nobody.
+            asked: of them, with their numbers, those that were answered before; the answers are
+                made again for nobody.
 
         Raises:
             ProtocolError: when it has been said before.
@@ -186,7 +199,10 @@ def configure(
     forgotten: list[str],
     goes_on: bool = False,
 ) -> None:
-    """Make the oracles ``key``, see :class:`Runs`; ``wanted`` are the arguments of :class:`PlanService`, bounds as a list."""
+    """Make the oracles ``key``, see :class:`Runs`.
+
+    ``wanted`` are the arguments of :class:`PlanService`, bounds as a list.
+    """
 
     def make() -> PlanService:
         bounds, capacities, num_trainers, *how = wanted
@@ -206,7 +222,10 @@ def go_on(key: str, trainer: int, step: int, request: int, asked: list[list[Any]
 def add(
     key: str, trainer: int, number: int, feed: int, num_rows: list[int], encoded: Tensor
 ) -> None:
-    """A trainer's part of step ``number``: of each lane ``num_rows`` rising addresses, as ``kernels.varint`` writes them."""
+    """A trainer's part of step ``number``.
+
+    Of each lane ``num_rows`` rising addresses, as ``kernels.varint`` writes them.
+    """
     data, rows, start = encoded.numpy(), [], 0
     for count in num_rows:
         if not 0 <= count <= len(data) - start:  # a row takes a byte at least
@@ -227,7 +246,10 @@ def add(
 def ask(
     key: str, trainer: int, number: int, kind: RequestKind, feed: int, num_steps: int
 ) -> Future[EncodedPlans]:
-    """A trainer's request, see :class:`PlanRequest`; the parts of its answer, see :mod:`pibroch.lookahead.encoding`."""
+    """A trainer's request, see :class:`PlanRequest`.
+
+    The parts of its answer, see :mod:`pibroch.lookahead.encoding`.
+    """
     return ORACLES.find(key).ask(trainer, number, _request(kind, feed, num_steps))
 
 

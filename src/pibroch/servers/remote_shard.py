@@ -23,15 +23,23 @@ Array = NDArray[Any]
 
 
 class RemoteRows:
-    """A field of consecutive rows on a server, ``[rows, columns]``; of whether rows were touched, ``[rows]``.
+    """A field of consecutive rows on a server, ``[rows, columns]``.
 
-    A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces that fit a buffer.
+    Of whether rows were touched, ``[rows]``.
+
+    A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces
+    that fit a buffer.
     """
 
     def __init__(
-        self, servers: EmbeddingServers, number: int, rows: range, columns: range | None, field: str = "",
+        self,
+        servers: EmbeddingServers,
+        number: int,
+        rows: range,
+        columns: range | None,
+        field: str = "",
         in_cut: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
         self._field, self._in_cut = field, in_cut
         self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
@@ -108,9 +116,13 @@ class RemoteShard:
     """
 
     def __init__(
-        self, servers: EmbeddingServers, number: int, pieces: Sequence[Piece], optimizer: SparseOptimizer,
+        self,
+        servers: EmbeddingServers,
+        number: int,
+        pieces: Sequence[Piece],
+        optimizer: SparseOptimizer,
         is_cut: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._optimizer, self._is_cut = optimizer, is_cut
         self.pieces, self._fields = (
             tuple(pieces),
@@ -139,7 +151,10 @@ class RemoteShard:
         self._servers.ask(self._number, server.mark_all_changed)
 
     def cut(self) -> RemoteShard | None:
-        """See :meth:`MemoryShard.cut`; the copy lies on the server, and may be read beside what goes on."""
+        """See :meth:`MemoryShard.cut`.
+
+        The copy lies on the server, and may be read beside what goes on.
+        """
         counts = self._servers.ask(self._number, server.cut)
         if counts is None:
             return None
@@ -163,7 +178,10 @@ class RemoteShard:
         return ids
 
     def views(self) -> list[PieceView]:
-        """The pieces with views of their numbers; what is written to these changes the server's rows."""
+        """The pieces with views of their numbers.
+
+        What is written to these changes the server's rows.
+        """
         return [
             self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)
         ]

@@ -10,7 +10,9 @@ M = TypeVar("M")
 
 
 class Rounds(Generic[M]):
-    """Messages in, whole rounds out. A trainer may be ahead of the others; nobody overtakes a round.
+    """Messages in, whole rounds out.
+
+    A trainer may be ahead of the others; nobody overtakes a round.
 
     Args:
         num_trainers: messages in a round.

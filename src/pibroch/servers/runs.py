@@ -36,14 +36,20 @@ class Runs(Generic[S]):
         self._trainers: set[tuple[str, int]] = set()
 
     def configure(
-        self, run: str, trainer: Sequence[str | int], key: str, wanted: Sequence[object], forgotten: Sequence[str],
+        self,
+        run: str,
+        trainer: Sequence[str | int],
+        key: str,
+        wanted: Sequence[object],
+        forgotten: Sequence[str],
         make: Callable[[], S],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make what is wanted, or make sure that what has this key is what is wanted.
 
         Args:
             run: whose trainers these are; what is kept for another run goes.
-            trainer: name of the caller, and its incarnation: another one may come under the same name.
+            trainer: name of the caller, and its incarnation: another one may come under the same
+                name.
             key: of what is wanted.
             wanted: the same from every trainer.
             forgotten: keys of this run that are not needed any more.
@@ -77,14 +83,18 @@ class Runs(Generic[S]):
         found = self._kept.get(key)
         if found is None:
             raise TrainingError(
-                f"{self._role} that holds nothing of this run: it was started anew, or serves another run",
+                f"{self._role} that holds nothing of this run: it was started anew, or serves"
+                " another run",
                 "the one that the run began with",
                 "a training run goes on with --resume",
             )
         return found[0]
 
     def on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
-        """A worker is gone: if it was a trainer, rounds that wait for it never end. With the last one its run ends."""
+        """A worker is gone: if it was a trainer, rounds that wait for it never end.
+
+        With the last one its run ends.
+        """
         with self._lock:
             if (worker.name, incarnation) not in self._trainers:
                 return

@@ -81,7 +81,9 @@ class _Early:
 
 
 class ServedShard:
-    """The rows, and the rounds in which they are read and written. Threads may call it at once; none waits for another.
+    """The rows, and the rounds in which they are read and written.
+
+    Threads may call it at once; none waits for another.
 
     Args:
         shard: the rows.
@@ -89,7 +91,8 @@ class ServedShard:
         num_trainers: that send requests.
 
     Attributes:
-        last_cut: a copy of rows that trainers read beside what goes on; see :meth:`MemoryShard.cut`.
+        last_cut: a copy of rows that trainers read beside what goes on; see
+            :meth:`MemoryShard.cut`.
         kept: the rows in memory that outlives this process; ``None`` until a trainer asks for it.
     """
 
@@ -107,7 +110,9 @@ class ServedShard:
     def request(
         self, trainer: int, number: int, request: RecordSwap | GradientSums
     ) -> Future[torch.Tensor]:
-        """A trainer's part of a round; its answer, float32, is there once the round is done: records, then weights, flat.
+        """A trainer's part of a round.
+
+        Its answer, float32, is there once the round is done: records, then weights, flat.
 
         Raises:
             ProtocolError: for a request that makes no sense; nothing was changed.
@@ -125,7 +130,9 @@ class ServedShard:
         return pending.answer
 
     def read_after(self, number: int, rows: Ints) -> Future[torch.Tensor]:
-        """Records of rows, flat, as they are after a round, once it is over; no later round may be about them.
+        """Records of rows, flat, as they are after a round, once it is over.
+
+        No later round may be about them.
 
         Raises:
             ProtocolError: for rows that there are not.

@@ -1,4 +1,7 @@
-"""What trainers call on an embedding server. Each function is called by name through :mod:`pibroch.rpc`."""
+"""What trainers call on an embedding server.
+
+Each function is called by name through :mod:`pibroch.rpc`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ def configure(
 ) -> None:
     """Make the shard ``key``, see :class:`Runs`.
 
-    ``wanted`` are the spec's fields, dim, number of trainers; ``listed`` the ids of rows that the spec does not name.
+    ``wanted`` are the spec's fields, dim, number of trainers; ``listed`` the ids of rows that the
+    spec does not name.
     """
 
     def make() -> ServedShard:
@@ -52,9 +56,15 @@ def configure(
 
 @functions.async_execution
 def exchange(
-    key: str, trainer: int, number: int, home: Tensor, records: Tensor, whole: Tensor, lent: Tensor,
+    key: str,
+    trainer: int,
+    number: int,
+    home: Tensor,
+    records: Tensor,
+    whole: Tensor,
+    lent: Tensor,
     averaged_at: int | None,
-) -> Future[Tensor]:  # fmt: skip
+) -> Future[Tensor]:
     """A trainer's part of a round of records, see :class:`RecordSwap`."""
     swap = RecordSwap(_rows(home), records.numpy(), _rows(whole), _rows(lent), averaged_at)
     return SHARDS.find(key).request(trainer, number, swap)
@@ -105,7 +115,10 @@ def mark_all_changed(key: str) -> None:
 
 
 def cut(key: str) -> list[int] | None:
-    """Keep a copy of the rows updated since the last cut; how many of each piece. ``None`` without memory for it."""
+    """Keep a copy of the rows updated since the last cut; how many of each piece.
+
+    ``None`` without memory for it.
+    """
     served = SHARDS.find(key)
     served.last_cut = served.shard.cut()
     return (
@@ -126,7 +139,10 @@ def end_cut(key: str, is_saved: bool) -> None:
 
 
 def keep(key: str, name: str, tag: str) -> list[int] | None:
-    """Keep the rows in memory that outlives this process; of which steps they are there. ``None`` where there is none."""
+    """Keep the rows in memory that outlives this process; of which steps they are there.
+
+    ``None`` where there is none.
+    """
     served = SHARDS.find(key)
     served.kept = served.shard.kept(name, tag)
     return None if served.kept is None else sorted(served.kept.steps())

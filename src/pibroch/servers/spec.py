@@ -1,4 +1,7 @@
-"""What a server has to hold, as plain data: pieces of tables, how their weights begin, and their optimizer."""
+"""What a server has to hold, as plain data.
+
+Pieces of tables, how their weights begin, and their optimizer.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,9 @@ class ShardSpec:
 
     Attributes:
         tables: name, rows, dim, name and fields of the initializer of each.
-        pieces: of the shard, in their order: number of the table; start, stop and step of its rows, or of rows that a plan
-            chose one by one how many they are and their checksum: their ids go beside, see :func:`listed_rows`.
+        pieces: of the shard, in their order: number of the table; start, stop and step of its rows,
+            or of rows that a plan chose one by one how many they are and their checksum: their ids
+            go beside, see :func:`listed_rows`.
         optimizer: its name and fields.
         seed: of the initial weights; ``None`` where somebody writes all rows.
         dtype: of the weights in memory.
@@ -83,7 +87,9 @@ class ShardSpec:
         )
 
     def build(self, dim: int, listed: Sequence[Tensor] = ()) -> tuple[MemoryShard, SparseOptimizer]:
-        """The shard with its initial weights, ``dim`` in a row, and the optimizer; ``listed`` as from :func:`listed_rows`.
+        """The shard with its initial weights, ``dim`` in a row, and the optimizer.
+
+        ``listed`` as from :func:`listed_rows`.
 
         Raises:
             ConfigError: for what cannot be.
@@ -91,11 +97,14 @@ class ShardSpec:
         try:
             tables = [
                 Table(
-                    each["name"], each["num_rows"], each["dim"], initializer=_made(each["initializer"], INITIALIZERS),
+                    each["name"],
+                    each["num_rows"],
+                    each["dim"],
+                    initializer=_made(each["initializer"], INITIALIZERS),
                     dtype=self.dtype,
                 )
                 for each in self.tables
-            ]  # fmt: skip
+            ]
             ids = iter(listed)
             pieces = [
                 Piece(tables[n], _rows(rows, ids), range(tables[n].dim)) for n, *rows in self.pieces

@@ -24,16 +24,22 @@ CONFIGURE_TIMEOUT_S = 3600.0
 
 _TOKEN = secrets.token_hex(8)
 _forgotten: defaultdict[str, deque[str]] = defaultdict(deque)
-"""By role, what nobody here needs any more. The next configuration says so: a collector of garbage must not talk to others."""
+"""By role, what nobody here needs any more.
+
+The next configuration says so: a collector of garbage must not talk to others.
+"""
 
 
 class ServingWorkers:
-    """The servers of one kind. Whoever is lost stays lost until found again, though another may have its name by now.
+    """The servers of one kind.
+
+    Whoever is lost stays lost until found again, though another may have its name by now.
 
     Args:
         role: what they are, in messages.
         names: workers of this process's RPC group.
-        channel: between the trainers, to agree on a name; all of them make their peers in the same order.
+        channel: between the trainers, to agree on a name; all of them make their peers in the same
+            order.
 
     Raises:
         TrainingError: when one cannot be reached.
@@ -57,7 +63,10 @@ class ServingWorkers:
     def configure(
         self, name: str, function: Callable[..., None], wanted: Sequence[object], *more: object
     ) -> torch.futures.Future[None]:
-        """Say what one is to hold, under ``key``, for all trainers; ``more`` is not compared with what others say."""
+        """Say what one is to hold, under ``key``, for all trainers.
+
+        ``more`` is not compared with what others say.
+        """
         args = (self._run, self._me, self.key, wanted, self._forgotten, *more)
         return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
 

@@ -1,7 +1,9 @@
-"""TorchRec's names over pibroch's exchanges: a program written for TorchRec moves by changing its imports, and little else.
+"""TorchRec's names over pibroch's exchanges.
 
-``docs/moving-from-torchrec.md`` says what changes. Nothing here imports TorchRec; its own ``KeyedJaggedTensor`` and table
-configurations are taken as well as those here.
+A program written for TorchRec moves by changing its imports, and little else.
+
+``docs/moving-from-torchrec.md`` says what changes. Nothing here imports TorchRec; its own
+``KeyedJaggedTensor`` and table configurations are taken as well as those here.
 """
 
 from pibroch.exchange.keyed_tensor import KeyedTensor

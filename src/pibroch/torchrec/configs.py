@@ -1,4 +1,7 @@
-"""Table configurations with TorchRec's names; :meth:`pibroch.Table.from_config` says which of them can be had."""
+"""Table configurations with TorchRec's names.
+
+:meth:`pibroch.Table.from_config` says which of them can be had.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ class BaseEmbeddingConfig:
         name: unique in a collection.
         data_type: of the weights.
         feature_names: that read the table; by default one, named as the table.
-        weight_init_max, weight_init_min: bounds of uniform initial weights; by default plus and minus 1/sqrt(num_embeddings).
-        init_fn: ``torch.nn.init.uniform_``, ``normal_`` (mean 0) or ``zeros_``, or a ``functools.partial`` of these, in their
-            place.
+        weight_init_max, weight_init_min: bounds of uniform initial weights; by default plus and
+            minus 1/sqrt(num_embeddings).
+        init_fn: ``torch.nn.init.uniform_``, ``normal_`` (mean 0) or ``zeros_``, or a
+            ``functools.partial`` of these, in their place.
         num_embeddings_post_pruning, need_pos, use_virtual_table: refused unless left as they are.
     """
 

@@ -26,16 +26,22 @@ class _Collection(Embeddings):
     """
 
     def __init__(
-        self, configs: Sequence[object], tables: Sequence[Table], device: Any, optimizer: Optimizers | None, exchange: str,
+        self,
+        configs: Sequence[object],
+        tables: Sequence[Table],
+        device: Any,
+        optimizer: Optimizers | None,
+        exchange: str,
         options: dict[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         kind = type(self).__name__
         if optimizer is None:
             raise ConfigError(
-                f"a {kind} without an optimizer of its rows", "optimizer=, e.g. pibroch.RowWiseAdagrad(lr=0.05, eps=1e-8)",
+                f"a {kind} without an optimizer of its rows",
+                "optimizer=, e.g. pibroch.RowWiseAdagrad(lr=0.05, eps=1e-8)",
                 "give it here in place of apply_optimizer_in_backward, fused_params or torch.optim; to learn nothing "
                 "pibroch.Frozen()",
-            )  # fmt: skip
+            )
         there = None if device is None or torch.device(device).type in ("cpu", "meta") else device
         super().__init__(tables, optimizer, exchange, device=there, **options)
         self._configs = [_with_features(config) for config in configs]
@@ -50,15 +56,18 @@ class _Collection(Embeddings):
 class EmbeddingBagCollection(_Collection):
     """Tables whose rows are pooled, called and named as TorchRec's ``EmbeddingBagCollection``.
 
-    Everything that :class:`pibroch.Embeddings` does holds: rows are updated inside backward, once for each call;
-    :meth:`~pibroch.Embeddings.feed` looks ahead; ``state_dict`` has ``embedding_bags.NAME.weight``.
+    Everything that :class:`pibroch.Embeddings` does holds: rows are updated inside backward, once
+    for each call; :meth:`~pibroch.Embeddings.feed` looks ahead; ``state_dict`` has
+    ``embedding_bags.NAME.weight``.
 
     Args:
         tables: configurations of TorchRec or of :mod:`pibroch.torchrec`.
-        is_weighted: whether rows are scaled by the weights of the batch, which are left aside otherwise.
+        is_weighted: whether rows are scaled by the weights of the batch, which are left aside
+            otherwise.
         device: where the dense model is, as of :class:`pibroch.Embeddings`; ``meta`` means the CPU.
         optimizer: of the rows, or one by table name; always given.
-        exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and ``alltoall`` in several.
+        exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and
+            ``alltoall`` in several.
         **options: of :class:`pibroch.Embeddings` and of the exchange.
 
     Raises:
@@ -76,16 +85,23 @@ class EmbeddingBagCollection(_Collection):
     """
 
     def __init__(
-        self, tables: Sequence[object], is_weighted: bool = False, device: object = None, *,
-        optimizer: Optimizers | None = None, exchange: str = "auto", **options: object,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Sequence[object],
+        is_weighted: bool = False,
+        device: object = None,
+        *,
+        optimizer: Optimizers | None = None,
+        exchange: str = "auto",
+        **options: object,
+    ) -> None:
         made = [Table.from_config(config) for config in tables]
         for table in made:
             if table.pooling == "none":
                 raise ConfigError(
-                    f"table {table.name!r} without pooling in an EmbeddingBagCollection", "sum or mean",
+                    f"table {table.name!r} without pooling in an EmbeddingBagCollection",
+                    "sum or mean",
                     "put it into an EmbeddingCollection",
-                )  # fmt: skip
+                )
         super().__init__(tables, made, device, optimizer, exchange, options)
         self._is_weighted = is_weighted
 
@@ -101,10 +117,12 @@ class EmbeddingBagCollection(_Collection):
         """Pooled embeddings by feature (``feature@table`` where it reads several tables), in the order of the tables.
 
         Args:
-            features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``, ``lengths()``, ``weights_or_none()``.
+            features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``,
+                ``lengths()``, ``weights_or_none()``.
 
         Raises:
-            DataError: for features without weights where they are to scale the rows, and as :class:`pibroch.Embeddings`.
+            DataError: for features without weights where they are to scale the rows, and as
+                :class:`pibroch.Embeddings`.
         """
         out = super().forward(features)
         if isinstance(out, EmbeddingOutput):
@@ -126,14 +144,16 @@ class EmbeddingBagCollection(_Collection):
 class EmbeddingCollection(_Collection):
     """Tables that give a vector for each id, called and named as TorchRec's ``EmbeddingCollection``.
 
-    As :class:`EmbeddingBagCollection`, but for ``embeddings.NAME.weight`` in ``state_dict``. Tables may differ in their dims.
+    As :class:`EmbeddingBagCollection`, but for ``embeddings.NAME.weight`` in ``state_dict``. Tables
+    may differ in their dims.
 
     Args:
         tables: configurations of TorchRec or of :mod:`pibroch.torchrec`; pooling is ignored.
         device: where the dense model is, as of :class:`pibroch.Embeddings`; ``meta`` means the CPU.
         need_indices: whether what comes out has the ids as its ``weights()``.
         optimizer: of the rows, or one by table name; always given.
-        exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and ``alltoall`` in several.
+        exchange: as of :class:`pibroch.Embeddings`; by default ``local`` in one process and
+            ``alltoall`` in several.
         **options: of :class:`pibroch.Embeddings` and of the exchange.
 
     Raises:
@@ -143,9 +163,15 @@ class EmbeddingCollection(_Collection):
     kind_in_state: ClassVar[str] = "embeddings"
 
     def __init__(
-        self, tables: Sequence[object], device: object = None, need_indices: bool = False, *,
-        optimizer: Optimizers | None = None, exchange: str = "auto", **options: object,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Sequence[object],
+        device: object = None,
+        need_indices: bool = False,
+        *,
+        optimizer: Optimizers | None = None,
+        exchange: str = "auto",
+        **options: object,
+    ) -> None:
         made = [replace(Table.from_config(config), pooling="none") for config in tables]
         super().__init__(tables, made, device, optimizer, exchange, options)
         self._need_indices = need_indices
@@ -178,7 +204,8 @@ class EmbeddingCollection(_Collection):
         """For each feature (``feature@table`` where it reads several tables) a vector an id, ``[V, D]``.
 
         Args:
-            features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``, ``lengths()``; weights are left aside.
+            features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``,
+                ``lengths()``; weights are left aside.
 
         Raises:
             DataError: as :class:`pibroch.Embeddings`.

@@ -124,7 +124,9 @@ class JaggedTensor:
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """As ``[B, T]`` or ``[B, T, D]``: the first T values of each sample, ``padding_value`` behind them.
+        """As ``[B, T]`` or ``[B, T, D]``.
+
+        The first T values of each sample, ``padding_value`` behind them.
 
         Args:
             desired_length: T; that of the longest sample when absent.
@@ -167,9 +169,14 @@ class KeyedJaggedTensor(JaggedTensor):
     """
 
     def __init__(
-        self, keys: Sequence[str], values: Tensor, weights: Tensor | None = None, lengths: Tensor | None = None,
-        offsets: Tensor | None = None, stride: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+    ) -> None:
         super().__init__(values, weights, lengths, offsets)
         self._keys, count = list(keys), self.lengths().numel()
         self._stride = count // max(1, len(self._keys)) if stride is None else stride
@@ -182,17 +189,25 @@ class KeyedJaggedTensor(JaggedTensor):
 
     @classmethod
     def from_lengths_sync(
-        cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None,
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
         stride: int | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Of lengths."""
         return cls(keys, values, weights, lengths, stride=stride)
 
     @classmethod
     def from_offsets_sync(
-        cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None,
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
         stride: int | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Of offsets."""
         return cls(keys, values, weights, offsets=offsets, stride=stride)
 
@@ -222,8 +237,9 @@ class KeyedJaggedTensor(JaggedTensor):
         if len(set(strides)) > 1:
             raise DataError(
                 f"ids of keys {[list(keys) for keys, *_ in parts]} of {strides} samples",
-                "the same samples for each key", "give samples without ids of a key the length 0",
-            )  # fmt: skip
+                "the same samples for each key",
+                "give samples without ids of a key the length 0",
+            )
         tensors = [tensor for *_, tensor in parts]
         weights = [tensor.weights_or_none() for tensor in tensors]
         having = [each for each in weights if each is not None]
@@ -340,9 +356,10 @@ class KeyedJaggedTensor(JaggedTensor):
     def _place(self, key: str) -> int:
         if self._keys.count(key) > 1:
             raise DataError(
-                f"key {key!r}, which is there {self._keys.count(key)} times", "keys of different names",
+                f"key {key!r}, which is there {self._keys.count(key)} times",
+                "keys of different names",
                 "take it by its place: permute([place])",
-            )  # fmt: skip
+            )
         return self._keys.index(key)
 
     def _parts(self) -> list[JaggedTensor]:

@@ -1,4 +1,7 @@
-"""Work that every rank does, and that has been done by all or by none: a failure anywhere is an error everywhere."""
+"""Work that every rank does, and that has been done by all or by none.
+
+A failure anywhere is an error everywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ T = TypeVar("T")
 
 
 def together(channel: Channel, work: Callable[[], T]) -> list[T]:
-    """Do ``work`` on every rank; returns the results of all, in rank order. Blocks until all are done.
+    """Do ``work`` on every rank; returns the results of all, in rank order.
+
+    Blocks until all are done.
 
     Args:
         channel: between the ranks.
@@ -47,7 +52,10 @@ def agreed(channel: Channel, work: Callable[[], T]) -> T:
 
 
 def on_first(channel: Channel, work: Callable[[], T]) -> T:
-    """Do ``work`` on rank 0 alone, and give its result, or its error, to all. Blocks until it is done."""
+    """Do ``work`` on rank 0 alone, and give its result, or its error, to all.
+
+    Blocks until it is done.
+    """
     first: Any = together(channel, lambda: work() if channel.ranks.rank == 0 else None)[0]
     return first  # type: ignore[no-any-return]
 

@@ -1,10 +1,12 @@
 """Whole checkpoints: a folder with tables, dense weights, optimizer state, random state and a manifest of checksums.
 
-``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``, ``random.safetensors``,
-``tables/<name>.safetensors`` or, from several ranks, ``tables/<name>@0-of-4.safetensors``; in an incremental one also
-``...@delta.safetensors``; with averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds,
-rank 0 the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any number of ranks
-reads them. Programs of one's own (`program.py`) write the same, with files for their parts.
+``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``,
+``random.safetensors``, ``tables/<name>.safetensors`` or, from several ranks,
+``tables/<name>@0-of-4.safetensors``; in an incremental one also ``...@delta.safetensors``; with
+averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds, rank 0
+the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any
+number of ranks reads them. Programs of one's own (`program.py`) write the same, with files for
+their parts.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A checkpoint on which an incremental one builds; the session's touched rows are those since its last full one."""
+    """A checkpoint on which an incremental one builds.
+
+    The session's touched rows are those since its last full one.
+    """
 
     folder: Path
     manifest: Manifest
@@ -121,14 +126,17 @@ def save_checkpoint(
     channel: Channel,
     base: Base | None = None,
 ) -> Manifest:
-    """Write a checkpoint with all ranks at once; it is there whole or not at all. Blocks until it is on the disk.
+    """Write a checkpoint with all ranks at once; it is there whole or not at all.
+
+    Blocks until it is on the disk.
 
     Args:
         folder: on a disk that all ranks see; one that exists is replaced once the new one is whole.
         embeddings: pieces of tables are written by the rank that holds them.
         content: all else.
         channel: between the ranks.
-        base: link the whole tables of this one and write only touched rows; ``None`` for a full checkpoint.
+        base: link the whole tables of this one and write only touched rows; ``None`` for a full
+            checkpoint.
 
     Raises:
         StorageError: (on all ranks) when the disk refuses.
@@ -169,7 +177,8 @@ def restore_checkpoint(
     """Bring a session, on any number of ranks, to exactly where the checkpoint was saved.
 
     Raises:
-        DamagedCheckpointError: (on all ranks) when a file is damaged; the session is then as it was.
+        DamagedCheckpointError: (on all ranks) when a file is damaged; the session is then as it
+            was.
         CheckpointError: (on all ranks) when settings, tables or data are not those of the session.
     """
     check_settings(manifest, session.config)
@@ -182,7 +191,8 @@ def restore_checkpoint(
         )
     if manifest.dataset_digest not in (None, session.dataset.digest):
         raise CheckpointError(
-            f"{session.dataset.path}, which has the checkpoint's vocabularies and other samples or labels",
+            f"{session.dataset.path}, which has the checkpoint's vocabularies and other samples or"
+            " labels",
             "the data that the run began with, byte for byte",
             "resume with that data, or start anew",
         )
@@ -258,7 +268,10 @@ def _manifest(
 def finish_folder(
     temporary: Path, folder: Path, manifest: Manifest, shared: Mapping[str, Path]
 ) -> None:
-    """Complete the temporary folder, with files that other checkpoints have, and give it its name; on rank 0."""
+    """Complete the temporary folder, with files that other checkpoints have, and give it its name.
+
+    On rank 0.
+    """
     with explained_refusal(folder):
         for file, path in shared.items():
             link_or_copy(path, temporary / file)
@@ -300,7 +313,8 @@ def verify_files(folder: Path, manifest: Manifest, channel: Channel) -> None:
     """Read all files once, each rank its share, and compare their checksums.
 
     Raises:
-        DamagedCheckpointError: (on all ranks) when one is missing, cut short, changed or unreadable.
+        DamagedCheckpointError: (on all ranks) when one is missing, cut short, changed or
+            unreadable.
     """
 
     def verify() -> None:

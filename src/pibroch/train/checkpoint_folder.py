@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or a run's or folder's best one, or the latest when no evaluation chose one.
+    """The checkpoint that a path means.
+
+    Itself, or a run's or folder's best one, or the latest when no evaluation chose one.
 
     Raises:
         CheckpointError: when there is none.
@@ -44,14 +46,17 @@ def find_checkpoint(path: Path) -> Path:
     found = run.best() or run.latest() or program.best() or program.latest()
     if found is None:
         raise CheckpointError(
-            f"no checkpoint in {path}", "a checkpoint, a folder of some, or a run directory",
+            f"no checkpoint in {path}",
+            "a checkpoint, a folder of some, or a run directory",
             "name one that pibroch train or pibroch.save wrote",
-        )  # fmt: skip
+        )
     return found
 
 
 def newest_config(checkpoints: Path) -> RunConfig | None:
-    """The configuration in a run's newest checkpoint whose manifest is not damaged; ``None`` when there is none.
+    """The configuration in a run's newest checkpoint whose manifest is not damaged.
+
+    ``None`` when there is none.
 
     Raises:
         CheckpointError: when it is of another format.
@@ -66,14 +71,17 @@ def newest_config(checkpoints: Path) -> RunConfig | None:
 class CheckpointFolder:
     """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them (where there are no links, a file with its step).
 
-    With several ranks all call `save`, `resume` and `restore_best` at the same point, on a folder that all see.
+    With several ranks all call `save`, `resume` and `restore_best` at the same point, on a folder
+    that all see.
 
     Args:
         folder: made when needed.
         keep: newest checkpoints to keep, besides the best one.
-        full_every: every how many-th checkpoint is full; the others hold only rows touched since the last full one.
+        full_every: every how many-th checkpoint is full; the others hold only rows touched since
+            the last full one.
         channel: between the ranks of the run; one process when absent.
-        beside: a folder of checkpoints that were written beside training, see :mod:`pibroch.train.timed_checkpoints`.
+        beside: a folder of checkpoints that were written beside training, see
+            :mod:`pibroch.train.timed_checkpoints`.
 
     Attributes:
         resumed: where :meth:`resume` has brought the session; ``None`` for a fresh start.
@@ -140,12 +148,16 @@ class CheckpointFolder:
         on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
 
     def resume(self, session: Session) -> Progress:
-        """Bring a session to the newest undamaged checkpoint, clean up after a killed run; a fresh start where there is none.
+        """Bring a session to the newest undamaged checkpoint, clean up after a killed run.
 
-        Damaged ones are named in a warning and set aside under another name, for the run will write those steps again.
+        A fresh start where there is none.
+
+        Damaged ones are named in a warning and set aside under another name, for the run will write
+        those steps again.
 
         Raises:
-            CheckpointError: (on all ranks) when all checkpoints are damaged, or one is of other settings, tables or data.
+            CheckpointError: (on all ranks) when all checkpoints are damaged, or one is of other
+                settings, tables or data.
         """
         if self.full_every > 1:
             session.embeddings.track_touched()
@@ -195,7 +207,10 @@ class CheckpointFolder:
             restore_weights(path, read_manifest(path), session, self.channel)
 
     def link_best(self, step: int | None) -> None:
-        """Point ``best`` at the checkpoint of a step, in one rename; a file with the step where the disk takes no links."""
+        """Point ``best`` at the checkpoint of a step, in one rename.
+
+        A file with the step where the disk takes no links.
+        """
         link, temporary = self.folder / "best", self.folder / "best.new"
         try:
             if step is None or not self.path(step).exists():
@@ -233,22 +248,31 @@ class CheckpointFolder:
         for other, problem in damaged.items():
             logger.warning(
                 "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on from step %d",
-                step_of(other), problem.got, _aside(other).name, step_of(base.folder),
-            )  # fmt: skip
+                step_of(other),
+                problem.got,
+                _aside(other).name,
+                step_of(base.folder),
+            )
         on_first(self.channel, lambda: set_aside(damaged, _aside))
         logger.info("resumed from %s", base.folder)
         warn_of_settings(base.manifest, session.config)
         return base
 
     def _newest_first(self) -> list[Path]:
-        """All that the run can go on from; of one step the whole one before that which was written beside training."""
+        """All that the run can go on from.
+
+        Of one step the whole one before that which was written beside training.
+        """
         found = [(step, 1, self.path(step)) for step in self.steps()]
         if self.beside is not None:
             found += [(step, 0, self.beside / self.path(step).name) for step in _steps(self.beside)]
         return [path for *_, path in sorted(found, reverse=True)]
 
     def _base_at(self, step: int) -> Base | None:
-        """The newest one in the folder of a step that the session has passed; ``None`` when it is damaged, or there is none."""
+        """The newest one in the folder of a step that the session has passed.
+
+        ``None`` when it is damaged, or there is none.
+        """
         if self.resumed is not None and self.resumed.folder.parent == self.folder:
             return self.resumed
         steps = [other for other in on_first(self.channel, self.steps) if other <= step]
@@ -263,7 +287,10 @@ class CheckpointFolder:
         return None
 
     def _next_base(self) -> Base | None:
-        """What the next checkpoint builds on; ``None`` when a full one is due, or when the last one was removed."""
+        """What the next checkpoint builds on.
+
+        ``None`` when a full one is due, or when the last one was removed.
+        """
         last = self._last
         if last is None or last.manifest.increments + 1 >= self.full_every:
             return None
@@ -344,7 +371,8 @@ def must_have_none(damaged: Mapping[Path, DamagedCheckpointError], do: str) -> N
     if damaged:
         newest = next(iter(damaged))
         raise CheckpointError(
-            f"no undamaged checkpoint in {newest.parent}: of step {step_of(newest)} {damaged[newest].got}"
+            f"no undamaged checkpoint in {newest.parent}: of step {step_of(newest)}"
+            f" {damaged[newest].got}"
             + (f", and {len(damaged) - 1} older" if len(damaged) > 1 else ""),
             "one that is whole",
             do,

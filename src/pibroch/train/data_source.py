@@ -1,4 +1,7 @@
-"""From the ``[data]`` table of a recipe to an encoded dataset: open it, or generate it once and keep it."""
+"""From the ``[data]`` table of a recipe to an encoded dataset.
+
+Open it, or generate it once and keep it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Everything of a checkpoint but the tables: dense layers, their optimizer, random state.
 
-Rank 0 writes it. It has all but what belongs to other groups of ranks, whose first ranks send it that.
+Rank 0 writes it. It has all but what belongs to other groups of ranks, whose first ranks send it
+that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _TWISTER = struct.Struct("<QiiQ")  # seed, numbers left, whether it is seeded, t
 _NORMALS = struct.Struct("<dddi")
 _FLAGS = struct.Struct("<fB")
 _RANDOM_BYTES = _TWISTER.size + 8 * _NUM_WORDS + _NORMALS.size + 4 + 8
-"""Of torch's state on the CPU: Mersenne twister, normal numbers kept back, whether there are some."""
+"""Of torch's state on the CPU: Mersenne twister, normal numbers kept back, whether there are some.
+"""
 
 T = TypeVar("T")
 DenseState = dict[str, dict[str, Tensor]]
@@ -64,7 +66,9 @@ def gather_session(session: Session, channel: Channel) -> DenseState:
 def gather_dense(
     channel: Channel, make: Callable[[], DenseState], held: Mapping[str, Parts]
 ) -> DenseState:
-    """All that :func:`save_dense` is to write, on rank 0; nothing on the others. Every rank calls it.
+    """All that :func:`save_dense` is to write, on rank 0; nothing on the others.
+
+    Every rank calls it.
 
     Sends only what belongs to groups of ranks. Blocks until it has come.
 
@@ -159,7 +163,8 @@ def load_dense_optimizer(read: ReadTensors, session: Session) -> None:
 def set_random_state(states: Mapping[str, Tensor], name: str) -> None:
     """Set torch's random state to one of a file, once it is known to be one.
 
-    Torch itself takes a Mersenne twister whose position would be counted beyond its numbers, and then reads there.
+    Torch itself takes a Mersenne twister whose position would be counted beyond its numbers, and
+    then reads there.
 
     Raises:
         CheckpointError: when it is none.
@@ -216,7 +221,10 @@ def without(named: Mapping[str, T], parts: Collection[str]) -> dict[str, T]:
 
 
 def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
-    """Every rank's, on rank 0; nothing on the others. One message from each, which is there twice meanwhile."""
+    """Every rank's, on rank 0; nothing on the others.
+
+    One message from each, which is there twice meanwhile.
+    """
     size, is_first = channel.ranks.world_size, channel.ranks.rank == 0
     tensors = {
         f"{file}:{name}": each.cpu().clone()

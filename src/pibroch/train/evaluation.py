@@ -39,8 +39,10 @@ class AccessSkew:
 
 _CONSEQUENCES = {
     "train": "there is nothing to tell apart, check the schema's label",
-    "validation": "AUC is not defined, so nothing chooses a best model, lowers rates or stops the run early, "
-    "and the last model is kept; --set train.monitor=logloss goes by log loss",
+    "validation": (
+        "AUC is not defined, so nothing chooses a best model, lowers rates or stops the run early, "
+        "and the last model is kept; --set train.monitor=logloss goes by log loss"
+    ),
     "test": "AUC is not defined, so the run ends without",
 }
 """Of labels that are all alike."""
@@ -72,7 +74,8 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
             raise ConfigError(
                 f"`{key} = {value}` with no validation samples in {dataset.path}",
                 "a validation split, by which it goes",
-                f"pass --set {key}={'none' if off is None else off}, or prepare the data with --split time:0.8/0.1/0.1",
+                f"pass --set {key}={'none' if off is None else off}, or prepare the data with"
+                " --split time:0.8/0.1/0.1",
             )
     for split, rate in alike.items():
         logger.warning(
@@ -88,9 +91,12 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
 
 
 def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
-    """Metrics over a whole split, the same on all ranks; weights, optimizer state and random numbers stay untouched.
+    """Metrics over a whole split, the same on all ranks.
 
-    Each rank of the session's world predicts its part of each batch and calls this at the same time as the others.
+    Weights, optimizer state and random numbers stay untouched.
+
+    Each rank of the session's world predicts its part of each batch and calls this at the same time
+    as the others.
 
     Raises:
         NonFiniteLossError: (on all ranks) for a model whose predictions are no numbers.
@@ -160,7 +166,10 @@ def _to_first(channel: Channel, tensor: Tensor) -> Tensor:
 
 
 def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
-    """Skew of the training split over the rows of all tables; costs one sort of the rows that are accessed."""
+    """Skew of the training split over the rows of all tables.
+
+    Costs one sort of the rows that are accessed.
+    """
     counts = np.concatenate(
         [_accessed(dataset.access_counts(feature)) for feature in dataset.num_rows]
     )

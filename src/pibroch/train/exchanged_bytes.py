@@ -1,4 +1,7 @@
-"""What training steps send to other ranks to exchange embeddings; evaluations and checkpoints are not theirs."""
+"""What training steps send to other ranks to exchange embeddings.
+
+Evaluations and checkpoints are not theirs.
+"""
 
 from __future__ import annotations
 

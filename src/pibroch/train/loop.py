@@ -47,14 +47,20 @@ class Trainer:
         replanner: lets rows follow the data; they stay where they are when absent.
 
     Attributes:
-        bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings, ``[W]``, once it has trained;
-            ``None`` where the exchange does not count.
+        bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings,
+            ``[W]``, once it has trained; ``None`` where the exchange does not count.
     """
 
     def __init__(
-        self, session: Session, saver: Saver, sink: Sink, progress: Progress, stopwatch: Stopwatch,
-        trace: StepTrace | None = None, replanner: Replanner | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        saver: Saver,
+        sink: Sink,
+        progress: Progress,
+        stopwatch: Stopwatch,
+        trace: StepTrace | None = None,
+        replanner: Replanner | None = None,
+    ) -> None:
         self.session, self.saver, self.sink, self.stopwatch = session, saver, sink, stopwatch
         self.settings = session.config.train
         self.step = progress.step

@@ -38,7 +38,8 @@ class ProgramState(Section):
         embedding_step: updates of rows so far.
         num_ranks: that saved it, each its random state.
         rates: of each table, its group's settings in the rows' optimizer, such as ``lr``.
-        parts: by name (``model``, ``optimizer@wide``, ...), plain values that name tensors in the part's file.
+        parts: by name (``model``, ``optimizer@wide``, ...), plain values that name tensors in the
+            part's file.
         extra: what the program wanted to keep.
     """
 
@@ -53,14 +54,18 @@ class Manifest(Section):
     """What a checkpoint says of itself.
 
     Attributes:
-        increments: incremental checkpoints since the last full one, this one included; 0 for a full one.
-        dataset_fingerprint: of the data that it was trained on: schema and vocabularies; empty where nobody said.
+        increments: incremental checkpoints since the last full one, this one included; 0 for a full
+            one.
+        dataset_fingerprint: of the data that it was trained on: schema and vocabularies; empty
+            where nobody said.
         dataset_digest: of all its contents; ``None`` in checkpoints that do not have it.
-        data_schema: the dataset's schema; serving encodes requests with it. Empty where nobody said.
+        data_schema: the dataset's schema; serving encodes requests with it. Empty where nobody
+            said.
         tables: by name, with their parts.
         run_config: ``config`` in the file: of a run of ``pibroch train``.
         program: of a program of one's own.
-        rests_on_seed: whether rows that no part has are as the seed made them; then only the run can go on from it.
+        rests_on_seed: whether rows that no part has are as the seed made them; then only the run
+            can go on from it.
         learning_rates: in the last step, of ``dense`` layers and ``embedding`` rows.
         files: every other file with its size and checksum.
     """
@@ -134,7 +139,8 @@ def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
 
     Args:
         folder: the checkpoint.
-        to_go_on: whether the run is to go on from it, whose seed makes the rows that it does not have.
+        to_go_on: whether the run is to go on from it, whose seed makes the rows that it does not
+            have.
 
     Raises:
         DamagedCheckpointError: when there is none, or when it is damaged.
@@ -144,8 +150,9 @@ def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
     if manifest.rests_on_seed and not to_go_on:
         raise CheckpointError(
             f"{folder}, which lacks all rows that were not updated before step {manifest.progress.step}",
-            "a whole checkpoint", "name one in the run's checkpoints/; pibroch train alone goes on from this one",
-        )  # fmt: skip
+            "a whole checkpoint",
+            "name one in the run's checkpoints/; pibroch train alone goes on from this one",
+        )
     return manifest
 
 
@@ -183,7 +190,10 @@ def schema_of(manifest: Manifest) -> Schema:
 
 
 def _mark_deltas(content: dict[str, Any]) -> None:
-    """Say of each part whether it is a delta, as format 3 does: in format 2 those are the parts that list their rows."""
+    """Say of each part whether it is a delta, as format 3 does.
+
+    In format 2 those are the parts that list their rows.
+    """
     try:
         for table in content["tables"].values():
             for part in table["parts"]:

@@ -24,7 +24,8 @@ class Measured:
 
     Attributes:
         host_of_rank: for each rank.
-        read: ``[W, W]``: of bytes that rank i gets from rank j; on the diagonal, of rows at random places in own memory.
+        read: ``[W, W]``: of bytes that rank i gets from rank j; on the diagonal, of rows at random
+            places in own memory.
         all_reduce: of a byte of a tensor that all ranks sum; 0 for one rank.
     """
 
@@ -35,7 +36,8 @@ class Measured:
     def content(self) -> dict[str, object]:
         """The keys of a file that :meth:`pibroch.planner.topology.ClusterTopology.load` reads.
 
-        Costs are relative to the quickest link, rounded to three digits; own memory never costs more than a link.
+        Costs are relative to the quickest link, rounded to three digits; own memory never costs
+        more than a link.
         """
         others = ~np.eye(len(self.read), dtype=np.bool_)
         unit = self.read[others].min() if others.any() else float(self.read[0, 0])
@@ -53,7 +55,9 @@ class Measured:
 
 
 def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Measured:
-    """Measure all pairs of ranks, one pair at a time, own memory, and the sum over all; every rank calls it.
+    """Measure all pairs of ranks, one pair at a time, own memory, and the sum over all.
+
+    Every rank calls it.
 
     Args:
         channel: between the ranks.

@@ -1,8 +1,9 @@
 """Cuts in memory: what a run goes on from when processes of it were lost and the machine was not.
 
-Every few steps all ranks, and embedding servers, keep their rows as they are, and rank 0 keeps the dense layers, in memory
-that the launcher holds (:mod:`pibroch.forkserver`). Processes that are started again find it there: nothing is read from a
-disk, and the steps since the cut are trained again. ``docs/design/0019-recovery.md`` explains.
+Every few steps all ranks, and embedding servers, keep their rows as they are, and rank 0 keeps the
+dense layers, in memory that the launcher holds (:mod:`pibroch.forkserver`). Processes that are
+started again find it there: nothing is read from a disk, and the steps since the cut are trained
+again. ``docs/design/0019-recovery.md`` explains.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
 _LATEST, _GROWTH = 5, 1.3
 """Cuts, by whose median the time between two is chosen, and how much longer it may become at once.
 
-The first ones touch memory that nobody has touched before, and would make the next ones rare, and so larger.
+The first ones touch memory that nobody has touched before, and would make the next ones rare, and
+so larger.
 """
 STATE = "state"
 _LENGTHS = slice(8, 10)
 _ROOM_BYTES, _ROOM_FACTOR = 1 << 20, 4
 """For what rank 0 keeps besides tensors, progress of a few hundred bytes; and for weights and up to three numbers of an
-optimizer's for each, which has none before its first step. What is never written to takes no memory."""
+optimizer's for each, which has none before its first step. What is never written to takes no
+memory."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -63,7 +66,8 @@ class CutState:
 
     Attributes:
         progress: where the run is.
-        base_step: of the checkpoint since which rows are marked for the next one beside training; ``None`` for the seed.
+        base_step: of the checkpoint since which rows are marked for the next one beside training;
+            ``None`` for the seed.
         dense: tensors.
     """
 
@@ -79,9 +83,11 @@ class CutState:
             for name, each in tensors.items()
         }
         about = {
-            "progress": self.progress.model_dump(mode="json"), "base_step": self.base_step, "files": list(self.dense),
+            "progress": self.progress.model_dump(mode="json"),
+            "base_step": self.base_step,
+            "files": list(self.dense),
             "names": list(named),
-        }  # fmt: skip
+        }
         text = json.dumps(about).encode()
         return (
             _LENGTH.pack(len(text))
@@ -176,7 +182,10 @@ class MemoryCuts:
         return list(self._session.embeddings.exchange.shards)
 
     def _open(self, link: Link | None) -> list[KeptShard] | None:
-        """What is kept of this rank's shards; ``None`` on all ranks where there is no memory for it on some."""
+        """What is kept of this rank's shards.
+
+        ``None`` on all ranks where there is no memory for it on some.
+        """
         exchange, rank = self._session.embeddings.exchange, self._control.ranks.rank
         shards, caches = exchange.shards, exchange.caches
         if not all(self._control.gather(link is not None)):
@@ -199,7 +208,9 @@ class MemoryCuts:
         return found if all(self._control.gather(len(found) == len(shards) + len(caches))) else None
 
     def newest(self, saved_step: int) -> int | None:
-        """The step of the newest cut from which all can go on; ``None`` where there is none, or a newer checkpoint.
+        """The step of the newest cut from which all can go on.
+
+        ``None`` where there is none, or a newer checkpoint.
 
         Args:
             saved_step: of the newest checkpoint.
@@ -222,7 +233,10 @@ class MemoryCuts:
         return CutState.decode(self._state.read(step))
 
     def restore(self, step: int, state: CutState) -> None:
-        """Bring the session to where it was. Every rank calls it, once rows are marked for checkpoints."""
+        """Bring the session to where it was.
+
+        Every rank calls it, once rows are marked for checkpoints.
+        """
         assert self._kept is not None, "see newest"
         kept = self._kept
 
@@ -300,7 +314,8 @@ class MemoryCuts:
             self._control.gather(fits and not has_moved)
         ):  # which also says that all have finished the last one
             logger.info(
-                "from now on nothing is kept in memory for a restart: rows have moved, or the model has grown"
+                "from now on nothing is kept in memory for a restart: rows have moved, or the model"
+                " has grown"
             )
             self._stop()
             return

@@ -1,4 +1,7 @@
-"""What a run measures between two training records: loss over all ranks, speed, waiting, traffic, hits, memory."""
+"""What a run measures between two training records.
+
+Loss over all ranks, speed, waiting, traffic, hits, memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from pibroch.train.stopwatch import Stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Figures since the last reading; names and units as in :class:`~pibroch.observability.records.TrainingRecord`."""
+    """Figures since the last reading.
+
+    Names and units as in :class:`~pibroch.observability.records.TrainingRecord`.
+    """
 
     loss: float
     samples_per_second: float
@@ -47,7 +53,9 @@ class Meter:
         self._num_samples += num_samples
 
     def read(self) -> Reading:
-        """The loss is the mean over the samples of all ranks, the same on all; every rank calls this at the same step.
+        """The loss is the mean over the samples of all ranks, the same on all.
+
+        Every rank calls this at the same step.
 
         Rank 0 gives the speed of all ranks together, the others their own.
         """

@@ -1,8 +1,10 @@
-"""What predictions are worth: AUC, log loss, normalised entropy, calibration, and the curves behind them.
+"""What predictions are worth.
 
-Counted in integers and float64 over all predictions, so that the figures are exact and do not depend on batches or
-threads. (torchmetrics, which the tests compare with, gives the same to float32 but takes three times as long and seconds to
-import.)
+AUC, log loss, normalised entropy, calibration, and the curves behind them.
+
+Counted in integers and float64 over all predictions, so that the figures are exact and do not
+depend on batches or threads. (torchmetrics, which the tests compare with, gives the same to float32
+but takes three times as long and seconds to import.)
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Metrics:
         auc: area under the ROC curve, ties counted half; NaN with labels of one kind only, or
             predictions that are no numbers.
         logloss: mean binary cross-entropy, nats.
-        normalized_entropy: log loss over the entropy of the average click rate; below 1 is better than knowing only that.
+        normalized_entropy: log loss over the entropy of the average click rate; below 1 is better
+            than knowing only that.
         calibration: predicted over observed clicks; 1 is right, above 1 predicts too many.
         num_samples: N.
     """
@@ -105,7 +108,9 @@ class Predictions:
 
 
 def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> float:
-    """Area under a ROC curve given as cumulative counts or weights, by trapezia; exact in integers until the one division.
+    """Area under a ROC curve given as cumulative counts or weights, by trapezia.
+
+    Exact in integers until the one division.
 
     >>> area_under_roc(np.array([0, 0, 1, 2]), np.array([0, 1, 2, 2]))
     0.875

@@ -1,4 +1,7 @@
-"""Which evaluation was the best, when to lower the learning rate, when to stop. Pure bookkeeping."""
+"""Which evaluation was the best, when to lower the learning rate, when to stop.
+
+Pure bookkeeping.
+"""
 
 from __future__ import annotations
 

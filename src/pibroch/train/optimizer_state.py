@@ -1,4 +1,7 @@
-"""A torch optimizer's state by the names of its parameters: plain values, and tensors named ``<parameter>/<field>``."""
+"""A torch optimizer's state by the names of its parameters.
+
+Plain values, and tensors named ``<parameter>/<field>``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,12 @@ from pibroch.train.state_tree import decode, encode
 from pibroch.untrusted import checked
 
 _BY_PARAMETER = (
-    torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
-)  # fmt: skip
+    torch.optim.SGD,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+)
 """Optimizers whose tensors are a number, or of the shape of their parameter."""
 _DO = "make the optimizer as it was when the checkpoint was saved, over the same model"
 
@@ -73,17 +80,26 @@ def encode_optimizer(
         for place, fields in state["state"].items()
     }
     groups = [
-        {**{key: encode(value, f"group {number}/{key}", tensors) for key, value in group.items() if key != "params"},
-         "params": [names[place] for place in group["params"]]}
+        {
+            **{
+                key: encode(value, f"group {number}/{key}", tensors)
+                for key, value in group.items()
+                if key != "params"
+            },
+            "params": [names[place] for place in group["params"]],
+        }
         for number, group in enumerate(state["param_groups"])
-    ]  # fmt: skip
+    ]
     return {"kind": type(optimizer).__name__, "state": by_name, "groups": groups}, tensors
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: Mapping[str, Tensor],
-    saved: Mapping[str, Any] | None, elsewhere: Collection[str] = (),
-) -> None:  # fmt: skip
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    saved: Mapping[str, Any] | None,
+    elsewhere: Collection[str] = (),
+) -> None:
     """Fill an optimizer from what :func:`encode_optimizer` gave.
 
     Args:
@@ -140,14 +156,23 @@ def load_optimizer(
 
 
 def _settings(
-    groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], names: Sequence[str],
-    tensors: Mapping[str, Tensor], elsewhere: Collection[str], empty: Collection[str],
-) -> list[dict[str, object]]:  # fmt: skip
-    """The optimizer's groups with the settings that were saved; either may lack ``empty`` parameters."""
+    groups: Sequence[Mapping[str, Any]],
+    saved: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    elsewhere: Collection[str],
+    empty: Collection[str],
+) -> list[dict[str, object]]:
+    """The optimizer's groups with the settings that were saved.
+
+    Either may lack ``empty`` parameters.
+    """
     if len(groups) != len(saved):
         raise CheckpointError(
-            f"an optimizer of {len(saved)} parameter groups in the checkpoint", f"{len(groups)} groups, as this one has", _DO
-        )  # fmt: skip
+            f"an optimizer of {len(saved)} parameter groups in the checkpoint",
+            f"{len(groups)} groups, as this one has",
+            _DO,
+        )
     filled = []
     for number, (group, kept) in enumerate(zip(groups, saved, strict=True)):
         here = {names[place] for place in group["params"]}
@@ -173,7 +198,10 @@ def _settings(
 
 
 def is_alike(value: object, here: object) -> bool:
-    """Whether a setting may take the place of another: numbers that of numbers, tuples that of as many."""
+    """Whether a setting may take the place of another.
+
+    Numbers that of numbers, tuples that of as many.
+    """
     if value is None or here is None:
         return True
     if isinstance(here, bool) or isinstance(value, bool):

@@ -30,7 +30,10 @@ _TORCH_NAMES = {"initial_accumulator": "initial_accumulator_value"}
 def build_sparse_optimizer(
     config: SparseOptimizerConfig, average: float | None = None
 ) -> SparseOptimizer:
-    """The optimizer of embedding rows; ``average`` is the decay of the rows' moving averages, if they are wanted."""
+    """The optimizer of embedding rows.
+
+    ``average`` is the decay of the rows' moving averages, if they are wanted.
+    """
     return SPARSE_OPTIMIZERS[config.name](**config.model_dump(exclude={"name"}), average=average)
 
 

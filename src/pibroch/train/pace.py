@@ -12,8 +12,8 @@ _SOONEST_S = 0.25
 class Pace:
     """Every so many seconds, by rank 0's clock, at a step on which all ranks agree.
 
-    Agreeing costs a message, so they agree again when half of the time that is left will have passed: some ten messages
-    between two times.
+    Agreeing costs a message, so they agree again when half of the time that is left will have
+    passed: some ten messages between two times.
 
     Args:
         control: between the ranks.

@@ -1,4 +1,7 @@
-"""``pibroch.save`` and ``pibroch.load``: a program of one's own in the checkpoints that ``pibroch train`` writes."""
+"""``pibroch.save`` and ``pibroch.load``.
+
+A program of one's own in the checkpoints that ``pibroch train`` writes.
+"""
 
 from __future__ import annotations
 
@@ -74,15 +77,19 @@ def save(
     step: int | None = None,
     keep: int | None = 2,
 ) -> Path:
-    """Save a program into ``folder/step-N``, the path that is returned. Every rank that has tables calls it, between two steps.
+    """Save a program into ``folder/step-N``, the path that is returned.
 
-    Rows with the state of each table's optimizer, their learning rates and step, dense layers, torch's optimizers and random
-    state (of each rank): with all of it a program goes on to the same bits. The checkpoint is there whole or not at all, and is
-    on the disk when this returns. Any number of ranks under any exchange loads it by :func:`load`.
+    Every rank that has tables calls it, between two steps.
 
-    Dense layers are saved by rank 0, with what groups of ranks hold of them; so is ``extra``. Nothing is pickled: states hold
-    numbers, texts, dense tensors, and dicts, lists, tuples and Counters of these. Anything else is an error that names it.
-    Functions that torch's ``LambdaLR`` and its like leave out of their states are not saved: make them anew.
+    Rows with the state of each table's optimizer, their learning rates and step, dense layers,
+    torch's optimizers and random state (of each rank): with all of it a program goes on to the same
+    bits. The checkpoint is there whole or not at all, and is on the disk when this returns. Any
+    number of ranks under any exchange loads it by :func:`load`.
+
+    Dense layers are saved by rank 0, with what groups of ranks hold of them; so is ``extra``.
+    Nothing is pickled: states hold numbers, texts, dense tensors, and dicts, lists, tuples and
+    Counters of these. Anything else is an error that names it. Functions that torch's ``LambdaLR``
+    and its like leave out of their states are not saved: make them anew.
 
     Args:
         folder: for this program alone; on a disk that all ranks see.
@@ -90,10 +97,12 @@ def save(
         model: dense layers; one, or several by name.
         optimizer: torch's, of dense layers; one, or several by name.
         scheduler: whatever has ``state_dict()`` and ``load_state_dict()``; one, or several by name.
-        position: in the data: ``batch.position``, or ``loader.state_at(batch.position)``, which also knows the shuffling.
+        position: in the data: ``batch.position``, or ``loader.state_at(batch.position)``, which
+            also knows the shuffling.
         extra: small plain values, or tensors.
-        step: names the checkpoint; ``embeddings.step`` when absent. One of the same step is replaced; later ones, which
-            belong to another history, are set aside as ``step-N.aside``.
+        step: names the checkpoint; ``embeddings.step`` when absent. One of the same step is
+            replaced; later ones, which belong to another history, are set aside as
+            ``step-N.aside``.
         keep: how many of the newest to keep; ``None`` for all.
 
     Raises:
@@ -149,11 +158,14 @@ def load(
     row_state: bool = True,
     missing_ok: bool = False,
 ) -> Saved:
-    """Fill a program, in place, from what :func:`save` or ``pibroch train`` wrote. Every rank calls it, between two steps.
+    """Fill a program, in place, from what :func:`save` or ``pibroch train`` wrote.
 
-    Every byte is verified first. Of a folder the newest checkpoint is taken; where it is damaged, with a warning, the one
-    before. Parts are named as they were in :func:`save`; what was saved and is not asked for stays behind, with a warning.
-    Torch's random state is set where as many ranks load as saved. On as many ranks the program goes on to the same bits.
+    Every rank calls it, between two steps.
+
+    Every byte is verified first. Of a folder the newest checkpoint is taken; where it is damaged,
+    with a warning, the one before. Parts are named as they were in :func:`save`; what was saved and
+    is not asked for stays behind, with a warning. Torch's random state is set where as many ranks
+    load as saved. On as many ranks the program goes on to the same bits.
 
     Args:
         path: the folder given to :func:`save`, a run directory, or one checkpoint.
@@ -161,12 +173,13 @@ def load(
         model: dense layers; one, or several by name.
         optimizer: over the same parameters.
         scheduler: of the same kinds.
-        row_state: whether rows' optimizer state, learning rates and step are loaded; without it tables of any sparse
-            optimizer take the weights.
+        row_state: whether rows' optimizer state, learning rates and step are loaded; without it
+            tables of any sparse optimizer take the weights.
         missing_ok: begin anew where there is no checkpoint; else that is an error.
 
     Raises:
-        CheckpointError: (on all ranks) when there is none, all are damaged, or it is of other tables, layers or optimizers.
+        CheckpointError: (on all ranks) when there is none, all are damaged, or it is of other
+            tables, layers or optimizers.
         RankFailedError: when a rank was lost.
     """
     channel, where = embeddings.control, Path(path)
@@ -185,15 +198,18 @@ def load(
         must_have_none(damaged, "put back a copy of one, or begin anew in another folder")
         if not missing_ok:
             raise CheckpointError(
-                f"no checkpoint in {where}", "a folder that pibroch.save wrote to, or one checkpoint",
+                f"no checkpoint in {where}",
+                "a folder that pibroch.save wrote to, or one checkpoint",
                 "check the path, or pass missing_ok=True to begin anew",
-            )  # fmt: skip
+            )
         return Saved()
     for other, problem in damaged.items():
         logger.warning(
             "the checkpoint of step %d is damaged (%s): loaded that of step %d",
-            step_of(other), problem.got, step_of(base.folder),
-        )  # fmt: skip
+            step_of(other),
+            problem.got,
+            step_of(base.folder),
+        )
     logger.info("loaded %s", base.folder)
     return loaded[-1]
 
@@ -279,8 +295,9 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
         if odd is not None:
             raise CheckpointError(
                 f"tables {tables[0]!r} and {odd!r} with one optimizer, whose rows were saved with different rates",
-                "optimizers as they were when the checkpoint was saved", "give each table its own again",
-            )  # fmt: skip
+                "optimizers as they were when the checkpoint was saved",
+                "give each table its own again",
+            )
         kept = decode(program.rates[tables[0]], {})
         odd_key = next((key for key in kept if not is_alike(kept[key], group.get(key))), None)
         if odd_key is not None:
@@ -302,9 +319,10 @@ def _plain(position: Position | None) -> dict[str, object] | None:
     plain = encode(values, "position", tensors) if isinstance(values, Mapping) else None
     if not isinstance(plain, dict) or tensors:
         raise ConfigError(
-            f"position={position!r}", "batch.position, loader.state_at(...), or plain values by name",
+            f"position={position!r}",
+            "batch.position, loader.state_at(...), or plain values by name",
             "keep anything else in extra=",
-        )  # fmt: skip
+        )
     return plain
 
 
@@ -315,8 +333,9 @@ def _check_same_step(channel: Channel, number: int, step: int) -> None:
         raise ConfigError(
             f"step {steps[0][0]} after {steps[0][1]} updates on rank 0, step {steps[odd][0]} after {steps[odd][1]} "
             f"updates on rank {odd}",
-            "all ranks at the same step", "call pibroch.save at the same place on every rank",
-        )  # fmt: skip
+            "all ranks at the same step",
+            "call pibroch.save at the same place on every rank",
+        )
 
 
 def _prepare(checkpoints: CheckpointFolder, step: int) -> None:
@@ -335,8 +354,9 @@ def _prepare(checkpoints: CheckpointFolder, step: int) -> None:
     if later:
         logger.warning(
             "saving step %d in a folder with later ones: %s, of another history, are set aside as *.aside",
-            step, ", ".join(path.name for path in later),
-        )  # fmt: skip
+            step,
+            ", ".join(path.name for path in later),
+        )
         set_aside(later, lambda path: path.with_name(f"{path.name}.aside"))
 
 

@@ -76,9 +76,12 @@ class ProgramParts:
     """
 
     def __init__(
-        self, model: Named[nn.Module], optimizer: Named[torch.optim.Optimizer], scheduler: Named[HasState],
+        self,
+        model: Named[nn.Module],
+        optimizer: Named[torch.optim.Optimizer],
+        scheduler: Named[HasState],
         embeddings: Embeddings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._embeddings = embeddings
         self._models = _named("model", model, nn.Module)
         self._optimizers = _named("optimizer", optimizer, torch.optim.Optimizer)
@@ -108,8 +111,9 @@ class ProgramParts:
             if others:
                 raise ConfigError(
                     f"{part} with pibroch.Embeddings of tables {', '.join(t.name for t in others[0].tables)} in it",
-                    "no tables but those that are saved", "save each Embeddings on its own, in a folder of its own",
-                )  # fmt: skip
+                    "no tables but those that are saved",
+                    "save each Embeddings on its own, in a folder of its own",
+                )
         with self._embeddings.left_out():
             found = {part: _encode_model(model) for part, model in self._models.items()}
         for part, optimizer in self._optimizers.items():
@@ -133,7 +137,9 @@ class ProgramParts:
     def gather(
         self, encoded: Mapping[str, EncodedPart], channel: Channel
     ) -> tuple[DenseState, dict[str, Any], dict[str, Collection[str]]]:
-        """Tensors by file (on rank 0), plain values by part, and what of the files may be infinite; every rank calls it.
+        """Tensors by file (on rank 0), plain values by part, and what of the files may be infinite.
+
+        Every rank calls it.
 
         Raises:
             RankFailedError: when a rank was lost.
@@ -209,7 +215,8 @@ class ProgramParts:
             raise CheckpointError(
                 f"no {kind}{f' {name!r}' if name else ''} in a checkpoint of {_listed(saved)}",
                 "all parts that are to be loaded",
-                f"leave {kind}= out of pibroch.load, or save it by pibroch.save(..., {kind}=...), under the same name",
+                f"leave {kind}= out of pibroch.load, or save it by pibroch.save(..., {kind}=...),"
+                " under the same name",
             )
         return [part for part in saved if part not in [*self.names, "extra"]]
 
@@ -328,7 +335,10 @@ def _load_scheduler(scheduler: HasState, part: str, state: dict[str, Any]) -> No
     try:
         scheduler.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
-        got = f"{part} in the checkpoint that {type(scheduler).__name__} does not take: {error!r:.200}"
+        got = (
+            f"{part} in the checkpoint that {type(scheduler).__name__} does not take:"
+            f" {error!r:.200}"
+        )
         raise CheckpointError(got, "its own state", do) from error
 
 

@@ -1,7 +1,10 @@
-"""A run that follows its data: the plan is watched, planned anew where it has decayed, and rows move while training goes on.
+"""A run that follows its data.
 
-Rank 0 watches its own part of each batch, plans on a thread of its own, and tells the others between two steps. No number of
-the run depends on it: not on when a plan is ready, nor on whether the run is killed while rows move.
+The plan is watched, planned anew where it has decayed, and rows move while training goes on.
+
+Rank 0 watches its own part of each batch, plans on a thread of its own, and tells the others
+between two steps. No number of the run depends on it: not on when a plan is ready, nor on whether
+the run is killed while rows move.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ logger = logging.getLogger(__name__)
 STEPS_PER_LOOK, STEPS_PER_WORD = 25, 5
 """Between two looks at the plan, and between two times that rank 0 tells the others what came of them."""
 MOST_STEPS_OF_A_MOVE = 200
-"""A move takes about as many steps, where rows are many: the fewer rows a step, the less a step is slowed down."""
+"""A move takes about as many steps, where rows are many.
+
+The fewer rows a step, the less a step is slowed down.
+"""
 
 
 class Replanner:
@@ -55,7 +61,7 @@ class Replanner:
                 f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
                 "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by rows",
                 "make one with `pibroch plan --mode training`",
-            )  # fmt: skip
+            )
         self._features = {table.name: table.features for table in session.embeddings.tables}
         num_rows = sum(table.num_rows for table in session.embeddings.tables)
         self._rows_per_step = max(

@@ -1,4 +1,7 @@
-"""What may change between the processes of one run: settings that may not are refused, what changes its numbers is said."""
+"""What may change between the processes of one run.
+
+Settings that may not are refused, what changes its numbers is said.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,26 @@ _FOR_GOOD = ("model", "optimizer.name", "embedding.optimizer.name", "train.avera
 _ONCE_BEGUN = ("seed", "train.batch_size", "train.monitor")
 """With these the position in the data, the steps that are left and the best value so far were counted."""
 _WITHOUT_EFFECT = (
-    "data", "embedding.init", "embedding.exchange", "train.epochs", "train.steps", "train.evaluate_every",
-    "train.early_stop_patience", "train.evaluate_batch_size", "train.checkpoint_every", "train.full_checkpoint_every",
-    "train.checkpoint_every_seconds", "train.cut_every_seconds", "train.keep", "train.log_every", "train.threads",
-)  # fmt: skip
-"""These change no step, or are looked at elsewhere: the data by their digest, threads among the surroundings."""
+    "data",
+    "embedding.init",
+    "embedding.exchange",
+    "train.epochs",
+    "train.steps",
+    "train.evaluate_every",
+    "train.early_stop_patience",
+    "train.evaluate_batch_size",
+    "train.checkpoint_every",
+    "train.full_checkpoint_every",
+    "train.checkpoint_every_seconds",
+    "train.cut_every_seconds",
+    "train.keep",
+    "train.log_every",
+    "train.threads",
+)
+"""These change no step, or are looked at elsewhere.
+
+The data by their digest, threads among the surroundings.
+"""
 _WIRE = "embedding.exchange.wire"
 _WITH_EFFECT = ("model.dropout", "model.embedding_dropout", _WIRE)
 """Exceptions of the above. What is named nowhere has an effect, too, such as learning rates."""
@@ -40,8 +58,8 @@ def check_settings(manifest: Manifest, config: RunConfig) -> None:
     refused = [key for key in changed if _is_in(key, kept) and not _is_in(key, _WITH_EFFECT)]
     if refused:
         raise CheckpointError(
-            f"{spelled({key: changed[key][1] for key in refused})} for a run that goes on from step "
-            f"{manifest.progress.step}",
+            f"{spelled({key: changed[key][1] for key in refused})} for a run that goes on from step"
+            f" {manifest.progress.step}",
             f"{spelled({key: changed[key][0] for key in refused})}, with which it began",
             "leave what it began with, or start anew in another --run-dir",
         )
@@ -58,12 +76,15 @@ def warn_of_settings(manifest: Manifest, config: RunConfig) -> None:
     if logged and manifest.progress.loader is not None:
         logger.warning(
             "from step %d on: %s in place of %s; the run then ends with the numbers of neither",
-            manifest.progress.step + 1, *(spelled({key: changed[key][i] for key in logged}) for i in (1, 0)),
-        )  # fmt: skip
+            manifest.progress.step + 1,
+            *(spelled({key: changed[key][i] for key in logged}) for i in (1, 0)),
+        )
 
 
 def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object]) -> None:
-    """Log which versions, threads or ranks are not those that a run began with: its numbers are then rounded otherwise.
+    """Log which versions, threads or ranks are not those that a run began with.
+
+    Its numbers are then rounded otherwise.
 
     Args:
         before: from ``versions.json``; what it does not say is not compared.
@@ -73,8 +94,9 @@ def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object
     if changed:
         logger.warning(
             "this run began with %s and goes on with %s: its numbers may differ from those of a run that never stopped",
-            _listed(before, changed), _listed(here, changed),
-        )  # fmt: skip
+            _listed(before, changed),
+            _listed(here, changed),
+        )
 
 
 def _listed(values: Mapping[str, object], keys: Sequence[str]) -> str:

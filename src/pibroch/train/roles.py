@@ -26,7 +26,8 @@ class Helpers:
     """Who serves the trainers of a run.
 
     Attributes:
-        workers: names of workers of this process's RPC group, by the command that starts processes of their role.
+        workers: names of workers of this process's RPC group, by the command that starts processes
+            of their role.
     """
 
     workers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -38,7 +39,10 @@ class Helpers:
 
 
 def wanted(config: RunConfig) -> dict[Role, int]:
-    """How many processes of each role a recipe asks for; roles of which there are none are left out."""
+    """How many processes of each role a recipe asks for.
+
+    Roles of which there are none are left out.
+    """
     return {role: count for role in roles() if (count := role.count(config))}
 
 
@@ -51,7 +55,9 @@ def rendezvous_of_roles(config: RunConfig) -> dict[Role, str | None]:
 def helper_processes(
     config: RunConfig, world: World, run: RunDirectory, rendezvous: str | None = None
 ) -> Iterator[Helpers]:
-    """Within, this rank is joined with the processes that the recipe asks for. Every rank enters it.
+    """Within, this rank is joined with the processes that the recipe asks for.
+
+    Every rank enters it.
 
     Args:
         config: asks for some, or for none.
@@ -60,7 +66,8 @@ def helper_processes(
         rendezvous: where a launcher's processes meet; then none are started here.
 
     Raises:
-        ConfigError: for processes to be started by a run on several machines, or an address that cannot be used.
+        ConfigError: for processes to be started by a run on several machines, or an address that
+            cannot be used.
         TrainingError: when one does not come.
     """
     asked, channel = wanted(config), world.control

@@ -1,4 +1,7 @@
-"""A run from configuration to summary: open the data, build, resume, train, evaluate the best model on the test split."""
+"""A run from configuration to summary.
+
+Open the data, build, resume, train, evaluate the best model on the test split.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,14 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, dataset: EncodedDataset, run: RunDirectory, make_sink: MakeSink, world: World | None = None,
-    traces: bool = False, rendezvous: str | None = None,
-) -> RunResult:  # fmt: skip
+    config: RunConfig,
+    dataset: EncodedDataset,
+    run: RunDirectory,
+    make_sink: MakeSink,
+    world: World | None = None,
+    traces: bool = False,
+    rendezvous: str | None = None,
+) -> RunResult:
     """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
 
     Args:
@@ -68,13 +76,15 @@ def run_training(
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
         world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
-        rendezvous: where the processes beside the ranks meet that a launcher has started, see :mod:`pibroch.roles.launched`.
+        rendezvous: where the processes beside the ranks meet that a launcher has started, see
+            :mod:`pibroch.roles.launched`.
 
     Raises:
-        ConfigError: when ranks have other data, code, versions or settings than rank 0, or for settings that need a split that
-            is not there.
+        ConfigError: when ranks have other data, code, versions or settings than rank 0, or for
+            settings that need a split that is not there.
         DataError: when there are no training samples.
-        CheckpointError: when all checkpoints are damaged, or the latest belongs to other settings or data.
+        CheckpointError: when all checkpoints are damaged, or the latest belongs to other settings
+            or data.
         NonFiniteLossError: when training diverges.
         StorageError: when the disk refuses.
         RankFailedError: when another rank failed or was lost.
@@ -108,7 +118,8 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     if finished is not None:
         summary = Summary(**finished)
         logger.info(
-            "the run is finished (%d steps): its summary stays as it is; --set train.epochs=N with --resume prolongs it",
+            "the run is finished (%d steps): its summary stays as it is; --set train.epochs=N with"
+            " --resume prolongs it",
             summary.steps,
         )
         return RunResult(summary, _best_possible_auc(session.dataset))
@@ -154,7 +165,10 @@ def goes_on(run: RunDirectory) -> bool:
 def _go_on(
     session: Session, run: RunDirectory, checkpoints: CheckpointFolder, cuts: MemoryCuts
 ) -> tuple[Progress, TimedCheckpoints]:
-    """Bring a fresh session to where the run is: to the newest cut in memory, else to the newest checkpoint."""
+    """Bring a fresh session to where the run is.
+
+    To the newest cut in memory, else to the newest checkpoint.
+    """
     seconds, step = (
         session.config.train.checkpoint_every_seconds,
         cuts.newest(checkpoints.newest_step()),
@@ -180,7 +194,9 @@ def _go_on(
 def evaluate_checkpoint(
     path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
 ) -> Metrics:
-    """Metrics of a checkpoint, or of a run directory's best one, over a split; on the threads that the recipe asks for.
+    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+
+    On the threads that the recipe asks for.
 
     Args:
         path: the checkpoint.
@@ -215,7 +231,8 @@ def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
     Torch computes on the threads that the recipe asks for from then on.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or of other tables, dense features or vocabularies.
+        CheckpointError: when it is missing, damaged, or of other tables, dense features or
+            vocabularies.
     """
     folder = find_checkpoint(path)
     config = must_fit(read_manifest(folder), dataset).config
@@ -239,7 +256,8 @@ def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
         manifest.dataset_fingerprint != dataset.fingerprint
     ):  # equal sizes, other vocabularies: ids would mean other rows
         raise CheckpointError(
-            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the checkpoint's",
+            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the"
+            " checkpoint's",
             f"data {manifest.dataset_fingerprint[:12]}, on which it was trained",
             "evaluate on that data, or on such as was encoded with the same vocabularies",
         )
@@ -258,7 +276,10 @@ def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step:
 def _summary_of_finished(
     session: Session, run: RunDirectory, progress: Progress
 ) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do; ``None`` for one that goes on, or whose end was cut off."""
+    """The summary of a run that has nothing left to do.
+
+    ``None`` for one that goes on, or whose end was cut off.
+    """
     if not has_finished(session, progress.step, progress.monitor):
         return None
     summary = run.read_json("summary.json")
@@ -344,7 +365,10 @@ def _summary(
 
 
 def _by_purpose(num_bytes: int, purposes: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """All ranks' bytes by purpose; ``other`` is the rest: dense gradients, evaluation, what training agrees on."""
+    """All ranks' bytes by purpose.
+
+    ``other`` is the rest: dense gradients, evaluation, what training agrees on.
+    """
     known: Counter[str] = Counter()
     for purpose in purposes:
         known.update(purpose)

@@ -1,4 +1,7 @@
-"""What a run leaves on disk: its configuration, versions, metrics, summary, evaluation and checkpoints."""
+"""What a run leaves on disk.
+
+Its configuration, versions, metrics, summary, evaluation and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
 
 def surroundings(**more: int) -> dict[str, object]:
-    """What a run depends on besides its settings, or what helps to understand it: versions and the machine, and ``more``."""
+    """What a run depends on besides its settings, or what helps to understand it.
+
+    Versions and the machine, and ``more``.
+    """
     versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
     versions |= {name: version(name) for name in _LIBRARIES}
     return {**versions, "platform": platform.platform(), "cpus": os.cpu_count(), **more}
@@ -47,10 +53,11 @@ def surroundings(**more: int) -> dict[str, object]:
 class RunDirectory:
     """The files of a run.
 
-    ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``, and at the end
-    ``evaluation.json`` and ``summary.json``; in ``recovery/`` what was saved beside training since the last checkpoint; in
-    ``ranks/`` the metrics and the log of each rank but the first, in ``servers/`` and ``processors/`` the logs of embedding
-    servers and data processors that the run started; in ``trace/`` each rank's trace, when asked for.
+    ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``,
+    and at the end ``evaluation.json`` and ``summary.json``; in ``recovery/`` what was saved beside
+    training since the last checkpoint; in ``ranks/`` the metrics and the log of each rank but the
+    first, in ``servers/`` and ``processors/`` the logs of embedding servers and data processors
+    that the run started; in ``trace/`` each rank's trace, when asked for.
 
     Args:
         path: the folder.
@@ -112,9 +119,10 @@ class RunDirectory:
             self._claim.seek(0)
             holder = self._claim.read().strip() or "another process"
             raise ConfigError(
-                f"run directory {self.path}, in which {holder} trains", "one that no run is using",
+                f"run directory {self.path}, in which {holder} trains",
+                "one that no run is using",
                 "wait until it has ended, or pass another --run-dir",
-            ) from error  # fmt: skip
+            ) from error
         with suppress(OSError):  # a full disk; the lock is held all the same
             self._claim.truncate(0)
             self._claim.write(f"process {os.getpid()} on {platform.node()}\n")
@@ -151,13 +159,17 @@ class RunDirectory:
             ) from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(
-                f"{path}, which is no TOML: {error}", "the file as it was written",
+                f"{path}, which is no TOML: {error}",
+                "the file as it was written",
                 "remove it to go on with what the newest checkpoint holds of it, or start anew",
-            ) from error  # fmt: skip
+            ) from error
         return check_config(raw, str(path))
 
     def truncate_metrics(self, last_step: int) -> float:
-        """Forget metrics after ``last_step``, which a resumed run will write again; returns the seconds trained until then."""
+        """Forget metrics after ``last_step``, which a resumed run will write again.
+
+        Returns the seconds trained until then.
+        """
         kept = [r for r in self.metrics() if r["step"] <= last_step and r.get("split") != "test"]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         try:
@@ -178,11 +190,14 @@ class RunDirectory:
         return records
 
     def note_restart(self, reason: str, from_step: int | None, pause_seconds: float = 0.0) -> None:
-        """Keep that something was lost and is started again; a disk that refuses the line keeps nobody from going on.
+        """Keep that something was lost and is started again.
+
+        A disk that refuses the line keeps nobody from going on.
 
         Args:
             reason: what was lost.
-            from_step: of the checkpoint from which steps are trained again; ``None`` where none are.
+            from_step: of the checkpoint from which steps are trained again; ``None`` where none
+                are.
             pause_seconds: before the start.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -199,7 +214,10 @@ class RunDirectory:
             logger.warning("%s is not kept in %s: %s", reason, self.path / RESTARTS, error.strerror)
 
     def note_ranks(self, ranks: int, step: int) -> None:
-        """Keep how many ranks train; where they are others than before, that is a line among the restarts."""
+        """Keep how many ranks train.
+
+        Where they are others than before, that is a line among the restarts.
+        """
         before = (self.read_json(RANKS) or {}).get("ranks", ranks)
         if before != ranks:
             self.note_restart(f"ranks: {before} before, {ranks} from here on", step)

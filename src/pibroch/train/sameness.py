@@ -1,4 +1,7 @@
-"""What ranks must have in common before they train one model: data, code, versions. Shapes alone would hide the rest."""
+"""What ranks must have in common before they train one model: data, code, versions.
+
+Shapes alone would hide the rest.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ LIBRARIES = ("torch", "numba", "numpy")
 
 
 def check_same_run(channel: Channel, config: RunConfig, dataset: EncodedDataset) -> None:
-    """Compare what decides the numbers of a run over all ranks; every rank calls it. Blocks until all have.
+    """Compare what decides the numbers of a run over all ranks; every rank calls it.
+
+    Blocks until all have.
 
     Raises:
         ConfigError: (on all ranks) names what differs, and on which rank.
@@ -40,9 +45,10 @@ def check_same_run(channel: Channel, config: RunConfig, dataset: EncodedDataset)
         for name, first in found[0].items():
             if there[name] != first:
                 raise ConfigError(
-                    f"{name} {first} on rank 0 and {there[name]} on rank {rank}", "the same on all ranks",
+                    f"{name} {first} on rank 0 and {there[name]} on rank {rank}",
+                    "the same on all ranks",
                     "copy the data set, or install the same versions, on all machines",
-                )  # fmt: skip
+                )
 
 
 @cache

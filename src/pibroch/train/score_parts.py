@@ -1,6 +1,9 @@
-"""The parts of a file of scores: whole batches each, kept beside the file until all are there, and then put together.
+"""The parts of a file of scores.
 
-Which samples a part has depends on the split and the batch size alone, so that any number of processes may go on with them.
+Whole batches each, kept beside the file until all are there, and then put together.
+
+Which samples a part has depends on the split and the batch size alone, so that any number of
+processes may go on with them.
 """
 
 from __future__ import annotations
@@ -72,19 +75,25 @@ class ScoreParts:
         Raises:
             ConfigError: when those of others are there.
         """
-        text = json.dumps({
-            "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
-            "data": dataset.fingerprint, "samples": dataset.samples, "split": split,
-            "samples_per_part": self.samples_per_part,
-        }, sort_keys=True)  # fmt: skip
+        text = json.dumps(
+            {
+                "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
+                "data": dataset.fingerprint,
+                "samples": dataset.samples,
+                "split": split,
+                "samples_per_part": self.samples_per_part,
+            },
+            sort_keys=True,
+        )
         with writing_scores(self.out):
             self.folder.mkdir(exist_ok=True)
         what = self.folder / _WHAT
         if what.exists() and what.read_text(encoding="utf-8") != text:
             raise ConfigError(
-                f"{self.folder}, begun with another checkpoint, data or split", "parts of the same scores",
+                f"{self.folder}, begun with another checkpoint, data or split",
+                "parts of the same scores",
                 "remove that folder, or choose another --out",
-            )  # fmt: skip
+            )
         temporary = what.with_suffix(".tmp")
         with writing_scores(self.out, temporary):
             temporary.write_text(text, encoding="utf-8")

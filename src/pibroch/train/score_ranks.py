@@ -1,7 +1,10 @@
-"""Bulk scoring by many ranks that share the tables: each scores parts of its own and may be ahead of the others (bounded lag).
+"""Bulk scoring by many ranks that share the tables.
 
-A rank holds its share of each table's rows and all dense layers. Batches are those of one process, and a sample's rows are
-pooled by the rank that scores it, in the order of its ids: so are the bits, on the same number of threads a process.
+Each scores parts of its own and may be ahead of the others (bounded lag).
+
+A rank holds its share of each table's rows and all dense layers. Batches are those of one process,
+and a sample's rows are pooled by the rank that scores it, in the order of its ids: so are the bits,
+on the same number of threads a process.
 """
 
 from __future__ import annotations
@@ -33,12 +36,18 @@ Advance = Callable[[int], None]
 
 
 def score_split_by_ranks(
-    checkpoint: Path, dataset: EncodedDataset, split: str, out: Path, world: World, bound: int | None = None,
+    checkpoint: Path,
+    dataset: EncodedDataset,
+    split: str,
+    out: Path,
+    world: World,
+    bound: int | None = None,
     advance: Advance = lambda _: None,
-) -> Scored:  # fmt: skip
+) -> Scored:
     """As :func:`pibroch.train.scoring.score_split`, by all ranks of a world, each of which calls this.
 
-    Parts that one process or other ranks have left are kept, and the other way round. ``out`` lies where all ranks reach it.
+    Parts that one process or other ranks have left are kept, and the other way round. ``out`` lies
+    where all ranks reach it.
 
     Args:
         checkpoint: a checkpoint, or a run directory for its best one.
@@ -47,7 +56,8 @@ def score_split_by_ranks(
         out: the file; there must be none.
         world: the ranks.
         bound: batches on their way before a rank waits for others, see :class:`BoundedLagPipeline`.
-        advance: called on rank 0, with how many more samples of all ranks are done; up to ``bound`` batches a rank early.
+        advance: called on rank 0, with how many more samples of all ranks are done; up to ``bound``
+            batches a rank early.
 
     Raises:
         CheckpointError: when the checkpoint is missing, damaged, or of other data.

@@ -1,4 +1,7 @@
-"""Scores of a whole split in a file: in order, part by part, so that a run that was cut off goes on where it was."""
+"""Scores of a whole split in a file.
+
+In order, part by part, so that a run that was cut off goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,18 @@ class Scored:
 
 
 def score_split(
-    predictor: Predictor, checkpoint: Path, dataset: EncodedDataset, split: str, out: Path,
+    predictor: Predictor,
+    checkpoint: Path,
+    dataset: EncodedDataset,
+    split: str,
+    out: Path,
     advance: Callable[[int], None] = lambda _: None,
-) -> Scored:  # fmt: skip
+) -> Scored:
     """Write the score of each sample of a split, in the split's order, to a Parquet or CSV file.
 
-    Columns are ``sample`` (its place in the split), ``label`` (null where the data have none) and ``score``, a probability.
-    Parts are kept in a folder beside ``out`` until all are there; one that is there already, of the same checkpoint and
-    data, is not scored again.
+    Columns are ``sample`` (its place in the split), ``label`` (null where the data have none) and
+    ``score``, a probability. Parts are kept in a folder beside ``out`` until all are there; one
+    that is there already, of the same checkpoint and data, is not scored again.
 
     Args:
         predictor: of the checkpoint.
@@ -56,7 +63,8 @@ def score_split(
         advance: told how many more samples are done.
 
     Raises:
-        ConfigError: for a file that is there already or of another kind, or parts of other scores beside it.
+        ConfigError: for a file that is there already or of another kind, or parts of other scores
+            beside it.
         DataError: for a split without samples.
         StorageError: when the disk refuses; parts that are written stay.
     """

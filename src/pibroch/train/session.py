@@ -44,9 +44,11 @@ class Session:
         model: the dense layers.
         optimizer: of the dense layers.
         averages: moving averages of the dense layers, when the recipe asks for averages.
-        world: the ranks that hold the same session; they take each step, prediction and checkpoint together.
+        world: the ranks that hold the same session; they take each step, prediction and checkpoint
+            together.
         processors: that make the batches; this process does when absent.
-        has_rows: whether the rows are what the seed makes of them, or were; else somebody is to write them all.
+        has_rows: whether the rows are what the seed makes of them, or were; else somebody is to
+            write them all.
     """
 
     config: RunConfig
@@ -67,7 +69,10 @@ class Session:
             self.has_rows = True
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
-        """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout; its backward updates the rows."""
+        """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout.
+
+        Its backward updates the rows.
+        """
         set_place(self.model, self.config.seed, step, batch.first_sample)
         logits = self._logits(self.model, batch)
         if batch.batch_size == 0:
@@ -122,14 +127,18 @@ def build_session(
     helpers: Helpers | None = None,
     has_rows: bool = True,
 ) -> Session:
-    """Freshly initialised; the seed decides every initial weight and the dropout after it. Every rank of a world calls it.
+    """Freshly initialised; the seed decides every initial weight and the dropout after it.
+
+    Every rank of a world calls it.
 
     Args:
         config: the resolved configuration.
         dataset: the data.
         world: one process when absent.
-        helpers: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none when absent.
-        has_rows: whether to fill the rows; they take long to make, and a run that goes on has them elsewhere.
+        helpers: the processes that the configuration asks for, see :mod:`pibroch.train.roles`; none
+            when absent.
+        has_rows: whether to fill the rows; they take long to make, and a run that goes on has them
+            elsewhere.
     """
     world, helpers = world or World.alone(), helpers or Helpers()
     if config.train.threads is not None or world.ranks.world_size > 1:

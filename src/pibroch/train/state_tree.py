@@ -1,6 +1,9 @@
-"""Nested plain values with tensors in them, as JSON beside a file of tensors: how a program's states are kept without pickle.
+"""Nested plain values with tensors in them, as JSON beside a file of tensors.
 
-What JSON has no word for is an object with one key that begins with ``$``: ``{"$tensor": "0.weight/exp_avg"}``.
+How a program's states are kept without pickle.
+
+What JSON has no word for is an object with one key that begins with ``$``: ``{"$tensor":
+"0.weight/exp_avg"}``.
 """
 
 from __future__ import annotations
@@ -58,9 +61,10 @@ def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
         items = [encode(item, f"{path}/{place}", tensors) for place, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     raise ConfigError(
-        f"{path}, a {type(value).__name__}, to be saved", _KINDS,
+        f"{path}, a {type(value).__name__}, to be saved",
+        _KINDS,
         "leave it out of the state and make it anew after loading, or save it in a file of your own",
-    )  # fmt: skip
+    )
 
 
 def decode(value: object, tensors: Mapping[str, Tensor]) -> Any:

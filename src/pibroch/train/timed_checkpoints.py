@@ -1,8 +1,11 @@
-"""Checkpoints by time, written beside training: what a run goes on from that ended between two checkpoints of its own.
+"""Checkpoints by time, written beside training.
 
-The thread that trains copies what changed since the last one, and goes on; another thread writes the copy. Each is a folder
-like all checkpoints, with the files of the one before by links, and so complete in itself; rows that never changed are where
-the run began: in the checkpoint that it went on from, or in its seed. With the next checkpoint of the run's own they go.
+What a run goes on from that ended between two checkpoints of its own.
+
+The thread that trains copies what changed since the last one, and goes on; another thread writes
+the copy. Each is a folder like all checkpoints, with the files of the one before by links, and so
+complete in itself; rows that never changed are where the run began: in the checkpoint that it went
+on from, or in its seed. With the next checkpoint of the run's own they go.
 ``docs/design/0019-recovery.md`` explains.
 """
 
@@ -91,7 +94,9 @@ class TimedCheckpoints:
             shard.mark_all_changed()
 
     def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
-        """Make one of this step, if it is due; every rank calls it after each step. Returns whether one was made.
+        """Make one of this step, if it is due; every rank calls it after each step.
+
+        Returns whether one was made.
 
         Args:
             step: that was trained.
@@ -114,13 +119,19 @@ class TimedCheckpoints:
         return is_due
 
     def drain(self) -> None:
-        """Wait until what was begun is on the disk; every rank calls it, before files are removed on which it rests."""
+        """Wait until what was begun is on the disk.
+
+        Every rank calls it, before files are removed on which it rests.
+        """
         if self._writing is not None:
             self._writing.exception()
             self._settle()
 
     def rest_on(self, base: Base) -> None:
-        """A checkpoint of the run's own has all that these had: they go, and the next ones rest on it. After :meth:`drain`."""
+        """A checkpoint of the run's own has all that these had.
+
+        They go, and the next ones rest on it. After :meth:`drain`.
+        """
         if not self._interval_s:
             return
         self._base = base
@@ -172,7 +183,10 @@ class TimedCheckpoints:
         )
 
     def _write(self, cuts: Sequence[Shard], content: Content, step: int) -> Base | None:
-        """Write a checkpoint with all ranks; ``None``, with a warning, where the disk refuses. On a thread of its own."""
+        """Write a checkpoint with all ranks; ``None``, with a warning, where the disk refuses.
+
+        On a thread of its own.
+        """
         channel, base = self._channel, self._base
         assert channel is not None
         folder = self.folder / f"step-{step:08d}"
@@ -277,9 +291,14 @@ def _write(
 
 
 def _manifest(
-    session: Session, content: Content, base: Base | None, files: Mapping[str, Any], parts: Sequence[WrittenPart],
-    merged: Sequence[WrittenPart], gone: Sequence[Chain],
-) -> Manifest:  # fmt: skip
+    session: Session,
+    content: Content,
+    base: Base | None,
+    files: Mapping[str, Any],
+    parts: Sequence[WrittenPart],
+    merged: Sequence[WrittenPart],
+    gone: Sequence[Chain],
+) -> Manifest:
     """The base's parts, but those that became one; that one; what changed since."""
     left_out = {part.file for chain in gone for part in chain.parts}
     tables: dict[str, SavedTable] = {}

@@ -96,7 +96,8 @@ def group_features(
         balance: how even towers are.
         categories: of each feature, which towers do not mix.
         weigh_bytes: balance the bytes of tables; else lookups, that is ids a sample.
-        centred: compare embeddings less the mean of their feature, see :class:`Centres`; costs a second look at the samples.
+        centred: compare embeddings less the mean of their feature, see :class:`Centres`; costs a
+            second look at the samples.
         advance: is called with the samples that were looked at since.
 
     Raises:
@@ -164,9 +165,11 @@ def write_groups(path: Path, found: FeatureGroups) -> None:
         StorageError: when it cannot be written.
     """
     content = {
-        "towers": [list(group) for group in found.groups], "strategy": found.strategy,
-        "similarity_inside": found.inside, "similarity_between": found.between,
-    }  # fmt: skip
+        "towers": [list(group) for group in found.groups],
+        "strategy": found.strategy,
+        "similarity_inside": found.inside,
+        "similarity_between": found.between,
+    }
     _write(path, json.dumps(content, indent=1) + "\n")
 
 
@@ -186,7 +189,8 @@ def write_map(path: Path, found: FeatureGroups) -> None:
     )
     _write(
         path,
-        f"<!doctype html><meta charset=utf-8><title>Towers</title><h1>Towers ({found.strategy})</h1>{svg}<table>{rows}</table>",
+        "<!doctype html><meta charset=utf-8><title>Towers</title><h1>Towers"
+        f" ({found.strategy})</h1>{svg}<table>{rows}</table>",
     )
 
 

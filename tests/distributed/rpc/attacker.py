@@ -104,7 +104,10 @@ class Attacker:
 
 
 def bombard(target, frames, *, admitted):
-    """Send ``frames`` over as many connections as it takes, reading all that comes back; how many of both."""
+    """Send ``frames`` over as many connections as it takes, reading all that comes back.
+
+    How many of both.
+    """
     sent = connections = 0
     batches = _batches(frames) if admitted else _tens(frames)
     batch = next(batches, None)
@@ -138,7 +141,10 @@ def _still_answers(connection):
 
 
 def _batches(frames):
-    """Frames in groups that end early where the stream gets out of step: what follows there would not be looked at."""
+    """Frames in groups that end early where the stream gets out of step.
+
+    What follows there would not be looked at.
+    """
     batch = []
     for frame in frames:
         batch.append(frame)

@@ -156,7 +156,10 @@ def ping_pong():
 
 
 def residual_over_workers():
-    """What is sent is also used here, before and after: it has its whole gradient before its function runs."""
+    """What is sent is also used here, before and after.
+
+    It has its whole gradient before its function runs.
+    """
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     seen = []
     with autograd.context() as context:
@@ -635,7 +638,10 @@ def total(first, second):
 
 
 def diamond(depth):
-    """Each step's value goes to worker1 twice, and the sum is the next; returns how often a step's function ran."""
+    """Each step's value goes to worker1 twice, and the sum is the next.
+
+    Returns how often a step's function ran.
+    """
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     runs = []
     with autograd.context() as context:

@@ -1,4 +1,7 @@
-"""Random programs over several workers: run with one process by local autograd, and with several by ours."""
+"""Random programs over several workers.
+
+Run with one process by local autograd, and with several by ours.
+"""
 
 import random
 import threading
@@ -167,7 +170,10 @@ def gradients_of(context, seed, worker):
 
 
 def check(seed, num_workers):
-    """Compare, with this process as the program's worker 0; returns the number of messages that should take part."""
+    """Compare, with this process as the program's worker 0.
+
+    Returns the number of messages that should take part.
+    """
     want, num_messages = expected(seed, num_workers)
     me = rpc.get_worker_info().id
     names = [f"worker{(me + each) % num_workers}" for each in range(num_workers)]

@@ -168,7 +168,10 @@ def counted():
 
 
 def watch_for_stalls():
-    """Note when the interpreter's lock was held for long: this thread did not run, while the process computed."""
+    """Note when the interpreter's lock was held for long.
+
+    This thread did not run, while the process computed.
+    """
     _stalls.clear()
     if not _watching:
         _watching.append(threading.Thread(target=_watch, daemon=True))

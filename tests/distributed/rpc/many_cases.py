@@ -1,4 +1,7 @@
-"""What the test of many workers runs in each of them; apart, because a test module imports much that workers do not need."""
+"""What the test of many workers runs in each of them.
+
+Apart, because a test module imports much that workers do not need.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""What code that comes from torch expects of calls, references and gradients; run by test_migrating.py in workers."""
+"""What code that comes from torch expects of calls, references and gradients.
+
+Run by test_migrating.py in workers.
+"""
 
 import functools
 import logging

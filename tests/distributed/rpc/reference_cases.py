@@ -136,7 +136,8 @@ def settle():
     """Wait until this worker refers to nothing and keeps nothing for others; returns what is left."""
     kept.clear()
     if not wait_until(lambda: not any(live_counts().values()), 0.2):
-        gc.collect()  # for references in cycles, such as those of exceptions with their frames; it takes long
+        # for references in cycles, such as those of exceptions with their frames; it takes long
+        gc.collect()
         wait_until(lambda: not any(live_counts().values()))
     return {kind: count for kind, count in live_counts().items() if count}
 

@@ -1,4 +1,7 @@
-"""Calls between two workers behave as those of ``torch.distributed.rpc``. Each ``case_`` runs in worker 0."""
+"""Calls between two workers behave as those of ``torch.distributed.rpc``.
+
+Each ``case_`` runs in worker 0.
+"""
 
 import threading
 import traceback

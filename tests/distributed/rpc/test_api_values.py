@@ -1,4 +1,7 @@
-"""What arrives is what was sent: tensors of all kinds, containers, and whose memory it is. Each ``case_`` runs in worker 0."""
+"""What arrives is what was sent: tensors of all kinds, containers, and whose memory it is.
+
+Each ``case_`` runs in worker 0.
+"""
 
 import collections
 import dataclasses

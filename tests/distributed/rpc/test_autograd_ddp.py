@@ -1,4 +1,7 @@
-"""``DistributedDataParallel`` inside of distributed autograd: its layers' gradients in the context are the average."""
+"""``DistributedDataParallel`` inside of distributed autograd.
+
+Its layers' gradients in the context are the average.
+"""
 
 import pytest
 import torch
@@ -14,7 +17,8 @@ from pibroch.rpc import autograd, optim
 
 pytestmark = pytest.mark.timeout(120)
 NUM_STEPS = 3
-KEPT_GROUPS: list = []  # torch's destructor of a gloo group waits, with the GIL, for threads that may need the GIL to end
+# torch's destructor of a gloo group waits, with the GIL, for threads that may need the GIL to end
+KEPT_GROUPS: list = []
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,10 @@ def dense():
 
 
 def train(rank, port, as_views):
-    """Rows from worker2, layers here and at the other trainer; returns layers after the last step and old ``.grad``."""
+    """Rows from worker2, layers here and at the other trainer.
+
+    Returns layers after the last step and old ``.grad``.
+    """
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     KEPT_GROUPS.append(dist.group.WORLD)
     layers = dense()

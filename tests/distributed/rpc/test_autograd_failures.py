@@ -1,4 +1,7 @@
-"""Errors, losses and timeouts in the middle of a backward pass: an error at the caller, nothing left anywhere."""
+"""Errors, losses and timeouts in the middle of a backward pass.
+
+An error at the caller, nothing left anywhere.
+"""
 
 import threading
 import time

@@ -23,9 +23,12 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
 PHASES = [
-    Phase("identity", KB, SHORT), Phase("identity", 4 * MB, SHORT), Phase("in_flight", 16, SHORT),
-    Phase("rref", 4 * MB, SHORT), Phase("grad", 0, SHORT),
-]  # fmt: skip
+    Phase("identity", KB, SHORT),
+    Phase("identity", 4 * MB, SHORT),
+    Phase("in_flight", 16, SHORT),
+    Phase("rref", 4 * MB, SHORT),
+    Phase("grad", 0, SHORT),
+]
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Functions that were short run on the network thread; one that is not, for once, must not hold up the others."""
+"""Functions that were short run on the network thread.
+
+One that is not, for once, must not hold up the others.
+"""
 
 import sys
 import threading

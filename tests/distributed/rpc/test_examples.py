@@ -1,6 +1,7 @@
 """Every example runs, and what it prints shows that it learned.
 
-Two start as a user starts them; the others are forked, which saves each process two seconds of imports.
+Two start as a user starts them; the others are forked, which saves each process two seconds of
+imports.
 """
 
 import os
@@ -31,7 +32,10 @@ def environment():
 
 
 def run(name, raises="nothing raises"):
-    """What the example prints; the only tracebacks are of those who raise, on purpose, these words: callees log them."""
+    """What the example prints; the only tracebacks are of those who raise, on purpose, these words.
+
+    Callees log them.
+    """
     with Program(EXAMPLES / f"rpc_{name}.py", env=environment()) as program:
         ended = program.end(TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,7 @@
-"""The first word between two workers: one that is busy is waited for, and what cannot be opened does not end what is open."""
+"""The first word between two workers.
+
+One that is busy is waited for, and what cannot be opened does not end what is open.
+"""
 
 import contextlib
 import os

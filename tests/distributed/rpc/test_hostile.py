@@ -46,7 +46,10 @@ def crew():
 
 @pytest.fixture
 def victim(crew):
-    """Where worker 0 listens. Afterwards it still serves, and has closed all that the attack opened."""
+    """Where worker 0 listens.
+
+    Afterwards it still serves, and has closed all that the attack opened.
+    """
     crew.run(0, hostility.listen_to_log)
     assert crew.run(1, hostility.honest_call, "worker0")
     before = crew.run(0, hostility.state)

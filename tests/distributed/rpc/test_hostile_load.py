@@ -1,4 +1,7 @@
-"""What admitted and foreign processes cannot do by mere numbers: fill memory, stop the loop, keep workers from starting."""
+"""What admitted and foreign processes cannot do by mere numbers.
+
+Fill memory, stop the loop, keep workers from starting.
+"""
 
 import os
 import random
@@ -62,22 +65,59 @@ def leavings(attacker, owner, chance):
         ]
         yield chance.choice(
             [
-                frame(Kind.REQUEST, encode([body, value, [], context, [context, other, number, []]]), number),
-                frame(Kind.REQUEST, encode([["discover", context, number, other[0], [], 0.0], None]), number),
-                frame(Kind.REQUEST, encode([["backward", context, number, False, 0.0], None]), number),
+                frame(
+                    Kind.REQUEST,
+                    encode([body, value, [], context, [context, other, number, []]]),
+                    number,
+                ),
+                frame(
+                    Kind.REQUEST,
+                    encode([["discover", context, number, other[0], [], 0.0], None]),
+                    number,
+                ),
+                frame(
+                    Kind.REQUEST, encode([["backward", context, number, False, 0.0], None]), number
+                ),
                 frame(Kind.NOTE, encode([["gradients", context, number, number], []])),
                 frame(Kind.NOTE, encode([["release", context + 1], None])),
                 frame(Kind.REQUEST, encode([body, value, [], None, None, [wire]]), number),
-                frame(Kind.NOTE, encode([["refs", attacker.INCARNATION, owner, [["register", place, number + 2]] * 3], None])),
-                frame(Kind.NOTE, encode([["refs", number, owner, [["register", place, number + 2]]], None])),
+                frame(
+                    Kind.NOTE,
+                    encode(
+                        [
+                            [
+                                "refs",
+                                attacker.INCARNATION,
+                                owner,
+                                [["register", place, number + 2]] * 3,
+                            ],
+                            None,
+                        ]
+                    ),
+                ),
+                frame(
+                    Kind.NOTE,
+                    encode([["refs", number, owner, [["register", place, number + 2]]], None]),
+                ),
                 frame(
                     Kind.REQUEST,
-                    encode([["create", number, number + 3, chance.choice([attacker.INCARNATION, 7]), MAKE], [[[1]], {}]]),
+                    encode(
+                        [
+                            [
+                                "create",
+                                number,
+                                number + 3,
+                                chance.choice([attacker.INCARNATION, 7]),
+                                MAKE,
+                            ],
+                            [[[1]], {}],
+                        ]
+                    ),
                     number,
                 ),
                 frame(Kind.REQUEST, encode([["fetch", place], None]), number),
             ]
-        )  # fmt: skip
+        )
 
 
 def settled(crew, wanted):

@@ -243,7 +243,10 @@ def use_torch_in_new_threads():
 
 
 def test_threads_of_a_forked_worker_may_compute_at_once(processes):
-    """torch rebuilds what it lost by the fork without a lock; agents see to it that this is done before they have threads."""
+    """torch rebuilds what it lost by the fork without a lock.
+
+    Agents see to it that this is done before they have threads.
+    """
     workers = processes(3)
     join_all(workers, f"tcp://127.0.0.1:{free_port()}", world_size=3)
     for worker in workers:

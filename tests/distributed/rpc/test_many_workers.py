@@ -1,4 +1,7 @@
-"""Sixty-four workers on one machine: all join, call each other, share an owner's references, and leave together."""
+"""Sixty-four workers on one machine.
+
+All join, call each other, share an owner's references, and leave together.
+"""
 
 import time
 

@@ -1,4 +1,7 @@
-"""Code that comes from torch: names, types of errors, layouts, modules and gradients that it relies on."""
+"""Code that comes from torch.
+
+Names, types of errors, layouts, modules and gradients that it relies on.
+"""
 
 import contextlib
 

@@ -1,4 +1,7 @@
-"""References over real processes: every pair of owner and user, caller and callee; nested, shared, failing, dropped."""
+"""References over real processes: every pair of owner and user, caller and callee.
+
+Nested, shared, failing, dropped.
+"""
 
 import copy
 import pickle

@@ -1,4 +1,7 @@
-"""References in distributed autograd: what is made, fetched and called through them belongs to the context."""
+"""References in distributed autograd.
+
+What is made, fetched and called through them belongs to the context.
+"""
 
 import pytest
 import reference_cases as cases

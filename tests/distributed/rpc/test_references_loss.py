@@ -1,4 +1,7 @@
-"""Workers that die with references: owners drop what the dead held, users of the dead hear so, and newcomers start afresh."""
+"""Workers that die with references.
+
+Owners drop what the dead held, users of the dead hear so, and newcomers start afresh.
+"""
 
 import time
 

@@ -1,4 +1,7 @@
-"""Workers that share no memory, as if they were on different hosts: several TCP streams on loopback."""
+"""Workers that share no memory, as if they were on different hosts.
+
+Several TCP streams on loopback.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""A part of torch's own RPC suites with ``pibroch.rpc`` in torch's place; all of them: see ``torch_suites.py``."""
+"""A part of torch's own RPC suites with ``pibroch.rpc`` in torch's place.
+
+All of them: see ``torch_suites.py``.
+"""
 
 import subprocess
 import sys

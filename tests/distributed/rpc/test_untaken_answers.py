@@ -1,4 +1,7 @@
-"""A peer that asks and asks and does not read: what is kept for it is bounded, and the others do not feel it."""
+"""A peer that asks and asks and does not read.
+
+What is kept for it is bounded, and the others do not feel it.
+"""
 
 import contextlib
 import time

@@ -59,7 +59,10 @@ pending: list = []
 
 
 def call_a_sleeper(to, count):
-    """Calls of all kinds that will not be answered; returns once they were sent and another one was answered."""
+    """Calls of all kinds that will not be answered.
+
+    Returns once they were sent and another one was answered.
+    """
     pending.extend(rpc.rpc_async(to, sleep_forever, timeout=0) for _ in range(count))
     pending.append(rpc.remote(to, sleep_forever, timeout=0))
     assert rpc.rpc_sync(to, add, (1, 1)) == 2

@@ -1,9 +1,11 @@
 """``pibroch.rpc`` under the names that torch's own RPC suites use, those of ``torch.distributed.rpc`` and its neighbours.
 
-The suites (``torch.testing._internal.distributed``) are in every torch wheel. They are executed from there as they are, as
-modules of a package ``wheel`` of their own: they stand for a user's program, and of torch's modules peers may name little.
-Private helpers of ``torch.distributed.rpc.api`` that the suites call (``_all_gather``, ``_barrier``, ``_wait_all``, ...) stay
-torch's, on top of our calls; for private names that lead into torch's C++ there are views of what we have.
+The suites (``torch.testing._internal.distributed``) are in every torch wheel. They are executed
+from there as they are, as modules of a package ``wheel`` of their own: they stand for a user's
+program, and of torch's modules peers may name little. Private helpers of
+``torch.distributed.rpc.api`` that the suites call (``_all_gather``, ``_barrier``, ``_wait_all``,
+...) stay torch's, on top of our calls; for private names that lead into torch's C++ there are views
+of what we have.
 """
 
 import gc

@@ -3,8 +3,9 @@
     PYTHONPATH=src python tests/distributed/rpc/torch_suites.py                       # all: three minutes
     PYTHONPATH=src python tests/distributed/rpc/torch_suites.py RpcTest.test_add ...  # tests, or parts of their names
 
-Each test gets processes of its own, one a worker, forked from one that has loaded everything. Which tests do not pass, and why,
-is listed in docs/rpc.md; one that fails and is not listed there is an error.
+Each test gets processes of its own, one a worker, forked from one that has loaded everything. Which
+tests do not pass, and why, is listed in docs/rpc.md; one that fails and is not listed there is an
+error.
 """
 
 import argparse
@@ -180,7 +181,10 @@ def run_test(test, timeout_s=TIMEOUT_S):
 
 
 def wait_for(pids, deadline):
-    """Exit codes by rank, and whether it took too long: then all are killed, and soon after one of them has failed."""
+    """Exit codes by rank, and whether it took too long.
+
+    Then all are killed, and soon after one of them has failed.
+    """
     codes, left = {}, dict(pids)
     while left and time.monotonic() < deadline:
         for pid in list(left):
@@ -209,7 +213,10 @@ def prepare():
 
 
 def run_share(tests, log, verbose):
-    """Run tests one after another; an exit code: whether one failed of which the guide does not say so."""
+    """Run tests one after another.
+
+    An exit code: whether one failed of which the guide does not say so.
+    """
     is_bad, listed = False, listed_differences()
     for test in tests:
         outcome = run_test(test)

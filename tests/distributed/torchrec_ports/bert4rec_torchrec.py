@@ -1,4 +1,7 @@
-"""A model of BERT4Rec's kind with TorchRec: which item came last? bert4rec_pibroch.py is the same program, moved."""
+"""A model of BERT4Rec's kind with TorchRec.
+
+Which item came last? bert4rec_pibroch.py is the same program, moved.
+"""
 
 import shared
 import torch

@@ -1,4 +1,7 @@
-"""What the programs of both systems share: the same random ids, and where losses go. Names neither system."""
+"""What the programs of both systems share: the same random ids, and where losses go.
+
+Names neither system.
+"""
 
 import sys
 from pathlib import Path
@@ -17,7 +20,10 @@ def join():
 
 
 def draw(step, rank, world, features, most=5):
-    """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels; ``features`` say of which."""
+    """This rank's part of a global batch: dense, lengths and ids (feature by feature), labels.
+
+    ``features`` say of which.
+    """
     generator = torch.Generator().manual_seed(step)
     dense, labels = (
         torch.randn(SIZE, 4, generator=generator),
@@ -39,7 +45,10 @@ def folder():
 
 
 def initial(name, model):
-    """The weights with which both systems start: the first process that comes here alone writes them."""
+    """The weights with which both systems start.
+
+    The first process that comes here alone writes them.
+    """
     path = folder() / f"{name}.pt"
     if not path.exists():
         torch.save(model.state_dict(), path)

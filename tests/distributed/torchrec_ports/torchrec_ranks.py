@@ -1,4 +1,7 @@
-"""TorchRec's own way to several ranks, tables whole on one of them each: what its planner would do with larger ones."""
+"""TorchRec's own way to several ranks, tables whole on one of them each.
+
+What its planner would do with larger ones.
+"""
 
 import torch
 import torch.distributed as dist

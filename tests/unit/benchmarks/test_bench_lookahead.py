@@ -1,4 +1,7 @@
-"""What topic ``lookahead`` does besides measuring: who meets whom, which rows they leave, what is said of them."""
+"""What topic ``lookahead`` does besides measuring.
+
+Who meets whom, which rows they leave, what is said of them.
+"""
 
 import os
 
@@ -70,8 +73,11 @@ def test_every_section_has_its_line_ups():
             {entry.contender for entry in setting.entries} == four for setting in in_full(section)
         )
     assert {(s.dim, rate) for s in in_full(STEP_TIME) if s.ids == "zipf" for rate in s.rates} == {
-        (16, "1gbit"), (16, "200mbit"), (64, "1gbit"), (64, "200mbit"),
-    }  # fmt: skip
+        (16, "1gbit"),
+        (16, "200mbit"),
+        (64, "1gbit"),
+        (64, "200mbit"),
+    }
     without_towers = {
         name for name in ALL_MODELS if not name.startswith("tower_")
     }  # which peers have none of

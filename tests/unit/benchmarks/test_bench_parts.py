@@ -30,8 +30,12 @@ def test_a_moment_counts_for_the_innermost_part():
         ("backward", 6.0, 9.0),
     ]
     assert own_times(reversed(spans)) == {
-        "forward": 2.0, "forward/lookup": 1.5, "forward/lookup/wait": 1.5, "backward": 2.0, "backward/update": 1.0,
-    }  # fmt: skip
+        "forward": 2.0,
+        "forward/lookup": 1.5,
+        "forward/lookup/wait": 1.5,
+        "backward": 2.0,
+        "backward/update": 1.0,
+    }
     assert own_times([("a", 0.0, 1.0), ("a", 1.0, 3.0)]) == {"a": 3.0}
     assert own_times([]) == {}
 
@@ -87,9 +91,12 @@ def told_times():
 
 def test_figures_of_rounds_stand_beside_their_steps():
     assert told_times().figures == {
-        "loss": [0.7, 0.6, 0.5], "forward": [4.0, 5.0, 6.0], "forward/lookup/wait": [2.0, 2.0, 0.0],
-        "backward/wait": [0.0, 0.0, 9.0], "backward/update": [0.0, 0.0, 1.0],
-    }  # fmt: skip
+        "loss": [0.7, 0.6, 0.5],
+        "forward": [4.0, 5.0, 6.0],
+        "forward/lookup/wait": [2.0, 2.0, 0.0],
+        "backward/wait": [0.0, 0.0, 9.0],
+        "backward/update": [0.0, 0.0, 1.0],
+    }
 
 
 def test_parts_and_the_rest_are_the_step():
@@ -126,9 +133,11 @@ def test_equal_losses_are_said_and_drawn(tmp_path):
     check_equal(curves)
     rows = curve_rows({label: {"contender": label} for label in curves}, curves)
     assert [(row["contender"], row["step"], row["equal_losses"]) for row in rows] == [
-        ("lookahead", 10, "10 of 10"), ("lookahead", 20, "20 of 20"),
-        ("alltoall", 10, "10 of 10"), ("alltoall", 20, "20 of 20"),
-    ]  # fmt: skip
+        ("lookahead", 10, "10 of 10"),
+        ("lookahead", 20, "20 of 20"),
+        ("alltoall", 10, "10 of 10"),
+        ("alltoall", 20, "20 of 20"),
+    ]
     assert [row["seconds"] for row in rows] == pytest.approx([1.0, 2.0, 2.0, 4.0])
     assert rows[1]["last_loss"] == losses[-1]
     assert rows[0]["loss"] == pytest.approx(np.mean(losses[:10]))

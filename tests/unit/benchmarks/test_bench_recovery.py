@@ -20,7 +20,8 @@ def test_headlines_compare_with_a_run_that_was_resumed():
         for contender, seconds in ((topic.FROM_MEMORY, 4.0), (topic.BY_HAND, 10.0))
     ]
     assert topic.headlines("deaths", rows) == [
-        "**1 M rows, oracle, pibroch, from memory: 4.0 s, 7 steps again; 2.5x quicker than ended and resumed**"
+        "**1 M rows, oracle, pibroch, from memory: 4.0 s, 7 steps again; 2.5x quicker than ended"
+        " and resumed**"
     ]
 
 

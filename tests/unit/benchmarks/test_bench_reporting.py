@@ -139,7 +139,10 @@ def test_quick_is_a_part_of_the_whole():
 @pytest.mark.alone  # the machine's load
 def test_foreign_load_tells_workers_from_others():
     """The same busy process, once counted as a worker and once not, over the same time."""
-    busy = "import time\nwhile time.process_time() < 0.5: pass\nprint('busy no more', flush=True)\ninput()"
+    busy = (
+        "import time\nwhile time.process_time() < 0.5: pass\nprint('busy no more',"
+        " flush=True)\ninput()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:

@@ -1,4 +1,7 @@
-"""What topic ``retrieve`` does besides measuring: which samples come first, what plans are made of, what is said of times."""
+"""What topic ``retrieve`` does besides measuring.
+
+Which samples come first, what plans are made of, what is said of times.
+"""
 
 import numpy as np
 import pytest

@@ -95,7 +95,8 @@ def test_rows_of_calls():
     headline, *more = topic.headlines(rows)
     assert (
         headline
-        == "**1gbit identity 5 MB: pibroch 150 ms; 53% of the line's rate; torch takes 2.8x as long**"
+        == "**1gbit identity 5 MB: pibroch 150 ms; 53% of the line's rate; torch takes 2.8x as"
+        " long**"
     )
     assert more == []
 

@@ -1,4 +1,7 @@
-"""Programs over remote calls: losses of both libraries agree, and one of them is computed anew without any."""
+"""Programs over remote calls.
+
+Losses of both libraries agree, and one of them is computed anew without any.
+"""
 
 from dataclasses import replace
 

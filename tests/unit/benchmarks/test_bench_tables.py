@@ -27,7 +27,10 @@ def test_everyone_is_compared_with_one_like_itself():
 
 
 def test_exchanges_agree(small_case):
-    """The workers as they run, one rank each; TorchRec's are compared with them whenever the topic measures."""
+    """The workers as they run, one rank each.
+
+    TorchRec's are compared with them whenever the topic measures.
+    """
     case = replace(small_case, dim=0, sparse_optimizer="rowwise_adagrad")
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     workers = [("tables_pibroch:build", "local"), ("tables_pibroch:build", "lookahead")]

@@ -23,9 +23,10 @@ def test_line_ups_have_the_baseline_first_and_models_that_agree():
     running = [SimpleNamespace(spec=SimpleNamespace(label=label)) for label in whole.entries]
     alike = [[team.spec.label for team in same] for same in topic.alike(running)]
     assert alike == [
-        [topic.BASELINE, topic.PASS_THROUGH, topic.LOOKAHEAD], ["towers, CR 2", "same model, CR 2"],
+        [topic.BASELINE, topic.PASS_THROUGH, topic.LOOKAHEAD],
+        ["towers, CR 2", "same model, CR 2"],
         ["towers, CR 4", "same model, CR 4"],
-    ]  # fmt: skip
+    ]
 
 
 def test_bags_are_each_ranks_part_of_the_batch(tmp_path, monkeypatch):
@@ -60,7 +61,8 @@ def test_partitions_agree_by_pairs():
 def test_planted_groups_are_found_by_the_embeddings_of_deepfm(tmp_path):
     """Not by those of a model whose top network weighs each pair, which leaves embeddings free to point anywhere.
 
-    Of a random partition the index is .65; with twice the samples, as in the benchmark, that of DeepFM is 1.
+    Of a random partition the index is .65; with twice the samples, as in the benchmark, that of
+    DeepFM is 1.
     """
     planted = SyntheticOptions(150_000, max_table_rows=30, groups=4)
     synthesize(planted, tmp_path / "data")

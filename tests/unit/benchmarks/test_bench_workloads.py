@@ -21,7 +21,10 @@ def test_drawn_ids_have_shape_and_range(kind):
 
 
 def test_zipf_ids_follow_their_distribution():
-    """Exact shares of the continuous distribution: rank k gets the integral of x^-s from k to k + 1."""
+    """Exact shares of the continuous distribution.
+
+    Rank k gets the integral of x^-s from k to k + 1.
+    """
     workload = Workload("zipf", num_batches=4, batch_size=20_000, num_tables=2, num_rows=1000)
     counts = (
         np.sort(np.bincount(drawn_batches(workload).ids.ravel(), minlength=1000))[::-1] / 160_000

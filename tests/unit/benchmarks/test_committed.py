@@ -1,4 +1,7 @@
-"""What is committed of the benchmarks: the page names it, each result says from which commit it is, one command makes all."""
+"""What is committed of the benchmarks.
+
+The page names it, each result says from which commit it is, one command makes all.
+"""
 
 import json
 import os

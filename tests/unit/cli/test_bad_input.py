@@ -1,4 +1,7 @@
-"""Bad input through the real command line: what was got, what is needed, what to do; exit code 2; no traceback."""
+"""Bad input through the real command line: what was got, what is needed, what to do; exit code 2.
+
+No traceback.
+"""
 
 import os
 import resource
@@ -146,7 +149,10 @@ def test_a_directory_in_which_another_process_trains(data, trained, tmp_path):
 
 
 def test_a_run_that_began_while_this_one_looked_is_left_alone(data, tmp_path):
-    """Two commands may find the same folder empty; the second to claim it finds the first one's run."""
+    """Two commands may find the same folder empty.
+
+    The second to claim it finds the first one's run.
+    """
     config = make_config(data)
     run = RunDirectory(tmp_path / "run")
     run.claim()

@@ -1,4 +1,7 @@
-"""Ctrl-C while the command line, or what a command needs, is still being loaded: a word and exit code 130, no traceback."""
+"""Ctrl-C while the command line, or what a command needs, is still being loaded.
+
+A word and exit code 130, no traceback.
+"""
 
 import os
 import subprocess

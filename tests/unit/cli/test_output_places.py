@@ -24,14 +24,36 @@ COMMANDS = {
     "plan/out": ["plan", "--data", DATA, "--shards", 2, "--out"],
     "plan/html": ["plan", "--data", DATA, "--shards", 2, "--out", "<plan>", "--html"],
     "plan explain/html": ["plan", "explain", "<plan>", "--html"],
-    "plan towers/out": ["plan", "towers", "--checkpoint", RUN, "--data", DATA, "--towers", 2, "--out"],
-    "plan towers/page": ["plan", "towers", "--checkpoint", RUN, "--data", DATA, "--towers", 2, "--out", "<groups>", "--page"],
+    "plan towers/out": [
+        "plan",
+        "towers",
+        "--checkpoint",
+        RUN,
+        "--data",
+        DATA,
+        "--towers",
+        2,
+        "--out",
+    ],
+    "plan towers/page": [
+        "plan",
+        "towers",
+        "--checkpoint",
+        RUN,
+        "--data",
+        DATA,
+        "--towers",
+        2,
+        "--out",
+        "<groups>",
+        "--page",
+    ],
     "plan topology/out": ["plan", "topology", "--out"],
     "export/out": ["export", RUN, "--out"],
     "export/onnx": ["export", RUN, "--onnx"],
     "checkpoint convert/out": ["checkpoint", "convert", RUN, "--to", "dlrm"],
     "bench/out": ["bench", "kernels", "--quick", "--out"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +95,9 @@ def test_no_output_is_left_out():
         calls += [("", app.registered_callback.callback)] if app.registered_callback else []
         for name, call in calls:
             found.update(
-                f"{' '.join([*names, name]).strip()}/{option}" for option in OUTPUTS & {*call.__annotations__}
-            )  # fmt: skip
+                f"{' '.join([*names, name]).strip()}/{option}"
+                for option in OUTPUTS & {*call.__annotations__}
+            )
 
     look(main.app)
     for name, app in groups.items():

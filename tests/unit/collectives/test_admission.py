@@ -1,4 +1,7 @@
-"""Who is let in as a rank, over real sockets and torch's own store; a stranger reads and writes all that is in the store."""
+"""Who is let in as a rank, over real sockets and torch's own store.
+
+A stranger reads and writes all that is in the store.
+"""
 
 import json
 import logging
@@ -220,9 +223,12 @@ def test_what_is_in_the_store_lets_nobody_in(alone, threads, shares_memory):
 def be_a_rank(rank, port, pipe):
     """Agents of torchrun that share no store count restarts each for itself."""
     os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": str(rank),
-    }  # fmt: skip
+    }
     with world_of_environment():
         key = key_of_run()
         pipe.send([key, key.hex().encode()])

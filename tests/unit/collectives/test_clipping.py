@@ -1,4 +1,7 @@
-"""Models that are the same on all ranks are clipped by torch itself; the rest is in tests/distributed/test_group_modules.py."""
+"""Models that are the same on all ranks are clipped by torch itself.
+
+The rest is in tests/distributed/test_group_modules.py.
+"""
 
 import copy
 

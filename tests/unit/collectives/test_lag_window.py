@@ -21,7 +21,10 @@ class Overwritten(Exception):
 
 
 class SimulatedRank:
-    """Initiates requests, or waits for some; a read of a slot is two events, between which others act."""
+    """Initiates requests, or waits for some.
+
+    A read of a slot is two events, between which others act.
+    """
 
     def __init__(self, window, num_requests, choices):
         self.window, self.left, self.choices = window, num_requests, choices
@@ -34,7 +37,10 @@ class SimulatedRank:
 
 
 class Network:
-    """Slots of all ranks. What is sent arrives later, in the order of each pair; arrivals are counted."""
+    """Slots of all ranks.
+
+    What is sent arrives later, in the order of each pair; arrivals are counted.
+    """
 
     def __init__(self, size):
         self.under_way = {pair: [] for pair in product(range(size), repeat=2)}
@@ -84,7 +90,10 @@ def step(rank, ranks, network):
 
 
 def simulate(seed, window_type, size=None, bound=None):
-    """A schedule in which some ranks and the messages of some pairs stand still for a while; raises Overwritten."""
+    """A schedule in which some ranks and the messages of some pairs stand still for a while.
+
+    Raises Overwritten.
+    """
     choices = random.Random(seed)
     size = size or choices.randint(2, 4)
     bound = choices.randint(0, 3) if bound is None else bound

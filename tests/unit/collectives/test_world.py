@@ -45,9 +45,13 @@ def test_odd_variables(environment, rank, size):
 def join_and_die(port, attempt, rank):
     """A rank that torchrun has started, and that ends with nothing cleaned up."""
     os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt),
-    }  # fmt: skip
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+    }
     with world_of_environment() as world:
         os._exit(0 if world.control.gather(rank) == [0, 1] else 1)
 

@@ -131,9 +131,14 @@ def test_settings_of_lookahead_survive_being_written(recipe):
         True,
     )
     chosen = [
-        "lookahead=7", "cache_rows=0", "cache=replicated", "delayed_sync=false", "servers=2", "rendezvous='tcp://10.0.0.5:29600'",
+        "lookahead=7",
+        "cache_rows=0",
+        "cache=replicated",
+        "delayed_sync=false",
+        "servers=2",
+        "rendezvous='tcp://10.0.0.5:29600'",
         "placement={''='row_wise', C1='table_wise'}",
-    ]  # fmt: skip
+    ]
     config = load_recipe(str(recipe), [ahead, *(f"embedding.exchange.{each}" for each in chosen)])
     assert check_config(tomllib.loads(to_toml(config.model_dump())), "itself") == config
     assert load_recipe(str(recipe), [f"embedding.{each}" for each in chosen] + [ahead]) == config, (
@@ -158,7 +163,8 @@ def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
     assert load_recipe(str(recipe), old).embedding.exchange.placement == "table_wise"
     load_recipe(str(recipe), old)
     assert [record.getMessage() for record in caplog.records] == [
-        "the recipe key `embedding.placement` is `embedding.exchange.placement` now; it is still read"
+        "the recipe key `embedding.placement` is `embedding.exchange.placement` now; it is still"
+        " read"
     ]  # not of what had its default, and once
     assert (
         load_recipe(str(recipe), [*old, "embedding.exchange=local"]).embedding.exchange.name
@@ -169,25 +175,63 @@ def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["lookahead=5"], r"`embedding\.lookahead = 5`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
-        (["exchange=alltoall", "cache_rows=9"], r"`embedding\.cache_rows = 9`.*exchange = 'lookahead'"),
+        (
+            ["lookahead=5"],
+            r"`embedding\.lookahead = 5`.*need nothing, or `embedding\.exchange = 'lookahead'`",
+        ),
+        (
+            ["exchange=alltoall", "cache_rows=9"],
+            r"`embedding\.cache_rows = 9`.*exchange = 'lookahead'",
+        ),
         (["exchange=local", "cache=partitioned"], r"`embedding\.cache = 'partitioned'`"),
         (["delayed_sync=false"], r"`embedding\.delayed_sync = False`"),
-        (["servers=2"], r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`"),
-        (["oracle=central"], r"`embedding\.oracle = .central.`.*need nothing, or `embedding\.exchange = .lookahead.`"),
-        (["exchange=lookahead", "exchange.lookahead=0"], r"`embedding\.exchange\.lookahead = 0`.*equal to 1"),
-        (["exchange=lookahead", "lookahead=0"], r"`embedding\.exchange\.lookahead = 0`.*equal to 1"),
-        (["exchange=lookahead", "exchange.cache_rows=-1"], r"`embedding\.exchange\.cache_rows = -1`.*equal to 0"),
-        (["exchange=lookahead", "exchange.cache=lru"], r"`embedding\.exchange\.cache = 'lru'`.*'lrpp', 'partitioned'"),
-        (["exchange=lookahead", "exchange.placement=column_wise"],
-         r"`embedding\.exchange\.placement = 'column_wise'`.*row_wise or table_wise"),
-        (["exchange=lookahead", "exchange.placement={C1='replicated'}"], r"`embedding\.exchange\.placement = \{'C1'"),
-        (["exchange=lookahead", "exchange.servers=0"], r"`embedding\.exchange\.servers = 0`.*equal to 1"),
-        (["exchange=lookahead", "exchange.rendezvous='tcp://a:1'"], r"`rendezvous` with `servers`.*or `oracle = .central.`"),
-        (["exchange=teleport"], r"`embedding\.exchange\.name = 'teleport'`.*'local', 'alltoall', 'auto', 'lookahead'"),
+        (
+            ["servers=2"],
+            r"`embedding\.servers = 2`.*need nothing, or `embedding\.exchange = 'lookahead'`",
+        ),
+        (
+            ["oracle=central"],
+            r"`embedding\.oracle = .central.`.*need nothing, or `embedding\.exchange = .lookahead.`",
+        ),
+        (
+            ["exchange=lookahead", "exchange.lookahead=0"],
+            r"`embedding\.exchange\.lookahead = 0`.*equal to 1",
+        ),
+        (
+            ["exchange=lookahead", "lookahead=0"],
+            r"`embedding\.exchange\.lookahead = 0`.*equal to 1",
+        ),
+        (
+            ["exchange=lookahead", "exchange.cache_rows=-1"],
+            r"`embedding\.exchange\.cache_rows = -1`.*equal to 0",
+        ),
+        (
+            ["exchange=lookahead", "exchange.cache=lru"],
+            r"`embedding\.exchange\.cache = 'lru'`.*'lrpp', 'partitioned'",
+        ),
+        (
+            ["exchange=lookahead", "exchange.placement=column_wise"],
+            r"`embedding\.exchange\.placement = 'column_wise'`.*row_wise or table_wise",
+        ),
+        (
+            ["exchange=lookahead", "exchange.placement={C1='replicated'}"],
+            r"`embedding\.exchange\.placement = \{'C1'",
+        ),
+        (
+            ["exchange=lookahead", "exchange.servers=0"],
+            r"`embedding\.exchange\.servers = 0`.*equal to 1",
+        ),
+        (
+            ["exchange=lookahead", "exchange.rendezvous='tcp://a:1'"],
+            r"`rendezvous` with `servers`.*or `oracle = .central.`",
+        ),
+        (
+            ["exchange=teleport"],
+            r"`embedding\.exchange\.name = 'teleport'`.*'local', 'alltoall', 'auto', 'lookahead'",
+        ),
         (["exchange.cache=lrpp"], r"unknown key `embedding\.exchange\.cache`"),
     ],
-)  # fmt: skip
+)
 def test_what_lookahead_takes_and_what_only_lookahead_takes(recipe, overrides, message):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         load_recipe(str(recipe), [f"embedding.{override}" for override in overrides])

@@ -62,7 +62,10 @@ class Wounded:
 
 
 def records(generator: random.Random, plain: bool = False) -> list[list[str]]:
-    """Records with a number of their own, so that each can be found again; in plain ones nothing has to be quoted."""
+    """Records with a number of their own, so that each can be found again.
+
+    In plain ones nothing has to be quoted.
+    """
     texts = [
         "red",
         "",
@@ -113,7 +116,10 @@ def place_of_column(part: bytes, column: str, separator: bytes) -> tuple[int, in
 
 
 def open_quote(generator: random.Random, parts: list[bytes], separator: bytes) -> Wounded:
-    """A quote before a field, and perhaps one behind the same field of a later record: between them all is text."""
+    """A quote before a field, and perhaps one behind the same field of a later record.
+
+    Between them all is text.
+    """
     column = generator.choice(["y", "n", "other", "other"])
     first, last = sorted(generator.sample(range(1, len(parts)), 2))
     begin, _ = place_of_column(parts[first], column, separator)
@@ -289,7 +295,10 @@ def wounded_table(generator: random.Random, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("compression", ["uncompressed", "snappy", "zstd", "lz4"])
 def test_tables_with_a_wound(tmp_path, rows, compression):
-    """Without checksums of its pages a table cannot tell another value; but no row may be lost, and nothing may crash."""
+    """Without checksums of its pages a table cannot tell another value.
+
+    But no row may be lost, and nothing may crash.
+    """
     generator = random.Random(compression)
     path, num_errors = tmp_path / "clicks.parquet", 0
     whole = write_table(path, records(generator), generator, compression)

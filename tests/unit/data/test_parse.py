@@ -7,9 +7,10 @@ from pibroch.data.transform import log_bin_rows, transform_dense
 from pibroch.errors import DataError
 
 SCHEMA = Schema.from_toml(
-    'label = "y"\n[dense.price]\n[categorical.user]\n[categorical.age]\nbinning = "log"\n'
-    '[categorical.day]\nencoding = "integer"\nnum_buckets = 7\n[categorical.tags]\nmulti_hot = true\n'
-    '[categorical.hour]\ncolumn = "time"\ncharacters = [6, 8]\n'
+    'label = "y"\n[dense.price]\n[categorical.user]\n[categorical.age]\nbinning ='
+    ' "log"\n[categorical.day]\nencoding = "integer"\nnum_buckets ='
+    ' 7\n[categorical.tags]\nmulti_hot = true\n[categorical.hour]\ncolumn = "time"\ncharacters ='
+    " [6, 8]\n"
 )
 COLUMNS = ("y", "user", "price", "extra", "age", "day", "tags", "time")
 

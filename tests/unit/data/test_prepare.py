@@ -295,7 +295,8 @@ def test_csv_with_quotes_bags_and_other_columns(tmp_path):
     quoted = [",".join('"' + field.replace('"', '""') + '"' for field in row) for row in rows]
     (tmp_path / "data.csv").write_text("\n".join(["user,tags,click,unused", *quoted]))
     schema = Schema.from_toml(
-        'label = "click"\n[categorical.user]\nmin_count = 1\n[categorical.tags]\nmin_count = 1\nmulti_hot = true\n'
+        'label = "click"\n[categorical.user]\nmin_count = 1\n[categorical.tags]\nmin_count ='
+        " 1\nmulti_hot = true\n"
     )
     options = PrepareOptions(SplitRule.parse("none"), piece_bytes=100)
     prepare([TextSource(tmp_path / "data.csv", ",", True)], schema, tmp_path / "csv", options)
@@ -398,8 +399,8 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
                 file.write(f"0\t{'1	' * 13}{ids}\n")
         out = tmp_path / f"out{megabytes}"
         code = (
-            RUN
-            + "\nimport resource\nprint('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+            RUN + "\nimport resource\nprint('peak',"
+            " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
         )
         command = [sys.executable, "-c", code, str(path), str(out), str(1 << 20), "20000"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)

@@ -1,4 +1,7 @@
-"""Quotes that are not closed: records that they swallow are found, newlines in values are not taken for them."""
+"""Quotes that are not closed.
+
+Records that they swallow are found, newlines in values are not taken for them.
+"""
 
 import gzip
 import random

@@ -36,8 +36,9 @@ def test_avazu_refuses_other_headers():
 
 def test_feature_tables_are_read_from_toml():
     schema = Schema.from_toml(
-        'label = "y"\n[dense.price]\n[categorical.user]\ncolumn = "user id"\nencoding = "hash"\nnum_buckets = 7\n'
-        '[categorical.age]\nbinning = "log"\n[categorical.tags]\nmulti_hot = true\ndelimiter = ";"\n'
+        'label = "y"\n[dense.price]\n[categorical.user]\ncolumn = "user id"\nencoding ='
+        ' "hash"\nnum_buckets = 7\n[categorical.age]\nbinning ='
+        ' "log"\n[categorical.tags]\nmulti_hot = true\ndelimiter = ";"\n'
     )
     assert schema.dense_names == ("price",)
     assert [f.fixed_num_rows for f in schema.categorical] == [9, NUM_LOG_BIN_ROWS, None]

@@ -173,9 +173,10 @@ def test_options_and_folders_are_checked(tmp_path):
 
 def test_memory_does_not_grow_with_the_samples(tmp_path):
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom pibroch.data.synthetic import SyntheticOptions, synthesize\n"
-        "synthesize(SyntheticOptions(int(sys.argv[1]), table_rows=100), Path(sys.argv[2]))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import resource, sys\nfrom pathlib import Path\nfrom pibroch.data.synthetic import"
+        " SyntheticOptions, synthesize\nsynthesize(SyntheticOptions(int(sys.argv[1]),"
+        " table_rows=100),"
+        " Path(sys.argv[2]))\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     peaks = []
     for count in (140_000, 560_000):

@@ -206,7 +206,10 @@ def test_the_same_without_compilation():
     """The kernels as plain Python: what is compiled means the same."""
     if os.environ.get("NUMBA_DISABLE_JIT") == "1":
         pytest.skip("already without compilation")
-    chosen = "line_numbers or documented or ordinary_where or empty or other_spellings or refused or quotes_of_a_record"
+    chosen = (
+        "line_numbers or documented or ordinary_where or empty or other_spellings or refused or"
+        " quotes_of_a_record"
+    )
     wraps = ["-W", "ignore:overflow:RuntimeWarning"]  # as a hash of 64 bits is meant to
     command = [
         sys.executable,

@@ -1,4 +1,7 @@
-"""What becomes of a typed value: the same row in preparation and in serving, or a refusal that names it."""
+"""What becomes of a typed value.
+
+The same row in preparation and in serving, or a refusal that names it.
+"""
 
 import datetime as dt
 import json
@@ -20,7 +23,10 @@ from pibroch.data.splits import SplitRule
 from pibroch.data.values import is_list, text_of
 from pibroch.errors import ConfigError, DataError
 
-SCHEMA = 'label = "y"\n[categorical.v]\nmin_count = 1\n[categorical.bag]\nmulti_hot = true\nmin_count = 1\n'
+SCHEMA = (
+    'label = "y"\n[categorical.v]\nmin_count = 1\n[categorical.bag]\nmulti_hot = true\nmin_count'
+    " = 1\n"
+)
 MOMENT = dt.datetime(2024, 5, 6, 7, 8, 9)
 TEXTS = [
     ("a|b", b"a|b"),

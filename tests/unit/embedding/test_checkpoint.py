@@ -48,7 +48,10 @@ def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
 
 
 def fill(ranks, optimizer, tables=TABLES):
-    """Give each cell a number that tells its table, row, column and field; returns the touched row ids by table."""
+    """Give each cell a number that tells its table, row, column and field.
+
+    Returns the touched row ids by table.
+    """
     touched = {}
     for number, table in enumerate(tables):
         generator = np.random.default_rng(number)

@@ -1,4 +1,7 @@
-"""Rows in memory that outlives a process: wherever it is killed, there is a step to go on from, with the rows of that step."""
+"""Rows in memory that outlives a process.
+
+Wherever it is killed, there is a step to go on from, with the rows of that step.
+"""
 
 import time
 
@@ -95,7 +98,9 @@ def test_marks_for_checkpoints_come_back_with_those_of_a_cut_that_may_not_have_b
     st.integers(0, 3),
 )
 def test_whoever_is_killed_wherever_all_have_a_step_in_common(every, kills, late, settled):
-    """Two processes that make cuts of the same steps, one of which may be behind; each life ends within one of the parts.
+    """Two processes that make cuts of the same steps, one of which may be behind.
+
+    Each life ends within one of the parts.
 
     Between cuts some, all or none bring in their journals.
     """

@@ -89,9 +89,12 @@ def test_the_command_line_says_that_memory_is_short(tmp_path):
     )
     paths = "csv", str(clicks), "--schema", str(schema), "--out", str(tmp_path / "out")
     done = subprocess.run(
-        [sys.executable, "-m", "pibroch", "data", "prepare", *paths], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "pibroch", "data", "prepare", *paths],
+        capture_output=True,
+        text=True,
+        timeout=120,
         preexec_fn=limit_memory,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "no memory left" in done.stderr and "fewer rows" in done.stderr
     assert "bug in pibroch" not in done.stderr

@@ -118,8 +118,9 @@ def test_groups_are_of_one_type():
     ]
     groups = group_tables(tables, pb.SGD(lr=0.1))
     assert [(group.space.dtype, group.space.features) for group in groups] == [
-        ("float32", ("a", "c")), ("bfloat16", ("b", "d")),
-    ]  # fmt: skip
+        ("float32", ("a", "c")),
+        ("bfloat16", ("b", "d")),
+    ]
 
 
 def test_an_optimizer_that_has_no_kernel_for_them_is_refused():

@@ -1,4 +1,7 @@
-"""Weights from outside arrive in their rows, whatever they come in; what does not fit is said before anything is written."""
+"""Weights from outside arrive in their rows, whatever they come in.
+
+What does not fit is said before anything is written.
+"""
 
 import subprocess
 import sys

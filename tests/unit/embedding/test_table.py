@@ -61,10 +61,18 @@ def test_row_space_lays_tables_end_to_end():
 def torchrec_config(**fields):
     """What TorchRec's ``EmbeddingBagConfig`` holds."""
     usual = {
-        "name": "t", "num_embeddings": 7, "embedding_dim": 3, "feature_names": ["f", "g"], "weight_init_max": None,
-        "weight_init_min": None, "data_type": SimpleNamespace(value="FP32"), "pooling": SimpleNamespace(value="MEAN"),
-        "num_embeddings_post_pruning": None, "need_pos": False, "use_virtual_table": False,
-    }  # fmt: skip
+        "name": "t",
+        "num_embeddings": 7,
+        "embedding_dim": 3,
+        "feature_names": ["f", "g"],
+        "weight_init_max": None,
+        "weight_init_min": None,
+        "data_type": SimpleNamespace(value="FP32"),
+        "pooling": SimpleNamespace(value="MEAN"),
+        "num_embeddings_post_pruning": None,
+        "need_pos": False,
+        "use_virtual_table": False,
+    }
     return SimpleNamespace(**(usual | fields))
 
 

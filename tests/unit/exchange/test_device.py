@@ -1,4 +1,7 @@
-"""A dense model on another device: batches from there, embeddings there, gradients back; rows in host memory."""
+"""A dense model on another device: batches from there, embeddings there, gradients back.
+
+Rows in host memory.
+"""
 
 from types import SimpleNamespace
 
@@ -23,9 +26,12 @@ def keyed(device, seed):
     values = torch.randint(0, 9, (int(lengths.sum()),), generator=generator)
     weights = torch.rand(len(values), generator=generator).to(device)
     return SimpleNamespace(
-        keys=lambda: ["x", "b", "s"], values=lambda: values.to(device), lengths=lambda: lengths.to(device),
-        stride=lambda: 5, weights_or_none=lambda: weights,
-    )  # fmt: skip
+        keys=lambda: ["x", "b", "s"],
+        values=lambda: values.to(device),
+        lengths=lambda: lengths.to(device),
+        stride=lambda: 5,
+        weights_or_none=lambda: weights,
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,4 +1,7 @@
-"""The page on extending is the example, word for word; the conformance suite runs it, and so do two ranks."""
+"""The page on extending is the example, word for word.
+
+The conformance suite runs it, and so do two ranks.
+"""
 
 import os
 import re
@@ -42,7 +45,10 @@ def test_the_example_runs():
 
 
 def test_an_installed_package_is_known_to_recipes(tmp_path):
-    """As if a distribution with the example were installed: its entry point is its one line of registration."""
+    """As if a distribution with the example were installed.
+
+    Its entry point is its one line of registration.
+    """
     (tmp_path / "own_exchange-1.dist-info").mkdir()
     (tmp_path / "own_exchange-1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: own-exchange\nVersion: 1\n"
@@ -61,9 +67,12 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
     """
     place = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100,
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
         env=os.environ | {"PYTHONPATH": place},
-    )  # fmt: skip
+    )
     first, second = ran.stdout.splitlines()
     assert first == "ask_first", ran.stderr
     assert "unknown key `embedding.exchange.wire`" in second

@@ -1,4 +1,7 @@
-"""What one must hear who takes an oracle's place: this feed, and the one before while another rank may be in it."""
+"""What one must hear who takes an oracle's place.
+
+This feed, and the one before while another rank may be in it.
+"""
 
 import numpy as np
 import pytest
@@ -65,7 +68,10 @@ def parts_of(answer):
 
 
 def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
-    """Two steps and requests after the first ones; the first answers are made again, and nobody gets them."""
+    """Two steps and requests after the first ones.
+
+    The first answers are made again, and nobody gets them.
+    """
     whole = PlanService(BOUNDS, [8], 2, 2, "lrpp", True)
     answers = []
     for number, (kind, steps) in enumerate([*REQUESTS, ("plan", 5)]):

@@ -42,8 +42,12 @@ def test_the_same_bits_with_a_scale_as_without(kind, options):
 
 def test_a_scaler_that_is_off_and_losses_that_it_did_not_scale():
     assert all(
-        map(torch.equal, state_of(steps(torch.amp.GradScaler("cpu", enabled=False))), state_of(steps(None)))
-    )  # fmt: skip
+        map(
+            torch.equal,
+            state_of(steps(torch.amp.GradScaler("cpu", enabled=False))),
+            state_of(steps(None)),
+        )
+    )
     model, scaler = Clicks(), torch.amp.GradScaler("cpu")
     before = model.rows
     scaler.scale(model(ones(2), ids(1, 1)).sum())  # and no backward

@@ -1,4 +1,7 @@
-"""An optimizer for each table: frozen ones do not move, torch's schedulers drive the rates, decoupled decay is torch's."""
+"""An optimizer for each table.
+
+Frozen ones do not move, torch's schedulers drive the rates, decoupled decay is torch's.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Forward passes that are made again inside backward: the lookups in them read what they read before, or are refused."""
+"""Forward passes that are made again inside backward.
+
+The lookups in them read what they read before, or are refused.
+"""
 
 import gc
 
@@ -23,9 +26,11 @@ def selective(function, *inputs):
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
     return checkpoint(
-        function, *inputs, use_reentrant=False,
+        function,
+        *inputs,
+        use_reentrant=False,
         context_fn=lambda: create_selective_checkpoint_contexts(save_products),
-    )  # fmt: skip
+    )
 
 
 def on_cpu(function, *inputs):
@@ -45,7 +50,10 @@ WAYS = {
 
 
 class Blocks(nn.Module):
-    """Three blocks, each of which looks the same table up; blocks 1 and 2 want rows that later blocks update."""
+    """Three blocks, each of which looks the same table up.
+
+    Blocks 1 and 2 want rows that later blocks update.
+    """
 
     def __init__(self, ways, optimizer=None, fixed=False):
         super().__init__()
@@ -80,9 +88,15 @@ def train(ways, **options):
 @pytest.mark.parametrize("fixed", [False, True], ids=["batches made inside", "batches kept"])
 @pytest.mark.parametrize(
     "ways",
-    [("checkpoint",) * 3, ("plain", "checkpoint", "plain"), ("checkpoint", "plain", "checkpoint"),
-     ("nested", "nested", "plain"), ("selective",) * 3, ("saved on the CPU", "checkpoint", "plain")],
-)  # fmt: skip
+    [
+        ("checkpoint",) * 3,
+        ("plain", "checkpoint", "plain"),
+        ("checkpoint", "plain", "checkpoint"),
+        ("nested", "nested", "plain"),
+        ("selective",) * 3,
+        ("saved on the CPU", "checkpoint", "plain"),
+    ],
+)
 def test_gradients_and_rows_have_the_bits_of_a_pass_without(ways, fixed):
     want, want_rows, _ = train(("plain",) * 3)
     got, rows, model = train(ways, fixed=fixed)

@@ -1,4 +1,7 @@
-"""Embeddings of several dims are written side by side: nothing is put together after, or taken apart before an update."""
+"""Embeddings of several dims are written side by side.
+
+Nothing is put together after, or taken apart before an update.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""The table of docs/torch-tools.md: every row is here, or named from here to the test that shows it."""
+"""The table of docs/torch-tools.md.
+
+Every row is here, or named from here to the test that shows it.
+"""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -19,25 +22,35 @@ SHOWN = {
     "`torch.amp.GradScaler`": "test_the_same_bits_with_a_scale_as_without",
     "another scaler": "test_a_scaler_of_ones_own_is_said",
     "gradients that are not finite": "test_a_step_that_overflows_on_one_rank_is_left_out_on_all",
-    "`model.half()`, `.bfloat16()`, `.double()`": "test_a_type_for_the_whole_model_is_that_of_embeddings_and_rows_stay",
+    "`model.half()`, `.bfloat16()`, `.double()`": (
+        "test_a_type_for_the_whole_model_is_that_of_embeddings_and_rows_stay"
+    ),
     "`model.to(device)`": "test_devices_and_what_is_refused_leaves_nothing_half_changed",
     "`model.share_memory()`": "test_devices_and_what_is_refused_leaves_nothing_half_changed",
     "`model.requires_grad_(False)`": "test_frozen_rows_stay_and_inputs_have_gradients",
     "`model.apply(init)`": "test_apply_leaves_rows",
     "`model.zero_grad()`": "test_zero_grad_leaves_rows",
     "`state_dict()`": "test_the_parameter_without_elements_is_in_no_state_and_moves_no_optimizer",
-    "`copy.deepcopy`, `pickle`, `torch.save(model)`": "test_a_copy_goes_on_as_the_original_would_and_neither_moves_the_other",
+    "`copy.deepcopy`, `pickle`, `torch.save(model)`": (
+        "test_a_copy_goes_on_as_the_original_would_and_neither_moves_the_other"
+    ),
     "the same, tables of several ranks": "test_copies_are_refused_in_words",
     "`AveragedModel` (EMA, SWA)": "test_what_the_warning_says_to_do_averages_both",
     "`torch.compile`": "test_compiled",
     "`torch.compile(fullgraph=True)`": "test_compiled_as_one_graph_is_refused",
-    "`checkpoint(..., use_reentrant=False)`": "test_gradients_and_rows_have_the_bits_of_a_pass_without",
-    "`checkpoint(..., use_reentrant=True)`": "test_reentrant_checkpointing_is_refused_before_a_row_has_moved",
+    "`checkpoint(..., use_reentrant=False)`": (
+        "test_gradients_and_rows_have_the_bits_of_a_pass_without"
+    ),
+    "`checkpoint(..., use_reentrant=True)`": (
+        "test_reentrant_checkpointing_is_refused_before_a_row_has_moved"
+    ),
     "`save_on_cpu`, saved-tensor hooks": "test_gradients_and_rows_have_the_bits_of_a_pass_without",
     "`torch.func.functional_call`": "test_functional_call",
     "`torch.func.grad`, `vmap`": "test_transforms_are_refused",
     "hooks of modules and tensors": "test_hooks",
-    "lookups inside backward hooks": "test_a_lookup_without_gradients_in_a_pass_that_moved_rows_is_refused",
+    "lookups inside backward hooks": (
+        "test_a_lookup_without_gradients_in_a_pass_that_moved_rows_is_refused"
+    ),
     "`torch.autograd.grad`, `backward(inputs=...)`": "test_gradients_that_were_not_asked_of_rows",
     "`retain_graph=True`": "test_a_second_backward_is_refused",
     "`create_graph=True`": "test_double_backward",
@@ -48,7 +61,9 @@ SHOWN = {
     "gradient accumulation": "test_accumulation",
     "gradient clipping": "test_clipping",
     "`DistributedDataParallel`": "test_ddp_and_fsdp_around_a_model_with_tables",
-    "`fully_shard` (FSDP2), `FullyShardedDataParallel`": "test_ddp_and_fsdp_around_a_model_with_tables",
+    "`fully_shard` (FSDP2), `FullyShardedDataParallel`": (
+        "test_ddp_and_fsdp_around_a_model_with_tables"
+    ),
     "`torch.nn.DataParallel`": "test_replicas_of_data_parallel_threads_are_refused",
     "threads": "test_threads",
     "Lightning": "test_what_lightning_does",
@@ -240,7 +255,10 @@ def test_a_closure():
 
 
 def test_closures_that_are_evaluated_again():
-    """Rows move with each evaluation; around frozen ones LBFGS does what it does to dense layers alone."""
+    """Rows move with each evaluation.
+
+    Around frozen ones LBFGS does what it does to dense layers alone.
+    """
     model, twin = Clicks(seed=1), Clicks(seed=1)
 
     def closure(model, inputs):
@@ -280,7 +298,10 @@ def test_schedulers():
 
 
 def test_accumulation():
-    """Dense gradients are summed; rows are updated by each backward, or once by one backward of one lookup."""
+    """Dense gradients are summed.
+
+    Rows are updated by each backward, or once by one backward of one lookup.
+    """
     model, whole = Clicks(seed=1), Clicks(seed=1)
     before = model.rows
     for part in (ids(1, 2), ids(1, 3)):
@@ -331,7 +352,10 @@ def test_threads():
 
 
 def test_what_lightning_does():
-    """Its automatic optimization hands a closure to optimizer.step; ``16-mixed`` scales in it, ``bf16-true`` changes types."""
+    """Its automatic optimization hands a closure to optimizer.step.
+
+    ``16-mixed`` scales in it, ``bf16-true`` changes types.
+    """
     model, twin = Clicks(seed=1).bfloat16(), Clicks(seed=1).bfloat16()
     x = ones(2, dtype=torch.bfloat16)
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []

@@ -1,4 +1,7 @@
-"""What is done to a model around tables, through its parameters: freezing, types, devices, shared memory."""
+"""What is done to a model around tables, through its parameters.
+
+Freezing, types, devices, shared memory.
+"""
 
 import pytest
 import torch
@@ -110,8 +113,9 @@ def test_a_model_goes_to_a_device_and_comes_back():
 def test_the_parameter_without_elements_is_in_no_state_and_moves_no_optimizer():
     model = Clicks()
     assert [*model.state_dict()] == [
-        "table.embedding_bags.a.weight", *(f"net.{name}" for name in model.net.state_dict()),
-    ]  # fmt: skip
+        "table.embedding_bags.a.weight",
+        *(f"net.{name}" for name in model.net.state_dict()),
+    ]
     model.load_state_dict(model.state_dict())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(ones(2), ids(1, 2)).sum().backward()

@@ -1,4 +1,7 @@
-"""Real forks of a small program: what they are like, what they may ask for, and what ends with whom."""
+"""Real forks of a small program.
+
+What they are like, what they may ask for, and what ends with whom.
+"""
 
 import json
 import os
@@ -73,9 +76,12 @@ def serving(tmp_path):
 
     def start(**variables):
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "FOLDER": str(tmp_path), **variables},
-        )  # fmt: skip
+        )
         started.append(process)
         return process
 

@@ -24,9 +24,10 @@ def larger(table):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num_addresses=st.sampled_from([1, 5, 20, 300]),
+    seed=st.integers(0, 1 << 30),
+    num_addresses=st.sampled_from([1, 5, 20, 300]),
     scale=st.sampled_from([1, 7, 1 << 16, 1 << 20]),
-)  # fmt: skip
+)
 def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scale):
     rng = np.random.default_rng(seed)
     addresses = np.arange(num_addresses) * scale

@@ -8,8 +8,21 @@ from pibroch.kernels import parallel
 from pibroch.kernels.interaction import naive
 from pibroch.kernels.interaction import numba as fast
 
-SHAPES = [(0, 3, 4), (1, 1, 1), (7, 2, 3), (1, 26, 16), (5, 26, 16), (3, 15, 15), (3, 16, 17), (2, 39, 10), (2, 40, 64),
-          (3, 31, 33), (1, 5, 512), (2, 7, 8), (4, 1, 128)]  # fmt: skip
+SHAPES = [
+    (0, 3, 4),
+    (1, 1, 1),
+    (7, 2, 3),
+    (1, 26, 16),
+    (5, 26, 16),
+    (3, 15, 15),
+    (3, 16, 17),
+    (2, 39, 10),
+    (2, 40, 64),
+    (3, 31, 33),
+    (1, 5, 512),
+    (2, 7, 8),
+    (4, 1, 128),
+]
 
 
 def random_inputs(batch: int, num_features: int, dim: int, seed: int = 0) -> tuple[np.ndarray, ...]:

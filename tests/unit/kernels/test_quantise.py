@@ -74,12 +74,15 @@ def test_adds_as_naive_from_several_files(dim, scaled, kind):
     weights, ids, offsets, scale = cases(dim)
     scale = scale if scaled else NO_SCALE
     records = {
-        "bytes": quantised(weights), "halves": weights.astype(np.float16).view(np.uint16), "floats": weights
-    }[kind]  # fmt: skip
+        "bytes": quantised(weights),
+        "halves": weights.astype(np.float16).view(np.uint16),
+        "floats": weights,
+    }[kind]
     exact = {
-        "bytes": lambda: naive.weights_of(records, dim), "halves": lambda: records.view(np.float16).astype(np.float32),
+        "bytes": lambda: naive.weights_of(records, dim),
+        "halves": lambda: records.view(np.float16).astype(np.float32),
         "floats": lambda: weights,
-    }[kind]()  # fmt: skip
+    }[kind]()
     expected = np.zeros((4, 3, dim), np.float32)
     naive.add_rows(exact, 0, ids, offsets, scale, expected)
     found = np.zeros_like(expected)

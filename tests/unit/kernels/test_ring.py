@@ -1,4 +1,7 @@
-"""Rings between two "processes" that are two places in this one's memory; `tests/conformance` has real ones."""
+"""Rings between two "processes" that are two places in this one's memory.
+
+`tests/conformance` has real ones.
+"""
 
 import numpy as np
 import pytest

@@ -52,9 +52,14 @@ def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
     counts = np.array([[100, 0, 0, 0], *row_map.counts.values()])
     first = (counts.cumsum() - counts.ravel()).reshape(counts.shape)
     homes = Homes(
-        np.array([100, 50, 300]), np.array([1, 4, 4], np.uint32), first, np.array([-1, 0, 50]),
-        row_map.partition, row_map.index, row_map.place_of,
-    )  # fmt: skip
+        np.array([100, 50, 300]),
+        np.array([1, 4, 4], np.uint32),
+        first,
+        np.array([-1, 0, 50]),
+        row_map.partition,
+        row_map.index,
+        row_map.place_of,
+    )
     values = np.concatenate([np.arange(50), np.arange(50), np.arange(50)])
     offsets, expected, got = np.arange(151), np.empty(150, np.int64), np.empty(150, np.int64)
     assert naive.resolve_addresses(values, offsets, homes, expected) == -1

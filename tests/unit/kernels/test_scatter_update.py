@@ -82,8 +82,11 @@ def test_a_row_sums_in_the_order_given():
     for order, total in (([0, 1, 2], 0.0), ([0, 2, 1], 1.0)):
         records = np.zeros((1, 1), np.float32)
         grouped = Grouped(
-            np.zeros(1, np.int64), np.array([0, 3], np.int32), np.array(order, np.int32), np.arange(3, dtype=np.int32),
+            np.zeros(1, np.int64),
+            np.array([0, 3], np.int32),
+            np.array(order, np.int32),
+            np.arange(3, dtype=np.int32),
             np.empty(0, np.float32),
-        )  # fmt: skip
+        )
         SGD.kernel(records, grouped, gradients, SGD(lr=1.0).hyper(1.0, 1).as_float32(), 0, 1)
         assert records[0, 0] == -total

@@ -1,4 +1,7 @@
-"""Rows that may be asked of servers early: at home, wanted by this rank in that step, and by nobody before."""
+"""Rows that may be asked of servers early.
+
+At home, wanted by this rank in that step, and by nobody before.
+"""
 
 import numpy as np
 import pytest

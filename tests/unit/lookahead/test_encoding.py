@@ -78,9 +78,19 @@ def drawn_plan(rng):
     leaving = [travel() for _ in range(rng.integers(0, 4))]
     places, used = drawn_array(rng, rng.choice([np.int32, np.int64])), drawn_array(rng, np.int64)
     return StepPlan(
-        int(rng.integers(0, 1 << 40)), gradients(), bool(rng.random() < 0.5), travel(), gradients(), gradients(), leaving,
-        early, places, 7, used, places,
-    )  # fmt: skip
+        int(rng.integers(0, 1 << 40)),
+        gradients(),
+        bool(rng.random() < 0.5),
+        travel(),
+        gradients(),
+        gradients(),
+        leaving,
+        early,
+        places,
+        7,
+        used,
+        places,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -105,9 +115,13 @@ def test_torn_plans_are_refused(seed):
     plan = drawn_plan(np.random.default_rng(seed))
     head, body = encode(plan)
     for parts in (
-        Parts(head[:-7], body), Parts(head[:4], body), Parts(head[:-1], body), Parts(head, body[:-1]),
-        Parts(head, np.append(body, 1)), Parts(np.append(head, 0), body),
-    ):  # fmt: skip
+        Parts(head[:-7], body),
+        Parts(head[:4], body),
+        Parts(head[:-1], body),
+        Parts(head, body[:-1]),
+        Parts(head, np.append(body, 1)),
+        Parts(np.append(head, 0), body),
+    ):
         with pytest.raises(ProtocolError, match="no plan"):
             decode_plan(parts)
     with pytest.raises(ProtocolError, match="no plan"):

@@ -1,4 +1,7 @@
-"""What is in slots, in memory that outlives a process: two steps of it, the older one making room for the next."""
+"""What is in slots, in memory that outlives a process.
+
+Two steps of it, the older one making room for the next.
+"""
 
 from types import SimpleNamespace
 

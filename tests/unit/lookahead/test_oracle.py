@@ -1,4 +1,7 @@
-"""Every rank's view of the plans, carried out on arrays of versions: reads see the last update, none is lost, slots suffice."""
+"""Every rank's view of the plans, carried out on arrays of versions.
+
+Reads see the last update, none is lost, slots suffice.
+"""
 
 from itertools import pairwise
 
@@ -291,10 +294,17 @@ def stream_of(rng, num_steps, num_ranks, num_rows, most):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([1, 2, 3, 7, 200]),
-    spare=st.sampled_from([0, 1, 5, 1000]), design=st.sampled_from(sorted(DESIGNS)), delayed=st.booleans(),
-    most=st.sampled_from([0, 1, 8, 30]), restarts=st.booleans(), num_servers=st.integers(0, 3), in_full=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 1 << 30),
+    num_ranks=st.integers(1, 4),
+    lookahead=st.sampled_from([1, 2, 3, 7, 200]),
+    spare=st.sampled_from([0, 1, 5, 1000]),
+    design=st.sampled_from(sorted(DESIGNS)),
+    delayed=st.booleans(),
+    most=st.sampled_from([0, 1, 8, 30]),
+    restarts=st.booleans(),
+    num_servers=st.integers(0, 3),
+    in_full=st.booleans(),
+)
 def test_every_read_sees_the_last_update(
     seed, num_ranks, lookahead, spare, design, delayed, most, restarts, num_servers, in_full
 ):
@@ -317,9 +327,12 @@ def test_every_read_sees_the_last_update(
 
 @settings(max_examples=4, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num=st.sampled_from([(70, 61), (62, 0)]), design=st.sampled_from(sorted(DESIGNS)),
-    spare=st.sampled_from([0, 1000]), in_full=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 1 << 30),
+    num=st.sampled_from([(70, 61), (62, 0)]),
+    design=st.sampled_from(sorted(DESIGNS)),
+    spare=st.sampled_from([0, 1000]),
+    in_full=st.booleans(),
+)
 def test_as_many_ranks_as_a_word_has_bits_and_more(seed, num, design, spare, in_full):
     """One word, or four; with 131 ranks and servers a byte is too short for a rank."""
     num_ranks, num_servers = num
@@ -342,9 +355,14 @@ def test_so_many_ranks_cannot_be():
         Oracle(np.arange(994), 0, lookahead=2, capacity=3)
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"lookahead": 0}, "lookahead 0"), ({"capacity": -1}, "cache of -1"), ({"design": "lru"}, "'lru'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lookahead": 0}, "lookahead 0"),
+        ({"capacity": -1}, "cache of -1"),
+        ({"design": "lru"}, "'lru'"),
+    ],
+)
 def test_what_cannot_be(options, said):
     with pytest.raises(ConfigError, match=said):
         Oracle(np.array([0, 5]), 0, **({"lookahead": 1, "capacity": 5} | options))
@@ -405,9 +423,13 @@ def journeys(ranks, transfers):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), lookahead=st.sampled_from([2, 3, 9]),
-    design=st.sampled_from(sorted(DESIGNS)), num_servers=st.integers(0, 3), in_full=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 1 << 30),
+    num_ranks=st.integers(1, 4),
+    lookahead=st.sampled_from([2, 3, 9]),
+    design=st.sampled_from(sorted(DESIGNS)),
+    num_servers=st.integers(0, 3),
+    in_full=st.booleans(),
+)
 def test_plans_are_those_of_the_naive_rules(
     seed, num_ranks, lookahead, design, num_servers, in_full
 ):

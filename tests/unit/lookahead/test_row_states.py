@@ -1,4 +1,7 @@
-"""State of the rows in the window alone: the plans of state of all rows, in memory that does not know how many there are."""
+"""State of the rows in the window alone.
+
+The plans of state of all rows, in memory that does not know how many there are.
+"""
 
 import tracemalloc
 from contextlib import contextmanager
@@ -41,10 +44,15 @@ def check_same_plans(oracles, stream, lookahead, restart_at=None):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), num_ranks=st.integers(1, 4), num_servers=st.sampled_from([0, 2]),
-    lookahead=st.sampled_from([1, 3, 30]), spare=st.sampled_from([0, 4, 1000]), design=st.sampled_from(sorted(DESIGNS)),
-    restarts=st.booleans(), far=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 1 << 30),
+    num_ranks=st.integers(1, 4),
+    num_servers=st.sampled_from([0, 2]),
+    lookahead=st.sampled_from([1, 3, 30]),
+    spare=st.sampled_from([0, 4, 1000]),
+    design=st.sampled_from(sorted(DESIGNS)),
+    restarts=st.booleans(),
+    far=st.booleans(),
+)
 def test_plans_are_those_of_state_of_all_rows(
     seed, num_ranks, num_servers, lookahead, spare, design, restarts, far
 ):

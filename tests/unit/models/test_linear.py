@@ -106,7 +106,10 @@ def test_mlp_of_one_width_is_the_identity() -> None:
 
 
 def test_few_samples_of_a_model_that_serves_go_through_mkl():
-    """The numbers agree within rounding, whatever the way; NaN passes, and while gradients are computed nothing changes."""
+    """The numbers agree within rounding, whatever the way.
+
+    NaN passes, and while gradients are computed nothing changes.
+    """
     layer = Linear(9, 5)
     for size in (1, FEW_SAMPLES, FEW_SAMPLES + 1):
         x = torch.randn(size, 9)

@@ -43,9 +43,18 @@ def test_one_logit_a_sample_and_a_gradient_for_all(name: str, num_dense: int, ba
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "options",
-    [{"batch_norm": True}, {"dropout": 0.5}, {"embedding_dropout": 0.5}, {"top": ()}, {"bottom": ()}, {"cross_rank": 2},
-     {"structure": "stacked"}, {"activation": "silu"}, {"batch_norm": True, "dropout": 0.1, "num_dense": 0}],
-)  # fmt: skip
+    [
+        {"batch_norm": True},
+        {"dropout": 0.5},
+        {"embedding_dropout": 0.5},
+        {"top": ()},
+        {"bottom": ()},
+        {"cross_rank": 2},
+        {"structure": "stacked"},
+        {"activation": "silu"},
+        {"batch_norm": True, "dropout": 0.1, "num_dense": 0},
+    ],
+)
 @pytest.mark.parametrize("batch", [0, 6])
 def test_options(name: str, options: dict[str, object], batch: int) -> None:
     model = small(name, **options)  # type: ignore[arg-type]

@@ -94,14 +94,17 @@ def test_groups_come_from_a_file(tmp_path):
         ModelConfig.model_validate({"name": "tower_dlrm", "towers": {"groups": str(path)}})
 
 
-@pytest.mark.parametrize(("towers", "said"), [
-    ({"count": 4}, "4 towers; need at most 3"),
-    ({"groups": [["a"], ["b"]]}, "feature 'c' in no tower"),
-    ({"groups": [["a", "b"], ["b", "c"]]}, "feature 'b' in two towers"),
-    ({"groups": [["a", "b", "c"], ["d"]]}, "feature 'd' in a tower; need one of a, b, c"),
-    ({"groups": [["a", "b", "c"], []]}, "a tower without features"),
-    ({"combined": 0, "projected": 0}, "towers that give nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("towers", "said"),
+    [
+        ({"count": 4}, "4 towers; need at most 3"),
+        ({"groups": [["a"], ["b"]]}, "feature 'c' in no tower"),
+        ({"groups": [["a", "b"], ["b", "c"]]}, "feature 'b' in two towers"),
+        ({"groups": [["a", "b", "c"], ["d"]]}, "feature 'd' in a tower; need one of a, b, c"),
+        ({"groups": [["a", "b", "c"], []]}, "a tower without features"),
+        ({"combined": 0, "projected": 0}, "towers that give nothing"),
+    ],
+)
 def test_towers_that_cannot_be(towers, said):
     with pytest.raises(ConfigError, match=said):
         build_model("tower_dlrm", 2, 3, ("a", "b", "c"), towers=towers)

@@ -66,11 +66,19 @@ def test_a_file_gives_the_plan_back_and_is_mapped(tmp_path):
     assert (tmp_path / "plan.json.rows").stat().st_size < 6 * 410 + 1000
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[:-3], lambda data: data[:100], lambda data: b"", lambda data: b"\xff" * 400,
-    lambda data: data.replace(b'"U16"', b'"I16"'), lambda data: data.replace(b'"copies"', b'"copied"'),
-    lambda data: data[:-2000] + b"\x09" + data[-1999:], lambda data: b"\x08" + bytes(7) + b"[1,2,3] " + data,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-3],
+        lambda data: data[:100],
+        lambda data: b"",
+        lambda data: b"\xff" * 400,
+        lambda data: data.replace(b'"U16"', b'"I16"'),
+        lambda data: data.replace(b'"copies"', b'"copied"'),
+        lambda data: data[:-2000] + b"\x09" + data[-1999:],
+        lambda data: b"\x08" + bytes(7) + b"[1,2,3] " + data,
+    ],
+)
 def test_a_damaged_file_is_refused(tmp_path, damage):
     random_plan(TABLES, 3, 1, copies=True).save(tmp_path / "plan.json")
     path = tmp_path / "plan.json.rows"

@@ -48,7 +48,10 @@ def test_few_rows_against_the_optimum(seed, num_items):
 
 @pytest.mark.parametrize("seed", [2, 5])
 def test_few_rows_are_searched_thoroughly(seed):
-    """HiGHS needs up to a minute for these: its optimum is no less than the bound, which these cases nearly reach."""
+    """HiGHS needs up to a minute for these.
+
+    Its optimum is no less than the bound, which these cases nearly reach.
+    """
     partitions, topology, room = few_rows(seed)
     found = find_placement(partitions, "accesses", topology, room, "links")
     check(partitions, found, topology, room)

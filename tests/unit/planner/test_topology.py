@@ -6,7 +6,10 @@ import pytest
 from pibroch.errors import ConfigError
 from pibroch.planner.topology import ClusterTopology
 
-TOML = "hosts = [2, 1]\nmemory_bytes = [8e9, 8e9, 4e9]\nbetween_hosts = 3.0\nown = 0.5\np2p_bandwidth = 2e9\n"
+TOML = (
+    "hosts = [2, 1]\nmemory_bytes = [8e9, 8e9, 4e9]\nbetween_hosts = 3.0\nown = 0.5\np2p_bandwidth"
+    " = 2e9\n"
+)
 
 
 def test_from_toml_and_json(tmp_path):

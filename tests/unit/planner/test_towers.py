@@ -123,7 +123,10 @@ def test_points_lie_as_far_from_each_other_as_features():
 
 
 def test_without_means_interactions_alone_tell_what_is_alike():
-    """Two pairs of features with a direction each; what all have in common hides it. Empty bags say nothing."""
+    """Two pairs of features with a direction each; what all have in common hides it.
+
+    Empty bags say nothing.
+    """
     generator = torch.Generator().manual_seed(0)
     directions = torch.eye(4)[[0, 1, 0, 1]]
     embedded = torch.randn(500, 4, 1, generator=generator) * directions + torch.tensor(

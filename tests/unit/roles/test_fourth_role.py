@@ -1,4 +1,7 @@
-"""A role that the house does not know, whole in this one file: its command, its count, its place and what it does."""
+"""A role that the house does not know, whole in this one file.
+
+Its command, its count, its place and what it does.
+"""
 
 import os
 from typing import Literal
@@ -79,8 +82,10 @@ def test_it_has_a_command_with_its_own_option(known):
         "score-keeper", ["--rendezvous", "tcp://a:1", "--number", "2", "--limit", "5"]
     )
     assert {name: context.params[name] for name in ("rendezvous", "number", "limit")} == {
-        "rendezvous": "tcp://a:1", "number": 2, "limit": 5,
-    }  # fmt: skip
+        "rendezvous": "tcp://a:1",
+        "number": 2,
+        "limit": 5,
+    }
     assert {"threads", "with_servers", "until_input_ends"} <= context.params.keys()
 
 

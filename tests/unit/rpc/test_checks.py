@@ -1,4 +1,7 @@
-"""Listed functions called by name: what would become large or slow is refused before, and the everyday calls work."""
+"""Listed functions called by name.
+
+What would become large or slow is refused before, and the everyday calls work.
+"""
 
 import time
 

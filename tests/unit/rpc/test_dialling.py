@@ -1,4 +1,7 @@
-"""Dialling on a real loop and real sockets: who closes early is dialled again, who is not there is not."""
+"""Dialling on a real loop and real sockets.
+
+Who closes early is dialled again, who is not there is not.
+"""
 
 import errno
 import secrets

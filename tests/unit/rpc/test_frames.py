@@ -1,4 +1,7 @@
-"""Frames: whatever the pieces in which a stream arrives, the same frames come out; anything else is a named error."""
+"""Frames: whatever the pieces in which a stream arrives, the same frames come out.
+
+Anything else is a named error.
+"""
 
 import contextlib
 import itertools
@@ -53,7 +56,10 @@ class Receiver:
         return [memoryview(memory)[a:b] for a, b in itertools.pairwise(cuts)]
 
     def feed(self, data, sizes):
-        """Bytes as they come off a socket: as many as one of ``sizes`` in turn, never more than there is room for."""
+        """Bytes as they come off a socket.
+
+        As many as one of ``sizes`` in turn, never more than there is room for.
+        """
         view, turn = memoryview(data), 0
         while view:
             target = self.reader.buffer()
@@ -160,7 +166,10 @@ def test_any_bytes_give_frames_or_a_protocol_error(frames, noise, where, sizes):
 
 
 def sealed(frames, pieces=1):
-    """The stream of frames with checksums, as a sender hands them over: joined, or the payload in buffers of its own."""
+    """The stream of frames with checksums, as a sender hands them over.
+
+    Joined, or the payload in buffers of its own.
+    """
     buffers = []
     for kind, number, metadata, payload in frames:
         start = header(kind, number, len(metadata), len(payload)) + metadata

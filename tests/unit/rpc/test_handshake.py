@@ -192,7 +192,10 @@ def test_names_that_cannot_be_sent_are_refused_at_once():
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_changed_byte_goes_unnoticed(data):
-    """One bit of the whole dialogue flipped: one of the two refuses, and neither is done with a wrong peer."""
+    """One bit of the whole dialogue flipped.
+
+    One of the two refuses, and neither is done with a wrong peer.
+    """
     a, b = client(), Server(SECRET, BEN)
     turn = data.draw(st.integers(0, 2))
     flip = lambda message: _flipped(message, data.draw(st.integers(0, 8 * len(message) - 1)))  # noqa: E731

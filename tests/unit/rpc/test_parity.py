@@ -99,7 +99,10 @@ def test_what_is_exported_is_there():
 
 
 def parameters(function):
-    """Names and defaults in order, without the object itself; C++ functions of torch have them in their docstrings."""
+    """Names and defaults in order, without the object itself.
+
+    C++ functions of torch have them in their docstrings.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -108,7 +111,9 @@ def parameters(function):
     if [str(parameter) for parameter in listed] == ["self", "*args", "**kwargs"]:
         return documented(function)
     return {
-        f"{'*' * (parameter.kind - 1) if parameter.kind in (2, 4) else ''}{parameter.name}": parameter.default
+        f"{'*' * (parameter.kind - 1) if parameter.kind in (2, 4) else ''}{parameter.name}": (
+            parameter.default
+        )
         for parameter in listed
         if parameter.name != "self"
     }

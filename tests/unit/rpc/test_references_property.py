@@ -1,4 +1,7 @@
-"""Many tables, any interleaving of deliveries, shares, drops, failures and deaths: no value goes too early, none stays."""
+"""Many tables, any interleaving of deliveries, shares, drops, failures and deaths.
+
+No value goes too early, none stays.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ NUM_WORKERS = 4
 
 @dataclass(eq=False)
 class Handle:
-    """A Python object on one worker: a fork, or the owner's own reference. ``path``: all lives through which it came."""
+    """A Python object on one worker: a fork, or the owner's own reference.
+
+    ``path``: all lives through which it came.
+    """
 
     life: Peer
     reference: int
@@ -89,7 +95,10 @@ class World:
         self.handles.append(Handle(life, reference, fork, frozenset({life})))
 
     def known(self, life, to):
-        """What ``life`` knows of the life that it talks to: every other pair learns it from the first answer only."""
+        """What ``life`` knows of the life that it talks to.
+
+        Every other pair learns it from the first answer only.
+        """
         hears_of_a_loss = any(
             f.what == "lost" and f.origin.worker == to.worker and f.to == life for f in self.flying
         )

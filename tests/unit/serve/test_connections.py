@@ -1,4 +1,7 @@
-"""Connections that ask nothing, never end, are never read or are too many: each is closed in time, and others are answered."""
+"""Connections that ask nothing, never end, are never read or are too many.
+
+Each is closed in time, and others are answered.
+"""
 
 import json
 import os
@@ -89,14 +92,18 @@ ENDLESS = {
     "newlines": (READY, b"\r\n", [b"200"]),
     "the rest of a refused body": (SCORE + b"content-length: 999999999\r\n\r\n", b"x", [b"413"]),
     "the rest of a body of no endpoint": (
-        b"POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n", b"x", [b"404"],
+        b"POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n",
+        b"x",
+        [b"404"],
     ),
     "a second head": (READY + b"GET /v2", b"x", [b"200", b"408"]),
     "a head": (b"GET /v2 HTTP/1.1\r\n", b"x: y\r\n", [b"408"]),
     "trailers": (
-        SCORE + b"transfer-encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n", b"x: y\r\n", [b"408"],
+        SCORE + b"transfer-encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n",
+        b"x: y\r\n",
+        [b"408"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ENDLESS)
@@ -194,7 +201,10 @@ def test_what_is_wrong_is_answered_behind_what_is_right(export):
 
 
 def test_there_is_room_for_those_who_ask(export):
-    """At the bound, the connection that has been idle for longest makes room; where none is idle, the new one is refused."""
+    """At the bound, the connection that has been idle for longest makes room.
+
+    Where none is idle, the new one is refused.
+    """
     options = ("--max-connections", 4, "--batch-delay-ms", 1000)
     with serving(export.path, *options) as server, ExitStack() as stack:
         halves = (b"", b"GET /v2", SCORE + b"content-length: 9\r\n\r\n{")
@@ -238,7 +248,10 @@ def test_bytes_under_way_are_bounded_together(export):
 
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "tls"])
 def test_the_end_comes_within_its_time(export, tmp_path, is_encrypted):
-    """Whatever clients do that neither read nor send: open requests are let end for a second, and no longer."""
+    """Whatever clients do that neither read nor send.
+
+    Open requests are let end for a second, and no longer.
+    """
     options, context = ["--shutdown-timeout", 1], None
     if is_encrypted:
         by = authority(tmp_path, "authority")
@@ -288,7 +301,10 @@ def test_a_handshake_that_does_not_come_to_its_end(export, tmp_path):
 
 
 def test_health_beside_connections_that_do_nothing_good(export):
-    """20 of 20 checks within a second each, beside idle, slow and unread connections; below their bound and above it."""
+    """20 of 20 checks within a second each, beside idle, slow and unread connections.
+
+    Below their bound and above it.
+    """
     count = SOAK or 120
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
@@ -353,7 +369,10 @@ for most in (100, 1000, 5000):
 
 
 def test_descriptors_for_as_many_connections_as_are_wanted():
-    """The limit on open files is raised as far as it may be; where that is too little, fewer connections are taken."""
+    """The limit on open files is raised as far as it may be.
+
+    Where that is too little, fewer connections are taken.
+    """
     ran = subprocess.run(
         [sys.executable, "-c", LIMITS], capture_output=True, text=True, timeout=100
     )

@@ -75,7 +75,10 @@ def files_of_at_most(size):
 
 
 def test_a_disk_that_is_full_leaves_nothing(steps, tmp_path):
-    """At whatever byte it refuses: a reason, no trace of the delta, the base whole; with room again all is well."""
+    """At whatever byte it refuses: a reason, no trace of the delta, the base whole.
+
+    With room again all is well.
+    """
     export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
     export_delta(steps[10], tmp_path / "1", tmp_path / "expected")
     expected = files_below(tmp_path / "expected")
@@ -94,7 +97,10 @@ def test_a_disk_that_is_full_leaves_nothing(steps, tmp_path):
 
 
 def test_training_says_which_rows_changed(steps, batch, tmp_path):
-    """Without a look at the tables of the full checkpoint, nor at the export's: they may even be damaged."""
+    """Without a look at the tables of the full checkpoint, nor at the export's.
+
+    They may even be damaged.
+    """
     export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
     expected, counts = {}, []
     for step in (10, 20):
@@ -161,7 +167,10 @@ def test_equal_deltas_have_equal_bytes(steps, tmp_path):
 
 
 def test_what_is_shared_is_shared(steps, batch, tmp_path):
-    """A delta beside an open predictor: the same maps of tables and dictionaries, nothing verified again."""
+    """A delta beside an open predictor.
+
+    The same maps of tables and dictionaries, nothing verified again.
+    """
     export_checkpoint(steps[5], tmp_path / "1")
     export_delta(steps[10], tmp_path / "1", tmp_path / "2")
     first = pb.Predictor.open(tmp_path / "1")

@@ -1,4 +1,7 @@
-"""New exports and deltas beside a server under load. PIBROCH_SOAK_RELOADS=10 is the whole measurement: 60 s, 20 deltas."""
+"""New exports and deltas beside a server under load.
+
+PIBROCH_SOAK_RELOADS=10 is the whole measurement: 60 s, 20 deltas.
+"""
 
 import os
 import shutil
@@ -22,7 +25,10 @@ DELTAS_PER_RELOAD = 2
 
 @pytest.fixture(scope="module")
 def line(clicks, tmp_path_factory):
-    """Exports, each with two deltas on it, of one run: folders in their order, and the scores of each by version."""
+    """Exports, each with two deltas on it, of one run.
+
+    Folders in their order, and the scores of each by version.
+    """
     folder, rows, expected = tmp_path_factory.mktemp("line"), clicks.rows[:24], {}
     count = RELOADS * (1 + DELTAS_PER_RELOAD)
     steps = [
@@ -71,8 +77,9 @@ def test_each_answer_is_of_one_version(line, tmp_path):
         assert server.metric("pibroch_model_load_failures") == 0
     assert not load.failures and set(load.seen) == set(line.expected)
     print(
-        f"{len(load.seen)} answers of {len(line.parts)} versions, none lost; seconds from a version's being there to the "
-        f"first answer of it: median {np.median(fresh):.3f}, most {max(fresh):.3f}"
+        f"{len(load.seen)} answers of {len(line.parts)} versions, none lost; seconds from a"
+        f" version's being there to the first answer of it: median {np.median(fresh):.3f}, most"
+        f" {max(fresh):.3f}"
     )
 
 

@@ -81,9 +81,15 @@ def test_an_export_stands_alone(clicks, exports, tmp_path):
         "print(json.dumps(pb.Predictor.open(sys.argv[1]).score_raw(json.load(sys.stdin)).tolist()))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, str(moved)], input=json.dumps(rows), capture_output=True, text=True,
-        cwd=tmp_path, timeout=120, check=True, env=dict(os.environ),
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(moved)],
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=True,
+        env=dict(os.environ),
+    )
     expected = pb.Predictor.open(exports / "int8").score_raw(rows).numpy()
     assert np.abs(np.array(json.loads(ran.stdout)) - expected).max() < 1e-6
 

@@ -30,7 +30,10 @@ def evaluated(run, data, out, split="test"):
 
 @pytest.fixture(scope="module")
 def ctr(clicks, tmp_path_factory):
-    """A server of the clicks' export, and what evaluation says of the test split: ``.server``, ``.scores``, ``.rows``."""
+    """A server of the clicks' export, and what evaluation says of the test split.
+
+    ``.server``, ``.scores``, ``.rows``.
+    """
     folder = tmp_path_factory.mktemp("served")
     export_checkpoint(clicks.run, folder / "ctr")
     scores = evaluated(clicks.run, clicks.data, folder / "scores.parquet")
@@ -187,8 +190,11 @@ def test_metadata_and_health(ctr):
         assert client.get_server_metadata()["name"] == "pibroch"
         metadata = client.get_model_metadata("ctr")
     assert [(each["name"], each["shape"]) for each in metadata["inputs"]] == [
-        ("dense", [-1, 2]), ("ids", [-1, 4]), ("tags.values", [-1]), ("tags.lengths", [-1])
-    ]  # fmt: skip
+        ("dense", [-1, 2]),
+        ("ids", [-1, 4]),
+        ("tags.values", [-1]),
+        ("tags.lengths", [-1]),
+    ]
     assert metadata["outputs"][2] == {"name": "embedding", "datatype": "FP32", "shape": [-1, 5, 4]}
     assert [each["name"] for each in metadata["raw_inputs"]] == list(COLUMNS[1:])
     page = ctr.server.ask("GET", "/openapi.json").json

@@ -1,4 +1,7 @@
-"""Whatever is asked as an inference request: it is read, or refused in words; nothing else comes out."""
+"""Whatever is asked as an inference request: it is read, or refused in words.
+
+Nothing else comes out.
+"""
 
 import json
 import math
@@ -17,10 +20,30 @@ EXAMPLES = int(os.environ.get("PIBROCH_SOAK_EXAMPLES", "150"))
 SIZES = st.one_of(
     st.integers(0, 3), st.sampled_from([-1, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 63, 1 << 64])
 )
-NUMBERS = st.sampled_from([
-    "0", "1", "-1", "255", "256", "1.5", "-0", "1e5", "1e39", "1e308", "1e999", "1e-400", "true", "null", '"a"', "{}",
-    str(1 << 63), str(1 << 64), "9" * 5000, '"\\ud800"',
-])  # fmt: skip
+NUMBERS = st.sampled_from(
+    [
+        "0",
+        "1",
+        "-1",
+        "255",
+        "256",
+        "1.5",
+        "-0",
+        "1e5",
+        "1e39",
+        "1e308",
+        "1e999",
+        "1e-400",
+        "true",
+        "null",
+        '"a"',
+        "{}",
+        str(1 << 63),
+        str(1 << 64),
+        "9" * 5000,
+        '"\\ud800"',
+    ]
+)
 DATA = st.recursive(
     NUMBERS, lambda inner: st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
 )
@@ -62,8 +85,9 @@ def test_a_request_is_read_or_refused(request):
 
 
 @pytest.mark.parametrize(
-    "shape", [[0, *[(1 << 31) - 1] * 3], [*[(1 << 31) - 1] * 3, 0], [0, 1 << 31], [(1 << 31) - 1, 0]]
-)  # fmt: skip
+    "shape",
+    [[0, *[(1 << 31) - 1] * 3], [*[(1 << 31) - 1] * 3, 0], [0, 1 << 31], [(1 << 31) - 1, 0]],
+)
 @pytest.mark.parametrize("kind", ["INT64", "BYTES"])
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_an_empty_tensor_of_a_shape_that_no_array_has(shape, kind, is_binary):

@@ -1,4 +1,6 @@
-"""Mutated exports, deltas, checkpoints and plans: refused in words or the same scores, no signal, no hang.
+"""Mutated exports, deltas, checkpoints and plans.
+
+Refused in words or the same scores, no signal, no hang.
 
 ``PIBROCH_SOAK_MUTATIONS=1000`` is the whole measurement.
 """
@@ -49,13 +51,19 @@ def originals(clicks, tmp_path_factory):
     tables = [pb.Table("a", 9, 4), pb.Table("b", 40, 4)]
     random_plan(tables, 3, 1, copies=True).save(folder / "plan" / "plan")
     return {
-        "export": folder / "export", "delta": folder / "delta", "checkpoint": last,
-        "program": program(folder / "program"), "plan": folder / "plan",
-    }  # fmt: skip
+        "export": folder / "export",
+        "delta": folder / "delta",
+        "checkpoint": last,
+        "program": program(folder / "program"),
+        "plan": folder / "plan",
+    }
 
 
 def outcomes(kind, folder, first, stop):
-    """What a child process says of mutations from ``first`` on; it ends with the first that hangs it or ends it."""
+    """What a child process says of mutations from ``first`` on.
+
+    It ends with the first that hangs it or ends it.
+    """
     command = [sys.executable, SCRIPT, kind, folder, str(first), str(stop)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         said, number, limit_s = b"", first, START_S

@@ -147,8 +147,8 @@ TOML = (
     )
     + "".join(f"[categorical.{name}]\nmin_count = 1\n" for name in SINGLE)
     + "".join(f"[categorical.{name}]\nmin_count = 1\nmulti_hot = true\n" for name in LISTS)
-    + '[categorical.part]\ncolumn = "text"\ncharacters = [1, 3]\nencoding = "hash"\nnum_buckets = 1000\n'
-    + '[categorical.place]\ncolumn = "uint8"\nencoding = "integer"\nnum_buckets = 200\n'
+    + '[categorical.part]\ncolumn = "text"\ncharacters = [1, 3]\nencoding = "hash"\nnum_buckets ='
+    " 1000\n" + '[categorical.place]\ncolumn = "uint8"\nencoding = "integer"\nnum_buckets = 200\n'
 )
 SCHEMA = Schema.from_toml(TOML)
 
@@ -223,7 +223,10 @@ KINDS = {
 
 
 def tensors(frame):
-    """The same samples as a request of the inference protocol: typed tensors where a column has no gaps, else texts."""
+    """The same samples as a request of the inference protocol.
+
+    Typed tensors where a column has no gaps, else texts.
+    """
     head, data = [], []
     for name in COLUMNS:
         series = frame[name]

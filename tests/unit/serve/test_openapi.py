@@ -1,4 +1,7 @@
-"""What the OpenAPI page says may be asked, and what it does not, by schemathesis: answers with a reason, never a 5xx."""
+"""What the OpenAPI page says may be asked, and what it does not, by schemathesis.
+
+Answers with a reason, never a 5xx.
+"""
 
 import os
 
@@ -25,9 +28,13 @@ def test_the_page_keeps_its_promises(clicks, tmp_path):
         for operation in operations:
 
             @settings(
-                max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+                max_examples=EXAMPLES,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
-            )  # fmt: skip
+            )
             @given(case=operation.as_strategy())
             def ask(case):
                 answer = case.call(timeout=60)

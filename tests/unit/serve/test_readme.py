@@ -1,4 +1,7 @@
-"""The README's way from raw clicks to an answer: its own four commands, by a shell, in an empty folder."""
+"""The README's way from raw clicks to an answer.
+
+Its own four commands, by a shell, in an empty folder.
+"""
 
 import gzip
 import json

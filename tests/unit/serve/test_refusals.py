@@ -185,13 +185,22 @@ def test_lines(small):
 
 FLOODS = {
     "blank lines": (",".join(COLUMNS).encode() + b"\n" * (15 << 20), CSV, "got 0 rows"),
-    "lines": (b"\n".join([",".join(COLUMNS).encode(), *[b",,,,,,"] * (2 << 20)]), CSV, "more than 8192 rows"),
+    "lines": (
+        b"\n".join([",".join(COLUMNS).encode(), *[b",,,,,,"] * (2 << 20)]),
+        CSV,
+        "more than 8192 rows",
+    ),
     "rows": (b'{"rows": [{}' + b",{}" * (5 << 20) + b"]}", None, "got 5242881 rows"),
     "columns": (b'{"columns": {"age": [1' + b",1" * (7 << 20) + b"]}}", None, "got 7340033 rows"),
     "a row of lists": (b'[{"tags": [[]' + b",[]" * (5 << 20) + b"]}]", None, "lists and objects"),
-    "a tensor": (b'{"inputs": [{"name": "age", "shape": [1], "datatype": "FP64", "data": [1' + b",1" * (7 << 20) + b"]}]}",
-                 None, "7340033 items"),
-}  # fmt: skip
+    "a tensor": (
+        b'{"inputs": [{"name": "age", "shape": [1], "datatype": "FP64", "data": [1'
+        + b",1" * (7 << 20)
+        + b"]}]}",
+        None,
+        "7340033 items",
+    ),
+}
 
 
 def peak_bytes(server):
@@ -200,7 +209,10 @@ def peak_bytes(server):
 
 
 def test_a_flood_is_counted_before_it_is_read_and_stops_nobody(small):
-    """Bodies as large as they may be, with as many rows as fit into them: others are answered meanwhile."""
+    """Bodies as large as they may be, with as many rows as fit into them.
+
+    Others are answered meanwhile.
+    """
     with serving(small.export) as server:
         before, slowest = peak_bytes(server), 0.0
         for name, (body, headers, reason) in FLOODS.items():
@@ -275,7 +287,10 @@ def test_clients_that_leave_do_no_harm(small):
 
 
 def test_a_full_queue(small):
-    """The first request waits for others; while it does, there is no room for a second that is too large."""
+    """The first request waits for others.
+
+    While it does, there is no room for a second that is too large.
+    """
     with serving(small.export, "--batch-delay-ms", 1000, "--max-queue-rows", 4) as server:
         found = []
         first = threading.Thread(
@@ -414,12 +429,37 @@ def mutated(body, headers, rng):
 
 def originals(row):
     text = json.dumps(encoded("")).encode()
-    head = json.dumps({"inputs": [
-        {"name": "dense", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
-        {"name": "ids", "datatype": "INT64", "shape": [1, 4], "parameters": {"binary_data_size": 32}},
-        {"name": "tags.values", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
-        {"name": "tags.lengths", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
-    ], "parameters": {"binary_data_output": True}}).encode()  # fmt: skip
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "dense",
+                    "datatype": "FP32",
+                    "shape": [1, 2],
+                    "parameters": {"binary_data_size": 8},
+                },
+                {
+                    "name": "ids",
+                    "datatype": "INT64",
+                    "shape": [1, 4],
+                    "parameters": {"binary_data_size": 32},
+                },
+                {
+                    "name": "tags.values",
+                    "datatype": "INT64",
+                    "shape": [1],
+                    "parameters": {"binary_data_size": 8},
+                },
+                {
+                    "name": "tags.lengths",
+                    "datatype": "INT64",
+                    "shape": [1],
+                    "parameters": {"binary_data_size": 8},
+                },
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
     binary = (
         head + np.array([1, 2], "<f4").tobytes() + np.array([1, 1, 1, 1, 3, 1], "<i8").tobytes()
     )

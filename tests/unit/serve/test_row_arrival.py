@@ -1,4 +1,7 @@
-"""Small batches whose rows lie elsewhere: asked for and answered in the event loop, which waits for nobody."""
+"""Small batches whose rows lie elsewhere.
+
+Asked for and answered in the event loop, which waits for nobody.
+"""
 
 import asyncio
 import socket
@@ -146,7 +149,10 @@ async def asked(predictor, work, times, kind="logits"):
 def test_the_loop_asks_on_connections_that_are_open(
     exported, handed_over, tmp_path, monkeypatch, is_tls, piece_bytes
 ):
-    """The first batch opens them, in the thread; whatever pieces an answer comes in, scores have the bits of one host."""
+    """The first batch opens them, in the thread.
+
+    Whatever pieces an answer comes in, scores have the bits of one host.
+    """
     tls = None
     if is_tls:
         certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"

@@ -140,7 +140,10 @@ def score(server, clicks):
 @pytest.mark.parametrize("how", ["written to", "cut"])
 @pytest.mark.parametrize("file", [ROWS, "vocabularies.safetensors"])
 def test_files_changed_while_they_are_served(exports, clicks, tmp_path, how, file):
-    """No answer from changed files, no crash; ready says so; the next version is taken, though the last is spoiled."""
+    """No answer from changed files, no crash; ready says so.
+
+    The next version is taken, though the last is spoiled.
+    """
     folder = shutil.copytree(exports / "float32", tmp_path / "models" / "1")
     with serving(folder.parent, *RELOAD) as server:
         right = score(server, clicks).json["scores"]

@@ -42,7 +42,10 @@ TOKEN = "between-hosts"
 
 @pytest.fixture(scope="module")
 def line(clicks, tmp_path_factory):
-    """Exports 1 and 3, a delta 2 on 1, as ``.folders``; raw ``.rows`` and the scores of them by version; ``.few`` rows."""
+    """Exports 1 and 3, a delta 2 on 1, as ``.folders``.
+
+    Raw ``.rows`` and the scores of them by version; ``.few`` rows.
+    """
     folder, rows = tmp_path_factory.mktemp("split"), clicks.rows[:40]
     many, few = SimpleNamespace(rows=rows, expected={}), SimpleNamespace(rows=rows[:8], expected={})
     every = (
@@ -89,7 +92,10 @@ class HereHost:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
-    """Bags span parts and files, rows change by a delta; each host and one that holds nothing score alike."""
+    """Bags span parts and files, rows change by a delta.
+
+    Each host and one that holds nothing score alike.
+    """
     base, delta = tmp_path / "1", tmp_path / "2"
     export_checkpoint(line.checkpoints[0], base, ExportOptions(dtype, shard_bytes=700))
     export_delta(line.checkpoints[1], base, delta)
@@ -287,8 +293,9 @@ def test_requests_for_rows_are_checked(line):
         while not wire.written:
             await asyncio.sleep(0.001)
         assert [(status, len(found)) for status, found in wire.take()] == [
-            (200, MOST_IDS * rows.row_bytes), (200, 3 * rows.row_bytes)
-        ]  # fmt: skip
+            (200, MOST_IDS * rows.row_bytes),
+            (200, 3 * rows.row_bytes),
+        ]
         assert not wire.is_closed and connections == {connection}
         connection.data_received(request_of(sha256, np.full(MOST_IDS + 1, held.start)))
         ((status, reason),) = wire.take()
@@ -322,7 +329,10 @@ def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line)
 
 
 def test_a_host_that_says_nothing_is_waited_for_once(line):
-    """It takes connections and never answers: an error with its name in time, and then at once for a moment."""
+    """It takes connections and never answers.
+
+    An error with its name in time, and then at once for a moment.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         hosts = row_hosts([url, "http://127.0.0.1:9"])
@@ -341,12 +351,19 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
 @pytest.mark.parametrize(
     "said",
     [
-        [b"\x00\x01\x02 no HTTP\r\n\r\n"], [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"], [b""], [b"HTTP/1.1 " * 9000],
-        [b"HTTP/1.1 404 Not Found\r\ncontent-length: 999999999\r\n\r\n" + bytes(70_000)], [SWITCHING + b"more"],
-        [SWITCHING, ANSWER.pack(200, 3) + b"abc"], [SWITCHING, ANSWER.pack(200, 300_000) + bytes(300_000)],
-        [SWITCHING, ANSWER.pack(409, 3) + b"abc"], [SWITCHING, ANSWER.pack(200, 300)[:-1]], [SWITCHING, b""],
+        [b"\x00\x01\x02 no HTTP\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"],
+        [b""],
+        [b"HTTP/1.1 " * 9000],
+        [b"HTTP/1.1 404 Not Found\r\ncontent-length: 999999999\r\n\r\n" + bytes(70_000)],
+        [SWITCHING + b"more"],
+        [SWITCHING, ANSWER.pack(200, 3) + b"abc"],
+        [SWITCHING, ANSWER.pack(200, 300_000) + bytes(300_000)],
+        [SWITCHING, ANSWER.pack(409, 3) + b"abc"],
+        [SWITCHING, ANSWER.pack(200, 300)[:-1]],
+        [SWITCHING, b""],
     ],
-)  # fmt: skip
+)
 def test_what_is_no_answer(line, said):
     with socket.create_server(("127.0.0.1", 0)) as odd:
         url = f"http://127.0.0.1:{odd.getsockname()[1]}"

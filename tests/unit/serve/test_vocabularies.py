@@ -41,7 +41,10 @@ def sources(clicks, tmp_path_factory):
 
 
 def by_hand(clicks, rows):
-    """Scores of rows by a program of its own: dictionaries counted from the raw training rows, ids looked up in Python."""
+    """Scores of rows by a program of its own.
+
+    Dictionaries counted from the raw training rows, ids looked up in Python.
+    """
     counts = {}
     for row in clicks.rows[:2100]:  # the training split
         if row["user"]:
@@ -141,7 +144,10 @@ def test_what_cannot_be(clicks, sources, tomorrow, tmp_path):
 
 
 def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
-    """Text with or without the label's column, with or without a header, and Parquet: the scores of the labelled data."""
+    """Text with or without the label's column, with or without a header, and Parquet.
+
+    The scores of the labelled data.
+    """
     rows, path = tomorrow
     names = [name for name in COLUMNS if name != "clicked"]
     lines = [",".join(row[name] for name in names) for row in rows]

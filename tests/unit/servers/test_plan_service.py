@@ -1,4 +1,7 @@
-"""A central oracle: each trainer's view is that of its own oracle, in whatever order messages come; errors reach all."""
+"""A central oracle: each trainer's view is that of its own oracle, in whatever order messages come.
+
+Errors reach all.
+"""
 
 import numpy as np
 import pytest

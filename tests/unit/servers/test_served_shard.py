@@ -1,4 +1,7 @@
-"""A shard that trainers visit: what comes home is there before anything is lent, and an error reaches all who wait."""
+"""A shard that trainers visit.
+
+What comes home is there before anything is lent, and an error reaches all who wait.
+"""
 
 from itertools import permutations
 from threading import Thread
@@ -82,11 +85,18 @@ def test_gradients_update_each_row_once_in_the_order_of_the_trainers():
     assert between[0] < answers[2].value()[0] < between[1]
 
 
-@pytest.mark.parametrize("errand", [
-    want(whole=(9,)), want(lent=(-1,)), bring(9, 0.0), RecordSwap(rows(1), np.empty(5, np.float32), rows(), rows()),
-    RecordSwap(rows(), np.empty(0, np.float32), rows(), rows(1), averaged_at=3),
-    GradientSums(rows(1), np.zeros((2, 3), np.float32), 0.1, 1), GradientSums(rows(9), np.zeros((1, 3), np.float32), 0.1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "errand",
+    [
+        want(whole=(9,)),
+        want(lent=(-1,)),
+        bring(9, 0.0),
+        RecordSwap(rows(1), np.empty(5, np.float32), rows(), rows()),
+        RecordSwap(rows(), np.empty(0, np.float32), rows(), rows(1), averaged_at=3),
+        GradientSums(rows(1), np.zeros((2, 3), np.float32), 0.1, 1),
+        GradientSums(rows(9), np.zeros((1, 3), np.float32), 0.1, 1),
+    ],
+)
 def test_an_errand_that_makes_no_sense_is_refused_and_changes_nothing(errand):
     home = make(1)
     before = home.shard.records.copy()
@@ -192,8 +202,14 @@ def test_what_a_server_cannot_make_is_refused():
 
     with pytest.raises(ConfigError, match="a Own, which servers do not know"):
         wanted([pb.Table("a", 3, 2, initializer=Own())])
-    for change in ({"pieces": [[0, 0, 6, 1]]}, {"pieces": [[7, 0, 1, 1]]}, {"optimizer": ["SGD", {"lr": -1}]},
-                   {"optimizer": ["open", {}]}, {"tables": [{}]}, {"pieces": [[0, -1, 2, 1]]}):  # fmt: skip
+    for change in (
+        {"pieces": [[0, 0, 6, 1]]},
+        {"pieces": [[7, 0, 1, 1]]},
+        {"optimizer": ["SGD", {"lr": -1}]},
+        {"optimizer": ["open", {}]},
+        {"tables": [{}]},
+        {"pieces": [[0, -1, 2, 1]]},
+    ):
         spec = (
             dict(zip(("tables", "pieces", "optimizer", "seed"), wanted()[0], strict=True)) | change
         )

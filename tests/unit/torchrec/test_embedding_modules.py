@@ -121,11 +121,14 @@ def test_rows_learn_what_torch_s_embedding_bag_learns():
         loss = functional.mse_loss(collection(ids).values(), target)
         parts = [
             functional.embedding_bag(
-                ids[feature].values().long(), weights[f"embedding_bags.{table}.weight"], mode=mode,
-                offsets=ids[feature].offsets().long(), include_last_offset=True,
+                ids[feature].values().long(),
+                weights[f"embedding_bags.{table}.weight"],
+                mode=mode,
+                offsets=ids[feature].offsets().long(),
+                include_last_offset=True,
             )
             for _, feature, table, mode in READERS
-        ]  # fmt: skip
+        ]
         want = functional.mse_loss(torch.cat(parts, 1), target)
         torch.testing.assert_close(loss, want)
         loss.backward()

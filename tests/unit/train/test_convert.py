@@ -105,9 +105,14 @@ def test_torchrec_s_dlrm_computes_the_same_logits(trained, data, tmp_path, varia
     batch, rows = some_batch(data), EncodedDataset.open(data).num_rows
     model = read_manifest(checkpoint_of(trained[variant])).config.model
     np.savez(
-        tmp_path / "batch.npz", dense=batch.dense.numpy(), ids=batch.values.view(len(batch.keys), -1).T.numpy(),
-        names=list(rows), rows=list(rows.values()), bottom=[*model.bottom, model.dim], top=[*model.top, 1],
-    )  # fmt: skip
+        tmp_path / "batch.npz",
+        dense=batch.dense.numpy(),
+        ids=batch.values.view(len(batch.keys), -1).T.numpy(),
+        names=list(rows),
+        rows=list(rows.values()),
+        bottom=[*model.bottom, model.dim],
+        top=[*model.top, 1],
+    )
     script, files = (
         Path(__file__).with_name("torchrec_forward.py"),
         ("model.pt", "batch.npz", "logits.npy"),

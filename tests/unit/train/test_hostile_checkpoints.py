@@ -1,4 +1,7 @@
-"""Checkpoints of a program whose checksums fit what a stranger changed: each is refused in words, or loads."""
+"""Checkpoints of a program whose checksums fit what a stranger changed.
+
+Each is refused in words, or loads.
+"""
 
 import hashlib
 import json
@@ -81,7 +84,10 @@ TABLE = ("tables", "a")
         (set_((*TABLE, "dim"), -4), "`tables.a`"),
         (set_((*TABLE, "parts", 0, "columns"), [0, 99]), "columns within 0 to 4"),
         (set_((*TABLE, "parts", 0, "rows"), [0, 9, 0]), "rows within 0 to 9"),
-        (set_((*TABLE, "parts", 0, "file"), "../../../../etc/passwd"), "in files of the checkpoint"),
+        (
+            set_((*TABLE, "parts", 0, "file"), "../../../../etc/passwd"),
+            "in files of the checkpoint",
+        ),
         (set_(("files", "../../../../etc/passwd"), {"size_bytes": 1, "sha256": ""}), "inside the"),
         (set_(("program", "rates"), {}), "a learning rate of each table"),
         (set_(("program", "rates", "a", "lr"), "high"), "lr = 'high' of table 'a'"),
@@ -98,7 +104,7 @@ TABLE = ("tables", "a")
         (set_((*STATE, "extra", "state"), {"$items": [1]}), "'$items' in the checkpoint"),
         (set_((*STATE, "extra", "state"), {"$items": [[[], 1]]}), "'$items' in the checkpoint"),
     ],
-)  # fmt: skip
+)
 def test_manifests(saved, tmp_path, change, words):
     folder = rewritten(saved, tmp_path / "c", change)
     embeddings, parts = program()
@@ -112,12 +118,15 @@ def test_manifests(saved, tmp_path, change, words):
         ("tables/a.safetensors", lambda t: t.update(weight=t["weight"][:5]), "9 rows"),
         ("tables/a.safetensors", lambda t: t.update(weight=t["weight"] > 0), "bool"),
         ("dense.safetensors", lambda t: t.pop("bias"), "does not fit"),
-        ("dense_optimizer.safetensors",
-         lambda t: t.update({"weight/exp_avg": np.zeros((2, 9), np.float32)}), "exp_avg"),
+        (
+            "dense_optimizer.safetensors",
+            lambda t: t.update({"weight/exp_avg": np.zeros((2, 9), np.float32)}),
+            "exp_avg",
+        ),
         ("random.safetensors", lambda t: t.update(torch=t["torch"][:8]), "state of torch's"),
         ("random.safetensors", lambda t: t["torch"].__setitem__(slice(8, 12), 0), "no generator"),
     ],
-)  # fmt: skip
+)
 def test_tensors(saved, tmp_path, file, change, words):
     folder = rewritten(saved, tmp_path / "c", file=file, tensors=change)
     embeddings, parts = program()

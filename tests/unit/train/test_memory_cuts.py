@@ -1,4 +1,7 @@
-"""What rank 0 keeps beside rows: as bytes and back, in two places of which the older one is written to."""
+"""What rank 0 keeps beside rows.
+
+As bytes and back, in two places of which the older one is written to.
+"""
 
 import numpy as np
 import pytest
@@ -20,8 +23,10 @@ def test_a_state_comes_back_with_its_tensors_in_order_and_files_without_any():
     again = CutState.decode(CutState(progress, 5, dense).encode())
     assert (again.progress, again.base_step) == (progress, 5)
     assert [(file, list(tensors)) for file, tensors in again.dense.items()] == [
-        ("weights", ["b", "a"]), ("optimizer", []), ("average", ["x:y"]),
-    ]  # fmt: skip
+        ("weights", ["b", "a"]),
+        ("optimizer", []),
+        ("average", ["x:y"]),
+    ]
     for file, tensors in dense.items():
         assert all(torch.equal(again.dense[file][name], tensor) for name, tensor in tensors.items())
 
@@ -40,9 +45,14 @@ def test_the_older_place_is_written_to(last):
     assert not state.steps()
 
 
-@pytest.mark.parametrize(("make", "options"), [
-    (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.Adam, {"amsgrad": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.Adam, {"amsgrad": True}),
+    ],
+)
 def test_there_is_room_for_what_the_optimizer_has_after_its_first_step(make, options):
     layer = torch.nn.Linear(1000, 1000)
     optimizer = make(layer.parameters(), lr=0.1, **options)

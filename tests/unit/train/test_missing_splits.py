@@ -25,9 +25,11 @@ def prepared(tmp_path_factory):
     """``prepared(split)`` gives 300 samples of one feature in these shares."""
     folder = tmp_path_factory.mktemp("prepared")
     schema = Schema(
-        label="click", columns=("click", "city"), separator=",",
+        label="click",
+        columns=("click", "city"),
+        separator=",",
         categorical=[{"name": "city", "column": "city", "min_count": 1}],
-    )  # fmt: skip
+    )
     towns = np.random.default_rng(0).integers(0, 9, 300)
     (folder / "clicks.csv").write_text(
         "".join(f"{int(town % 3 == 0)},town{town}\n" for town in towns)

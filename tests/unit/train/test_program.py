@@ -1,4 +1,7 @@
-"""`pibroch.save` and `pibroch.load` in one process: every optimizer and scheduler of torch's, and what is refused."""
+"""`pibroch.save` and `pibroch.load` in one process.
+
+Every optimizer and scheduler of torch's, and what is refused.
+"""
 
 import logging
 import shutil

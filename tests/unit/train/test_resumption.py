@@ -1,4 +1,7 @@
-"""What a run that goes on may be given, what it refuses and what it says; damaged checkpoints and lost files."""
+"""What a run that goes on may be given, what it refuses and what it says.
+
+Damaged checkpoints and lost files.
+"""
 
 import json
 import logging
@@ -24,7 +27,10 @@ KEPT = ["train.checkpoint_every=4", "train.evaluate_every=6", "train.keep=9"]
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """A finished run of twelve steps with checkpoints 4, 6, 8 and 12; tests copy it before they change it."""
+    """A finished run of twelve steps with checkpoints 4, 6, 8 and 12.
+
+    Tests copy it before they change it.
+    """
     run, result = train_here(
         make_config(data, LENGTH, *KEPT), tmp_path_factory.mktemp("trained") / "run"
     )

@@ -22,10 +22,10 @@ from pibroch.untrusted import checksum as checksum_of
 from small_run import files_below, make_config, make_dataset, train_here
 
 SUMMARY_KEYS = {
-    "steps", "samples", "seconds", "samples_per_second", "auc", "logloss", "normalized_entropy", "exchange",
-    "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "lookahead", "bytes_by_purpose",
-    "bytes_by_link", "peak_rss_bytes", "restarts", "timed_checkpoints", "timed_checkpoint_seconds",
-    "memory_cuts", "memory_cut_seconds",
+    "steps", "samples", "seconds", "samples_per_second", "auc", "logloss", "normalized_entropy",
+    "exchange", "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "lookahead",
+    "bytes_by_purpose", "bytes_by_link", "peak_rss_bytes", "restarts", "timed_checkpoints",
+    "timed_checkpoint_seconds", "memory_cuts", "memory_cut_seconds",
 }  # fmt: skip
 
 
@@ -199,9 +199,11 @@ def test_metrics_survive_a_cut_line_and_forget_what_comes_after(tmp_path):
 def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
     """Each value has another row there: scores would be noise, with an exit code of 0."""
     schema = Schema(
-        label="click", columns=("click", "city"), separator=",",
+        label="click",
+        columns=("click", "city"),
+        separator=",",
         categorical=[{"name": "city", "column": "city", "max_rows": 12, "min_count": 1}],
-    )  # fmt: skip
+    )
     datasets = []
     for number, towns in enumerate((range(20), range(20, 40))):
         random, path = np.random.default_rng(number), tmp_path / f"{number}.csv"
@@ -254,10 +256,19 @@ def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
     path = run.checkpoints_path / "step-00000004" / "manifest.json"
     content = json.loads(path.read_text())
     old = {
-        "exchange": "auto", "placement": "table_wise", "plan": None, "wire": "bfloat16", "compress": False,
-        "lookahead": None, "cache_rows": None, "cache": "lrpp", "delayed_sync": True, "servers": None,
-        "oracle": "replicated", "meet": None,
-    }  # fmt: skip
+        "exchange": "auto",
+        "placement": "table_wise",
+        "plan": None,
+        "wire": "bfloat16",
+        "compress": False,
+        "lookahead": None,
+        "cache_rows": None,
+        "cache": "lrpp",
+        "delayed_sync": True,
+        "servers": None,
+        "oracle": "replicated",
+        "meet": None,
+    }
     del content["sha256"], content["dataset_digest"]
     content["config"]["embedding"] |= old
     path.write_text(json.dumps(content | {"sha256": checksum_of(content)}))

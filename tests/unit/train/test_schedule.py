@@ -32,8 +32,12 @@ def test_step_drops():
 def test_monitor_counts_what_did_not_improve():
     monitor = Monitor()
     assert [monitor.update(i, v) for i, v in enumerate([0.5, 0.5, float("nan"), 0.6, 0.1])] == [
-        True, False, False, True, False,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert (monitor.best_step, monitor.evaluations_since_best, monitor.plateaus) == (3, 1, 2)
     assert (
         monitor.is_exhausted(1) and not monitor.is_exhausted(2) and not monitor.is_exhausted(None)

@@ -1,4 +1,7 @@
-"""Scores in a file: those of evaluation, in the split's order; a run that was cut off goes on, and nothing is overwritten."""
+"""Scores in a file: those of evaluation, in the split's order.
+
+A run that was cut off goes on, and nothing is overwritten.
+"""
 
 import numpy as np
 import polars as pl

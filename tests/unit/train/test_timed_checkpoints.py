@@ -1,4 +1,7 @@
-"""Checkpoints written beside training, one after each step: what is in them, and what happens when the disk refuses."""
+"""Checkpoints written beside training, one after each step.
+
+What is in them, and what happens when the disk refuses.
+"""
 
 import json
 import logging

@@ -1,4 +1,7 @@
-"""Labels that are all alike, and predictions that are no numbers: what a run does when a figure is not defined."""
+"""Labels that are all alike, and predictions that are no numbers.
+
+What a run does when a figure is not defined.
+"""
 
 import logging
 import math
@@ -18,9 +21,14 @@ from pibroch.train.run import evaluate_checkpoint
 from small_run import make_config, train_here
 
 SETTINGS = [
-    "model.bottom=[4]", "model.batch_norm=false", "train.batch_size=50", "train.epochs=6", "train.evaluate_every=2",
-    "schedule.plateau_factor=0.5", "train.early_stop_patience=3",
-]  # fmt: skip
+    "model.bottom=[4]",
+    "model.batch_norm=false",
+    "train.batch_size=50",
+    "train.epochs=6",
+    "train.evaluate_every=2",
+    "schedule.plateau_factor=0.5",
+    "train.early_stop_patience=3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +36,11 @@ def prepare_clicks(tmp_path_factory):
     """Of 300 samples the first ``num_mixed`` have labels of both kinds, all others 0."""
     folder = tmp_path_factory.mktemp("clicks")
     schema = Schema(
-        label="click", columns=("click", "city"), separator=",",
+        label="click",
+        columns=("click", "city"),
+        separator=",",
         categorical=[{"name": "city", "column": "city", "min_count": 1}],
-    )  # fmt: skip
+    )
 
     def make(num_mixed):
         path, text = folder / str(num_mixed), folder / f"{num_mixed}.csv"

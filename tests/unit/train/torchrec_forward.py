@@ -1,6 +1,7 @@
 """Run with the peers' Python: the logits of TorchRec's own DLRM for an exported state_dict.
 
-torchrec_forward.py STATE BATCH OUT; BATCH holds dense, ids [B, F], names and rows of the tables, widths of the layers.
+torchrec_forward.py STATE BATCH OUT; BATCH holds dense, ids [B, F], names and rows of the tables,
+widths of the layers.
 """
 
 import sys

@@ -1,1 +1,4 @@
-"""Bounded lag: all-to-all among ranks of which some may be k requests ahead of others; see the README."""
+"""Bounded lag: all-to-all among ranks of which some may be k requests ahead of others.
+
+See the README.
+"""

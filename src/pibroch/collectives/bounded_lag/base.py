@@ -1,4 +1,7 @@
-"""What bounded lag needs of a network: numbered messages that are put once and taken once, and word of ranks that are lost."""
+"""What bounded lag needs of a network.
+
+Numbered messages that are put once and taken once, and word of ranks that are lost.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,13 @@ class RankParts(NamedTuple):
 
 
 class LaggedTransport(ABC):
-    """Carries messages between this rank and some or all others of a group; what is for oneself is not looked at.
+    """Carries messages between this rank and some or all others of a group.
 
-    Nobody acknowledges a message. A slot, ``number % num_slots`` of a stream, is used again without asking, so whoever calls
-    keeps to a :class:`~pibroch.collectives.bounded_lag.window.LagWindow` of so many slots. One thread at a time calls.
+    What is for oneself is not looked at.
+
+    Nobody acknowledges a message. A slot, ``number % num_slots`` of a stream, is used again without
+    asking, so whoever calls keeps to a :class:`~pibroch.collectives.bounded_lag.window.LagWindow`
+    of so many slots. One thread at a time calls.
 
     Attributes:
         rank, world_size: of the group.
@@ -61,7 +67,8 @@ class LaggedTransport(ABC):
         num_slots: of each stream.
 
     Raises:
-        RankFailedError: (waits) when a rank of the group was killed, stopped, or says that it lost another one.
+        RankFailedError: (waits) when a rank of the group was killed, stopped, or says that it lost
+            another one.
         TrainingError: (waits) when a rank lives and sends nothing for the group's time limit.
     """
 
@@ -75,7 +82,10 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
-        """Send each peer its part, or the one of them that is named; returns when the memory may be written again."""
+        """Send each peer its part, or the one of them that is named.
+
+        Returns when the memory may be written again.
+        """
 
     @abstractmethod
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
@@ -95,14 +105,20 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def view(self, slot: Slot, peer: int) -> Bytes:
-        """A peer's part that is there, to be read; valid until this rank puts the message ``num_slots // 2`` after it."""
+        """A peer's part that is there, to be read.
+
+        Valid until this rank puts the message ``num_slots // 2`` after it.
+        """
 
     def wait_for_news(self, seen: int, missing: Slot) -> int:
-        """Wait until something has arrived since ``seen``, a result of this method, was returned; 0 at first.
+        """Wait until something has arrived since ``seen``, a result of this method, was returned.
+
+        0 at first.
 
         Args:
             seen: see above.
-            missing: of those peers whose part of it is not there one is named if nothing ever comes.
+            missing: of those peers whose part of it is not there one is named if nothing ever
+                comes.
         """
         patience = Patience(self.members, self.timeout_s)
         while (news := self.sleep(seen)) == seen:
@@ -112,16 +128,24 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def sleep(self, seen: int) -> int:
-        """Wait until something has arrived, a tenth of a second at most; what :meth:`wait_for_news` returns."""
+        """Wait until something has arrived, a tenth of a second at most.
+
+        What :meth:`wait_for_news` returns.
+        """
 
     @abstractmethod
     def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
-        """Raise for a rank that is lost: one that is missing, or any that another rank has given up for."""
+        """Raise for a rank that is lost.
+
+        One that is missing, or any that another rank has given up for.
+        """
 
     def judge(
         self, states: Mapping[int, str], notes: Mapping[int, int], number: int, patience: Patience
     ) -> None:
-        """:meth:`look_at_others` by what was found; states were read before notes, as who ends has left its note before.
+        """:meth:`look_at_others` by what was found.
+
+        States were read before notes, as who ends has left its note before.
 
         Args:
             states: of the processes of those that are missing, see :func:`state_of`.
@@ -143,7 +167,10 @@ class LaggedTransport(ABC):
 
     @property
     def whole(self) -> LaggedTransport:
-        """The transport of which this one is a part, or this one; those who must hear of a loss are its peers."""
+        """The transport of which this one is a part, or this one.
+
+        Those who must hear of a loss are its peers.
+        """
         return self._whole or self
 
     def be_part_of(self, whole: LaggedTransport) -> None:
@@ -162,4 +189,7 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Say goodbye and give memory, sockets and threads back; peers still take what was put. Once is enough."""
+        """Say goodbye and give memory, sockets and threads back; peers still take what was put.
+
+        Once is enough.
+        """

@@ -16,9 +16,12 @@ from pibroch.errors import PibrochError
 
 
 class LaggedAllToAll:
-    """The requests of one group, from any thread. Memory belongs to a request until it is waited for.
+    """The requests of one group, from any thread.
 
-    After a failure every later call gets the same error: the ranks do not agree any more on what was exchanged.
+    Memory belongs to a request until it is waited for.
+
+    After a failure every later call gets the same error: the ranks do not agree any more on what
+    was exchanged.
 
     Args:
         transport: of this exchange alone, with the slots of its window.
@@ -106,7 +109,9 @@ class LaggedAllToAll:
             return True
 
     def exchange(self, source: int, target: int, nbytes: int) -> bool:
-        """A request of equal parts, waited for; false, and nothing done, where it takes the long way.
+        """A request of equal parts, waited for.
+
+        False, and nothing done, where it takes the long way.
 
         Args:
             source: address of the parts that go out, contiguous in rank order.

@@ -1,6 +1,9 @@
-"""Frames over gloo's point-to-point messages: the comparison without a transport of one's own (paper's Table I, middle column).
+"""Frames over gloo's point-to-point messages.
 
-gloo must know a message's size before it comes, so a frame is two messages, a head of one size and the part.
+The comparison without a transport of one's own (paper's Table I, middle column).
+
+gloo must know a message's size before it comes, so a frame is two messages, a head of one size and
+the part.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 FOREVER = timedelta(days=365)
-"""A thread that reads waits as long as the group lives; who takes messages has a time limit of its own."""
+"""A thread that reads waits as long as the group lives.
+
+Who takes messages has a time limit of its own.
+"""
 _NUM_KEPT = 64
 
 
@@ -75,7 +81,8 @@ class GlooStreamTransport(StreamTransport):
         head = torch.tensor([frame.stream, frame.number, len(frame.part)])
         try:
             with self._locks[peer]:
-                # both under the lock: gloo matches by order alone, and another thread's head must not come between
+                # both under the lock: gloo matches by order alone, and another thread's head must
+                # not come between
                 for tensor in (head, torch.from_numpy(frame.part.copy()))[
                     : 2 if len(frame.part) else 1
                 ]:
@@ -101,7 +108,10 @@ class GlooStreamTransport(StreamTransport):
         return StreamFrame(stream, number, part)
 
     def end(self, timeout_s: float) -> None:
-        """See :class:`StreamTransport`. A stream ends with the other's goodbye; without it gloo's threads stay."""
+        """See :class:`StreamTransport`.
+
+        A stream ends with the other's goodbye; without it gloo's threads stay.
+        """
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,6 @@
-"""What the ranks' own times of some steps say: which bound is worth its memory, and whether one rank is always slow. Pure.
+"""What the ranks' own times of some steps say.
+
+Which bound is worth its memory, and whether one rank is always slow. Pure.
 
 Shape legend: S steps, W ranks.
 """

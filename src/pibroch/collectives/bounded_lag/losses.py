@@ -1,4 +1,7 @@
-"""How long a rank waits in vain, and what becomes of the others meanwhile: killed, stopped, gone, or merely slow."""
+"""How long a rank waits in vain, and what becomes of the others meanwhile.
+
+Killed, stopped, gone, or merely slow.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +53,24 @@ class Patience:
         if self.seconds > self._timeout_s:
             names = [self._members[rank] for rank in missing]
             raise TrainingError(
-                f"nothing of ranks {names} for exchange {number} in {self._timeout_s:g} s", "all ranks at the same exchange",
+                f"nothing of ranks {names} for exchange {number} in {self._timeout_s:g} s",
+                "all ranks at the same exchange",
                 "look at their logs; a longer timeout helps where they are only slow",
-            )  # fmt: skip
+            )
 
 
 def state_of(process: int) -> str:
-    """What the system says of a process: ``T`` for one that is stopped, empty when it is gone or has ended.
+    """What the system says of a process.
+
+    ``T`` for one that is stopped, empty when it is gone or has ended.
 
     Of 0, a process that cannot be seen from here, it says nothing: ``?``.
     """
     if process == 0:
         return "?"
     try:
-        # behind the last bracket: a program's name, which comes before, may hold brackets and blanks
+        # behind the last bracket: a program's name, which comes before, may hold brackets and
+        # blanks
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return ""

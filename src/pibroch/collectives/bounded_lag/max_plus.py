@@ -1,8 +1,8 @@
 """How long ranks with given delays take together, if nothing but waiting for each other took time.
 
-With bound k a rank's request j begins after its own delay and, as at most k may be outstanding, after request j - k is
-complete: when the slowest rank has begun it. With k = 0 a step ends when the slowest rank has begun it. Sums and maxima, so
-the recursion is linear in the (max, +) algebra.
+With bound k a rank's request j begins after its own delay and, as at most k may be outstanding,
+after request j - k is complete: when the slowest rank has begun it. With k = 0 a step ends when the
+slowest rank has begun it. Sums and maxima, so the recursion is linear in the (max, +) algebra.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def total_time(delays: NDArray[np.float64], bound: int) -> float:
 def removed(
     times: dict[int, float], delays: NDArray[np.float64], bounds: Sequence[int]
 ) -> dict[int, float]:
-    """The share of the gap between synchronous and mean-delay time that each bound removes; ``times`` has 0, too."""
+    """The share of the gap between synchronous and mean-delay time that each bound removes.
+
+    ``times`` has 0, too.
+    """
     mean = float(delays.sum(0).max())
     gap = times[0] - mean
     return {bound: (times[0] - times[bound]) / gap for bound in bounds}

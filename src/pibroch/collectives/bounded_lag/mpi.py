@@ -1,9 +1,10 @@
 """Bounded-lag messages by MPI's one-sided operations: each rank puts into a window of the others' memory (BLS, Fig. 3).
 
-A rank's window is its inbox: a head with notes, and for each stream and sender a ring of slots, whose header ends with the
-message's number. The part goes first, then a flush, then the number, then another flush. What does not fit a slot stays in
-memory of the sender's, whose address is in the header; the receiver gets it. Nobody is asked for anything but that get, which
-MPI may serve in calls of the sender alone: a thread of it looks in now and then once there is such memory.
+A rank's window is its inbox: a head with notes, and for each stream and sender a ring of slots,
+whose header ends with the message's number. The part goes first, then a flush, then the number,
+then another flush. What does not fit a slot stays in memory of the sender's, whose address is in
+the header; the receiver gets it. Nobody is asked for anything but that get, which MPI may serve in
+calls of the sender alone: a thread of it looks in now and then once there is such memory.
 
 MPI frees windows together only: those that all have closed go when the next one is opened.
 """
@@ -77,7 +78,8 @@ class MpiTransport(LaggedTransport):
 
     Args:
         mpi: the module, started between all ranks of the run.
-        peers: a connected socket to each other rank, whose end says that a process has ended; they belong to the transport.
+        peers: a connected socket to each other rank, whose end says that a process has ended; they
+            belong to the transport.
         rank: in the group.
         members: the group's ranks by their numbers in the run.
         num_slots: of each stream.
@@ -90,9 +92,16 @@ class MpiTransport(LaggedTransport):
     _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
     def __init__(
-        self, mpi: ModuleType, peers: ConnectedPeers, rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
-        num_streams: int = 1, timeout_s: float = 300.0,
-    ) -> None:  # fmt: skip
+        self,
+        mpi: ModuleType,
+        peers: ConnectedPeers,
+        rank: int,
+        members: Sequence[int],
+        num_slots: int,
+        slot_bytes: int,
+        num_streams: int = 1,
+        timeout_s: float = 300.0,
+    ) -> None:
         self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
         self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
         self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
@@ -154,8 +163,9 @@ class MpiTransport(LaggedTransport):
                 if len(view) != expected:
                     raise InputError(
                         f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                        f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
-                    )  # fmt: skip
+                        f"{expected}, which this rank expects",
+                        "let all ranks agree on the sizes of an exchange",
+                    )
                 ctypes.memmove(int(coming.addresses[p]), view.ctypes.data, expected)
                 pending.remove(p)
             if pending:
@@ -259,7 +269,10 @@ class MpiTransport(LaggedTransport):
                 self.look_at_others([peer], number, patience)
 
     def _let_others_in(self) -> None:
-        """Look into MPI now and then from now on, until all have closed: others' gets may be served in its calls alone."""
+        """Look into MPI now and then from now on, until all have closed.
+
+        Others' gets may be served in its calls alone.
+        """
         if self._progress is None:
             self._progress = threading.Thread(
                 target=self._look_in, name="mpi progress", daemon=True

@@ -1,8 +1,10 @@
-"""MPI in processes that no ``mpiexec`` has started: a thread of each answers what MPI asks its process manager (PMI 1).
+"""MPI in processes that no ``mpiexec`` has started.
 
-MPI wants to know its rank, the number of ranks, and where the others listen; torch's store knows all that. Under ``mpiexec``
-nothing of this happens, but ranks must be numbered as in torch. MPI is never finalized, as that would wait for ranks that are
-lost.
+A thread of each answers what MPI asks its process manager (PMI 1).
+
+MPI wants to know its rank, the number of ranks, and where the others listen; torch's store knows
+all that. Under ``mpiexec`` nothing of this happens, but ranks must be numbered as in torch. MPI is
+never finalized, as that would wait for ranks that are lost.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class SharedStore(Protocol):
 
 
 def start_mpi(store: SharedStore, rank: int, num_ranks: int) -> ModuleType:
-    """``mpi4py.MPI``, started between all ranks of the run, if it is not yet. Blocks; all ranks call it.
+    """``mpi4py.MPI``, started between all ranks of the run, if it is not yet.
+
+    Blocks; all ranks call it.
 
     Args:
         store: between all ranks, of this purpose alone.
@@ -59,17 +63,19 @@ def start_mpi(store: SharedStore, rank: int, num_ranks: int) -> ModuleType:
         )
         if code != 0 or given.value != int(module.THREAD_MULTIPLE):
             raise TrainingError(
-                f"MPI that does not start (code {code}, threads {given.value})", "an MPI that lets any thread call",
+                f"MPI that does not start (code {code}, threads {given.value})",
+                "an MPI that lets any thread call",
                 "install the extra mpi, which brings MPICH",
-            )  # fmt: skip
+            )
         module.COMM_WORLD.Barrier()
         forget_files()
     world = module.COMM_WORLD
     if (world.rank, world.size) != (rank, num_ranks):
         raise ConfigError(
-            f"rank {rank} of {num_ranks}, which is {world.rank} of {world.size} to MPI", "the same numbers",
+            f"rank {rank} of {num_ranks}, which is {world.rank} of {world.size} to MPI",
+            "the same numbers",
             "start ranks without mpiexec, or set RANK and WORLD_SIZE to what it says",
-        )  # fmt: skip
+        )
     return module
 
 
@@ -86,13 +92,17 @@ def load_mpi() -> ModuleType:
         return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise MissingDependencyError(
-            f"the transport mpi without MPI ({str(error).splitlines()[0]})", "the extra `mpi`",
+            f"the transport mpi without MPI ({str(error).splitlines()[0]})",
+            "the extra `mpi`",
             "pip install 'pibroch[mpi]'",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def forget_files() -> None:
-    """Take the names of MPI's shared memory out of ``/dev/shm``, once all have it: a rank that is killed cannot."""
+    """Take the names of MPI's shared memory out of ``/dev/shm``, once all have it.
+
+    A rank that is killed cannot.
+    """
     for name in _mapped_files():
         with suppress(OSError):
             os.unlink(name)
@@ -121,7 +131,10 @@ def _speak_pmi(store: SharedStore, rank: int, num_ranks: int) -> None:
 
 
 def _answer(link: socket.socket, store: SharedStore, num_ranks: int) -> None:
-    """Lines of ``key=value`` words, the first of which is ``cmd``; a get of an unknown key is answered, not waited for."""
+    """Lines of ``key=value`` words, the first of which is ``cmd``.
+
+    A get of an unknown key is answered, not waited for.
+    """
     with link, link.makefile("rwb", 0) as lines:
         num_barriers = 0
         for line in iter(lines.readline, b""):

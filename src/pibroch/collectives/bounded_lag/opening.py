@@ -1,4 +1,7 @@
-"""Opening a transport between the ranks of a group: who shares a host, and what carries the messages of whom."""
+"""Opening a transport between the ranks of a group.
+
+Who shares a host, and what carries the messages of whom.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,14 @@ if TYPE_CHECKING:
 
 
 def open_lagged_transport(
-    store: Store, rank: int, members: Sequence[int], num_slots: int, options: BoundedLagOptions, timeout_s: float,
+    store: Store,
+    rank: int,
+    members: Sequence[int],
+    num_slots: int,
+    options: BoundedLagOptions,
+    timeout_s: float,
     num_streams: int = 1,
-) -> LaggedTransport:  # fmt: skip
+) -> LaggedTransport:
     """A transport between all members, each of which calls this. Blocks.
 
     Args:
@@ -82,9 +90,10 @@ def _mpi_to_start(store: Store, rank: int, members: Sequence[int]) -> Callable[[
     num_ranks = dist.get_world_size() if dist.is_initialized() else len(members)
     if not load_mpi().Is_initialized() and len(members) < num_ranks:
         raise ConfigError(
-            f"a first transport mpi between {len(members)} of {num_ranks} ranks", "all of them: MPI starts on all at once",
+            f"a first transport mpi between {len(members)} of {num_ranks} ranks",
+            "all of them: MPI starts on all at once",
             "make a group of all ranks with it first",
-        )  # fmt: skip
+        )
     return lambda: start_mpi(PrefixStore("pmi", store), members[rank], num_ranks)
 
 
@@ -94,7 +103,9 @@ _OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKe
 def transport_of(
     ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_streams: int
 ) -> LaggedTransport:
-    """A transport between the members of a group of ranks, who open theirs in the same order. Blocks.
+    """A transport between the members of a group of ranks, who open theirs in the same order.
+
+    Blocks.
 
     Raises:
         ConfigError: without torch.distributed's default group.

@@ -19,11 +19,13 @@ class BoundedLagOptions:
     """Options of the backend ``bls``, for ``init_process_group(..., pg_options=)`` and ``new_group(..., pg_options=)``.
 
     Attributes:
-        bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when absent, else 1.
-        transport: ``auto``, shared memory within a host and streams between hosts, ``stream`` everywhere, ``gloo``, whose
-            messages between pairs are slower, or ``mpi``, one-sided, with the extra of that name; ``PIBROCH_BLS_TRANSPORT``
-            when absent, else ``auto``.
-        slot_bytes: what fits a slot; larger messages travel in segments that are made when they are needed.
+        bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when
+            absent, else 1.
+        transport: ``auto``, shared memory within a host and streams between hosts, ``stream``
+            everywhere, ``gloo``, whose messages between pairs are slower, or ``mpi``, one-sided,
+            with the extra of that name; ``PIBROCH_BLS_TRANSPORT`` when absent, else ``auto``.
+        slot_bytes: what fits a slot; larger messages travel in segments that are made when they are
+            needed.
     """
 
     bound: int | None = None

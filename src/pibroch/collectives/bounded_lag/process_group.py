@@ -1,7 +1,9 @@
-"""The backend ``bls`` of torch.distributed: all-to-all with bounded lag, everything else by an inner gloo group.
+"""The backend ``bls`` of torch.distributed.
 
-The group's C++ half knows gloo as its backend, so that whatever is not overridden here, and whatever C++ asks for (DDP's
-buckets, barriers), goes there without passing through Python.
+All-to-all with bounded lag, everything else by an inner gloo group.
+
+The group's C++ half knows gloo as its backend, so that whatever is not overridden here, and
+whatever C++ asks for (DDP's buckets, barriers), goes there without passing through Python.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ _NOTHING = nullcontext()
 
 
 class LaggedWork(dist.Work):
-    """A request under way. Nothing makes progress on it but calls of its group and of its methods."""
+    """A request under way.
+
+    Nothing makes progress on it but calls of its group and of its methods.
+    """
 
     def __init__(
         self,
@@ -142,9 +147,14 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         return self._exchange
 
     def all_to_all_single(  # type: ignore[override]  # its overloads differ in names of arguments
-        self, output: Tensor, input: Tensor, output_split_sizes: list[int], input_split_sizes: list[int],
-        opts: dist.AllToAllOptions | None = None, timeout: timedelta | None = None,
-    ) -> dist.Work | None:  # fmt: skip
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: dist.AllToAllOptions | None = None,
+        timeout: timedelta | None = None,
+    ) -> dist.Work | None:
         """See :func:`torch.distributed.all_to_all_single`."""
         if not (input.is_contiguous() and output.is_contiguous()):
             raise ValueError("Tensors must be contiguous")
@@ -200,7 +210,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
     ) -> LaggedWork:
         if going.sizes[self._rank] != coming.sizes[self._rank]:
             raise _refused(
-                f"{going.sizes[self._rank]} bytes for this rank itself, which expects {coming.sizes[self._rank]}"
+                f"{going.sizes[self._rank]} bytes for this rank itself, which expects"
+                f" {coming.sizes[self._rank]}"
             )
         if self._exchange is None:
             copy_bytes(int(coming.addresses[0]), int(going.addresses[0]), int(going.sizes[0]))

@@ -1,7 +1,10 @@
-"""How the ranks of a group get a socket to each other: over a Unix socket within a host, over TCP between hosts.
+"""How the ranks of a group get a socket to each other.
 
-Each rank says in the group's store where it listens; the later of two ranks calls the earlier one, and both prove who they are.
-The store need not be trusted. At a Unix socket the system also says whose process is at the other end.
+Over a Unix socket within a host, over TCP between hosts.
+
+Each rank says in the group's store where it listens; the later of two ranks calls the earlier one,
+and both prove who they are. The store need not be trusted. At a Unix socket the system also says
+whose process is at the other end.
 """
 
 from __future__ import annotations
@@ -80,7 +83,8 @@ def rendezvous(
         rank: of this process.
         size: number of ranks.
         timeout_s: for all to come.
-        shares_memory: whether ranks on this host are met at Unix sockets; the same on all ranks of a host.
+        shares_memory: whether ranks on this host are met at Unix sockets; the same on all ranks of
+            a host.
 
     Raises:
         TrainingError: when some did not come.
@@ -110,7 +114,8 @@ def _rendezvous(
         links: dict[int, socket.socket] = {}
         try:
             for each in sorted(members):
-                # the earlier ones listen already, as they have said where: no two ranks call each other
+                # the earlier ones listen already, as they have said where: no two ranks call each
+                # other
                 if each < rank:
                     links[each] = _call(each, members[each], here, rank, key, deadline)
             links |= admit(servers, key, rank, {p for p in members if p > rank}, deadline)
@@ -119,9 +124,10 @@ def _rendezvous(
             for link in links.values():
                 link.close()
             raise TrainingError(
-                f"no connection between rank {rank} and ranks {absent}: {error}", "all ranks started, each reaching the others",
+                f"no connection between rank {rank} and ranks {absent}: {error}",
+                "all ranks started, each reaching the others",
                 "check their logs; between hosts set MASTER_ADDR to an address that all reach, and open the firewall",
-            ) from error  # fmt: skip
+            ) from error
     local = {each: link for each, link in links.items() if link.family == socket.AF_UNIX}
     return ConnectedPeers(local, {each: link for each, link in links.items() if each not in local})
 
@@ -129,7 +135,9 @@ def _rendezvous(
 def rendezvous_on_host(
     store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool
 ) -> dict[int, socket.socket]:
-    """Connect those ranks of a group that share this host's memory, by the rank at the other end; each rank calls this. Blocks.
+    """Connect those ranks of a group that share this host's memory, by the rank at the other end.
+
+    Each rank calls this. Blocks.
 
     Args:
         store: as for :func:`rendezvous`.
@@ -180,9 +188,10 @@ def _call(
     try:
         if not is_own_user(link):
             raise AuthenticationError(
-                f"another user's process in place of rank {other}", "the ranks of one user",
+                f"another user's process in place of rank {other}",
+                "the ranks of one user",
                 "end what listens there",
-            )  # fmt: skip
+            )
         introduce(link, key, rank, other)
     except BaseException:
         link.close()

@@ -1,11 +1,16 @@
-"""Bounded-lag messages within a host: each rank puts into slots of the others' memory, and nobody else takes part.
+"""Bounded-lag messages within a host.
 
-A rank has one segment, its inbox, that the others map when the group is made: a head and, for each stream and sender, a ring of
-slots. What does not fit a slot travels in a segment of the sender's for that slot, whose descriptor goes once over the Unix
-socket and whose id is in the slot's header; a larger message later brings a larger segment. Since the slot may be written
-again, its segment may be, too: nobody is asked. The segments have no names (memfd), so that nothing stays behind a killed rank.
+Each rank puts into slots of the others' memory, and nobody else takes part.
 
-The sockets carry descriptors, and their ends say that a process has ended. Waiting spins for a while, gives way, then sleeps.
+A rank has one segment, its inbox, that the others map when the group is made: a head and, for each
+stream and sender, a ring of slots. What does not fit a slot travels in a segment of the sender's
+for that slot, whose descriptor goes once over the Unix socket and whose id is in the slot's header;
+a larger message later brings a larger segment. Since the slot may be written again, its segment may
+be, too: nobody is asked. The segments have no names (memfd), so that nothing stays behind a killed
+rank.
+
+The sockets carry descriptors, and their ends say that a process has ended. Waiting spins for a
+while, gives way, then sleeps.
 """
 
 from __future__ import annotations
@@ -34,7 +39,10 @@ SLEEP_US = 100_000
 SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
 MANY_CORES, FEW_CORES = (400, 1000, 2000, 0, 32), (20, 1000, 50, 0, 32)
-"""Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`: with a core for each rank of the host, and without."""
+"""Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
+
+With a core for each rank of the host, and without.
+"""
 
 
 class SharedMemoryTransport(LaggedTransport):
@@ -51,9 +59,15 @@ class SharedMemoryTransport(LaggedTransport):
     """
 
     def __init__(
-        self, links: dict[int, socket.socket], rank: int, members: Sequence[int], num_slots: int, slot_bytes: int,
-        num_streams: int = 1, timeout_s: float = 300.0,
-    ) -> None:  # fmt: skip
+        self,
+        links: dict[int, socket.socket],
+        rank: int,
+        members: Sequence[int],
+        num_slots: int,
+        slot_bytes: int,
+        num_streams: int = 1,
+        timeout_s: float = 300.0,
+    ) -> None:
         self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
         self.peers = tuple(sorted(links))
         self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
@@ -87,7 +101,10 @@ class SharedMemoryTransport(LaggedTransport):
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that this rank has made for messages; pages of it that nothing was written to take none."""
+        """Of memory that this rank has made for messages.
+
+        Pages of it that nothing was written to take none.
+        """
         return self._inbox.nbytes + sum(each.nbytes for each in self._own.values())
 
     @property
@@ -159,9 +176,18 @@ class SharedMemoryTransport(LaggedTransport):
         """
         place = self._place(slot.stream, slot.number % self.num_slots)
         outcome = ring.exchange(
-            self._links, self._inbox.address, self.rank, place, slot.number + 1, source, target, nbytes, self._pending,
-            self._effort, SLEEP_US,
-        )  # fmt: skip
+            self._links,
+            self._inbox.address,
+            self.rank,
+            place,
+            slot.number + 1,
+            source,
+            target,
+            nbytes,
+            self._pending,
+            self._effort,
+            SLEEP_US,
+        )
         if outcome != ring.ARRIVED:
             addresses = target + nbytes * np.arange(self.world_size)
             self._take_pending(slot, RankParts(addresses, np.full(self.world_size, nbytes)))
@@ -231,9 +257,17 @@ class SharedMemoryTransport(LaggedTransport):
         patience: Patience | None = None
         while True:
             outcome = ring.take(
-                self._links, self._inbox.address, at, slot.number + 1, coming.addresses, coming.sizes, known, self._pending,
-                self._effort, SLEEP_US,
-            )  # fmt: skip
+                self._links,
+                self._inbox.address,
+                at,
+                slot.number + 1,
+                coming.addresses,
+                coming.sizes,
+                known,
+                self._pending,
+                self._effort,
+                SLEEP_US,
+            )
             if outcome == ring.ARRIVED:
                 return
             missing = [int(p) for p in np.flatnonzero(self._pending)]
@@ -252,13 +286,17 @@ class SharedMemoryTransport(LaggedTransport):
         if len(view) != expected:
             raise InputError(
                 f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
-            )  # fmt: skip
+                f"{expected}, which this rank expects",
+                "let all ranks agree on the sizes of an exchange",
+            )
 
     def _segments_for(
         self, stream: int, place: int, going: RankParts, peers: Sequence[int]
     ) -> Ints:
-        """The segments in which messages travel: those of the slot, or larger ones; none where the slot will do."""
+        """The segments in which messages travel: those of the slot, or larger ones.
+
+        None where the slot will do.
+        """
         # mostly so: no copy of the table for it
         if int(going.sizes.max()) <= self.slot_bytes:
             return self._no_segments
@@ -286,7 +324,10 @@ class SharedMemoryTransport(LaggedTransport):
         return segment.segment_id, segment.address
 
     def _learn(self, stream: int, place: int, p: int, segment_id: int) -> None:
-        """Map the segment that a header names, if it is a new one; it takes the place of the slot's former one."""
+        """Map the segment that a header names, if it is a new one.
+
+        It takes the place of the slot's former one.
+        """
         known = self._seen.get((stream, place, p))
         if known is not None and known.segment_id == segment_id:
             return

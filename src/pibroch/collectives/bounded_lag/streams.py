@@ -1,7 +1,9 @@
-"""Bounded-lag messages over a stream to each peer: frames of a head and a part, read as they come by a thread a peer.
+"""Bounded-lag messages over a stream to each peer.
 
-The threads keep what came until it is taken, two windows' worth at most, so that nobody who sends waits for somebody who
-computes. They also answer pings: a process that is stopped does not.
+Frames of a head and a part, read as they come by a thread a peer.
+
+The threads keep what came until it is taken, two windows' worth at most, so that nobody who sends
+waits for somebody who computes. They also answer pings: a process that is stopped does not.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.ring.numba import copy_bytes
 
 PING, PONG, LOST, GOODBYE = -1, -2, -3, -4
-"""In place of a stream: are you there; yes; I give up because of the rank that the number says; nothing more will come."""
+"""In place of a stream: are you there; yes; I give up because of the rank that the number says.
+
+Nothing more will come.
+"""
 PING_AFTER_S = 0.5
 SLEEP_S = 0.1
 END_S = 2.0
@@ -55,9 +60,14 @@ class StreamTransport(LaggedTransport):
     """
 
     def __init__(
-        self, peers: Sequence[int], rank: int, members: Sequence[int], num_slots: int, timeout_s: float,
+        self,
+        peers: Sequence[int],
+        rank: int,
+        members: Sequence[int],
+        num_slots: int,
+        timeout_s: float,
         on_news: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.peers, self.rank, self.world_size = tuple(sorted(peers)), rank, len(members)
         self.members, self.num_slots, self.timeout_s = members, num_slots, timeout_s
         self._on_news, self._changed, self._news = on_news, threading.Condition(), 0
@@ -78,7 +88,9 @@ class StreamTransport(LaggedTransport):
 
     @abstractmethod
     def send(self, peer: int, frame: StreamFrame) -> None:
-        """Send a frame after all earlier ones, from any thread; the memory of its part may be written to when this returns.
+        """Send a frame after all earlier ones, from any thread.
+
+        The memory of its part may be written to when this returns.
 
         Raises nothing when the peer is gone: its thread notices that, too.
         """
@@ -129,8 +141,9 @@ class StreamTransport(LaggedTransport):
             if len(part) != expected:
                 raise InputError(
                     f"{len(part)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                    f"{expected}, which this rank expects", "let all ranks agree on the sizes of an exchange",
-                )  # fmt: skip
+                    f"{expected}, which this rank expects",
+                    "let all ranks agree on the sizes of an exchange",
+                )
             copy_bytes(int(coming.addresses[p]), part.ctypes.data, expected)
             with self._changed:
                 del self._came[slot.stream, slot.number, p]

@@ -1,4 +1,7 @@
-"""Frames over sockets, between hosts: sent at once as far as the system takes them, the rest by a thread."""
+"""Frames over sockets, between hosts.
+
+Sent at once as far as the system takes them, the rest by a thread.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,14 @@ class TcpTransport(StreamTransport):
     """
 
     def __init__(
-        self, links: dict[int, socket.socket], rank: int, members: Sequence[int], num_slots: int, timeout_s: float,
+        self,
+        links: dict[int, socket.socket],
+        rank: int,
+        members: Sequence[int],
+        num_slots: int,
+        timeout_s: float,
         on_news: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(list(links), rank, members, num_slots, timeout_s, on_news)
         self._links, self._outboxes = links, {p: _Outbox(link) for p, link in links.items()}
         self.listen()
@@ -57,7 +65,10 @@ class TcpTransport(StreamTransport):
         return StreamFrame(stream, number, part) if _fill(self._links[peer], part) else None
 
     def end(self, timeout_s: float) -> None:
-        """See :class:`StreamTransport`; the sockets close when the other ends have, or the time is over."""
+        """See :class:`StreamTransport`.
+
+        The sockets close when the other ends have, or the time is over.
+        """
         self.flush(timeout_s)
         deadline = time.monotonic() + timeout_s
         for link in self._links.values():

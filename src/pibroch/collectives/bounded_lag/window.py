@@ -1,11 +1,13 @@
 """The lag window: which request uses which slot, and what has to be complete before the next one may begin.
 
-Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of every rank, and request
-j is complete here when every rank's part has arrived and was read. With a bound k, at most k requests are outstanding.
+Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of
+every rank, and request j is complete here when every rank's part has arrived and was read. With a
+bound k, at most k requests are outstanding.
 
-Why twice as many slots. Differs from the paper, which has k: that B's part of request j - k arrived at A says that B *sent*
-it, not that B *read* what A had sent for it. B sent it after it had completed, and so read, request j - 2k. So with 2k slots A
-may overwrite the slot of j - 2k; with k it overwrites what B may still have to read. No acknowledgement travels.
+Why twice as many slots. Differs from the paper, which has k: that B's part of request j - k arrived
+at A says that B *sent* it, not that B *read* what A had sent for it. B sent it after it had
+completed, and so read, request j - 2k. So with 2k slots A may overwrite the slot of j - 2k; with k
+it overwrites what B may still have to read. No acknowledgement travels.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ Instruction = Put | Complete
 
 
 class LagWindow:
-    """The requests of one rank, in their order; instructions are carried out one by one, in the order given.
+    """The requests of one rank, in their order.
+
+    Instructions are carried out one by one, in the order given.
 
     >>> window = LagWindow(1)
     >>> window.initiate()
@@ -50,9 +54,10 @@ class LagWindow:
     [Put(number=0, slot=0), Complete(number=0, slot=0)]
 
     Args:
-        bound: k, requests that may be outstanding when an initiation returns. 0 is an ordinary all-to-all, which completes
-            inside its initiation and needs two slots, as 1 does.
-        most: the largest bound that :meth:`rebound` may ask for later; ``bound`` when that is larger.
+        bound: k, requests that may be outstanding when an initiation returns. 0 is an ordinary
+            all-to-all, which completes inside its initiation and needs two slots, as 1 does.
+        most: the largest bound that :meth:`rebound` may ask for later; ``bound`` when that is
+            larger.
 
     Attributes:
         slots_per_unit: of the larger of k and 1, see above.
@@ -101,10 +106,12 @@ class LagWindow:
         return instructions
 
     def rebound(self, bound: int) -> None:
-        """From the next event on, another bound, up to the largest one; other ranks may change theirs at other times.
+        """From the next event on, another bound, up to the largest one.
 
-        A rank is then ahead of another by up to the larger of the two's. Slots are those of the largest bound, under which
-        every smaller one is safe.
+        Other ranks may change theirs at other times.
+
+        A rank is then ahead of another by up to the larger of the two's. Slots are those of the
+        largest bound, under which every smaller one is safe.
 
         Raises:
             ConfigError: for a bound that has no slots.
@@ -116,13 +123,18 @@ class LagWindow:
         self.bound = bound
 
     def initiate_alone(self) -> int:
-        """A request begins while none is outstanding, and is complete when the next event comes; returns its number."""
+        """A request begins while none is outstanding, and is complete when the next event comes.
+
+        Returns its number.
+        """
         assert not self._outstanding
         self.num_initiated += 1
         return self.num_initiated - 1
 
     def wait(self, number: int) -> list[Complete]:
-        """Somebody waits for a request: everything up to and including it completes, nothing if it is complete.
+        """Somebody waits for a request.
+
+        Everything up to and including it completes, nothing if it is complete.
 
         Raises:
             ConfigError: for a request that was not initiated.

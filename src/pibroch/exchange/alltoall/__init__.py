@@ -1,4 +1,7 @@
-"""Synchronous hybrid parallelism: rows lie where a plan puts them and travel to the ranks whose samples need them."""
+"""Synchronous hybrid parallelism.
+
+Rows lie where a plan puts them and travel to the ranks whose samples need them.
+"""
 
 from typing import Literal
 
@@ -9,8 +12,8 @@ class AllToAllSection(PlacedSection):
     """Settings that all exchanges between ranks share, and those of copied rows.
 
     Attributes:
-        replicas: how gradients of rows that every rank has are summed; the sums are the same. ``gather`` suits a few rows,
-            ``sparse`` many that are read often.
+        replicas: how gradients of rows that every rank has are summed; the sums are the same.
+            ``gather`` suits a few rows, ``sparse`` many that are read often.
     """
 
     name: Literal["alltoall"] = "alltoall"
@@ -18,6 +21,9 @@ class AllToAllSection(PlacedSection):
 
 
 SPEC = ExchangeSpec(
-    "alltoall", "each rank holds a part of the rows; rows travel to the ranks that read them, gradients back",
-    AllToAllSection, "pibroch.exchange.alltoall.build:build", PLACEMENTS,
-)  # fmt: skip
+    "alltoall",
+    "each rank holds a part of the rows; rows travel to the ranks that read them, gradients back",
+    AllToAllSection,
+    "pibroch.exchange.alltoall.build:build",
+    PLACEMENTS,
+)

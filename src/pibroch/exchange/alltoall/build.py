@@ -1,4 +1,7 @@
-"""An all-to-all exchange from what a user asks for: a plan, the lanes that it leads to, the exchange over them."""
+"""An all-to-all exchange from what a user asks for.
+
+A plan, the lanes that it leads to, the exchange over them.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,13 @@ class PlacedOptions:
     """Options that every exchange between ranks takes.
 
     Attributes:
-        placement: a kind for all tables, kinds by table name (``""`` for those not named), or a :class:`Plan`.
+        placement: a kind for all tables, kinds by table name (``""`` for those not named), or a
+            :class:`Plan`.
         plan: a file with a plan, in place of ``placement``.
-        wire: type in which rows and gradients travel: ``float32`` (exact), ``bfloat16``, ``float16`` (gradients below
-            6e-8 vanish).
-        compress: whether they travel compressed, without loss, see :mod:`pibroch.exchange.compression`.
+        wire: type in which rows and gradients travel: ``float32`` (exact), ``bfloat16``,
+            ``float16`` (gradients below 6e-8 vanish).
+        compress: whether they travel compressed, without loss, see
+            :mod:`pibroch.exchange.compression`.
     """
 
     placement: str | Mapping[str, str] | Plan = "row_wise"
@@ -59,8 +64,8 @@ class AllToAllOptions(PlacedOptions):
     """Options of this exchange, beside those of every exchange between ranks.
 
     Attributes:
-        replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or ``dense``, see
-            :mod:`pibroch.exchange.alltoall.copies`. The sums are the same.
+        replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or
+            ``dense``, see :mod:`pibroch.exchange.alltoall.copies`. The sums are the same.
     """
 
     replicas: str = "gather"

@@ -1,8 +1,8 @@
 """Numbers of whole rows for shards that hold only some columns of them.
 
-Row-wise optimizers divide by the mean square of a row's gradient, and clipping by ``max_row_norm`` needs its norm. Each owner
-of a block of columns computes its part of three sums a row (g·g, g·w, w·w); owners of the same table tell each other, and all
-add them in the order of the columns.
+Row-wise optimizers divide by the mean square of a row's gradient, and clipping by ``max_row_norm``
+needs its norm. Each owner of a block of columns computes its part of three sums a row (g·g, g·w,
+w·w); owners of the same table tell each other, and all add them in the order of the columns.
 """
 
 from __future__ import annotations

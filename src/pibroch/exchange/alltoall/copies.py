@@ -1,16 +1,21 @@
-"""Gradients of rows that every rank has a copy of: how all ranks come to the same sum, in rank order.
+"""Gradients of rows that every rank has a copy of.
 
-Three ways, by the rows that a rank sends. With W ranks, r the distinct copied rows of its part of the batch, R those of the
-whole batch, C all that there are:
+How all ranks come to the same sum, in rank order.
 
-- *gather*: its own gradients to every other rank, ``(W - 1) r``, in one message with those of other rows.
-- *sparse*: each to the row's owner, who sends the sum to every rank, ``(W - 1) / W (r + R)``: the local-aggregated sparse
-  all-reduce of OPER (Sec. 5.3). A ring would sum in another order than that of the ranks.
+Three ways, by the rows that a rank sends. With W ranks, r the distinct copied rows of its part of
+the batch, R those of the whole batch, C all that there are:
+
+- *gather*: its own gradients to every other rank, ``(W - 1) r``, in one message with those of other
+  rows.
+- *sparse*: each to the row's owner, who sends the sum to every rank, ``(W - 1) / W (r + R)``: the
+  local-aggregated sparse all-reduce of OPER (Sec. 5.3). A ring would sum in another order than that
+  of the ranks.
 - *dense*: likewise, but of all copied rows, read or not, ``2 (W - 1) / W C``.
 
 Which rows these are, ranks say by number, or by a bit for each copied row where that is shorter.
 
-The copied row at offset o belongs to rank o % W, so that hot rows, which may lie side by side, spread over the owners.
+The copied row at offset o belongs to rank o % W, so that hot rows, which may lie side by side,
+spread over the owners.
 """
 
 from __future__ import annotations

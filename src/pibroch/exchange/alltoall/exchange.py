@@ -1,4 +1,6 @@
-"""When the messages of a step are sent: counts and ids go out, rows come back, gradients go out, all lanes' in four.
+"""When the messages of a step are sent.
+
+Counts and ids go out, rows come back, gradients go out, all lanes' in four.
 
 What overlaps with what says :mod:`pibroch.exchange.prefetching`.
 """
@@ -37,12 +39,14 @@ class Routed:
 class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]"]):
     """Every rank holds a shard, and every rank takes part in every lookup, with an empty batch when it has no samples.
 
-    Placement changes no bit of the results, but for column-wise tables under row-wise optimizers, which agree within rounding.
+    Placement changes no bit of the results, but for column-wise tables under row-wise optimizers,
+    which agree within rounding.
 
     Args:
         groups: all tables, with the lanes of each group.
         wire: of all lanes; its channel is this exchange's alone.
-        groups_under: makes lanes for another plan, whose rows nobody has filled; ``None`` where rows do not move.
+        groups_under: makes lanes for another plan, whose rows nobody has filled; ``None`` where
+            rows do not move.
     """
 
     def __init__(
@@ -177,7 +181,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         super().forget()
 
     def route(self, batch: JaggedBatch) -> Routed:
-        """A handle for the update, which is to follow, of a batch that was looked up otherwise; blocks. Every rank calls it."""
+        """A handle for the update, which is to follow, of a batch that was looked up otherwise.
+
+        blocks. Every rank calls it.
+        """
         self._num_to_update += 1
         return Routed(batch, self.announce(batch, True).routes.result())
 

@@ -1,4 +1,7 @@
-"""The lanes of one group of tables: what is not pooled is put together, and its gradients are taken apart."""
+"""The lanes of one group of tables.
+
+What is not pooled is put together, and its gradients are taken apart.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ class GroupLanes:
     def assemble(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
         """What lanes gave for a batch: pooled embeddings, of all lanes in one tensor, as they are.
 
-        Where nothing is pooled ``[V_lane, width]`` each as ``[V, D]``, in the order of the batch's values.
+        Where nothing is pooled ``[V_lane, width]`` each as ``[V, D]``, in the order of the batch's
+        values.
         """
         if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return parts[0]

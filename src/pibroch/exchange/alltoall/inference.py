@@ -1,11 +1,14 @@
-"""A lookup that nothing is updated for, as one message to each rank and one back: questions, and answers to others' questions.
+"""A lookup that nothing is updated for, as one message to each rank and one back.
 
-The lookup of :class:`AllToAllExchange` needs three dependent messages, as receivers know the sizes of what comes. Here messages
-carry their sizes, and a bad batch is noticed before anybody hears of it. What comes out is the same to the last bit.
+Questions, and answers to others' questions.
 
-A question is int64 numbers (samples, whether it is of a batch of one's own, how long the asking rank took for the step before,
-then bytes and a note for each lane) and the lanes' parts; an answer is the lanes' vectors in the type of the wire. Parts begin
-at multiples of eight bytes.
+The lookup of :class:`AllToAllExchange` needs three dependent messages, as receivers know the sizes
+of what comes. Here messages carry their sizes, and a bad batch is noticed before anybody hears of
+it. What comes out is the same to the last bit.
+
+A question is int64 numbers (samples, whether it is of a batch of one's own, how long the asking
+rank took for the step before, then bytes and a note for each lane) and the lanes' parts; an answer
+is the lanes' vectors in the type of the wire. Parts begin at multiples of eight bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class Question:
 
 
 class InferenceLookup:
-    """Questions and answers of the ranks of one exchange; reads rows, and is used by the thread that would train.
+    """Questions and answers of the ranks of one exchange.
+
+    Reads rows, and is used by the thread that would train.
 
     Args:
         exchange: holds the rows.
@@ -58,7 +63,8 @@ class InferenceLookup:
         Args:
             batch: as the exchange knows it, see :meth:`pibroch.Embeddings.prepared`.
             is_real: false for a filler after this rank's last batch.
-            took_ns: nanoseconds that this rank took for the step before, without waiting for others.
+            took_ns: nanoseconds that this rank took for the step before, without waiting for
+                others.
 
         Raises:
             DataError: for a malformed batch, or an id outside its table (RowIdError).

@@ -1,6 +1,9 @@
-"""A lane carries the blocks of one width of a group of tables over all ranks; what lanes of every kind have in common.
+"""A lane carries the blocks of one width of a group of tables over all ranks.
 
-What it says to other ranks it says in talks, see :mod:`pibroch.exchange.messages`: all lanes' messages travel as one.
+What lanes of every kind have in common.
+
+What it says to other ranks it says in talks, see :mod:`pibroch.exchange.messages`: all lanes'
+messages travel as one.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ from pibroch.kernels.memory import empty_rows
 
 
 class Route(ABC):
-    """A batch on its way through a lane: where its ids led to, and what is done with them, in the order of the methods.
+    """A batch on its way through a lane.
 
-    `pool` and `combine` are called by the thread that trains; the others are talks of the communication thread.
+    Where its ids led to, and what is done with them, in the order of the methods.
+
+    `pool` and `combine` are called by the thread that trains; the others are talks of the
+    communication thread.
 
     Attributes:
-        is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
+        is_real: whether some rank's part is one of its own batches, and not a filler after its last
+            one.
     """
 
     is_real: bool
@@ -43,7 +50,10 @@ class Route(ABC):
 
     @abstractmethod
     def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
-        """Embeddings from what `fetch` brought: pooled ones in the lane's columns of ``room_BS``; ``[V, D]`` of others."""
+        """Embeddings from what `fetch` brought: pooled ones in the lane's columns of ``room_BS``.
+
+        ``[V, D]`` of others.
+        """
 
     @abstractmethod
     def combine(self, gradient: Tensor) -> Tensor:
@@ -56,13 +66,16 @@ class Route(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LaneQuestion:
-    """What a lane asks of every rank for a batch that nothing is updated for: no talk, one message there and one back.
+    """What a lane asks of every rank for a batch that nothing is updated for.
+
+    No talk, one message there and one back.
 
     Attributes:
         parts: bytes for each rank, a multiple of four.
         notes: a number for each rank that goes with them.
         num_vectors: how many each rank will answer with.
-        pool: gives of all ranks' answers, ``[num_vectors, width]`` each, and the room, what :meth:`Route.pool` would.
+        pool: gives of all ranks' answers, ``[num_vectors, width]`` each, and the room, what
+            :meth:`Route.pool` would.
     """
 
     parts: Sequence[Bytes]
@@ -84,9 +97,14 @@ class Lane(ABC):
     """
 
     def __init__(
-        self, layout: LaneLayout, group: TableGroup, seed: int | None, wire: RowWire, spare_rows: int = 0,
+        self,
+        layout: LaneLayout,
+        group: TableGroup,
+        seed: int | None,
+        wire: RowWire,
+        spare_rows: int = 0,
         make_room: MakeRoom = empty_rows,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layout, self.optimizer, self.channel, self.wire = (
             layout,
             group.optimizer,
@@ -113,7 +131,8 @@ class Lane(ABC):
             is_real: unless it is a filler after this rank's last batch.
 
         Raises:
-            RowIdError: for an id outside its table, on the rank whose batch has it; DataError that names it on the others.
+            RowIdError: for an id outside its table, on the rank whose batch has it; DataError that
+                names it on the others.
         """
 
     @abstractmethod
@@ -131,7 +150,10 @@ class Lane(ABC):
         """Vectors ``[num_vectors, width]`` for one rank's part of a :class:`LaneQuestion`, of a batch of so many samples."""
 
     def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Talk[Ints]:
-        """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs. The first number is negative for a bad batch."""
+        """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs.
+
+        The first number is negative for a bad batch.
+        """
         came = yield Counts(heads)
         received: Ints = came.tensor.numpy()
         if (received[:, 0] < 0).any():  # all ranks know; none has changed anything

@@ -1,9 +1,10 @@
 """Rows on their way to the homes of another plan while training goes on where they are.
 
-Each row's record is sent ahead to its new home, a few a step. What is updated after it was sent is sent again: first rows that
-nothing updates, then the others, then, between two steps, what is left. Only then all ranks go over to the new homes at once.
-Until that moment the old ones are right and checkpoints are theirs, so a run that is killed meanwhile resumes as if nothing had
-moved. It is how virtual machines move between hosts.
+Each row's record is sent ahead to its new home, a few a step. What is updated after it was sent is
+sent again: first rows that nothing updates, then the others, then, between two steps, what is left.
+Only then all ranks go over to the new homes at once. Until that moment the old ones are right and
+checkpoints are theirs, so a run that is killed meanwhile resumes as if nothing had moved. It is how
+virtual machines move between hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from pibroch.kernels.arrays import Ints
 EVERYWHERE = -1
 ROWS_PER_LOOK = 1 << 14
 COLD, HOT, READY = range(3)
-"""Rows that nothing has updated yet are on their way; those that something has; all that can be sent ahead was."""
+"""Rows that nothing has updated yet are on their way; those that something has.
+
+All that can be sent ahead was.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +103,9 @@ class LaneMovement:
         return found
 
     def send(self, rows: Ints, left: int) -> Talk[int]:
-        """Send rows of this rank's, and put others' where they belong; returns how many all ranks have left.
+        """Send rows of this rank's, and put others' where they belong.
+
+        Returns how many all ranks have left.
 
         Args:
             rows: of the shard.
@@ -209,7 +215,8 @@ def _pairs(
             if others or not isinstance(first, RowLane) or first.layout.width != old.space.dim:
                 raise ConfigError(
                     "rows to be moved from or to a placement that cuts rows, or where owners pool",
-                    "plans under which whole rows travel: table_wise, row_wise, replicated, or by rows",
+                    "plans under which whole rows travel: table_wise, row_wise, replicated, or by"
+                    " rows",
                 )
             assert isinstance(first, RowLane), "just looked"
         one, other = old.lanes[0], new.lanes[0]

@@ -1,7 +1,8 @@
 """Pooled vectors travel: bags to the owner of their table, one vector a bag back, one gradient a bag to the owner.
 
-Fewer bytes than rows where bags are long and repeat little. The owner does for each rank what that rank would have done with
-the rows, in the same order, so the numbers are those of :mod:`pibroch.exchange.alltoall.row_lane`.
+Fewer bytes than rows where bags are long and repeat little. The owner does for each rank what that
+rank would have done with the rows, in the same order, so the numbers are those of
+:mod:`pibroch.exchange.alltoall.row_lane`.
 
 Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D width of the lane.
 """
@@ -38,7 +39,8 @@ class BagRoute(Route):
         num_samples: B_p of each rank p.
         bags: of each rank, those of tables held here; rows are offsets in this shard.
         grouped: the same by distinct row.
-        updates: rows of this shard that the step updates; their gradients come rank by rank, each rank's by distinct row.
+        updates: rows of this shard that the step updates; their gradients come rank by rank, each
+            rank's by distinct row.
         is_real: see :class:`Route`.
     """
 
@@ -98,10 +100,13 @@ class BagRoute(Route):
 
 
 class PooledLane(Lane):
-    """The owner of a table pools its bags for all ranks; the lane's features stand in the order of their owners.
+    """The owner of a table pools its bags for all ranks.
 
-    A message to an owner is bytes: int32 lengths of the bags, then rows as offsets in its shard, then float32 scales if there
-    are any. Features of one owner stand side by side, so its bags are one span of the batch's.
+    The lane's features stand in the order of their owners.
+
+    A message to an owner is bytes: int32 lengths of the bags, then rows as offsets in its shard,
+    then float32 scales if there are any. Features of one owner stand side by side, so its bags are
+    one span of the batch's.
     """
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
@@ -226,10 +231,13 @@ class PooledLane(Lane):
 
 
 class PartialSumLane(PooledLane):
-    """Each shard pools what it has of a bag; the reader adds the parts in the order of shards: a reduce-scatter of bags.
+    """Each shard pools what it has of a bag.
 
-    Fewer bytes than rows where a bag holds more distinct rows than its table has shards. The sums are those of rows that travel
-    but for rounding, as they are added in another order. The gradient of a bag goes to every shard of its table.
+    The reader adds the parts in the order of shards: a reduce-scatter of bags.
+
+    Fewer bytes than rows where a bag holds more distinct rows than its table has shards. The sums
+    are those of rows that travel but for rounding, as they are added in another order. The gradient
+    of a bag goes to every shard of its table.
     """
 
     def joined(self, fetched: Records, num_samples: int, room_BS: Tensor | None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Rising offsets of copied rows as they travel: a list, or a bit for each row that there is where that is shorter."""
+"""Rising offsets of copied rows as they travel.
+
+A list, or a bit for each row that there is where that is shorter.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pibroch.kernels.arrays import Ints
 
 
 class RowSeries(NamedTuple):
-    """The offsets ``first``, ``first + step``, ... below ``stop``: all copied rows, or those of one owner."""
+    """The offsets ``first``, ``first + step``, ... below ``stop``.
+
+    All copied rows, or those of one owner.
+    """
 
     first: int
     step: int

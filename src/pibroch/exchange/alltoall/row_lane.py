@@ -1,6 +1,7 @@
 """Rows travel: distinct ids to their owners, rows back, one gradient a row to the owners, one update a row.
 
-Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, W ranks.
+Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, W
+ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class RowRoute(DistinctRoute):
         wanted: distinct rows that this rank wants of each rank, itself included.
         asked: int64, offsets of this rank's rows that all ranks want, in rank order.
         asked_counts: how many of them for each rank.
-        updates: rows of this shard that the step updates, and the gradients that will come for them in rank order.
+        updates: rows of this shard that the step updates, and the gradients that will come for them
+            in rank order.
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
         copies: their way where owners sum them; ``None`` where each rank sends all others its own.
@@ -124,7 +126,8 @@ class RowLane(Lane):
     """Each distinct row travels once, and is pooled where it is needed.
 
     Attributes:
-        replicas: how gradients of copied rows are summed, see :mod:`pibroch.exchange.alltoall.copies`.
+        replicas: how gradients of copied rows are summed, see
+            :mod:`pibroch.exchange.alltoall.copies`.
     """
 
     replicas = "gather"
@@ -175,9 +178,18 @@ class RowLane(Lane):
             places = np.flatnonzero(updated >= layout.num_replicated)
             updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
         return RowRoute(
-            here, batch.batch_size / max(1, int(received[:, 0].sum())), bool(received[:, 1].any()), self, wanted,
-            asked, asked_counts, updates, update_counts, replicated, copies,
-        )  # fmt: skip
+            here,
+            batch.batch_size / max(1, int(received[:, 0].sum())),
+            bool(received[:, 1].any()),
+            self,
+            wanted,
+            asked,
+            asked_counts,
+            updates,
+            update_counts,
+            replicated,
+            copies,
+        )
 
     def _copied(self, copies: OwnedCopies | None, rank: int) -> RowSeries:
         """The copied rows that a rank hears of."""
@@ -243,10 +255,13 @@ class RowLane(Lane):
 def _apart(
     numbers: NDArray[np.signedinteger], counts: list[int], lengths: list[int], copied: RowSeries
 ) -> tuple[Ints, Ints, list[int]]:
-    """What the ranks sent, in rank order: ``counts`` rows that each asks for, then copied rows, in ``lengths`` numbers.
+    """What the ranks sent, in rank order.
+
+    ``counts`` rows that each asks for, then copied rows, in ``lengths`` numbers.
 
     Returns:
-        The rows that are asked for; these with the copied ones of each rank after its own; how many each has of both.
+        The rows that are asked for; these with the copied ones of each rank after its own; how many
+        each has of both.
     """
     if not any(lengths):
         rows = numbers.astype(np.int64)

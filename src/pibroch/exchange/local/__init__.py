@@ -12,6 +12,9 @@ class LocalSection(ExchangeSection):
 
 
 SPEC = ExchangeSpec(
-    "local", "one process holds all rows", LocalSection, "pibroch.exchange.local.exchange:LocalExchange.build",
+    "local",
+    "one process holds all rows",
+    LocalSection,
+    "pibroch.exchange.local.exchange:LocalExchange.build",
     most_ranks=1,
-)  # fmt: skip
+)

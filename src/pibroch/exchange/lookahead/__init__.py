@@ -1,4 +1,7 @@
-"""Lookahead training (BagPipe, SOSP'23): rows wait where they are needed next, and little is waited for."""
+"""Lookahead training (BagPipe, SOSP'23).
+
+Rows wait where they are needed next, and little is waited for.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -15,13 +18,17 @@ class LookaheadSection(PlacedSection):
 
     Attributes:
         lookahead: batches that are read ahead; when absent as many as the cache holds, 200 at most.
-        cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the free memory.
-        cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared with.
+        cache_rows: rows of other ranks that a rank can keep; when absent what fits into half of the
+            free memory.
+        cache: which design of the cache (BagPipe, Sec. 3.3); the other two are there to be compared
+            with.
         delayed_sync: whether updates that the next step does not need cross beside it.
-        servers: embedding servers that hold the rows in place of the ranks; started on this machine with the run, unless
-            ``rendezvous`` says where they are.
-        oracle: who plans: every rank for itself (``replicated``), or one process for all (``central``), started as servers are.
-        rendezvous: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch embedding-server --help``.
+        servers: embedding servers that hold the rows in place of the ranks; started on this machine
+            with the run, unless ``rendezvous`` says where they are.
+        oracle: who plans: every rank for itself (``replicated``), or one process for all
+            (``central``), started as servers are.
+        rendezvous: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch
+            embedding-server --help``.
     """
 
     name: Literal["lookahead"] = "lookahead"
@@ -39,7 +46,8 @@ class LookaheadSection(PlacedSection):
     def _somebody_there(self) -> Self:
         if self.rendezvous is not None and not self.helpers():
             raise ValueError(
-                "takes `rendezvous` with `servers`, the number of those that meet there, or `oracle = 'central'`"
+                "takes `rendezvous` with `servers`, the number of those that meet there, or `oracle"
+                " = 'central'`"
             )
         return self
 
@@ -77,6 +85,9 @@ class LookaheadSection(PlacedSection):
 
 
 SPEC = ExchangeSpec(
-    "lookahead", "reads batches ahead and keeps each row where it is read next; the rest as alltoall",
-    LookaheadSection, "pibroch.exchange.lookahead.build:build", ("row_wise", "table_wise"),
-)  # fmt: skip
+    "lookahead",
+    "reads batches ahead and keeps each row where it is read next; the rest as alltoall",
+    LookaheadSection,
+    "pibroch.exchange.lookahead.build:build",
+    ("row_wise", "table_wise"),
+)

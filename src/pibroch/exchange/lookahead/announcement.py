@@ -1,4 +1,6 @@
-"""What ranks tell each other about a batch when they have read it: how large it is and which rows it touches.
+"""What ranks tell each other about a batch when they have read it.
+
+How large it is and which rows it touches.
 
 A message to each rank::
 
@@ -48,7 +50,8 @@ class PreparedLane:
     Attributes:
         ids: of it, without the rows themselves.
         grouped: its positions by distinct address, rising.
-        row_of_position: int32 ``[V]``, the number of each position's address among the distinct ones.
+        row_of_position: int32 ``[V]``, the number of each position's address among the distinct
+            ones.
         encoded: the distinct addresses, as :mod:`pibroch.kernels.varint` writes them.
     """
 
@@ -84,9 +87,11 @@ class Announcement:
 
     Attributes:
         here: this rank's own part.
-        rows: distinct addresses, by lane and rank; none of a batch with a problem; empty where they are not told.
+        rows: distinct addresses, by lane and rank; none of a batch with a problem; empty where they
+            are not told.
         share: this rank's share of the global batch.
-        is_real: whether some rank's part is one of its own batches, and not a filler after its last one.
+        is_real: whether some rank's part is one of its own batches, and not a filler after its last
+            one.
         problem: with some rank's part, as this rank is to report it.
         num_bytes: of the largest part.
     """
@@ -126,10 +131,13 @@ def _bytes_of(batch: JaggedBatch) -> int:
 
 
 class Announcer:
-    """Tells all ranks of batches and hears of theirs; every rank does so in the same order, with as many batches.
+    """Tells all ranks of batches and hears of theirs.
 
-    A batch takes one message to each rank, in which there is as much room for rows as the batch before would have needed,
-    and a sixteenth more: how large a message is must be known to who receives it. What has no room follows in a second one.
+    Every rank does so in the same order, with as many batches.
+
+    A batch takes one message to each rank, in which there is as much room for rows as the batch
+    before would have needed, and a sixteenth more: how large a message is must be known to who
+    receives it. What has no room follows in a second one.
 
     Args:
         channel: between the ranks.

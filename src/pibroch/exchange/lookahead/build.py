@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from pibroch.exchange.lookahead.server_homes import ServerHomes
 
 LOOKAHEAD = 200
-"""Steps, where no number is given: beyond it the paper (Table 3) and the benchmarks found nothing more to gain."""
+"""Steps, where no number is given.
+
+Beyond it the paper (Table 3) and the benchmarks found nothing more to gain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,21 @@ class LookaheadOptions(PlacedOptions):
     """What users tell it.
 
     Attributes:
-        placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a :class:`Plan` with these, over the
-            ranks, or over the servers.
+        placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a
+            :class:`Plan` with these, over the ranks, or over the servers.
         plan, compress: see :class:`PlacedOptions`.
-        wire: type in which gradients, and weights that are read for one step, travel between ranks. Records that move for
-            good stay float32.
-        lookahead: batches read ahead; ``None`` for as many as the cache holds, at most ``LOOKAHEAD``. Shrinks under pressure.
-        cache_rows: rows of other ranks' homes that a rank can keep, of each group of tables that are alike; ``None`` for what
-            fits into half of the free memory.
+        wire: type in which gradients, and weights that are read for one step, travel between ranks.
+            Records that move for good stay float32.
+        lookahead: batches read ahead; ``None`` for as many as the cache holds, at most
+            ``LOOKAHEAD``. Shrinks under pressure.
+        cache_rows: rows of other ranks' homes that a rank can keep, of each group of tables that
+            are alike; ``None`` for what fits into half of the free memory.
         cache: design of the cache: ``lrpp``, ``partitioned`` or ``replicated`` (Sec. 3.3).
         delayed_sync: whether updates that the next step does not need cross later, beside it.
-        servers: names of workers of this process's RPC group that hold the homes, see :mod:`pibroch.servers`; without any
-            the ranks hold them.
-        oracle: name of a worker of this process's RPC group that plans for all ranks, see :mod:`pibroch.servers`; without,
-            each rank plans for itself.
+        servers: names of workers of this process's RPC group that hold the homes, see
+            :mod:`pibroch.servers`; without any the ranks hold them.
+        oracle: name of a worker of this process's RPC group that plans for all ranks, see
+            :mod:`pibroch.servers`; without, each rank plans for itself.
     """
 
     lookahead: int | None = None
@@ -69,7 +73,8 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     """The exchange of a rank; every rank calls it. Options as :class:`LookaheadOptions` has them.
 
     Raises:
-        ConfigError: for a placement whose rows are cut or copied, options that cannot be, or that differ between ranks.
+        ConfigError: for a placement whose rows are cut or copied, options that cannot be, or that
+            differ between ranks.
         TrainingError: when a server or the oracle cannot be reached.
     """
     chosen = options_of(LookaheadOptions, "lookahead", options)
@@ -103,7 +108,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     announcer = Announcer(channel, planner.tells_rows, held.purposes)
     return LookaheadExchange(
         unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
-    )  # fmt: skip
+    )
 
 
 def _steps(chosen: LookaheadOptions) -> int:
@@ -115,7 +120,7 @@ class _Held:
 
     def __init__(
         self, setup: Setup, chosen: LookaheadOptions, layouts: Sequence[LaneLayout], wire: RowWire
-    ) -> None:  # fmt: skip
+    ) -> None:
         optimizers = [each.optimizer for each in setup.groups]
         self.purposes, self._wire = BytesByPurpose(), wire
         self.spare = spare_rows(layouts, optimizers, chosen.cache_rows, setup.channel)

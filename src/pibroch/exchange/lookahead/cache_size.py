@@ -21,9 +21,10 @@ def check_whole_rows(layout: LaneLayout) -> None:
     whole = all(len(piece.columns) == piece.table.dim for held in layout.pieces for piece in held)
     if layout.owners_pool or layout.num_replicated or not whole:
         raise ConfigError(
-            "a placement that cuts, copies or pools rows", "row_wise or table_wise for exchange='lookahead'",
+            "a placement that cuts, copies or pools rows",
+            "row_wise or table_wise for exchange='lookahead'",
             "leave placement out; with a plan of rows, make it by --policy none: rows lent ahead of time do what copies would",
-        )  # fmt: skip
+        )
 
 
 def spare_rows(
@@ -37,7 +38,8 @@ def spare_rows(
     Args:
         layouts: of the lanes.
         optimizers: whose state the records of each lane have.
-        wanted: in each lane, by the user; ``None`` for as many as fit, lanes sharing the memory by the bytes of their rows.
+        wanted: in each lane, by the user; ``None`` for as many as fit, lanes sharing the memory by
+            the bytes of their rows.
         channel: to the other ranks.
     """
     if wanted is not None and wanted < 0:

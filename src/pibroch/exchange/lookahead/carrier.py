@@ -1,12 +1,15 @@
-"""Carries out the oracle's plans: rows travel between ranks and servers, gradients to the owners, updates are applied.
+"""Carries out the oracle's plans.
 
-What travels is said in talks of the communication thread, see :mod:`pibroch.exchange.messages`: those of all lanes together.
-:meth:`Carrier.apply` is called by the planner thread as well, for rows that this rank alone touched: none of those that another
-update is about.
+Rows travel between ranks and servers, gradients to the owners, updates are applied.
 
-A place below ``num_home`` is a row of this rank's own shard, one from there on a slot. A message to a rank is flat: whole
-records that go there for good, then weights lent for one step. A transfer's ``counts`` have four rows (records out, weights
-out, records in, weights in) and a column for each rank, then for each server.
+What travels is said in talks of the communication thread, see :mod:`pibroch.exchange.messages`:
+those of all lanes together. :meth:`Carrier.apply` is called by the planner thread as well, for rows
+that this rank alone touched: none of those that another update is about.
+
+A place below ``num_home`` is a row of this rank's own shard, one from there on a slot. A message to
+a rank is flat: whole records that go there for good, then weights lent for one step. A transfer's
+``counts`` have four rows (records out, weights out, records in, weights in) and a column for each
+rank, then for each server.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class Carrier:
         homes: on servers, if they are there.
 
     Attributes:
-        returned: rows, and records of them that were in slots when a run was cut off, see :meth:`bring_home`.
+        returned: rows, and records of them that were in slots when a run was cut off, see
+            :meth:`bring_home`.
     """
 
     def __init__(
@@ -77,7 +81,10 @@ class Carrier:
     def read(
         self, places: Ints, row_of_position: NDArray[np.int32]
     ) -> tuple[Stored, NDArray[np.signedinteger]]:
-        """Records, and which one each position of a batch reads; rounded to the wire's type wherever they are."""
+        """Records, and which one each position of a batch reads.
+
+        Rounded to the wire's type wherever they are.
+        """
         space, dim = self.shard.stored_space, self.shard.dim
         if self.wire.is_exact:
             return space, places[row_of_position]
@@ -113,7 +120,10 @@ class Carrier:
             self._homes.early.ask(plan.number, plan.early)
 
     def carry(self, transfers: dict[str, Transfer]) -> Talk[None]:
-        """Send the rows that leave, receive those that come: transfers by purpose, in one message to each rank."""
+        """Send the rows that leave, receive those that come.
+
+        Transfers by purpose, in one message to each rank.
+        """
         records, stored, dim = self.shard.space, self.shard.stored_space, self.shard.dim
         num_home = self._num_home
         widths = np.array([records.shape[1], dim])
@@ -164,7 +174,10 @@ class Carrier:
         received: Records,
         widths: Ints,
     ) -> Talk[None]:
-        """Send a message's parts to ranks and servers, and fill ``received`` with theirs: servers have the end of both."""
+        """Send a message's parts to ranks and servers, and fill ``received`` with theirs.
+
+        Servers have the end of both.
+        """
         size = self._num_ranks
         spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(
             0, 2, 1
@@ -310,7 +323,11 @@ def merged(first: Transfer, second: Transfer) -> Transfer:
         return np.concatenate([part for pair in pairs for part in pair])
 
     return Transfer(
-        join(0, first.records_out, second.records_out), join(1, first.weights_out, second.weights_out),
-        join(2, first.records_in, second.records_in), join(3, first.weights_in, second.weights_in),
-        first.counts + second.counts, join(2, first.rows_in, second.rows_in), join(3, first.lent_in, second.lent_in),
-    )  # fmt: skip
+        join(0, first.records_out, second.records_out),
+        join(1, first.weights_out, second.weights_out),
+        join(2, first.records_in, second.records_in),
+        join(3, first.weights_in, second.weights_in),
+        first.counts + second.counts,
+        join(2, first.rows_in, second.rows_in),
+        join(3, first.lent_in, second.lent_in),
+    )

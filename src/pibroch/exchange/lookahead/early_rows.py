@@ -1,7 +1,10 @@
-"""Records that were asked of servers some steps before a plan moves them: a server that stalls is ridden out meanwhile.
+"""Records that were asked of servers some steps before a plan moves them.
 
-A plan names rows that nobody touches between now and the step for which they are wanted (:attr:`StepPlan.early`): their records
-are copied as soon as the server gets to it. When a plan moves one, the copy is taken in place of asking, and has its bits.
+A server that stalls is ridden out meanwhile.
+
+A plan names rows that nobody touches between now and the step for which they are wanted
+(:attr:`StepPlan.early`): their records are copied as soon as the server gets to it. When a plan
+moves one, the copy is taken in place of asking, and has its bits.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class EarlyRows:
 
     Args:
         servers: that have the rows.
-        steps: between a plan that names them and the step that reads them, see :func:`pibroch.lookahead.early_steps`.
+        steps: between a plan that names them and the step that reads them, see
+            :func:`pibroch.lookahead.early_steps`.
     """
 
     def __init__(self, servers: EmbeddingServers, steps: int) -> None:
@@ -64,7 +68,10 @@ class EarlyRows:
         self._asked: deque[_EarlyRequest] = deque()
 
     def ask(self, step: int, rows: Ints) -> None:
-        """After the rounds of a step's plan: ask for what a later step reads, and forget what this one was the last to move."""
+        """After the rounds of a step's plan.
+
+        Ask for what a later step reads, and forget what this one was the last to move.
+        """
         while self._asked and self._asked[0].step <= step + 1:
             self._asked.popleft()
         held = sum(len(each.rows) for each in self._asked) + len(rows)

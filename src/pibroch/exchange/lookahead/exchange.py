@@ -1,10 +1,13 @@
-"""Lookahead training (BagPipe, SOSP'23): rows wait where they are needed next, and little is waited for.
+"""Lookahead training (BagPipe, SOSP'23).
 
-What travels and when is decided in :mod:`pibroch.lookahead`, carried out by :mod:`pibroch.exchange.lookahead.carrier`; the
-order of things is kept by :mod:`pibroch.exchange.lookahead.window`. Here each of its events becomes a task. Two threads work
-beside the one that trains: the communication thread, which talks to the other ranks, and the planner thread, which keeps the
-oracle. What is not planned takes the way of an all-to-all exchange over the same rows, after all records were written home.
-``docs/design/0005-lookahead.md`` explains.
+Rows wait where they are needed next, and little is waited for.
+
+What travels and when is decided in :mod:`pibroch.lookahead`, carried out by
+:mod:`pibroch.exchange.lookahead.carrier`; the order of things is kept by
+:mod:`pibroch.exchange.lookahead.window`. Here each of its events becomes a task. Two threads work
+beside the one that trains: the communication thread, which talks to the other ranks, and the
+planner thread, which keeps the oracle. What is not planned takes the way of an all-to-all exchange
+over the same rows, after all records were written home. ``docs/design/0005-lookahead.md`` explains.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ _HEARD_AFTER = 2  # steps
 
 
 class LookaheadExchange(Exchange[Step | Routed]):
-    """Records move to the ranks that need them next; updates cross before the next step only where another rank waits.
+    """Records move to the ranks that need them next.
+
+    Updates cross before the next step only where another rank waits.
 
     Args:
         unplanned: over the same rows, for what is not planned.
@@ -51,13 +56,19 @@ class LookaheadExchange(Exchange[Step | Routed]):
         announcer: the way to the other ranks for batches that were read.
         planner_thread: the planner's; other tasks may run between.
         lookahead: batches that are read ahead.
-        planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not move.
+        planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not
+            move.
     """
 
     def __init__(
-        self, unplanned: AllToAllExchange, planned: PlannedLanes, announcer: Announcer, planner_thread: TaskThread,
-        lookahead: int, planned_now: Callable[[], PlannedLanes] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        unplanned: AllToAllExchange,
+        planned: PlannedLanes,
+        announcer: Announcer,
+        planner_thread: TaskThread,
+        lookahead: int,
+        planned_now: Callable[[], PlannedLanes] | None = None,
+    ) -> None:
         self._unplanned, self._wire, self._announcer = unplanned, unplanned.wire, announcer
         self.reads_ahead = unplanned.reads_ahead
         self._planned_now, self._has_moved, self._last_feed = planned_now, False, 0
@@ -98,7 +109,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 yield ahead.popleft().batch
                 reach.step_begins()
                 feed = self._begin_again(feed, ahead)
-                self._announce_read()  # at the same place on all ranks, whose batches may end at different steps
+                # at the same place on all ranks, whose batches may end at different steps
+                self._announce_read()
             if not is_real and not step.announced.result().is_real:
                 ahead.pop()
                 break
@@ -113,7 +125,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         return self._last_feed
 
     def _begin_again(self, feed: int, ahead: deque[Step]) -> int:
-        """Where rows have moved since, plan what is left of a feed over their new homes; returns its number from now on."""
+        """Where rows have moved since, plan what is left of a feed over their new homes.
+
+        Returns its number from now on.
+        """
         if not self._has_moved or feed != self._last_feed:
             return feed
         feed = self._begin_feed()
@@ -180,7 +195,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         return [lane.ids.gradient_rows(part) for lane, part in zip(lanes, parts, strict=True)]
 
     def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates | None) -> None:
-        """Sum a step's gradients and send on their way those for which the next step waits; no rates, no updates."""
+        """Sum a step's gradients and send on their way those for which the next step waits.
+
+        No rates, no updates.
+        """
         with span("wait for plan"):
             plans, announced = step.plan.result(), step.announced.result()
         self._count_planned(plans)
@@ -252,7 +270,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         arrived = self._communication.submit(deliver)
         if not all(plan.is_tight for plan in plans):
             self._communication.submit(partial(self._settle, step, plans, is_tight=False))
-        self._announce_read()  # now, as the training thread is about to wait for sums of dense gradients
+        # now, as the training thread is about to wait for sums of dense gradients
+        self._announce_read()
         following = self._window.following()
         if following is not None:
             known = self._window.num_known(following, self._window.lookahead + 1)
@@ -286,7 +305,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._done.lookahead_sum += self._done.lookahead
 
     def flush(self) -> None:
-        """See :class:`Exchange`; every rank calls it. Rows stay in the caches, and are at their homes as well."""
+        """See :class:`Exchange`; every rank calls it.
+
+        Rows stay in the caches, and are at their homes as well.
+        """
         self._write_home()
         self.finish_updates()
 
@@ -312,9 +334,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """See :class:`Exchange`; the window is drained, and until all rows have moved batches are looked up as they come."""
         if self._planned_now is None:
             raise ConfigError(
-                "rows on embedding servers, or planned by a central oracle, that are to move", "ranks that hold and plan them",
+                "rows on embedding servers, or planned by a central oracle, that are to move",
+                "ranks that hold and plan them",
                 "leave `servers` and `oracle` out, or train by alltoall or retrieve",
-            )  # fmt: skip
+            )
         self._unplanned.move_to(plan, rows_per_step)
         self._leave_plan()
 

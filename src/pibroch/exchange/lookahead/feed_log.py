@@ -1,4 +1,7 @@
-"""What a rank has told and asked an oracle in this feed: all that one in its place must hear to give the same answers."""
+"""What a rank has told and asked an oracle in this feed.
+
+All that one in its place must hear to give the same answers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class LoggedStep:
 
 @dataclass(slots=True)
 class FeedLog:
-    """Steps and requests of the feed that goes on; those of the one before too, as long as another rank may be in it.
+    """Steps and requests of the feed that goes on.
+
+    Those of the one before too, as long as another rank may be in it.
 
     That is until an answer in this feed: it says that all ranks have told of a step of it.
 

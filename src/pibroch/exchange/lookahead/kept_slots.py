@@ -1,7 +1,8 @@
 """What is in a rank's slots after a step, in memory that outlives the process that trains it.
 
-A cut in memory need not send cached records home: each rank keeps its own, and brings them home when a run goes on from there.
-Two places, of which the older one is written to, as processes make a cut only when all have finished the one before.
+A cut in memory need not send cached records home: each rank keeps its own, and brings them home
+when a run goes on from there. Two places, of which the older one is written to, as processes make a
+cut only when all have finished the one before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All that stands on where rows are: lanes, shards, carriers, and the way to an oracle that knows the homes."""
+"""All that stands on where rows are.
+
+Lanes, shards, carriers, and the way to an oracle that knows the homes.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Planner(ABC):
         """One more step, as soon as all ranks have told about it.
 
         Args:
-            feed: number of the feed that it belongs to; with a new number the steps before are forgotten, all records being
-                at home.
+            feed: number of the feed that it belongs to; with a new number the steps before are
+                forgotten, all records being at home.
             announced: about the step.
         """
         announced.add_done_callback(partial(self._heard, feed))

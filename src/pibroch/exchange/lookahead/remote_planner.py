@@ -1,7 +1,8 @@
 """The way to an oracle in another process, which hears from each rank only what that rank touches.
 
-An oracle that is lost takes nothing with it that the ranks could not tell another one: each tells again what it told and asked
-in this feed, the other one makes the same plans, and training goes on at the step where it was.
+An oracle that is lost takes nothing with it that the ranks could not tell another one: each tells
+again what it told and asked in this feed, the other one makes the same plans, and training goes on
+at the step where it was.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class RemotePlanner(Planner):
         thread: talks to it.
         name: of the worker of this process's RPC group.
         channel: between the ranks.
-        settings: the arguments of :class:`pibroch.servers.plan_service.PlanService`, the same on all ranks.
+        settings: the arguments of :class:`pibroch.servers.plan_service.PlanService`, the same on
+            all ranks.
         count: hears the purpose and the number of bytes that travel, on the planner thread.
 
     Raises:
@@ -56,9 +58,13 @@ class RemotePlanner(Planner):
     tells_rows = False
 
     def __init__(
-        self, thread: TaskThread, name: str, channel: Channel, settings: Sequence[object],
+        self,
+        thread: TaskThread,
+        name: str,
+        channel: Channel,
+        settings: Sequence[object],
         count: Callable[[str, int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._thread, self._name, self._rank, self._count = thread, name, channel.ranks.rank, count
         self._answers = Answers()
@@ -146,7 +152,10 @@ class RemotePlanner(Planner):
         called.add_done_callback(lambda _: self._answers.submit(self._thread, take))
 
     def _say(self, call: Callable[[], None]) -> None:
-        """Make a call of what was noted before: with an oracle that is lost it is made with all the others."""
+        """Make a call of what was noted before.
+
+        With an oracle that is lost it is made with all the others.
+        """
         try:
             call()
         except TrainingError as error:

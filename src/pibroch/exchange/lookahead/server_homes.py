@@ -1,4 +1,7 @@
-"""The part of the oracle's plans that concerns homes on servers: records that go there, records and weights that come."""
+"""The part of the oracle's plans that concerns homes on servers.
+
+Records that go there, records and weights that come.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,10 @@ class ServerHomes:
                 at += len(part)
 
     def num_bytes(self, transfer: Transfer, widths: Ints) -> int:
-        """Bytes between this trainer and servers, both ways; ``widths`` are the floats of a record and of its weights."""
+        """Bytes between this trainer and servers, both ways.
+
+        ``widths`` are the floats of a record and of its weights.
+        """
         counts = transfer.counts[:, self._num_ranks :]
         floats = 4 * int((widths @ (counts[:2] + counts[2:])).sum())
         return floats + self._servers.num_row_bytes(int(counts.sum()))

@@ -1,6 +1,9 @@
-"""Rows on servers, for lookups that nothing was planned for: weights come in one round, gradients go in another.
+"""Rows on servers, for lookups that nothing was planned for.
 
-Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, S servers.
+Weights come in one round, gradients go in another.
+
+Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, S
+servers.
 """
 
 from __future__ import annotations
@@ -60,15 +63,21 @@ class ServerLane(RowLane):
         layout: of the lane.
         group: of its tables.
         seed: of the initial weights.
-        wire: to whose type rows and gradients are rounded, as between ranks; to and from servers they travel as float32.
+        wire: to whose type rows and gradients are rounded, as between ranks; to and from servers
+            they travel as float32.
         spare_rows: room for rows that are not at home.
         names: of the servers, workers of this process's RPC group.
     """
 
     def __init__(
-        self, layout: LaneLayout, group: TableGroup, seed: int | None, wire: RowWire, spare_rows: int,
+        self,
+        layout: LaneLayout,
+        group: TableGroup,
+        seed: int | None,
+        wire: RowWire,
+        spare_rows: int,
         names: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(layout, group, seed, wire, spare_rows)
         pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
         self.servers = EmbeddingServers(

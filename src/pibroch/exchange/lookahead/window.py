@@ -1,14 +1,19 @@
-"""The order of a lookahead exchange in time, as a state machine: events in, what is due out. No threads, no messages.
+"""The order of a lookahead exchange in time, as a state machine: events in, what is due out.
 
-A batch is *read*, then *announced* to all ranks, then, if its feed goes on, *in the window* until it is looked up; between
-its lookup and its update it is *in flight*, between that and the end of the backward pass it is *delivering*: its successor's
-rows are on their way. A plan follows the order of the feed; whatever leaves that order closes the window, and from then on
-batches are looked up as they come, all records being at home, until the next feed.
+No threads, no messages.
+
+A batch is *read*, then *announced* to all ranks, then, if its feed goes on, *in the window* until
+it is looked up; between its lookup and its update it is *in flight*, between that and the end of
+the backward pass it is *delivering*: its successor's rows are on their way. A plan follows the
+order of the feed; whatever leaves that order closes the window, and from then on batches are looked
+up as they come, all records being at home, until the next feed.
 
 ::
 
-    read, announce -> in the window -> lookup -> in flight -> update -> delivering -> deliver: the next one's turn
-                      leave: the window is cleared, and what was in it or in flight is looked up and updated unplanned
+    read, announce -> in the window -> lookup -> in flight -> update -> delivering -> deliver: the
+    next one's turn
+                      leave: the window is cleared, and what was in it or in flight is looked up and
+                      updated unplanned
 """
 
 from __future__ import annotations
@@ -18,7 +23,10 @@ from typing import Generic, Protocol, TypeVar
 
 
 class FedBatch(Protocol):
-    """What the window must know of a batch: which it is, from which feed, and its number in the oracle's eyes."""
+    """What the window must know of a batch.
+
+    Which it is, from which feed, and its number in the oracle's eyes.
+    """
 
     number: int
 
@@ -89,7 +97,10 @@ class FeedWindow(Generic[S]):
         return read
 
     def admit(self, step: S) -> bool:
-        """An announced batch comes into the window if its feed goes on: then the oracle is told of it."""
+        """An announced batch comes into the window if its feed goes on.
+
+        Then the oracle is told of it.
+        """
         if step.feed != self.feed:
             return False
         self._num_admitted += 1
@@ -98,13 +109,19 @@ class FeedWindow(Generic[S]):
         return True
 
     def take(self, batch: object) -> S | None:
-        """A batch is looked up to be trained on: its step if it is the next in the window and none is in flight."""
+        """A batch is looked up to be trained on.
+
+        Its step if it is the next in the window and none is in flight.
+        """
         if self._in_flight is None and self._known and self._known[0].batch is batch:
             return self._known.popleft()
         return None
 
     def open(self) -> bool:
-        """A step's rows are to be read: whether the window opens by that, and its rows must be fetched first."""
+        """A step's rows are to be read.
+
+        Whether the window opens by that, and its rows must be fetched first.
+        """
         opens, self.is_open = not self.is_open, True
         return opens
 
@@ -113,7 +130,10 @@ class FeedWindow(Generic[S]):
         self._in_flight = step
 
     def update(self, step: S) -> bool:
-        """A step's gradients are there: whether they go as planned, and were not left behind with the plan."""
+        """A step's gradients are there.
+
+        Whether they go as planned, and were not left behind with the plan.
+        """
         if step is not self._in_flight:
             return False
         self._in_flight = None
@@ -133,7 +153,10 @@ class FeedWindow(Generic[S]):
         return self._known[0] if self._known else None
 
     def upcoming(self) -> tuple[S, ...]:
-        """The next two steps in the window, as far as they are there: those for which rows are sent now."""
+        """The next two steps in the window, as far as they are there.
+
+        Those for which rows are sent now.
+        """
         return tuple(self._known)[:2]
 
     def num_known(self, step: S, num_steps: int) -> int:
@@ -143,7 +166,10 @@ class FeedWindow(Generic[S]):
         )
 
     def leave(self) -> bool:
-        """The plan is left, after what was read has been announced: whether there is one, and caches must be cleared."""
+        """The plan is left, after what was read has been announced.
+
+        Whether there is one, and caches must be cleared.
+        """
         self._known.clear()
         self.feed = self._in_flight = None
         was_open, self.is_open = self.is_open, False

@@ -1,4 +1,7 @@
-"""Reads where rows are: shared memory within a host, batched gets between hosts; training as ``alltoall`` does it (OPER)."""
+"""Reads where rows are: shared memory within a host, batched gets between hosts.
+
+Training as ``alltoall`` does it (OPER).
+"""
 
 from typing import Literal
 
@@ -19,7 +22,9 @@ class RetrieveSection(PlacedSection):
 
 
 SPEC = ExchangeSpec(
-    "retrieve", "rows are read where they are: from shared memory within a host, by gets between hosts",
-    RetrieveSection, "pibroch.exchange.retrieve.build:build",
+    "retrieve",
+    "rows are read where they are: from shared memory within a host, by gets between hosts",
+    RetrieveSection,
+    "pibroch.exchange.retrieve.build:build",
     tuple(kind for kind in PLACEMENTS if kind not in OWNERS_POOL),
-)  # fmt: skip
+)

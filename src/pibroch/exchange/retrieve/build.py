@@ -1,4 +1,7 @@
-"""The exchange from what a user asks for: who shares memory, the lanes in it, the sockets to the others."""
+"""The exchange from what a user asks for.
+
+Who shares memory, the lanes in it, the sockets to the others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ class RetrieveOptions(AllToAllOptions):
     """What users tell this exchange besides.
 
     Attributes:
-        hosts: number of each rank's host; ranks of one host share memory. Machines and network namespaces when absent.
+        hosts: number of each rank's host; ranks of one host share memory. Machines and network
+            namespaces when absent.
     """
 
     hosts: Sequence[int] | None = None

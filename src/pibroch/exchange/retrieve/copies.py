@@ -1,7 +1,10 @@
-"""Copies that a plan puts on some ranks: one a host, of weights alone, read by all ranks of the host in inference.
+"""Copies that a plan puts on some ranks.
 
-A row whose home is on this host, or that every rank has, needs none. Of others one rank of the host that is to have a copy
-holds it, in memory of its own after the lane's shards: its address is that of no shard.
+One a host, of weights alone, read by all ranks of the host in inference.
+
+A row whose home is on this host, or that every rank has, needs none. Of others one rank of the host
+that is to have a copy holds it, in memory of its own after the lane's shards: its address is that
+of no shard.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class HostCopies:
         row_map: of the plan.
         ranks: of this host, H.
         holder: of each partition, among ``ranks``; NOBODY where it has none.
-        number: uint32 ``[N]``: of a row with a copy its number among those of its table and holder, else that of the map.
+        number: uint32 ``[N]``: of a row with a copy its number among those of its table and holder,
+            else that of the map.
     """
 
     row_map: RowMap
@@ -80,7 +84,9 @@ class HostCopies:
 
 @dataclass(frozen=True, slots=True)
 class CopyRows:
-    """One holder's copies for a lane, see :class:`pibroch.embedding.rows.ReadableRows`; no optimizer state.
+    """One holder's copies for a lane, see :class:`pibroch.embedding.rows.ReadableRows`.
+
+    No optimizer state.
 
     Attributes:
         dim: weights in a row.
@@ -117,7 +123,8 @@ class LaneCopies:
     Attributes:
         homes: as the lane's, with addresses of copies where there are some.
         bounds: int64 ``[W + H + 1]``, first address of each shard, then of each holder's copies.
-        sources: of each holder, addresses of its rows by the lane's own homes, in the order of its copies.
+        sources: of each holder, addresses of its rows by the lane's own homes, in the order of its
+            copies.
         dtype: of the weights.
     """
 
@@ -128,7 +135,10 @@ class LaneCopies:
 
     @classmethod
     def of(cls, copies: HostCopies, layout: LaneLayout, is_exact: bool) -> LaneCopies | None:
-        """Of a lane; ``None`` where none of its rows has a copy. Weights that travel narrow are kept as they come."""
+        """Of a lane; ``None`` where none of its rows has a copy.
+
+        Weights that travel narrow are kept as they come.
+        """
         homes, tables = layout.homes, _readers(layout, copies.row_map)
         num_holders, num_parts = len(copies.ranks), homes.first_address.shape[1]
         firsts = np.zeros((len(layout.features), num_parts + num_holders), np.int64)

@@ -1,11 +1,13 @@
 """Lookups that read rows where they are, alone; and training, in step, over the same rows.
 
-Until something is trained each rank looks up by itself: requests to other hosts leave first, rows of this host are read while
-they fly, pooling comes last. From the first training batch on lookups keep step as those of ``alltoall`` do, so that a lookup
-in the middle of a run sees the same rows on all ranks.
+Until something is trained each rank looks up by itself: requests to other hosts leave first, rows
+of this host are read while they fly, pooling comes last. From the first training batch on lookups
+keep step as those of ``alltoall`` do, so that a lookup in the middle of a run sees the same rows on
+all ranks.
 
-Then rows come in messages, as ``alltoall``'s do, also from this host's ranks: those share memory, too, and one copy costs less
-than to wait for one's neighbours before each read and before each update.
+Then rows come in messages, as ``alltoall``'s do, also from this host's ranks: those share memory,
+too, and one copy costs less than to wait for one's neighbours before each read and before each
+update.
 """
 
 from __future__ import annotations
@@ -49,9 +51,13 @@ class RetrieveExchange(AllToAllExchange):
     """
 
     def __init__(
-        self, groups: Sequence[GroupLanes], wire: RowWire, host: HostMemory, gets: RemoteGets,
+        self,
+        groups: Sequence[GroupLanes],
+        wire: RowWire,
+        host: HostMemory,
+        gets: RemoteGets,
         groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._host, self._gets = host, gets
         self._held = HeldRows(wire.channel.ranks.timeout_s)
         super().__init__(groups, wire, groups_under)
@@ -94,7 +100,10 @@ class RetrieveExchange(AllToAllExchange):
         return self._trains or self._ranks.world_size == 1
 
     def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
-        """All rows of one version, which is none before this rank's: after a load that was met the lookup begins again."""
+        """All rows of one version, which is none before this rank's.
+
+        After a load that was met the lookup begins again.
+        """
         batch.validate()
         least = 0
         for _ in range(MOST_TRIES):
@@ -113,14 +122,18 @@ class RetrieveExchange(AllToAllExchange):
                 return self.assemble(batch, [each.pool(room) for each in wanted])
             least = later
         raise TrainingError(
-            f"tables that were loaded anew in each of {MOST_TRIES} attempts to look a batch up", "some time between loads",
+            f"tables that were loaded anew in each of {MOST_TRIES} attempts to look a batch up",
+            "some time between loads",
             "load less often, or look up smaller batches",
-        )  # fmt: skip
+        )
 
     def _read(
         self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None
     ) -> int | None:
-        """Fill in the rows that each lane is to give; or return a later version, where some holder has one."""
+        """Fill in the rows that each lane is to give.
+
+        Or return a later version, where some holder has one.
+        """
         holders = sorted({holder for each in wanted for holder in each.holders()})
         far = [p for p in holders if p in self._gets.peers]
         for p in far:
@@ -171,7 +184,10 @@ class RetrieveExchange(AllToAllExchange):
         return all(self._host.published_by(p, COPIED) == version + 1 for p in self._host.neighbours)
 
     def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> bool:
-        """Get this rank's copies of a lane's rows from their homes; false where some home has a later version."""
+        """Get this rank's copies of a lane's rows from their homes.
+
+        False where some home has a later version.
+        """
         own = sum(p < lane.rank for p in lane.near)
         sources, rows = copies.sources[own], lane.copied[lane.world_size + own]
         order = np.argsort(sources)

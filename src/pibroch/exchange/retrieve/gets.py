@@ -1,8 +1,11 @@
-"""Rows of other hosts by one request a rank and lookup, each rank's answered by threads of its own: nobody keeps step.
+"""Rows of other hosts by one request a rank and lookup, each rank's answered by threads of its own.
 
-A request is int64 numbers (version of the tables, step of moving averages or -1, rows of each lane) and the lanes' row numbers;
-an answer is two int64 (a state, bytes) and the lanes' rows in the type of the wire, or a text where it is REFUSED; where it is
-NEWER the second number is the version of the tables that is there, and nothing follows.
+Nobody keeps step.
+
+A request is int64 numbers (version of the tables, step of moving averages or -1, rows of each lane)
+and the lanes' row numbers; an answer is two int64 (a state, bytes) and the lanes' rows in the type
+of the wire, or a text where it is REFUSED; where it is NEWER the second number is the version of
+the tables that is there, and nothing follows.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from pibroch.kernels.arrays import Bytes, RowIds
 
 OK, REFUSED, NEWER = 0, 1, 2
 GET_TIMEOUT_S = 30.0
-"""After so long without an answer a rank counts as lost. A thread answers, so what its rank computes does not matter."""
+"""After so long without an answer a rank counts as lost.
+
+A thread answers, so what its rank computes does not matter.
+"""
 
 
 class Holder(Protocol):
@@ -33,14 +39,18 @@ class Holder(Protocol):
     def answer(
         self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
     ) -> list[Bytes] | int:
-        """Rows of each lane as they travel, for row numbers as they travelled; blocks until the version is there.
+        """Rows of each lane as they travel, for row numbers as they travelled.
+
+        Blocks until the version is there.
 
         Returns the version in force where that is a later one.
         """
 
 
 class RemoteGets:
-    """Sockets to the ranks of other hosts, two a pair, of which each rank asks at one. All ranks make theirs together.
+    """Sockets to the ranks of other hosts, two a pair, of which each rank asks at one.
+
+    All ranks make theirs together.
 
     Args:
         ranks: all.
@@ -94,7 +104,9 @@ class RemoteGets:
         self._count(p, len(request), 0)
 
     def receive(self, p: int, places: Sequence[Bytes]) -> int | None:
-        """Wait for a rank's answer, and fill each lane's place; or return the later version of its tables, if there is one.
+        """Wait for a rank's answer, and fill each lane's place.
+
+        Or return the later version of its tables, if there is one.
 
         Raises:
             RankFailedError: when it ended, or has not answered in time.

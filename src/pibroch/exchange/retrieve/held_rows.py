@@ -1,6 +1,9 @@
-"""A rank's rows as it answers for them, and their version: how often somebody has begun or ended to write them from outside.
+"""A rank's rows as it answers for them, and their version.
 
-So an odd version is one that is being written, and rows that were read between two looks at one even number are of one version.
+How often somebody has begun or ended to write them from outside.
+
+So an odd version is one that is being written, and rows that were read between two looks at one
+even number are of one version.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ class HeldRows:
         """Wait for a version that is whole, and at least this one; returns it.
 
         Raises:
-            TrainingError: when it does not come: soon where only the caller has loaded so far, who may be the one to load it;
-                another thread may be about to begin.
+            TrainingError: when it does not come: soon where only the caller has loaded so far, who
+                may be the one to load it; another thread may be about to begin.
         """
         with self._changed:
             if self._is_settled(least):
@@ -71,8 +74,9 @@ class HeldRows:
             if not self._changed.wait_for(lambda: self._is_settled(least), patience_s):
                 raise TrainingError(
                     f"a lookup of rows that others have loaded {least // 2} times, and this rank {self._version // 2} times",
-                    "tables that all ranks load equally often", "load them here, too, before lookups or on another thread",
-                )  # fmt: skip
+                    "tables that all ranks load equally often",
+                    "load them here, too, before lookups or on another thread",
+                )
             return self._version
 
     def answer(
@@ -83,8 +87,10 @@ class HeldRows:
             if not self._changed.wait_for(lambda: self._is_settled(version), self._timeout_s):
                 raise TrainingError(
                     f"rows that this rank has loaded {self._version // 2} times, where another has loaded its own "
-                    f"{version // 2} times", "tables that all ranks load equally often", "load them on all ranks",
-                )  # fmt: skip
+                    f"{version // 2} times",
+                    "tables that all ranks load equally often",
+                    "load them on all ranks",
+                )
             if self._version != version:
                 return self._version
             return [

@@ -1,6 +1,9 @@
-"""Rows in memory that the ranks of a host share: each makes its own, without a name, and the others map it.
+"""Rows in memory that the ranks of a host share.
 
-A rank shows the others two numbers beside its rows. They only grow, and each is written by its rank alone.
+Each makes its own, without a name, and the others map it.
+
+A rank shows the others two numbers beside its rows. They only grow, and each is written by its rank
+alone.
 """
 
 from __future__ import annotations
@@ -101,7 +104,9 @@ class HostMemory:
         return segment.array[:nbytes].view(np.float32).reshape(num_rows, width)
 
     def trade(self) -> dict[int, list[Bytes]]:
-        """Give the memory made since the last time to the neighbours; returns what they made, in the order of their calls.
+        """Give the memory made since the last time to the neighbours.
+
+        Returns what they made, in the order of their calls.
 
         Returns when all neighbours have called it, too.
         """
@@ -164,8 +169,9 @@ class HostMemory:
                 link.close()
             raise ConfigError(
                 f"ranks {[mine[p] for p in peers.remote]} of the host of rank {self._ranks.rank}, without its memory",
-                "ranks of one machine (and network namespace) for one host", "leave `hosts` out, and they are found",
-            )  # fmt: skip
+                "ranks of one machine (and network namespace) for one host",
+                "leave `hosts` out, and they are found",
+            )
         links = {mine[p]: link for p, link in peers.local.items()}
         for link in links.values():
             link.settimeout(self._ranks.timeout_s)

@@ -52,7 +52,9 @@ class RetrieveLane(RowLane):
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """What a batch reads of a lane. Rows are held by ranks 0 to W - 1, and behind them by this host's copies.
+    """What a batch reads of a lane.
+
+    Rows are held by ranks 0 to W - 1, and behind them by this host's copies.
 
     Attributes:
         lane: of the rows.

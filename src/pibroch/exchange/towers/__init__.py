@@ -13,10 +13,12 @@ class TowersSection(PlacedSection):
     """What exchanges between ranks have in common, and which ranks and features make a tower.
 
     Attributes:
-        ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when absent.
-        hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers allows when absent.
-        groups: names of each tower's features, or a file of `pibroch plan towers`; those of the model where it has towers, and
-            tables in turn where it has none.
+        ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when
+            absent.
+        hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers
+            allows when absent.
+        groups: names of each tower's features, or a file of `pibroch plan towers`; those of the
+            model where it has towers, and tables in turn where it has none.
     """
 
     name: Literal["towers"] = "towers"
@@ -31,7 +33,9 @@ class TowersSection(PlacedSection):
 
 
 SPEC = ExchangeSpec(
-    "towers", "each group of hosts holds the tables of its towers, and works on them before anything crosses hosts",
-    TowersSection, "pibroch.exchange.towers.build:build",
+    "towers",
+    "each group of hosts holds the tables of its towers, and works on them before anything crosses hosts",
+    TowersSection,
+    "pibroch.exchange.towers.build:build",
     ("table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise"),
-)  # fmt: skip
+)

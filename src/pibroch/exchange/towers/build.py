@@ -1,4 +1,7 @@
-"""The exchange by towers from what a user asks for: groups of hosts, their tables, the lanes inside a group."""
+"""The exchange by towers from what a user asks for.
+
+Groups of hosts, their tables, the lanes inside a group.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,10 @@ class TowersOptions(PlacedOptions):
     """What users tell this exchange besides; ``placement`` is about the ranks of a tower.
 
     Attributes:
-        ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when absent.
-        hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers allows when absent.
+        ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when
+            absent.
+        hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers
+            allows when absent.
         groups: names of each tower's features; tables in turn when absent.
     """
 

@@ -1,10 +1,13 @@
-"""The lookup by towers (SPTT; DMT, Sec. 3.1): ids go to a peer in each group of hosts, which looks up, and vectors come back.
+"""The lookup by towers (SPTT; DMT, Sec.
 
-The paper's steps, here: (a) a rank's ids of each tower go to its peer there; (c) they are in peer order with that, which is
-done with ids and not with embeddings, as they are smaller; (b, d) the members of the group look all of them up among each
-other, rows or pooled vectors travelling inside the group alone; (e) what came is put together sample by sample; (f) all peers
-exchange at once. Backward goes the same way. Ids travel while the batch before computes, and (b) to (e), or to (f) where no
-module is between, are done as soon as its rows are updated.
+3.1): ids go to a peer in each group of hosts, which looks up, and vectors come back.
+
+The paper's steps, here: (a) a rank's ids of each tower go to its peer there; (c) they are in peer
+order with that, which is done with ids and not with embeddings, as they are smaller; (b, d) the
+members of the group look all of them up among each other, rows or pooled vectors travelling inside
+the group alone; (e) what came is put together sample by sample; (f) all peers exchange at once.
+Backward goes the same way. Ids travel while the batch before computes, and (b) to (e), or to (f)
+where no module is between, are done as soon as its rows are updated.
 
 Shape legend: P samples of all ranks that this one serves, S_g columns of its group's embeddings.
 """
@@ -46,7 +49,8 @@ class PeerBatch:
         batch: this rank's.
         sizes: samples of every rank.
         is_real: whether some rank's part is one of its own batches.
-        slots: the parts of the ranks that this one serves, and empty ones where other members serve more.
+        slots: the parts of the ranks that this one serves, and empty ones where other members serve
+            more.
         lanes: their way inside the group.
     """
 
@@ -72,7 +76,9 @@ class TowerRouted:
 
 
 class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
-    """Tables lie with the hosts of their tower. Without modules all is as ``alltoall`` gives it, to the bit.
+    """Tables lie with the hosts of their tower.
+
+    Without modules all is as ``alltoall`` gives it, to the bit.
 
     Args:
         groups: all tables.
@@ -82,16 +88,21 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         wire: between all ranks.
 
     Attributes:
-        is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all that it serves, which
-            modules here work on; see :func:`pibroch.exchange.towers.modules.place_towers`.
+        is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all
+            that it serves, which modules here work on; see
+            :func:`pibroch.exchange.towers.modules.place_towers`.
         last: the batch that was looked up last.
         members: this rank's group.
     """
 
     def __init__(
-        self, groups: Sequence[TableGroup], places: TowerPlaces, tables: Sequence[TablesHere], inside: AllToAllExchange,
+        self,
+        groups: Sequence[TableGroup],
+        places: TowerPlaces,
+        tables: Sequence[TablesHere],
+        inside: AllToAllExchange,
         wire: RowWire,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(
             wire.channel,
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
@@ -158,7 +169,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
     def to_home(self, vectors: Tensor, peers: PeerBatch, widths: Sequence[int]) -> list[Tensor]:
         """Step (f): what this rank's towers made of a batch, ``[P, widths[g]]``, to the ranks whose samples it is.
 
-        Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B, widths[g']]``.
+        Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B,
+        widths[g']]``.
         """
         width, size = widths[self.group], peers.batch.batch_size
         floats = (
@@ -176,7 +188,10 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
     def to_peers(
         self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]
     ) -> Tensor:
-        """The inverse for gradients, weighted by each rank's share of the global batch: those of its mean loss, to be added."""
+        """The inverse for gradients, weighted by each rank's share of the global batch.
+
+        Those of its mean loss, to be added.
+        """
         width = widths[self.group]
         counts = [peers.sizes[rank] * width for rank in self.served]
         floats = [gradient.detach().reshape(-1) for gradient in gradients]
@@ -286,7 +301,10 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         rates: Rates,
         shares: Sequence[float] | None = None,
     ) -> None:
-        """Gradients of each slot to the owners of rows, who update them; ``shares`` where they are not weighted yet."""
+        """Gradients of each slot to the owners of rows, who update them.
+
+        ``shares`` where they are not weighted yet.
+        """
         weights = [1.0] * len(peers.sizes) if shares is None else shares
         of_slot = [weights[rank] for rank in self.served] + [1.0] * (
             len(peers.slots) - len(self.served)
@@ -306,10 +324,15 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
             for number, each in zip(self.here.number_of, self._inside.groups, strict=True)
             for _ in each.lanes
         ]
-        together(self._inner_wire, [
-            way.apply(came[i * num_slots : (i + 1) * num_slots], weights, of_lane[n], rates.step)
-            for i, (n, way) in enumerate(moving)
-        ])  # fmt: skip
+        together(
+            self._inner_wire,
+            [
+                way.apply(
+                    came[i * num_slots : (i + 1) * num_slots], weights, of_lane[n], rates.step
+                )
+                for i, (n, way) in enumerate(moving)
+            ],
+        )
 
     def _carry(
         self,
@@ -319,7 +342,10 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         by: Sequence[int],
         counts: Sequence[int],
     ) -> list[Tensor]:
-        """Float32 to some ranks, and from others, in the type of the wire; returns what came from each of ``by``."""
+        """Float32 to some ranks, and from others, in the type of the wire.
+
+        Returns what came from each of ``by``.
+        """
         before, size = self.wire.sent, self._ranks.world_size
         going, coming = [0] * size, [0] * size
         parts = dict(zip(to, floats, strict=True))

@@ -1,7 +1,10 @@
-"""Tower modules between the two halves of the lookup: each runs on the ranks that have its tower; what it gives crosses hosts.
+"""Tower modules between the two halves of the lookup: each runs on the ranks that have its tower.
 
-Shape legend: B samples of this rank, P of all ranks that it serves, F_t features of tower t, N width of embeddings, G vectors
-of width D that all towers give, and widths[g] numbers a sample that those of group g give.
+What it gives crosses hosts.
+
+Shape legend: B samples of this rank, P of all ranks that it serves, F_t features of tower t, N
+width of embeddings, G vectors of width D that all towers give, and widths[g] numbers a sample that
+those of group g give.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class PlacedTowers(nn.Module):
     Args:
         towers: all.
         held: numbers of those here.
-        to_home: brings what they give, ``[P, ..., D]``, to the ranks whose samples it is, ``[B, G, D]``.
+        to_home: brings what they give, ``[P, ..., D]``, to the ranks whose samples it is, ``[B, G,
+            D]``.
 
     Attributes:
         groups: numbers of each tower's features, of all towers.
@@ -53,18 +57,21 @@ class PlacedTowers(nn.Module):
 def place_towers(model: M, embeddings: Embeddings) -> M:
     """Let the modules of a model's towers run where their tables are, under the exchange ``towers``; returns the model.
 
-    What the model's :class:`~pibroch.models.Towers` holds is afterwards the part of this rank's group of hosts, whose gradients
-    are summed over that group alone. Call it, then :func:`pibroch.data_parallel`, on every rank; from then on call the model
-    with ``embeddings(batch)``, which gives what the towers here read. Under other exchanges, in one process, on hosts that are
-    one group, without towers, and for towers that pass through, the model stays as it is, and so do its results.
+    What the model's :class:`~pibroch.models.Towers` holds is afterwards the part of this rank's
+    group of hosts, whose gradients are summed over that group alone. Call it, then
+    :func:`pibroch.data_parallel`, on every rank; from then on call the model with
+    ``embeddings(batch)``, which gives what the towers here read. Under other exchanges, in one
+    process, on hosts that are one group, without towers, and for towers that pass through, the
+    model stays as it is, and so do its results.
 
     Args:
-        model: the same on all ranks, with one ``Towers``, on the features of ``embeddings`` in their order.
+        model: the same on all ranks, with one ``Towers``, on the features of ``embeddings`` in
+            their order.
         embeddings: of the exchange ``towers``, with ``groups`` as the model has them.
 
     Raises:
-        ConfigError: for a model with several ``Towers`` or with other groups, for tables of several dims or that pool nothing,
-            and for dropout on embeddings.
+        ConfigError: for a model with several ``Towers`` or with other groups, for tables of several
+            dims or that pool nothing, and for dropout on embeddings.
     """
     exchange = embeddings.exchange
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, Towers)]
@@ -102,7 +109,10 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
 def _check(
     model: nn.Module, towers: Towers, embeddings: Embeddings, exchange: TowersExchange
 ) -> list[range]:
-    """The towers of each group of hosts, by number; raises ConfigError where model and exchange do not fit."""
+    """The towers of each group of hosts, by number.
+
+    Raises ConfigError where model and exchange do not fit.
+    """
     if len({table.dim for table in embeddings.tables}) > 1 or any(
         t.pooling == "none" for t in embeddings.tables
     ):
@@ -111,9 +121,10 @@ def _check(
         )
     if isinstance(model, Model) and model.config.embedding_dropout:
         raise ConfigError(
-            f"embedding_dropout {model.config.embedding_dropout} with towers that run before embeddings arrive", "0",
+            f"embedding_dropout {model.config.embedding_dropout} with towers that run before embeddings arrive",
+            "0",
             "set model.embedding_dropout=0, or another exchange",
-        )  # fmt: skip
+        )
     held = towers_of_groups(len(towers.groups), len(exchange.places.groups))
     readers = tuple(feature for table in embeddings.tables for feature in table.features)
     wanted = [
@@ -122,9 +133,10 @@ def _check(
     known = [tables.features for tables in exchange.tables]
     if wanted != known:
         raise ConfigError(
-            f"an exchange with features {known} on its groups of hosts", f"{wanted}, as the model's towers have them",
+            f"an exchange with features {known} on its groups of hosts",
+            f"{wanted}, as the model's towers have them",
             "give embeddings `groups` as the model has them",
-        )  # fmt: skip
+        )
     return held
 
 
@@ -156,9 +168,10 @@ def _to_home(
         num_samples = None if peers is None else sum(peers.sizes[rank] for rank in exchange.served)
         if peers is None or len(outputs) != num_samples:
             raise ConfigError(
-                f"{len(outputs)} samples in towers, {num_samples} in the last lookup", "the batch looked up last",
+                f"{len(outputs)} samples in towers, {num_samples} in the last lookup",
+                "the batch looked up last",
                 "call the model right after embeddings(batch), or give it the call",
-            )  # fmt: skip
+            )
         came = _ToHome.apply(outputs.float().flatten(1), exchange, peers, widths)
         whole: Tensor = torch.cat(came, 1).unflatten(1, (-1, width)).to(outputs.dtype)
         return whole

@@ -13,9 +13,9 @@ from pibroch.errors import ConfigError
 class TowerPlaces:
     """Ranks in groups of one or several hosts, each of which holds the tables of its towers.
 
-    A rank's **peer** in a group looks the group's features up for that rank's samples: the one that has its place there. With
-    L consecutive ranks a group that is DMT's order by (rank mod L, rank div L). Of a group with fewer ranks some are the peers
-    of several.
+    A rank's **peer** in a group looks the group's features up for that rank's samples: the one that
+    has its place there. With L consecutive ranks a group that is DMT's order by (rank mod L, rank
+    div L). Of a group with fewer ranks some are the peers of several.
 
     >>> places = TowerPlaces(((0, 1), (2, 3)))
     >>> [places.peers_of(rank) for rank in range(4)], places.served_by(3)
@@ -86,7 +86,9 @@ class TowerPlaces:
 
 
 def hosts_of(num_ranks: int, ranks_per_host: int) -> Topology:
-    """A topology that somebody declares: so many consecutive ranks a host, the last one perhaps fewer.
+    """A topology that somebody declares.
+
+    So many consecutive ranks a host, the last one perhaps fewer.
 
     >>> hosts_of(5, 2).ranks_by_host
     ((0, 1), (2, 3), (4,))
@@ -107,9 +109,10 @@ def places_for(topology: Topology, num_towers: int, hosts_per_tower: int | None)
     chosen = least if hosts_per_tower is None else hosts_per_tower
     if chosen < least:
         raise ConfigError(
-            f"{num_towers} towers on {topology.num_hosts} hosts, {chosen} for each tower", "hosts for no more towers",
+            f"{num_towers} towers on {topology.num_hosts} hosts, {chosen} for each tower",
+            "hosts for no more towers",
             f"set hosts_per_tower to {least}, or make more towers",
-        )  # fmt: skip
+        )
     return TowerPlaces.of(topology, chosen)
 
 

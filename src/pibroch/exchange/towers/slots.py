@@ -1,8 +1,9 @@
 """What a lane inside a group of hosts does for the ranks that its members serve, each of them apart.
 
-A member looks up the batches of several ranks, its **slots**. Within a slot all is as in :mod:`pibroch.exchange.alltoall`; what
-differs is the update: an owner adds the gradients of all ranks of the run in their order, wherever they were summed, so that
-the numbers are those of ``alltoall`` to the bit.
+A member looks up the batches of several ranks, its **slots**. Within a slot all is as in
+:mod:`pibroch.exchange.alltoall`; what differs is the update: an owner adds the gradients of all
+ranks of the run in their order, wherever they were summed, so that the numbers are those of
+``alltoall`` to the bit.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class LaneSlots(ABC, Generic[L, S]):
 
         Args:
             came: of each slot.
-            shares: by which gradients of each rank are to be multiplied, where :meth:`combine` did not.
+            shares: by which gradients of each rank are to be multiplied, where :meth:`combine` did
+                not.
             rate: of the update.
             step: its number.
         """

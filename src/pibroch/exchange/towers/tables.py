@@ -1,6 +1,9 @@
-"""What each group of hosts holds, and where its embeddings lie among those of all: pure bookkeeping.
+"""What each group of hosts holds, and where its embeddings lie among those of all.
 
-Shape legend: B samples of a rank, S columns of all pooled embeddings, S_g of a group's, V ids of tables that are not pooled.
+Pure bookkeeping.
+
+Shape legend: B samples of a rank, S columns of all pooled embeddings, S_g of a group's, V ids of
+tables that are not pooled.
 """
 
 from __future__ import annotations
@@ -60,7 +63,10 @@ class TablesHere:
         )
 
     def shapes(self, batch: JaggedBatch) -> list[tuple[int, ...]]:
-        """Of what the tables give for a batch: pooled embeddings once, then what is not pooled, group by group."""
+        """Of what the tables give for a batch.
+
+        Pooled embeddings once, then what is not pooled, group by group.
+        """
         own = [(self._num_ids(each, batch), each.space.dim) for each in self._by_id(batch)]
         return [(batch.batch_size, self.width), *own] if self._has_room(batch) else [*own]
 
@@ -149,7 +155,10 @@ class TablesHere:
 
 
 def empty_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> list[Tensor]:
-    """Room for the embeddings of all tables: a tensor for each group, the same for all that are pooled."""
+    """Room for the embeddings of all tables.
+
+    A tensor for each group, the same for all that are pooled.
+    """
     room = room_for(groups, batch)
     sizes = [(int(batch.offsets_of(each.space.features)[-1]), each.space.dim) for each in groups]
     return [
@@ -174,8 +183,9 @@ def tables_of_towers(tables: Sequence[Table], towers: Sequence[Sequence[str]]) -
         if len(set(numbers)) > 1:
             raise ConfigError(
                 f"features of towers {numbers}, {', '.join(table.features)}, that read one table {table.name!r}",
-                "all readers of a table in one tower", "put them together, or give each a table of its own",
-            )  # fmt: skip
+                "all readers of a table in one tower",
+                "put them together, or give each a table of its own",
+            )
         found[numbers[0]].append(table)
     return found
 

@@ -1,13 +1,17 @@
-"""An open-addressing hash table: a small number for each address in use, found in one cache line most of the time.
+"""An open-addressing hash table.
 
-A place of the table is a pair (address + 1, or 0 where nobody is; number). An address lies at the place that its hash names or,
-where that is taken, as near behind it as there is room, the last place being followed by the first. What leaves gives its
-place to those behind it that have been pushed away from theirs, so that no search goes over places of the dead, and a table
-that is used for ever stays as quick as a new one. Numbers of addresses stay while these move: they are handed out from 0 on,
-those given back first, and so never exceed the most addresses that were there at once.
+A small number for each address in use, found in one cache line most of the time.
 
-H places (a power of two), N addresses in use, at most H / 4: half of the time of a table that is half full goes into searches
-that end where no branch predictor expects it.
+A place of the table is a pair (address + 1, or 0 where nobody is; number). An address lies at the
+place that its hash names or, where that is taken, as near behind it as there is room, the last
+place being followed by the first. What leaves gives its place to those behind it that have been
+pushed away from theirs, so that no search goes over places of the dead, and a table that is used
+for ever stays as quick as a new one. Numbers of addresses stay while these move: they are handed
+out from 0 on, those given back first, and so never exceed the most addresses that were there at
+once.
+
+H places (a power of two), N addresses in use, at most H / 4: half of the time of a table that is
+half full goes into searches that end where no branch predictor expects it.
 """
 
 from __future__ import annotations
@@ -43,7 +47,10 @@ class AddressTable(NamedTuple):
 
 
 def empty_table(num_places: int, dtype: np.dtype[Any]) -> AddressTable:
-    """A table of ``num_places``, a power of two from 4 on; ``dtype`` must hold the greatest address + 1."""
+    """A table of ``num_places``, a power of two from 4 on.
+
+    ``dtype`` must hold the greatest address + 1.
+    """
     assert num_places >= PLACES_PER_ADDRESS and num_places & (num_places - 1) == 0, num_places
     return AddressTable(
         np.zeros((num_places, 2), dtype),

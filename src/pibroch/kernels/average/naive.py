@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 def averages(history: list[NDArray[np.float64]], decay: float) -> NDArray[np.float64]:
     """Average after a history of weights ``[num_rows, D]``, one entry a step, the first the initial weights.
 
-    ``average_0 = weights_0``, then ``average_t = decay * average_{t-1} + (1 - decay) * weights_t`` for all rows.
+    ``average_0 = weights_0``, then ``average_t = decay * average_{t-1} + (1 - decay) * weights_t``
+    for all rows.
     """
     average = history[0].copy()
     for weights in history[1:]:

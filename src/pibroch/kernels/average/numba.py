@@ -1,7 +1,10 @@
-"""Moving averages of rows at the cost of the touched ones: a row that stands still moves its average by a power.
+"""Moving averages of rows at the cost of the touched ones.
 
-A record holds its weights, and from column ``first`` on their average ``[D]`` and the step at which that average was taken
-``[1]``. A row that stood at w since step s has at step t the average ``w + (average_s - w) * decay ** (t - s)``.
+A row that stands still moves its average by a power.
+
+A record holds its weights, and from column ``first`` on their average ``[D]`` and the step at which
+that average was taken ``[1]``. A row that stood at w since step s has at step t the average ``w +
+(average_s - w) * decay ** (t - s)``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ def advance(
 ) -> None:
     """Bring the averages of ``rows[start:stop]`` from where they were taken to ``step``, by the weights as they stand.
 
-    Called for ``step - 1`` before the weights change and for ``step`` after: the first catches up, the second blends in.
+    Called for ``step - 1`` before the weights change and for ``step`` after: the first catches up,
+    the second blends in.
     """
     for u in range(start, stop):
         row = rows[u]
@@ -50,7 +54,9 @@ def averaged_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Write the averages at ``step`` of ``row_ids[start:stop]`` to ``out`` ``[V, D]``; the records stay as they are.
+    """Write the averages at ``step`` of ``row_ids[start:stop]`` to ``out`` ``[V, D]``.
+
+    The records stay as they are.
 
     ``stored`` are the records in the type of their weights.
     """

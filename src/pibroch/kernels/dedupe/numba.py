@@ -1,8 +1,8 @@
 """Group equal row ids: a stable radix sort, so that each row's positions keep the order in which they were given.
 
-V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. Only positions are moved, ids are read through
-them: of 53,000 ids a third less time than with keys moved beside them. Places are unsigned: for signed ones numba adds a test
-for negative indices.
+V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. Only positions are moved,
+ids are read through them: of 53,000 ids a third less time than with keys moved beside them. Places
+are unsigned: for signed ones numba adds a test for negative indices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def sample_major_sequence(
 ) -> None:
     """Positions of feature-major bags in the order sample, feature, place in the bag.
 
-    Needed where several features read one table: gradients are summed in sample order (design, section 2).
+    Needed where several features read one table: gradients are summed in sample order (design,
+    section 2).
     """
     num_samples = (len(offsets) - 1) // num_features
     filled = 0
@@ -59,14 +60,16 @@ def dedupe(
     start: int,
     stop: int,
 ) -> int:
-    """Group the positions of equal ids among ``sequence[start:stop]``; threads may take ranges that share no id.
+    """Group the positions of equal ids among ``sequence[start:stop]``.
+
+    Threads may take ranges that share no id.
 
     Args:
         row_ids: ``[V]``.
         sequence: ``[V]``, the positions in the order in which they are to be kept.
         rows: ``[V]``, receives the U distinct ids of the range, rising, from ``start`` on.
-        segments: ``[V]``, receives where each one's positions begin, from ``start`` on: row u has those in ``order`` from
-            ``segments[start + u]`` to the next row's.
+        segments: ``[V]``, receives where each one's positions begin, from ``start`` on: row u has
+            those in ``order`` from ``segments[start + u]`` to the next row's.
         order: ``[V]``, receives the positions grouped by row.
         start: of the range.
         stop: of the range.

@@ -28,8 +28,8 @@ def dropout(
 ) -> NDArray[np.float32]:
     """``x / (1 - p)`` where the element's 32 bits are at least ``p * 2**32``, zero (times ``x``) elsewhere.
 
-    Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the one of counter
-    ``number * H + c``: its lower and its upper half.
+    Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the
+    one of counter ``number * H + c``: its lower and its upper half.
     """
     out, num_columns = np.empty_like(x_BC), x_BC.shape[1]
     hashes = (num_columns + 1) // 2

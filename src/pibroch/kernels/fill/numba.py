@@ -34,7 +34,10 @@ def fill_uniform(
     start: int,
     stop: int,
 ) -> None:
-    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``; row i is the table's ``rows[i]``."""
+    """Uniform in [-bound, bound) for ``weights[start:stop]`` ``[rows, D]``.
+
+    Row i is the table's ``rows[i]``.
+    """
     dim = weights.shape[1]
     for row in range(start, stop):
         for d in range(dim):

@@ -37,7 +37,10 @@ def gather_pool(
     dim: int,
     pooled_BS: NDArray[np.float32],
 ) -> None:
-    """Sum of ``scale * weights`` over each bag, in its feature's columns of ``pooled_BS``; an empty ``scale`` means ones."""
+    """Sum of ``scale * weights`` over each bag, in its feature's columns of ``pooled_BS``.
+
+    An empty ``scale`` means ones.
+    """
     num_samples = len(pooled_BS)
     weights = widened(records[:, :dim])
     for bag in range(len(first_columns) * num_samples):

@@ -1,9 +1,9 @@
 """Look rows up and pool them: all features of a row space in one call.
 
-B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V ids, S columns of the
-output, in which row spaces of several dims may lie side by side. Weights may be bfloat16: records come in the weights' type
-(:data:`~pibroch.kernels.arrays.Stored`).
-Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
+B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V
+ids, S columns of the output, in which row spaces of several dims may lie side by side. Weights may
+be bfloat16: records come in the weights' type (:data:`~pibroch.kernels.arrays.Stored`). Bags are
+feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pibroch.kernels.bits import widened
 from pibroch.kernels.memory import FLOATS_PER_LINE, MAX_SHORT_DIM, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
 
-AHEAD = 24  # rows between the one that is read and the one that is fetched: covers a DRAM access at either width
+# rows between the one that is read and the one that is fetched: covers a DRAM access at either
+# width
+AHEAD = 24
 
 
 @kernel
@@ -67,9 +69,10 @@ def gather_pool(
 ) -> None:
     """Pool the bags ``start`` to ``stop`` into D columns of ``pooled_BS``, from those ``[F]`` on that are each feature's first.
 
-    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BS)``, and features that begin and end with
-    a cache line) bags of one id are copied past the caches, which hold little of an output of this size by the time it is
-    read (measured: 2.2 ms instead of 2.9 at D = 64).
+    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BS)``, and
+    features that begin and end with a cache line) bags of one id are copied past the caches, which
+    hold little of an output of this size by the time it is read (measured: 2.2 ms instead of 2.9 at
+    D = 64).
     """
     num_samples, num_columns = pooled_BS.shape
     last, width, floats = len(row_ids) - 1, records.shape[1], (dim * records.itemsize + 3) // 4

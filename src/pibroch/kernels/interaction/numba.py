@@ -1,9 +1,13 @@
-"""The DLRM dot interaction for CPUs: small matrix products, all scratch of a sample in the first-level cache.
+"""The DLRM dot interaction for CPUs.
 
-Nothing is allocated per sample, and a sample's result does not depend on which range it is part of. Columns are counted by
-unsigned numbers: for signed ones numba adds a test for negative indices, which keeps loops from becoming vector code.
+Small matrix products, all scratch of a sample in the first-level cache.
 
-Shape legend: B samples, F features, D embedding width, M = F + 1 vectors of a sample, P = M (M - 1) / 2 pairs.
+Nothing is allocated per sample, and a sample's result does not depend on which range it is part of.
+Columns are counted by unsigned numbers: for signed ones numba adds a test for negative indices,
+which keeps loops from becoming vector code.
+
+Shape legend: B samples, F features, D embedding width, M = F + 1 vectors of a sample, P = M (M - 1)
+/ 2 pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ def _padded(size: int, multiple: int) -> int:
 
 @kernel
 def forward(bottom_BD: Records, embedded_BFD: Records, out: Records, start: int, stop: int) -> None:
-    """Fill ``out[start:stop]``, float32 ``[B, D + P]``, as `naive.forward` does; all arrays are contiguous."""
+    """Fill ``out[start:stop]``, float32 ``[B, D + P]``, as `naive.forward` does.
+
+    All arrays are contiguous.
+    """
     num_features, dim = embedded_BFD.shape[1], embedded_BFD.shape[2]
     num_vectors, depth = num_features + 1, _padded(dim, LANES)
     height, width = _padded(num_vectors, ROWS), _padded(num_vectors, LANES)

@@ -1,7 +1,8 @@
 """Tiles of small matrices, four rows by sixteen columns, held in vector registers.
 
-Written as loops over arrays, such sums go through memory at each addition; as values of LLVM's vector type they stay in one
-AVX-512 register each, two of AVX2 or four of NEON. A tile reads and writes whole vectors: matrices are padded to it.
+Written as loops over arrays, such sums go through memory at each addition; as values of LLVM's
+vector type they stay in one AVX-512 register each, two of AVX2 or four of NEON. A tile reads and
+writes whole vectors: matrices are padded to it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def _multiply_tile(
 def _transpose_tile(
     typingctx: Context, out: Kind, source: Kind, row: Kind, column: Kind
 ) -> Intrinsic:
-    """Typing and code of `transpose_tile`: rows are interleaved within quarters, in two steps that x86 has as shuffles."""
+    """Typing and code of `transpose_tile`.
+
+    Rows are interleaved within quarters, in two steps that x86 has as shuffles.
+    """
     quarters = range(0, LANES, 4)
 
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:

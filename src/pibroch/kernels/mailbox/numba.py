@@ -1,8 +1,9 @@
 """Leave messages for another process in memory of one's own that it maps, and take those that others left.
 
-A queue is a list of slots of 64 bytes: a slot says where its message lies and which slot is the next one, which its writer has
-prepared by then. The first word is stored last and with release order: who sees it set sees all of the message. The reader
-counts what it took; that far slots and messages may be used again.
+A queue is a list of slots of 64 bytes: a slot says where its message lies and which slot is the
+next one, which its writer has prepared by then. The first word is stored last and with release
+order: who sees it set sees all of the message. The reader counts what it took; that far slots and
+messages may be used again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def leave(
 
 @kernel
 def look(slot: int, head: Ints) -> bool:
-    """Whether a slot at an address is written; if it is, ``head`` int64 ``[3]`` gets NBYTES, PLACE and NEXT."""
+    """Whether a slot at an address is written.
+
+    If it is, ``head`` int64 ``[3]`` gets NBYTES, PLACE and NEXT.
+    """
     if load(slot + IS_THERE) == 0:
         return False
     head[0], head[1], head[2] = load(slot + NBYTES), load(slot + PLACE), load(slot + NEXT)

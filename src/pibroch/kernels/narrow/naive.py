@@ -24,7 +24,9 @@ def widened(numbers: Array) -> Array:
 
 
 def nearest(numbers: Records) -> Halves:
-    """The nearest bfloat16, of two equally near ones the even one; infinities and NaN stay what they are.
+    """The nearest bfloat16, of two equally near ones the even one.
+
+    Infinities and NaN stay what they are.
 
     >>> widened(nearest(np.array([1.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8, np.inf], np.float32)))
     array([1.      , 1.      , 1.015625,      inf], dtype=float32)
@@ -34,10 +36,12 @@ def nearest(numbers: Records) -> Halves:
 
 
 def stochastic(numbers: Records, keys: NDArray[np.uint32]) -> Halves:
-    """One of the two bfloat16 that enclose a number, the nearer one the more often: the mean of many draws is the number.
+    """One of the two bfloat16 that enclose a number, the nearer one the more often.
 
-    The draw is a hash of the number's bits and the key, so that whoever computes the same number in the same step rounds it
-    alike, wherever the row is.
+    The mean of many draws is the number.
+
+    The draw is a hash of the number's bits and the key, so that whoever computes the same number in
+    the same step rounds it alike, wherever the row is.
 
     Args:
         numbers: float32.
@@ -48,7 +52,10 @@ def stochastic(numbers: Records, keys: NDArray[np.uint32]) -> Halves:
 
 
 def mixed(numbers: Words) -> Words:
-    """A bijection of 32 bits: each bit of the result depends on all bits (the constants are C. Wellons' *lowbias32*)."""
+    """A bijection of 32 bits: each bit of the result depends on all bits (the constants are C.
+
+    Wellons' *lowbias32*).
+    """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF
     result: Words = numbers ^ (numbers >> 16)

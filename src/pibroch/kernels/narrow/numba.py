@@ -1,6 +1,7 @@
 """Rounding to bfloat16, and the numbers by which it is random.
 
-R rows, D weights in a row. What is rounded lies in float32 ``[R, D + state]`` and is seen as uint32.
+R rows, D weights in a row. What is rounded lies in float32 ``[R, D + state]`` and is seen as
+uint32.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def mixed(number: np.uint32) -> np.uint32:
 
 @kernel
 def rounded(bits: np.uint32, added: np.uint32) -> np.uint32:
-    """The bits of a float32 whose lower half is 0: ``bits + added`` without its lower half; infinities and NaN stay.
+    """The bits of a float32 whose lower half is 0: ``bits + added`` without its lower half.
 
-    Added are random bits, or one less than half of what is cut and the lowest bit that stays, for the nearest or even one.
+    Infinities and NaN stay.
+
+    Added are random bits, or one less than half of what is cut and the lowest bit that stays, for
+    the nearest or even one.
     """
     kept = (
         bits | QUIET if (bits & MANTISSA) != 0 else bits
@@ -62,14 +66,17 @@ def nearest(weights: Records, out: NDArray[np.uint16]) -> None:
 def round_rows(
     words: Words, num_rows: int, dim: int, keys: Words, first_columns: NDArray[np.int32]
 ) -> None:
-    """Round the first ``dim`` numbers of each row in place: to a neighbour by chance, or to the nearest without ``keys``.
+    """Round the first ``dim`` numbers of each row in place.
+
+    To a neighbour by chance, or to the nearest without ``keys``.
 
     Args:
         words: ``[R, W]``, the bits of float32.
         num_rows: that are rounded.
         dim: D.
         keys: of all columns of the table in this step, see :func:`keys_of`.
-        first_columns: of each row, the column at which its block begins; empty where all begin at 0.
+        first_columns: of each row, the column at which its block begins; empty where all begin at
+            0.
     """
     for row in range(num_rows):
         if len(keys) == 0:

@@ -1,4 +1,7 @@
-"""What the kernels mean, without a thought of speed. Shapes as in :mod:`pibroch.kernels.overlay.numba`."""
+"""What the kernels mean, without a thought of speed.
+
+Shapes as in :mod:`pibroch.kernels.overlay.numba`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Row ids redirected by a hash table of the rows that have a newer version.
 
-V ids, U changed rows in the order of their versions, S slots, a power of two above 2 U: a slot holds a place in ``changed``,
-or -1. A row that changed twice is found at its last place.
+V ids, U changed rows in the order of their versions, S slots, a power of two above 2 U: a slot
+holds a place in ``changed``, or -1. A row that changed twice is found at its last place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def redirect(
     start: int,
     stop: int,
 ) -> None:
-    """Write to ``out`` the ids ``start`` to ``stop``; one of a changed row becomes ``first`` plus the row's last place."""
+    """Write to ``out`` the ids ``start`` to ``stop``.
+
+    One of a changed row becomes ``first`` plus the row's last place.
+    """
     mask = len(slots) - 1
     for position in range(start, stop):
         row = row_ids[position]

@@ -1,6 +1,9 @@
-"""Rows into messages and out of them: whole records, and weights alone, for several ranks in one buffer.
+"""Rows into messages and out of them.
 
-The buffer has for each rank in turn its records ``[whole, W]``, then its weights ``[lent, D]``, which are float32 there.
+Whole records, and weights alone, for several ranks in one buffer.
+
+The buffer has for each rank in turn its records ``[whole, W]``, then its weights ``[lent, D]``,
+which are float32 there.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ def copy_out(
 def copy_in(
     message: Records, at: int, places: Ints, width: int, records: Stored, begin: int, end: int
 ) -> int:
-    """The inverse of :func:`copy_out`. Bfloat16 weights come as such: no wire gives them bits that they did not have."""
+    """The inverse of :func:`copy_out`.
+
+    Bfloat16 weights come as such: no wire gives them bits that they did not have.
+    """
     for i in range(begin, end):
         place = places[i]
         for d in range(width):
@@ -76,7 +82,10 @@ def unpack(
     records: Records,
     stored: Stored,
 ) -> None:
-    """Put a message's rows to their places; arguments as in :func:`pack`, as the receiver knows them."""
+    """Put a message's rows to their places.
+
+    Arguments as in :func:`pack`, as the receiver knows them.
+    """
     at, first_whole, first_lent = 0, 0, 0
     for rank in range(counts.shape[1]):
         end = first_whole + counts[0, rank]

@@ -1,4 +1,7 @@
-"""What the partition kernels mean, row by row. Shapes as in :mod:`pibroch.kernels.partition.numba`."""
+"""What the partition kernels mean, row by row.
+
+Shapes as in :mod:`pibroch.kernels.partition.numba`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from numpy.typing import NDArray
 
 
 def partition(accesses: NDArray[np.int64], max_accesses: float, max_rows: int) -> NDArray[np.int64]:
-    """The partition of each row: rows by falling count, a new partition where one more row would pass a bound.
+    """The partition of each row.
 
-    A row that passes the bound on accesses by itself is a partition. Rows of equal counts keep their order.
+    Rows by falling count, a new partition where one more row would pass a bound.
+
+    A row that passes the bound on accesses by itself is a partition. Rows of equal counts keep
+    their order.
 
     >>> partition(np.array([1, 9, 1, 3, 1, 0]), 4, 3).tolist()
     [1, 0, 2, 1, 2, 2]

@@ -1,7 +1,10 @@
-"""Cut rows, sorted by their count, into partitions of bounded accesses and bounded size: without sorting them.
+"""Cut rows, sorted by their count, into partitions of bounded accesses and bounded size.
 
-Rows of one count are alike, so a *run* of them is cut by arithmetic, and the partition of each row follows from how many of its
-count came before it. Cost O(N) in row order, two streaming passes: a histogram of counts, then the assignment.
+Without sorting them.
+
+Rows of one count are alike, so a *run* of them is cut by arithmetic, and the partition of each row
+follows from how many of its count came before it. Cost O(N) in row order, two streaming passes: a
+histogram of counts, then the assignment.
 
 N rows, R runs (distinct counts, falling), P partitions.
 """
@@ -102,7 +105,8 @@ def assign(
 
     Args:
         accesses: ``[N]``.
-        cursor: ``[dense]``, the place among the sorted rows of the next row of each count; advanced.
+        cursor: ``[dense]``, the place among the sorted rows of the next row of each count;
+            advanced.
         current: ``[dense]``, the partition in which that place lies; advanced.
         stops: ``[P]`` as :func:`cut` wrote them.
         first: number of the first partition.

@@ -1,4 +1,7 @@
-"""Changes that a search tries: a copy, a move of a home, a swap of two, another source for a reader."""
+"""Changes that a search tries.
+
+A copy, a move of a home, a swap of two, another source for a reader.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def worst_of(link: Floats, reader: int) -> int:
 
 @kernel
 def worst_link(link: Floats, worst: Ints) -> int:
-    """The number of the link that costs most, W times its reader plus its shard; ``worst`` ``[W]`` is each reader's."""
+    """The number of the link that costs most, W times its reader plus its shard.
+
+    ``worst`` ``[W]`` is each reader's.
+    """
     found = 0
     for reader in range(1, len(link)):
         if link[reader, worst[reader]] > link[found, worst[found]]:
@@ -107,7 +113,9 @@ def _copy(
     sums: Sums,
     state: NDArray[np.uint64],
 ) -> int:
-    """Give ``shard`` a copy of ``touched[0]``; it drops those of ``touched[1]`` and, as far as is needed, of others.
+    """Give ``shard`` a copy of ``touched[0]``.
+
+    It drops those of ``touched[1]`` and, as far as is needed, of others.
 
     Returns:
         The number of partitions that were touched, 0 where it was not possible.
@@ -141,7 +149,10 @@ def _copy(
 
 @kernel
 def _move_home(p: int, shard: int, problem: Problem, placed: Placed, sums: Sums) -> int:
-    """Move p's home to ``shard``, to a copy if one is there; returns how many partitions were touched."""
+    """Move p's home to ``shard``, to a copy if one is there.
+
+    Returns how many partitions were touched.
+    """
     before, size = placed.home[p], problem.memory[p]
     if before == shard:
         return 0
@@ -157,7 +168,10 @@ def _move_home(p: int, shard: int, problem: Problem, placed: Placed, sums: Sums)
 
 @kernel
 def _swap_homes(p: int, q: int, problem: Problem, placed: Placed, sums: Sums) -> int:
-    """Swap the homes of two partitions neither of which has a copy at the other's; returns how many were touched."""
+    """Swap the homes of two partitions neither of which has a copy at the other's.
+
+    Returns how many were touched.
+    """
     a, b, used, held = placed.home[p], placed.home[q], sums.used, placed.held
     if a == b or held[p, b] or held[q, a]:
         return 0
@@ -175,9 +189,15 @@ def _swap_homes(p: int, q: int, problem: Problem, placed: Placed, sums: Sums) ->
 
 @kernel
 def change(
-    kind: int, touched: Ints, reader: int, old: Placed, problem: Problem, placed: Placed, sums: Sums,
+    kind: int,
+    touched: Ints,
+    reader: int,
+    old: Placed,
+    problem: Problem,
+    placed: Placed,
+    sums: Sums,
     state: NDArray[np.uint64],
-) -> int:  # fmt: skip
+) -> int:
     """Make one change, let readers follow, and note in ``old`` what was before.
 
     Returns:

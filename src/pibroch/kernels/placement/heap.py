@@ -1,7 +1,7 @@
 """Heaps of shards, the one with the greatest key on top; of equal keys the lower number.
 
-A heap is an array of which the first ``size`` entries count. ``place`` says where each shard stands in it, -1 for nowhere, so
-that a shard whose key has changed moves in O(log W).
+A heap is an array of which the first ``size`` entries count. ``place`` says where each shard stands
+in it, -1 for nowhere, so that a shard whose key has changed moves in O(log W).
 """
 
 from __future__ import annotations

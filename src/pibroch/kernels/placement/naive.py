@@ -1,4 +1,7 @@
-"""What Algorithm 1 means, without incremental bookkeeping. Shapes as in :mod:`pibroch.kernels.placement.numba`."""
+"""What Algorithm 1 means, without incremental bookkeeping.
+
+Shapes as in :mod:`pibroch.kernels.placement.numba`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from pibroch.kernels.arrays import Array
 
 
 def sources_of(held: Array, home: int, cost: Array) -> list[int]:
-    """From which shard each reads a partition: itself, or the cheapest; of equals the home, else the next cyclically."""
+    """From which shard each reads a partition: itself, or the cheapest.
+
+    Of equals the home, else the next cyclically.
+    """
     num_shards = len(cost)
     out = []
     for reader in range(num_shards):
-        # ties are broken the same way everywhere, or readers of one partition would crowd one holder
+        # ties are broken the same way everywhere, or readers of one partition would crowd one
+        # holder
         key = {
             shard: (cost[reader, shard], shard != home, (shard - reader) % num_shards)
             for shard in range(num_shards)

@@ -30,7 +30,9 @@ def place(
     used: Floats,
     home: Ints,
 ) -> int:
-    """Give each partition of ``order`` a home: access-bound ones the least loaded shard, memory-bound ones the emptiest.
+    """Give each partition of ``order`` a home.
+
+    Access-bound ones the least loaded shard, memory-bound ones the emptiest.
 
     Among shards that are equally empty but for one partition, the least loaded is taken.
 
@@ -80,7 +82,10 @@ def place(
 
 @kernel
 def is_nearer(reader: int, shard: int, other: int, home: int, cost: Floats) -> bool:
-    """Whether a reader that holds no copy reads from ``shard`` rather than from ``other``; see ``cost.sources``."""
+    """Whether a reader that holds no copy reads from ``shard`` rather than from ``other``.
+
+    See ``cost.sources``.
+    """
     if cost[reader, shard] != cost[reader, other]:
         return bool(cost[reader, shard] < cost[reader, other])
     if shard == home or other == home:
@@ -90,7 +95,9 @@ def is_nearer(reader: int, shard: int, other: int, home: int, cost: Floats) -> b
 
 
 class Nearer(NamedTuple):
-    """Of each reader the shards that cost it less than its dearest: all that can be nearer to it than a home.
+    """Of each reader the shards that cost it less than its dearest.
+
+    All that can be nearer to it than a home.
 
     Attributes:
         starts: int64 ``[W + 1]``, where each reader's shards begin.
@@ -103,7 +110,10 @@ class Nearer(NamedTuple):
 
 @kernel
 def nearer_shards(cost: Floats) -> Nearer:
-    """Which shards are nearer than the dearest, by reader; O(W**2 log W), and the lists are short where hosts are."""
+    """Which shards are nearer than the dearest, by reader.
+
+    O(W**2 log W), and the lists are short where hosts are.
+    """
     num_shards = len(cost)
     starts = np.zeros(num_shards + 1, np.int64)
     dearest = np.zeros(num_shards)
@@ -149,7 +159,10 @@ def _seen_from_shards(nearer: Nearer) -> Nearer:
 
 @kernel
 def find_sources(home: Ints, held: Flags, cost: Floats, nearer: Nearer, source: Shards) -> None:
-    """From which shard each reads each partition, into ``source`` ``[P, W]``; the rule of ``cost.sources``."""
+    """From which shard each reads each partition, into ``source`` ``[P, W]``.
+
+    The rule of ``cost.sources``.
+    """
     num_shards = len(cost)
     for partition in range(len(home)):
         at_home = home[partition]
@@ -204,8 +217,10 @@ class Offers(NamedTuple):
     Attributes:
         starts: int64 ``[W + 1]``, where the places of each home begin.
         places: int64 ``[P]``, places in ``order``, rising, home after home.
-        is_near: bool ``[W, W]``, whether a reader may turn to a shard that is no home; then all places are looked at.
-        pointer: int64 ``[W, W]``, before which nothing is left: a place, or for links that are not near one of ``places``.
+        is_near: bool ``[W, W]``, whether a reader may turn to a shard that is no home; then all
+            places are looked at.
+        pointer: int64 ``[W, W]``, before which nothing is left: a place, or for links that are not
+            near one of ``places``.
     """
 
     starts: Ints
@@ -239,8 +254,15 @@ def _offers(order: Ints, weight: Floats, home: Ints, nearer: Nearer, num_shards:
 
 @kernel
 def _relief(
-    reader: int, shard: int, order: Ints, weight: Floats, memory: Floats, free: float, source: Shards, offers: Offers
-) -> int:  # fmt: skip
+    reader: int,
+    shard: int,
+    order: Ints,
+    weight: Floats,
+    memory: Floats,
+    free: float,
+    source: Shards,
+    offers: Offers,
+) -> int:
     """The first place of what the reader gets from ``shard`` and has room for; -1 for none."""
     pointer, is_near = offers.pointer, offers.is_near[reader, shard]
     end = len(order) if is_near else offers.starts[shard + 1]
@@ -274,9 +296,10 @@ def replicate(
 ) -> int:
     """Algorithm 1: shard by shard, copy what relieves its worst link, until nothing more fits.
 
-    Differs from the paper: a shard whose worst link offers nothing that fits goes on to its next worst, a shard is no link of
-    its own, and among equally cheap holders readers follow ``cost.sources``. Worst links come from a heap for each reader, and
-    what relieves one from the list of what lies at its other end, so the cost is O(P W + C (N + log W)) for C copies and N
+    Differs from the paper: a shard whose worst link offers nothing that fits goes on to its next
+    worst, a shard is no link of its own, and among equally cheap holders readers follow
+    ``cost.sources``. Worst links come from a heap for each reader, and what relieves one from the
+    list of what lies at its other end, so the cost is O(P W + C (N + log W)) for C copies and N
     shards that are nearer to a reader than the dearest.
 
     Args:

@@ -1,4 +1,7 @@
-"""Search from a placement to a better one: lower the worst link, keep the shards' loads level. P partitions, W shards."""
+"""Search from a placement to a better one: lower the worst link, keep the shards' loads level.
+
+P partitions, W shards.
+"""
 
 from __future__ import annotations
 
@@ -137,17 +140,25 @@ def _save(placed: Placed, best: Best) -> None:
 
 @kernel
 def improve(
-    problem: Problem, placed: Placed, num_trials: int, temperature: float, load_share: float, may_copy: bool, seed: int
-) -> float:  # fmt: skip
+    problem: Problem,
+    placed: Placed,
+    num_trials: int,
+    temperature: float,
+    load_share: float,
+    may_copy: bool,
+    seed: int,
+) -> float:
     """Try random changes to partitions of the worst link, keep those that help, at first some that harm; its cost.
 
     Args:
         problem: what is to be placed.
         placed: where to begin; the best placement found, on return.
         num_trials: to make.
-        temperature: share by which a change may worsen the goal, falling to none in the course of the search.
+        temperature: share by which a change may worsen the goal, falling to none in the course of
+            the search.
         load_share: how much the most loaded shard counts beside the worst link; 0 for not at all.
-        may_copy: whether copies may be added, dropped and exchanged; else only homes of partitions without copies move.
+        may_copy: whether copies may be added, dropped and exchanged; else only homes of partitions
+            without copies move.
         seed: of the draws.
     """
     num_shards = placed.held.shape[1]
@@ -199,7 +210,8 @@ def improve(
                 # by differences alone what is left would drown in the rounding of what was there
                 sums.energy[0] = exact_energy = _energy_of_links(sums.link)
                 energy = _energy(sums, load_scale)
-            # sums drift: better by rounding alone is not better; nor is a link that is worse than the first
+            # sums drift: better by rounding alone is not better; nor is a link that is worse than
+            # the first
             if energy < best_energy * 0.999999 and _cost_of_worst(sums.link, worst) <= 1.0 + 1e-9:
                 best_energy = energy
                 _save(placed, best)

@@ -50,7 +50,8 @@ class Sums(NamedTuple):
         link: ``[W, W]``, cost of what i gets from j.
         load: ``[W]``, of lookups.
         used: ``[W]``, of memory.
-        energy: ``[1]``, of all links, see :func:`high_power`; kept up to date by :func:`turn` alone.
+        energy: ``[1]``, of all links, see :func:`high_power`; kept up to date by :func:`turn`
+            alone.
     """
 
     link: Floats

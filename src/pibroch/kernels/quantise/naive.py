@@ -1,7 +1,7 @@
 """What rows of bytes mean, in plain NumPy. Shapes as in :mod:`pibroch.kernels.quantise.numba`.
 
-A row is its scale and its offset, float32 each, then a byte a weight: ``weight = offset + scale * byte``; zeros fill it up to
-whole words.
+A row is its scale and its offset, float32 each, then a byte a weight: ``weight = offset + scale *
+byte``; zeros fill it up to whole words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pibroch.kernels.arrays import Bytes, Ints, Records
 
 HEADER_BYTES, LEVELS = 8, 255
 SMALLEST_SCALE = np.float32(1e-30)
-"""A row whose weights lie closer together is taken as all alike: one over the scale must be finite."""
+"""A row whose weights lie closer together is taken as all alike: one over the scale must be finite.
+"""
 
 
 def record_bytes(dim: int) -> int:
@@ -26,7 +27,10 @@ def record_bytes(dim: int) -> int:
 
 
 def quantise(weights: Records) -> Bytes:
-    """Rows ``[R, W]`` of float32 weights ``[R, D]``; each weight is off by half a step of its row at most."""
+    """Rows ``[R, W]`` of float32 weights ``[R, D]``.
+
+    Each weight is off by half a step of its row at most.
+    """
     num_rows, dim = weights.shape
     wide = weights.astype(np.float64)
     low, high = wide.min(1, keepdims=True), wide.max(1, keepdims=True)
@@ -59,7 +63,10 @@ def add_rows(
     scale: Records,
     pooled_BFD: NDArray[np.float32],
 ) -> None:
-    """Add to each bag's sum those of its rows that lie here: ``weights[r]`` is row ``first_row + r``."""
+    """Add to each bag's sum those of its rows that lie here.
+
+    ``weights[r]`` is row ``first_row + r``.
+    """
     num_samples, num_features, _ = pooled_BFD.shape
     for bag in range(num_samples * num_features):
         feature, sample = divmod(bag, num_samples)

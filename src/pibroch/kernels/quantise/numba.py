@@ -1,8 +1,11 @@
-"""Rows of bytes, halves or floats, looked up where they lie: in a file that is mapped, of which there may be several.
+"""Rows of bytes, halves or floats, looked up where they lie.
 
-B samples, F features, D weights in a row, V ids, R rows here, W bytes of a row (:func:`naive.record_bytes`). Bags are
-feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``. Here lie the rows from ``first_row`` on;
-others are left to the kernel's next call, on another file, so ``pooled_BFD`` begins as zeros. An empty ``scale`` means ones.
+In a file that is mapped, of which there may be several.
+
+B samples, F features, D weights in a row, V ids, R rows here, W bytes of a row
+(:func:`naive.record_bytes`). Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag]
+: offsets[bag + 1]]``. Here lie the rows from ``first_row`` on; others are left to the kernel's next
+call, on another file, so ``pooled_BFD`` begins as zeros. An empty ``scale`` means ones.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ AHEAD = 16  # rows between the one that is read and the one that is fetched
 
 @kernel
 def quantise(weights: Records, records: Bytes, words: Records, start: int, stop: int) -> None:
-    """Rows ``start`` to ``stop`` of ``weights`` ``[R, D]`` to ``records`` ``[R, W]``; ``words`` is these as float32."""
+    """Rows ``start`` to ``stop`` of ``weights`` ``[R, D]`` to ``records`` ``[R, W]``.
+
+    ``words`` is these as float32.
+    """
     dim = weights.shape[1]
     for row in range(start, stop):
         low = high = weights[row, 0]
@@ -54,7 +60,10 @@ def add_bytes(
     start: int,
     stop: int,
 ) -> None:
-    """Add rows of bytes to the bags ``start`` to ``stop``; ``words`` is ``records`` as float32 ``[R, W / 4]``."""
+    """Add rows of bytes to the bags ``start`` to ``stop``.
+
+    ``words`` is ``records`` as float32 ``[R, W / 4]``.
+    """
     num_samples, _, dim = pooled_BFD.shape
     num_rows, floats, last = len(records), words.shape[1], len(row_ids) - 1
     scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
@@ -87,7 +96,10 @@ def add_numbers(
     start: int,
     stop: int,
 ) -> None:
-    """Add rows to the bags ``start`` to ``stop``: float32 ``[R, D]``, or the bits of float16 as uint16."""
+    """Add rows to the bags ``start`` to ``stop``.
+
+    float32 ``[R, D]``, or the bits of float16 as uint16.
+    """
     num_samples, _, dim = pooled_BFD.shape
     num_rows, floats, last = len(records), (dim * records.itemsize + 3) // 4, len(row_ids) - 1
     scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM

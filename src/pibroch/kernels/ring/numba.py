@@ -1,10 +1,12 @@
 """Put messages into slots of other processes' memory, and take those that came out of one's own.
 
-A slot is a header of 64 bytes and room behind it. The header's first word is the message's number plus one, stored last and
-with release order: whoever loads it sees all of the message. A message that does not fit lies in a segment, whose id is in the
-header. A process that sleeps waits on its *bell*, which everybody who puts something there rings.
+A slot is a header of 64 bytes and room behind it. The header's first word is the message's number
+plus one, stored last and with release order: whoever loads it sees all of the message. A message
+that does not fit lies in a segment, whose id is in the header. A process that sleeps waits on its
+*bell*, which everybody who puts something there rings.
 
-Shape legend: W processes, this one included; rows of ``links`` that are zero stand for processes that are not reached here.
+Shape legend: W processes, this one included; rows of ``links`` that are zero stand for processes
+that are not reached here.
 """
 
 from __future__ import annotations
@@ -25,22 +27,28 @@ from pibroch.kernels.atomics import (
     store,
     stream_line_at,
     wake,
-)  # fmt: skip
+)
 from pibroch.kernels.policy import kernel
 
 WRITE, READ, BELL = 0, 1, 2
-"""Columns of ``links`` int64 ``[W, 3]``: addresses of the ring that this process writes to, the one it reads, its bell."""
+"""Columns of ``links`` int64 ``[W, 3]``.
+
+Addresses of the ring that this process writes to, the one it reads, its bell.
+"""
 SEQUENCE, NBYTES, SEGMENT, HEADER_BYTES = 0, 8, 16, 64
 SLEEPERS = 64
 """Behind a bell: how many sleep on it."""
 ARRIVED, PENDING, OVERWRITTEN, OTHER_SIZE, UNKNOWN_SEGMENT = 0, 1, 2, 3, 4
 SPINS, YIELDS, MOST_SPINS, CALM, PENALTY = 0, 1, 2, 3, 4
-"""Places in ``effort`` int64 ``[5]``: turns in which a wait looks again at once, then gives way, before it sleeps; and more.
+"""Places in ``effort`` int64 ``[5]``.
 
-A wait that ends while it spins doubles the first, up to the third; any other halves it: the rank that is waited for may want
-this very core. A turn that gave way for longer than LONG_NS gave the core to a stranger, who keeps it for a time slice; who
-sleeps gets it back at once when he is woken. So the next ``CALM`` waits do not give way: ``PENALTY`` of them, which doubles
-each time and goes down by one with each wait that could have given way.
+Turns in which a wait looks again at once, then gives way, before it sleeps; and more.
+
+A wait that ends while it spins doubles the first, up to the third; any other halves it: the rank
+that is waited for may want this very core. A turn that gave way for longer than LONG_NS gave the
+core to a stranger, who keeps it for a time slice; who sleeps gets it back at once when he is woken.
+So the next ``CALM`` waits do not give way: ``PENALTY`` of them, which doubles each time and goes
+down by one with each wait that could have given way.
 """
 LEAST_PENALTY, MOST_PENALTY = 32, 512
 STREAMED_BYTES = 2 << 20
@@ -49,9 +57,12 @@ LONG_NS = 100_000
 
 @kernel
 def copy_bytes(target: int, source: int, nbytes: int) -> None:
-    """Between addresses of memory that does not overlap; past the caches where these would not hold it anyway.
+    """Between addresses of memory that does not overlap.
 
-    An ordinary store first reads the line that it is about to overwrite: a third of a copy's traffic with memory.
+    Past the caches where these would not hold it anyway.
+
+    An ordinary store first reads the line that it is about to overwrite: a third of a copy's
+    traffic with memory.
     """
     if nbytes < STREAMED_BYTES:
         copy(target, source, nbytes)
@@ -112,7 +123,8 @@ def put(
         sequence: number of the message plus one.
         addresses: int64 ``[W]``, of what goes to each.
         sizes: int64 ``[W]``, bytes.
-        segments: int64 ``[W, 2]``, id and address of the segment for each, zero where a slot will do.
+        segments: int64 ``[W, 2]``, id and address of the segment for each, zero where a slot will
+            do.
         own: where this process's own part goes; 0 for nowhere.
     """
     size = len(links)
@@ -224,9 +236,17 @@ def _learn(effort: Ints, turns: int) -> None:
 
 @kernel
 def take(
-    links: Ints, bell: int, place: int, sequence: int, addresses: Ints, sizes: Ints, known: Ints, pending: Ints,
-    effort: Ints, sleep_us: int,
-) -> int:  # fmt: skip
+    links: Ints,
+    bell: int,
+    place: int,
+    sequence: int,
+    addresses: Ints,
+    sizes: Ints,
+    known: Ints,
+    pending: Ints,
+    effort: Ints,
+    sleep_us: int,
+) -> int:
     """Wait for the messages of all processes that are ``pending`` and copy each as soon as it is there.
 
     Args:
@@ -242,8 +262,9 @@ def take(
         sleep_us: the longest sleep, after which this returns.
 
     Returns:
-        ARRIVED when all are taken, PENDING when some are not after the sleep; a message that is newer, of another size or in an
-        unknown segment is reported, it is that of the first process that is still pending and whose slot is filled.
+        ARRIVED when all are taken, PENDING when some are not after the sleep; a message that is
+        newer, of another size or in an unknown segment is reported, it is that of the first process
+        that is still pending and whose slot is filled.
     """
     turns: int = 0
     while True:
@@ -268,7 +289,8 @@ def take(
             return ARRIVED
         turns += 1
         if not _bide(effort, turns):
-            # count as a sleeper first, look once more, then sleep: what comes in between rings, or is seen
+            # count as a sleeper first, look once more, then sleep: what comes in between rings, or
+            # is seen
             add(bell + SLEEPERS, 1)
             rung = load(bell)
             is_news = _any_news(links, place, sequence, pending)
@@ -285,7 +307,9 @@ def take(
 
 @kernel
 def wait_for_bell(bell: int, seen: int, effort: Ints, sleep_us: int) -> int:
-    """Wait until a bell was rung since it was ``seen``, not longer than one sleep; returns what it shows.
+    """Wait until a bell was rung since it was ``seen``, not longer than one sleep.
+
+    Returns what it shows.
 
     Args:
         bell: of this process.
@@ -307,10 +331,21 @@ def wait_for_bell(bell: int, seen: int, effort: Ints, sleep_us: int) -> int:
 
 @kernel
 def exchange(
-    links: Ints, bell: int, me: int, place: int, sequence: int, source: int, target: int, nbytes: int, pending: Ints,
-    effort: Ints, sleep_us: int,
-) -> int:  # fmt: skip
-    """:func:`put` and :func:`take` in one call, of equal parts that fit a slot: ``nbytes`` for and from each of W.
+    links: Ints,
+    bell: int,
+    me: int,
+    place: int,
+    sequence: int,
+    source: int,
+    target: int,
+    nbytes: int,
+    pending: Ints,
+    effort: Ints,
+    sleep_us: int,
+) -> int:
+    """:func:`put` and :func:`take` in one call, of equal parts that fit a slot.
+
+    ``nbytes`` for and from each of W.
 
     Args:
         links: as there.

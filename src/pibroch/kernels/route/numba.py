@@ -1,6 +1,7 @@
 """What rows and gradients need on their way between ranks: addresses, one place a distinct row.
 
-V ids in a batch, U distinct rows, D weights in a row, F features, P parts of the table of most parts.
+V ids in a batch, U distinct rows, D weights in a row, F features, P parts of the table of most
+parts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import ROWS_AHEAD, Grouped
 
-HOMES_AHEAD = 80  # ids whose places in the map are fetched before they are needed: a miss of both arrays an id otherwise
+# ids whose places in the map are fetched before they are needed: a miss of both arrays an id
+# otherwise
+HOMES_AHEAD = 80
 
 
 class Homes(NamedTuple):
-    """Where the rows of each feature's table lie: row r is row ``r // num_parts`` of part ``r % num_parts``.
+    """Where the rows of each feature's table lie.
 
-    Or, where rows have homes of their own, with ``n = first_mapped + r``, row ``number[n]`` of part ``part_of[partition[n]]``.
+    Row r is row ``r // num_parts`` of part ``r % num_parts``.
+
+    Or, where rows have homes of their own, with ``n = first_mapped + r``, row ``number[n]`` of part
+    ``part_of[partition[n]]``.
 
     Attributes:
         num_rows: int64 ``[F]``.
@@ -50,7 +56,10 @@ def resolve_addresses(
     homes: Homes,
     addresses: NDArray[np.int64],
 ) -> int:
-    """Write the address of each value to ``addresses``; return the position of the first id out of range, or -1."""
+    """Write the address of each value to ``addresses``.
+
+    Return the position of the first id out of range, or -1.
+    """
     num_features = len(homes.num_rows)
     num_samples = (len(offsets) - 1) // num_features
     for feature in range(num_features):

@@ -12,7 +12,10 @@ def number_rows(
     counts: NDArray[np.int64],
     index: NDArray[np.uint32],
 ) -> int:
-    """Number the rows of one table at each place; return the first row of an unknown partition, or -1."""
+    """Number the rows of one table at each place.
+
+    Return the first row of an unknown partition, or -1.
+    """
     for row, group in enumerate(partition.tolist()):
         if group >= len(place_of):
             return row
@@ -27,7 +30,10 @@ def check_numbers(
     counts: NDArray[np.int64],
     index: NDArray[np.uint32],
 ) -> int:
-    """As :func:`number_rows`, but compare: the first row of an unknown partition or another number, or -1."""
+    """As :func:`number_rows`, but compare.
+
+    The first row of an unknown partition or another number, or -1.
+    """
     expected = np.empty_like(index)
     bad = number_rows(partition, place_of, counts, expected)
     wrong = np.flatnonzero(

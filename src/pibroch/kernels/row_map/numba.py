@@ -46,7 +46,10 @@ def check_numbers(
     counts: NDArray[np.int64],
     index: NDArray[np.uint32],
 ) -> int:
-    """As :func:`number_rows`, but compare: the first row of an unknown partition or another number, or -1."""
+    """As :func:`number_rows`, but compare.
+
+    The first row of an unknown partition or another number, or -1.
+    """
     for row in range(len(partition)):
         group = np.int64(partition[row])
         if group >= len(place_of):

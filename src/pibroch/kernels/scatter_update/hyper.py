@@ -8,14 +8,18 @@ import numpy as np
 
 
 class Hyper(NamedTuple):
-    """Numbers of one step, float32 in the compiled kernels; what an optimizer does not use stays at its default.
+    """Numbers of one step, float32 in the compiled kernels.
+
+    What an optimizer does not use stays at its default.
 
     Attributes:
         lr: learning rate of this step.
         weight_decay: L2, added to the gradient of touched rows.
         max_norm: the row's gradient is clipped to this norm, 0 for never.
-        max_element: each element of the row's gradient is clipped to plus or minus this, before the norm, 0 for never.
-        shrink: the weights are multiplied by it before anything else: decoupled weight decay; 1 for none.
+        max_element: each element of the row's gradient is clipped to plus or minus this, before the
+            norm, 0 for never.
+        shrink: the weights are multiplied by it before anything else: decoupled weight decay; 1 for
+            none.
         eps: added to the root of the second moment.
         beta1: decay of the first moment.
         beta2: decay of the second moment.

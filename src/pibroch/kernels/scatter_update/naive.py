@@ -1,8 +1,9 @@
 """What the optimizers mean, one row at a time, in plain NumPy with float64 inside.
 
-A record is ``[weights (D), state...]``. Formulas are those of ``torch.optim`` (SGD, Adagrad, Adam) with L2 ``weight_decay``
-added to the gradient; the row-wise kinds keep one second moment a row, the mean of the squared gradient over the row
-(Gupta et al. 2014 for Adagrad). Only touched rows decay and move.
+A record is ``[weights (D), state...]``. Formulas are those of ``torch.optim`` (SGD, Adagrad, Adam)
+with L2 ``weight_decay`` added to the gradient; the row-wise kinds keep one second moment a row, the
+mean of the squared gradient over the row (Gupta et al. 2014 for Adagrad). Only touched rows decay
+and move.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ Row = NDArray[np.float64]
 
 
 def combine(
-    gradients: NDArray[np.float32], source: NDArray[np.int32], scale: NDArray[np.float32], positions: NDArray[np.int32],
+    gradients: NDArray[np.float32],
+    source: NDArray[np.int32],
+    scale: NDArray[np.float32],
+    positions: NDArray[np.int32],
     rows_per_gradient: int = 1,
-) -> Row:  # fmt: skip
+) -> Row:
     """Gradient of one row: the sum over its ``positions`` of ``scale`` times the gradient that begins at ``source``."""
     total = np.zeros(rows_per_gradient * gradients.shape[1])
     for position in positions:
@@ -43,7 +47,10 @@ def sum_gradients(
 
 
 def prepare(weights: Row, gradient: Row, hyper: Hyper) -> Row:
-    """Clip the row's gradient by element, then to ``max_norm`` (0: never); shrink the weights in place, add L2 decay."""
+    """Clip the row's gradient by element, then to ``max_norm`` (0: never).
+
+    Shrink the weights in place, add L2 decay.
+    """
     if hyper.max_element > 0:
         gradient = np.clip(gradient, -hyper.max_element, hyper.max_element)
     weights *= hyper.shrink
@@ -74,7 +81,10 @@ def row_wise_adagrad(record: Row, gradient: Row, hyper: Hyper) -> None:
 
 
 def adam(record: Row, gradient: Row, hyper: Hyper) -> None:
-    """``m, v`` moving averages of ``g, g²``; ``w -= lr * (m / c1) / (sqrt(v / c2) + eps)`` with ``c = 1 - beta^step``."""
+    """``m, v`` moving averages of ``g, g²``.
+
+    ``w -= lr * (m / c1) / (sqrt(v / c2) + eps)`` with ``c = 1 - beta^step``.
+    """
     weights, first, second = np.split(record, 3)
     g = prepare(weights, gradient, hyper)
     first += (1 - hyper.beta1) * (g - first)

@@ -1,11 +1,15 @@
-"""Updates of records with bfloat16 weights: the optimizers' own kernels, on some rows at a time that were made float32.
+"""Updates of records with bfloat16 weights.
 
-U distinct rows, D weights in a row, W floats in a record, of which the weights take ``ceil(D / 2)``. Rows are widened into a
-scratch that stays in the cache, with their state; updated there, once, by what updates float32 records; rounded, and written
-back. Moving averages are advanced on the way: they follow the weights as they are kept.
+The optimizers' own kernels, on some rows at a time that were made float32.
 
-All updates share the arguments ``(records, stored, grouped, gradients, hyper, rounding, start, stop)``: ``stored`` are the
-records as uint16, the others as in :mod:`pibroch.kernels.scatter_update.numba`.
+U distinct rows, D weights in a row, W floats in a record, of which the weights take ``ceil(D /
+2)``. Rows are widened into a scratch that stays in the cache, with their state; updated there,
+once, by what updates float32 records; rounded, and written back. Moving averages are advanced on
+the way: they follow the weights as they are kept.
+
+All updates share the arguments ``(records, stored, grouped, gradients, hyper, rounding, start,
+stop)``: ``stored`` are the records as uint16, the others as in
+:mod:`pibroch.kernels.scatter_update.numba`.
 """
 
 from __future__ import annotations
@@ -35,9 +39,12 @@ class Rounding(NamedTuple):
     """How updated weights are rounded, and what else happens to rows meanwhile.
 
     Attributes:
-        keys: uint32 ``[columns]`` of this step, see :func:`pibroch.kernels.narrow.numba.keys_of`; empty for the nearest.
-        first_columns: int32 ``[U]``, of each row the table's column that is its first; empty where that is 0.
-        average_at: column of a record, were it float32, with which its moving average begins; -1 for none.
+        keys: uint32 ``[columns]`` of this step, see :func:`pibroch.kernels.narrow.numba.keys_of`;
+            empty for the nearest.
+        first_columns: int32 ``[U]``, of each row the table's column that is its first; empty where
+            that is 0.
+        average_at: column of a record, were it float32, with which its moving average begins; -1
+            for none.
         decay: of that average.
         step: number of this update.
     """
@@ -98,9 +105,16 @@ def store(
 
 
 def run(
-    update: Callable[..., None], records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper,
-    rounding: Rounding, start: int, stop: int,
-) -> None:  # fmt: skip
+    update: Callable[..., None],
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
+    stop: int,
+) -> None:
     """Apply ``update``, a kernel for float32 records, to the rows ``start`` to ``stop``."""
     rows, segments, order, source, scale, means, rows_per_gradient = grouped
     keys, columns, average_at, decay, step = rounding
@@ -114,9 +128,14 @@ def run(
         if average_at >= 0:
             advance(scratch, here, dim, average_at, decay, step - 1, 0, count)
         part = Grouped(
-            here[:count], segments[first : last + 1], order, source, scale, means[min(first, len(means)) : last],
+            here[:count],
+            segments[first : last + 1],
+            order,
+            source,
+            scale,
+            means[min(first, len(means)) : last],
             rows_per_gradient,
-        )  # fmt: skip
+        )
         update(scratch, part, gradients, hyper, 0, count)
         round_rows(words, count, dim, keys, columns[min(first, len(columns)) : last])
         if average_at >= 0:
@@ -130,44 +149,74 @@ _run: Callable[..., None] = njit(nogil=True, fastmath=FASTMATH, error_model="num
 
 @kernel
 def sgd(
-    records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper, rounding: Rounding, start: int,
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
     stop: int,
-) -> None:  # fmt: skip
+) -> None:
     """Stochastic gradient descent; no state."""
     _run(wide.sgd, records, stored, grouped, gradients, hyper, rounding, start, stop)
 
 
 @kernel
 def adagrad(
-    records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper, rounding: Rounding, start: int,
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
     stop: int,
-) -> None:  # fmt: skip
+) -> None:
     """Adagrad; state: sum of squares ``[D]``."""
     _run(wide.adagrad, records, stored, grouped, gradients, hyper, rounding, start, stop)
 
 
 @kernel
 def row_wise_adagrad(
-    records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper, rounding: Rounding, start: int,
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
     stop: int,
-) -> None:  # fmt: skip
+) -> None:
     """Row-wise Adagrad; state: sum of mean squares ``[1]``."""
     _run(wide.row_wise_adagrad, records, stored, grouped, gradients, hyper, rounding, start, stop)
 
 
 @kernel
 def adam(
-    records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper, rounding: Rounding, start: int,
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
     stop: int,
-) -> None:  # fmt: skip
+) -> None:
     """Adam on touched rows; state: first and second moment ``[2 * D]``."""
     _run(wide.adam, records, stored, grouped, gradients, hyper, rounding, start, stop)
 
 
 @kernel
 def row_wise_adam(
-    records: Records, stored: Halves, grouped: Grouped, gradients: Records, hyper: Hyper, rounding: Rounding, start: int,
+    records: Records,
+    stored: Halves,
+    grouped: Grouped,
+    gradients: Records,
+    hyper: Hyper,
+    rounding: Rounding,
+    start: int,
     stop: int,
-) -> None:  # fmt: skip
+) -> None:
     """Adam with one second moment a row; state: first moment ``[D]``, second moment ``[1]``."""
     _run(wide.row_wise_adam, records, stored, grouped, gradients, hyper, rounding, start, stop)

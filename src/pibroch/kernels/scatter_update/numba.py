@@ -1,14 +1,17 @@
 """Combine each touched row's gradients and apply one optimizer step to its record.
 
-U distinct rows, D weights in a row, W floats in a record, V positions. A thread owns the rows in its range: it sums their
-gradients in the order given by :mod:`pibroch.kernels.dedupe` and writes nothing else, so neither atomics nor barriers are
-needed and the result does not depend on the number of threads.
+U distinct rows, D weights in a row, W floats in a record, V positions. A thread owns the rows in
+its range: it sums their gradients in the order given by :mod:`pibroch.kernels.dedupe` and writes
+nothing else, so neither atomics nor barriers are needed and the result does not depend on the
+number of threads.
 
-All updates share the arguments ``(records, grouped, gradients, hyper, start, stop)``: ``records`` float32 ``[rows, W]``,
-``grouped`` a :class:`Grouped`, ``gradients`` float32 ``[N, unit]``, of which a gradient is one row or several. They work on a
-few rows at a time: sums first, into a buffer that stays in the first-level cache, then the optimizer. Handing an array to a
-function or slicing a row counts references atomically, which a row alone cannot pay for (measured: 94 ns a row instead of 55
-at D = 16), and for every eight rows not well (8 ns a row for one array more that is no argument of the kernel).
+All updates share the arguments ``(records, grouped, gradients, hyper, start, stop)``: ``records``
+float32 ``[rows, W]``, ``grouped`` a :class:`Grouped`, ``gradients`` float32 ``[N, unit]``, of which
+a gradient is one row or several. They work on a few rows at a time: sums first, into a buffer that
+stays in the first-level cache, then the optimizer. Handing an array to a function or slicing a row
+counts references atomically, which a row alone cannot pay for (measured: 94 ns a row instead of 55
+at D = 16), and for every eight rows not well (8 ns a row for one array more that is no argument of
+the kernel).
 """
 
 from __future__ import annotations
@@ -37,9 +40,10 @@ class Grouped(NamedTuple):
         order: int32 ``[V]``: row u has the positions ``order[segments[u] : segments[u + 1]]``.
         source: int32 ``[V]``: the row of the gradients with which a position's begins.
         scale: float32 ``[V]``, or empty for all ones.
-        mean_squares: float32 ``[U]``, mean squares of the rows' gradients where ``gradients`` are only some of the columns;
-            empty for rows that are whole.
-        rows_per_gradient: D over the width of the gradients, which are several where they lie beside those of other dims.
+        mean_squares: float32 ``[U]``, mean squares of the rows' gradients where ``gradients`` are
+            only some of the columns; empty for rows that are whole.
+        rows_per_gradient: D over the width of the gradients, which are several where they lie
+            beside those of other dims.
     """
 
     rows: NDArray[np.int64]

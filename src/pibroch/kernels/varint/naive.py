@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 
 def encode(numbers: Iterable[int]) -> bytes:
-    """Each number's distance to the one before in groups of seven bits, lowest first; all but the last have the top bit set."""
+    """Each number's distance to the one before in groups of seven bits, lowest first.
+
+    All but the last have the top bit set.
+    """
     out, before = bytearray(), 0
     for number in numbers:
         gap, before = number - before, number

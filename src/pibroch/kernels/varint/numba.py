@@ -1,4 +1,7 @@
-"""Rising numbers in few bytes: LEB128 of their distances. The distinct rows of a batch take 1 to 2 bytes each, not 8."""
+"""Rising numbers in few bytes: LEB128 of their distances.
+
+The distinct rows of a batch take 1 to 2 bytes each, not 8.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ MAX_BYTES = 9  # of one number below 2**63
 
 @kernel
 def encode(numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-    """Write rising ``numbers``, all at least 0, to ``out`` of ``MAX_BYTES`` bytes each; returns how many bytes were written."""
+    """Write rising ``numbers``, all at least 0, to ``out`` of ``MAX_BYTES`` bytes each.
+
+    Returns how many bytes were written.
+    """
     before, filled = np.int64(0), 0
     for number in numbers:
         gap = number - before
@@ -29,7 +35,10 @@ def encode(numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
 
 @kernel
 def decode(encoded: NDArray[np.uint8], numbers: Array) -> int:
-    """Write the numbers encoded to ``numbers``; returns how many bytes they took, or -1 where these do not hold so many."""
+    """Write the numbers encoded to ``numbers``.
+
+    Returns how many bytes they took, or -1 where these do not hold so many.
+    """
     at, number = 0, 0
     for i in range(len(numbers)):
         gap, shift, byte = 0, 0, 128

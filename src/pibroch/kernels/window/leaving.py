@@ -24,7 +24,8 @@ from pibroch.kernels.window.rules import (
 def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, Places]:
     """End a step on all ranks: slots with weights for this step only are no longer in use.
 
-    Returns the touches whose rows nobody in the window touches again, and those of them whose records have to go home.
+    Returns the touches whose rows nobody in the window touches again, and those of them whose
+    records have to go home.
     """
     for word in range(len(window.words)):
         add_bits(window.lent[word, begin:end], BITS * word, -1, slots.used)
@@ -47,7 +48,9 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, P
 
 @kernel
 def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places:
-    """Of touches of a step that have not arrived, those for which records wait in slots; the holders own these rows now.
+    """Of touches of a step that have not arrived, those for which records wait in slots.
+
+    The holders own these rows now.
 
     Args:
         window: of all touches.

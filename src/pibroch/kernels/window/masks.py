@@ -1,7 +1,8 @@
 """Sets of ranks as bits: a number each while few ranks take part, words of a number for more.
 
-Masks ``[K, n]`` are n sets in K words; bit b of word k says whether rank ``BITS * k + b`` is in. Kernels take the words'
-numbers as a tuple, whose length is a constant to the compiler: with one word, loops over words leave no trace.
+Masks ``[K, n]`` are n sets in K words; bit b of word k says whether rank ``BITS * k + b`` is in.
+Kernels take the words' numbers as a tuple, whose length is a constant to the compiler: with one
+word, loops over words leave no trace.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Words = tuple[int, ...]
 
 
 def words_for(num_ranks: int) -> Words:
-    """The words of masks of so many ranks; of few different lengths, since code is compiled for each.
+    """The words of masks of so many ranks.
+
+    Of few different lengths, since code is compiled for each.
 
     Example:
         >>> words_for(62), words_for(63)

@@ -1,4 +1,7 @@
-"""What the window kernels decide, without a thought of speed or of memory: every rule of design note 0005 in dictionaries."""
+"""What the window kernels decide, without a thought of speed or of memory.
+
+Every rule of design note 0005 in dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class NaiveWindow:
         return home if home in self.trainers else row % len(self.trainers)
 
     def arrive(self, step: int, rows: set[int], planned: int) -> Moves:
-        """Bring rows to their owners and to those that read them in a step; no step beyond ``planned + lookahead`` is known."""
+        """Bring rows to their owners and to those that read them in a step.
+
+        No step beyond ``planned + lookahead`` is known.
+        """
         is_known = step + 1 < len(self.touches) and step + 1 <= planned + self.lookahead
         moves = Moves()
         for row in rows:

@@ -1,14 +1,17 @@
-"""The lookahead oracle's bookkeeping: who touches which row when, where its record is, and what must travel.
+"""The lookahead oracle's bookkeeping.
 
-A **touch** is a row in a step. Touches are numbered in the order of their steps and lie in a ring; kernels name them by their
-index there. All ranks keep the same touches; only ``place``, and ``slot``, are a rank's own. A step's touches are
-walked four times, when they are entered, when they arrive, and twice when the step ends. These loops have next to no branches,
-which nobody could predict, and unsigned indices, which need no look at their sign: each made them a third quicker. In place of
-``if condition: list.append(at)`` they write ``at`` to the list's end always and move the end by the condition, so lists are as
-long as the loop, and what lies behind an end means nothing.
+Who touches which row when, where its record is, and what must travel.
 
-N rows whose state is kept, each with a number, C touches in the ring (a power of two), W ranks that train, and servers beyond
-them that hold homes and read nothing: ranks 0 to W - 1 and W to P - 1.
+A **touch** is a row in a step. Touches are numbered in the order of their steps and lie in a ring;
+kernels name them by their index there. All ranks keep the same touches; only ``place``, and
+``slot``, are a rank's own. A step's touches are walked four times, when they are entered, when they
+arrive, and twice when the step ends. These loops have next to no branches, which nobody could
+predict, and unsigned indices, which need no look at their sign: each made them a third quicker. In
+place of ``if condition: list.append(at)`` they write ``at`` to the list's end always and move the
+end by the condition, so lists are as long as the loop, and what lies behind an end means nothing.
+
+N rows whose state is kept, each with a number, C touches in the ring (a power of two), W ranks that
+train, and servers beyond them that hold homes and read nothing: ranks 0 to W - 1 and W to P - 1.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from pibroch.kernels.window.rules import (
 def enter(
     window: Window, rows: Array, numbers: Array, reader: int, begin: int, end: int, touches: Places
 ) -> int:
-    """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step; returns the step's new end.
+    """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step.
+
+    Returns the step's new end.
 
     Args:
         window: has room for as many touches from ``begin`` on, side by side.
@@ -241,8 +246,9 @@ def _list(
     records_out, weights_out = np.empty(sums[0], np.int64), np.empty(sums[1], np.int64)
     records_in, weights_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
     rows_in, lent_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
-    # The order of the four matters: weights are lent from places that leaving records give free, and what comes takes them.
-    # All ranks list a message's rows in the order of the touches, so none is named on the wire.
+    # The order of the four matters: weights are lent from places that leaving records give free,
+    # and what comes takes them. All ranks list a message's rows in the order of the touches, so
+    # none is named on the wire.
     for i in range(lengths[1]):
         place = place_of[lists[1, i]]
         for word in range(len(words)):

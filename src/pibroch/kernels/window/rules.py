@@ -1,4 +1,7 @@
-"""What the lookahead oracle's kernels share: their arrays, and the rules of design note 0005 for one row."""
+"""What the lookahead oracle's kernels share.
+
+Their arrays, and the rules of design note 0005 for one row.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,27 @@ Ranks = NDArray[np.signedinteger]
 class Window(NamedTuple):
     """Touches in a ring; touch n has the index ``n & (C - 1)``, and those of one step lie side by side.
 
-    Sets of ranks are masks ``[K, C]``, see :mod:`pibroch.kernels.window.masks`; all else is ``[C]`` where nothing is said.
+    Sets of ranks are masks ``[K, C]``, see :mod:`pibroch.kernels.window.masks`; all else is ``[C]``
+    where nothing is said.
 
     Attributes:
         words: of masks.
-        newest: int32 ``[N]`` by the rows' numbers: index + 1 of each one's last touch in the window, 0 for none.
+        newest: int32 ``[N]`` by the rows' numbers: index + 1 of each one's last touch in the
+            window, 0 for none.
         holder: int8 or int16 ``[N]``, the rank whose slot has each row's record, or ``HOME``.
         slot: int32 ``[N]``, where it is if this rank holds it.
         row: address.
-        number: of the row, among the N whose state is kept; where state is kept of all rows the same array as ``row``.
+        number: of the row, among the N whose state is kept; where state is kept of all rows the
+            same array as ``row``.
         readers: the ranks that touch the row.
-        behind: how much lower the number of the row's touch before is, 0 for none that was in the window with it.
-        then: the ranks that read the row in the next step, nobody when none does, or it is not in the window yet.
+        behind: how much lower the number of the row's touch before is, 0 for none that was in the
+            window with it.
+        then: the ranks that read the row in the next step, nobody when none does, or it is not in
+            the window yet.
         owner: the rank that updates the row in the step, once it has arrived.
         lent: the ranks whose slots have weights for this step only.
-        place: where this rank reads, or updates, the row in the step; undefined where it does neither.
+        place: where this rank reads, or updates, the row in the step; undefined where it does
+            neither.
     """
 
     words: Words
@@ -73,7 +82,9 @@ class Site(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Places for what is not at home here: a stack of free ones, and how many every rank has in use.
+    """Places for what is not at home here.
+
+    A stack of free ones, and how many every rank has in use.
 
     Attributes:
         free: int32, a stack, with room for one more than there are.
@@ -90,7 +101,8 @@ class Transfer(NamedTuple):
     """Rows that travel; everything is grouped by the other rank, in the same order on both.
 
     Attributes:
-        records_out, weights_out: int64 places here of records that leave for good, and of weights that are lent.
+        records_out, weights_out: int64 places here of records that leave for good, and of weights
+            that are lent.
         records_in, weights_in: int64 places here for those that come.
         counts: int64 ``[4, P]``, how many of these four to or from each rank.
         rows_in, lent_in: addresses of ``records_in`` and ``weights_in``.
@@ -113,8 +125,9 @@ class Gradients(NamedTuple):
         counts: int64 ``[2, P]``, how many go to, and how many come from each rank.
         places: int64 ``[U]``, places of the records to update here.
         segments: int32 ``[U + 1]``.
-        source: int32: the contributions to row u are ``source[segments[u]:segments[u + 1]]``, in rank order: numbers of this
-            rank's own sums, or of received gradients, which follow these.
+        source: int32: the contributions to row u are ``source[segments[u]:segments[u + 1]]``, in
+            rank order: numbers of this rank's own sums, or of received gradients, which follow
+            these.
     """
 
     given: Ints
@@ -184,7 +197,10 @@ def always_reading(site: Site, words: Words, word: int) -> np.int64:
 
 @kernel
 def slots_taken(borrowers: int, had: int, owns: int, is_at_home: bool) -> np.int64:
-    """Bits of the ranks that need one more slot when a row arrives; the last three say where its record was and is."""
+    """Bits of the ranks that need one more slot when a row arrives.
+
+    The last three say where its record was and is.
+    """
     # the source has it already; an owner at home keeps it in its shard, which takes no slot
     return (borrowers | owns) & ~had & ~(owns * np.int64(is_at_home))
 

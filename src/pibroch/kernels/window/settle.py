@@ -1,4 +1,7 @@
-"""What becomes of a step's gradients: who gives which of them to whom, and which records are updated by them here."""
+"""What becomes of a step's gradients.
+
+Who gives which of them to whom, and which records are updated by them here.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ def settle(
 ) -> tuple[Gradients, Gradients, Gradients]:
     """Who gives which gradients to whom after a step, and what is updated of them here.
 
-    Returns critical ones, deferred ones, and those of rows that this rank alone touched. Received gradients are numbered after
-    this rank's own sums, critical ones first. Slots with weights for this step only are free afterwards.
+    Returns critical ones, deferred ones, and those of rows that this rank alone touched. Received
+    gradients are numbered after this rank's own sums, critical ones first. Slots with weights for
+    this step only are free afterwards.
 
     Args:
         window: of all touches.
@@ -106,7 +110,10 @@ def _sums(
     begin: int,
     num_before: int,
 ) -> Gradients:
-    """The gradients that are given for, and received for, some rows; received ones are numbered from ``num_before`` on."""
+    """The gradients that are given for, and received for, some rows.
+
+    Received ones are numbered from ``num_before`` on.
+    """
     here, num_ranks = site.rank, len(site.bounds) - 1
     readers_of, owners, place_of = window.readers, window.owner, window.place
     counts, words = np.zeros((2, num_ranks), np.int64), window.words

@@ -1,4 +1,7 @@
-"""Numbers in shared memory that one process raises and others wait for; places are addresses, as in `kernels.atomics`."""
+"""Numbers in shared memory that one process raises and others wait for.
+
+Places are addresses, as in `kernels.atomics`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Distributed autograd: the names of ``torch.distributed.autograd``. Why it works is in README.md."""
+"""Distributed autograd: the names of ``torch.distributed.autograd``.
+
+Why it works is in README.md.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def _autograd() -> Autograd:
 def context() -> Iterator[int]:
     """Calls of this thread inside the ``with`` block belong to one graph, over all workers that they reach.
 
-    Yields the id of the context. When the block ends, the context and its gradients are dropped on all workers.
+    Yields the id of the context. When the block ends, the context and its gradients are dropped on
+    all workers.
 
     Raises:
         RuntimeError: when this thread is in a context already.
@@ -33,8 +37,8 @@ def context() -> Iterator[int]:
     autograd = _autograd()
     if (outer := autograd.current_context()) is not None:
         raise RuntimeError(
-            f"got a context inside of context {outer} (Already have an autograd context id for this thread); need one at a "
-            "time in a thread; do: use that one"
+            f"got a context inside of context {outer} (Already have an autograd context id for this"
+            " thread); need one at a time in a thread; do: use that one"
         )
     context_id = autograd.open()
     try:
@@ -53,8 +57,8 @@ def backward(
 ) -> None:
     """Accumulate the gradients of the sum of ``roots`` in the context, on every worker that the graph reaches.
 
-    Blocks until all of them are done. ``.grad`` of the leaves stays as it is: ``get_gradients`` gives the sums. When it
-    fails, part of the gradients may have been added already.
+    Blocks until all of them are done. ``.grad`` of the leaves stays as it is: ``get_gradients``
+    gives the sums. When it fails, part of the gradients may have been added already.
 
     Args:
         context_id: from ``context()``.
@@ -74,7 +78,9 @@ def backward(
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """By leaf of this worker, the sum of its gradients in the context so far. Leaves that got none are absent.
+    """By leaf of this worker, the sum of its gradients in the context so far.
+
+    Leaves that got none are absent.
 
     Raises:
         RuntimeError: for a context that is not open on this worker.
@@ -88,5 +94,8 @@ def current_context() -> int | None:
 
 
 def live_counts() -> dict[str, int]:
-    """How much this worker keeps for all contexts: ``contexts``, ``gates``, ``passes``, ``buffers``; all 0 at rest."""
+    """How much this worker keeps for all contexts.
+
+    ``contexts``, ``gates``, ``passes``, ``buffers``; all 0 at rest.
+    """
     return _autograd().live_counts()

@@ -27,7 +27,8 @@ class Context:
 
     Attributes:
         id: the same on all workers.
-        creator: id and incarnation of the worker that opened it; when that is lost, so is the context.
+        creator: id and incarnation of the worker that opened it; when that is lost, so is the
+            context.
         origin: id of the worker whose message brought it here.
         anchor: the leaf behind all receipts.
         orders: counts gates and receipts.
@@ -54,7 +55,10 @@ class Context:
             return dict(self._gradients)
 
     def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
-        """Add the outcome of a pass; takes over the tensors. Never in place: the user may hold the sum before."""
+        """Add the outcome of a pass; takes over the tensors.
+
+        Never in place: the user may hold the sum before.
+        """
         with self._lock:
             for leaf, gradient in gradients.items():
                 before = self._gradients.get(leaf)
@@ -81,7 +85,9 @@ class Contexts:
     def open(
         self, context_id: int, creator: tuple[int, int], origin: int | None = None
     ) -> Context | None:
-        """The context of this id, made when it is new; ``None`` when it is closed already and this message came late.
+        """The context of this id, made when it is new.
+
+        ``None`` when it is closed already and this message came late.
 
         Args:
             context_id: of the context.
@@ -98,7 +104,8 @@ class Contexts:
             if context is None:
                 if origin is not None and self._num_of[origin] >= MAX_OPEN:
                     raise ProtocolError(
-                        f"one more autograd context than the {MAX_OPEN:,} that worker {origin} has open here",
+                        f"one more autograd context than the {MAX_OPEN:,} that worker {origin} has"
+                        " open here",
                         f"at most {MAX_OPEN:,}",
                         "leave the with blocks of contexts that are done",
                     )
@@ -121,9 +128,10 @@ class Contexts:
         context = self._open.get(context_id)
         if context is None:
             raise RuntimeError(
-                f"got autograd context {context_id}, which is not open on this worker (Could not find autograd context "
-                f"with id: {context_id}); need the id that "
-                "autograd.context() gave, inside its with block; do: see whether a call reached this worker in it"
+                f"got autograd context {context_id}, which is not open on this worker (Could not"
+                f" find autograd context with id: {context_id}); need the id that"
+                " autograd.context() gave, inside its with block; do: see whether a call reached"
+                " this worker in it"
             )
         return context
 

@@ -1,4 +1,7 @@
-"""Backward passes over all workers: the search for those that take part, their start, and what is done when one fails."""
+"""Backward passes over all workers.
+
+The search for those that take part, their start, and what is done when one fails.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class Coordinator:
         retain_graph: bool = False,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
-        """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
+        """Accumulate the gradients of ``roots`` in the context, on all workers.
+
+        See ``pibroch.rpc.autograd.backward``.
+        """
         _check_roots(context_id, roots)
         context = self._contexts.get(context_id)
         number = next(self._agent.ids)
@@ -224,7 +230,10 @@ class _Part:
 
 
 class _Rest:
-    """The other workers' parts in a pass: ``done`` after all, or the first error, which aborts ours."""
+    """The other workers' parts in a pass.
+
+    ``done`` after all, or the first error, which aborts ours.
+    """
 
     def __init__(self, part: Pass, size: int) -> None:
         self.done: torch.futures.Future[Any] = torch.futures.Future()
@@ -253,20 +262,23 @@ def _check_roots(context_id: object, roots: Sequence[Tensor]) -> None:
     is_list = isinstance(roots, (list, tuple)) and all(isinstance(root, Tensor) for root in roots)
     if type(context_id) is not int or not is_list:
         raise TypeError(
-            f"got backward({type(context_id).__name__}, {type(roots).__name__}) (incompatible function arguments); need the "
-            "id of a context and a list of tensors; do: backward(context_id, [loss])"
+            f"got backward({type(context_id).__name__}, {type(roots).__name__}) (incompatible"
+            " function arguments); need the id of a context and a list of tensors; do:"
+            " backward(context_id, [loss])"
         )
     if not roots:
         raise RuntimeError(
-            "got no roots (No tensors provided for gradient computation); need at least one; do: pass [loss]"
+            "got no roots (No tensors provided for gradient computation); need at least one; do:"
+            " pass [loss]"
         )
     for root in roots:
         if not root.requires_grad:
             raise RuntimeError(
-                "got a root that does not require a gradient (requires_grad not set on it); need one computed from tensors "
-                "that have it"
+                "got a root that does not require a gradient (requires_grad not set on it); need"
+                " one computed from tensors that have it"
             )
         if root.numel() != 1:
             raise RuntimeError(
-                f"got a root of shape {tuple(root.shape)}, which is not a scalar, all roots need to be scalar; do: sum it up"
+                f"got a root of shape {tuple(root.shape)}, which is not a scalar, all roots need to"
+                " be scalar; do: sum it up"
             )

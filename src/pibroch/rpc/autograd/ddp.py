@@ -1,11 +1,15 @@
-"""Gradients of leaves, taken where the engine would accumulate them into ``.grad``; shown there where DDP watches.
+"""Gradients of leaves, taken where the engine would accumulate them into ``.grad``.
 
-A pass runs the functions that accumulate into leaves, so that users' hooks on them are called, but takes the gradient before
-they see it: gradients of a context do not go through ``.grad``, which several passes may have to do with at once.
+Shown there where DDP watches.
 
-``DistributedDataParallel`` hangs hooks behind those functions, reads the gradient in ``.grad``, and writes the average there
-when the engine's pass ends. So where there may be DDP, each leaf's gradient is shown there for the time of a pass, and what
-DDP made of it is taken from it. What was in ``.grad`` before comes back in the end.
+A pass runs the functions that accumulate into leaves, so that users' hooks on them are called, but
+takes the gradient before they see it: gradients of a context do not go through ``.grad``, which
+several passes may have to do with at once.
+
+``DistributedDataParallel`` hangs hooks behind those functions, reads the gradient in ``.grad``, and
+writes the average there when the engine's pass ends. So where there may be DDP, each leaf's
+gradient is shown there for the time of a pass, and what DDP made of it is taken from it. What was
+in ``.grad`` before comes back in the end.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ def is_needed() -> bool:
 class LeafGradients:
     """Inside the ``with`` block the gradients that the pass ``backward`` has for ``leaves`` (nodes that accumulate) come here.
 
-    Hooks before those nodes see and may change the gradient; hooks behind them are called without one, as nothing is
-    accumulated. ``shows``: whether ``.grad`` shows the gradients until the end of the block.
+    Hooks before those nodes see and may change the gradient; hooks behind them are called without
+    one, as nothing is accumulated. ``shows``: whether ``.grad`` shows the gradients until the end
+    of the block.
     """
 
     def __init__(self, backward: BackwardGate, leaves: Iterable[Node], shows: bool) -> None:
@@ -98,7 +103,10 @@ class LeafGradients:
 
 
 def _result(leaf: Tensor, gradient: Tensor) -> Tensor:
-    """What became of a gradient: it may have been written into, or a part of DDP's memory put in its place."""
+    """What became of a gradient.
+
+    It may have been written into, or a part of DDP's memory put in its place.
+    """
     present = leaf.grad
     if present is None or present is gradient or id(present) in _shown:
         return gradient

@@ -1,9 +1,10 @@
 """Which messages of a context take part in a backward pass, and when all of them are known (pure; paper, section 3.4).
 
-A tensor that crossed a worker boundary is an *edge* of the graph. A worker that finds, going back from its roots, tensors
-which it received asks their senders to go on from there. Who asks whom is a diffusing computation (Dijkstra and Scholten,
-1980): the first to ask a worker is answered last, when all that this worker asked have answered; everyone else is answered
-at once. So when the root has its answers, nothing is under way any more, and the answers name all workers that take part.
+A tensor that crossed a worker boundary is an *edge* of the graph. A worker that finds, going back
+from its roots, tensors which it received asks their senders to go on from there. Who asks whom is a
+diffusing computation (Dijkstra and Scholten, 1980): the first to ask a worker is answered last,
+when all that this worker asked have answered; everyone else is answered at once. So when the root
+has its answers, nothing is under way any more, and the answers name all workers that take part.
 
 Differs from the paper: it takes all messages of a context for participants, and does not look.
 
@@ -89,7 +90,10 @@ class Discovery:
         return frozenset(self._known)
 
     def asked(self, asker: object, found: Iterable[Edge]) -> list[Instruction]:
-        """``asker`` wanted this worker to go on, which reached ``found``; edges that are known already do not count."""
+        """``asker`` wanted this worker to go on, which reached ``found``.
+
+        Edges that are known already do not count.
+        """
         if self._error is not None:
             return [SearchAnswer(asker, frozenset(self._workers), self._error)]
         asks = self._ask(found)
@@ -108,7 +112,10 @@ class Discovery:
         return self._disengage()
 
     def failed(self, error: Exception) -> list[Instruction]:
-        """One that this worker asked failed or was lost: the search is over, for all that asked this worker."""
+        """One that this worker asked failed or was lost.
+
+        The search is over, for all that asked this worker.
+        """
         self._error = self._error or error
         return self._disengage() if self._is_engaged else []
 

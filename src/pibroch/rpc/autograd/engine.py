@@ -1,4 +1,7 @@
-"""Distributed autograd at one worker: its part in every message, the life of contexts, and the way to backward passes."""
+"""Distributed autograd at one worker.
+
+Its part in every message, the life of contexts, and the way to backward passes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ class Autograd:
         """A message of ``context`` leaves: gates behind its tensors that require gradients.
 
         Returns:
-            the graph's part of the message, ``None`` when ``to`` needs none, and the tensors, detached.
+            the graph's part of the message, ``None`` when ``to`` needs none, and the tensors,
+            detached.
         """
         known = self._contexts.find(context)
         detached = [tensor.detach() for tensor in tensors]
@@ -120,7 +124,10 @@ class Autograd:
         return context_id
 
     def release(self, context: int) -> None:
-        """Close a context here and, by and by, on all workers that it reached; those that are lost need nothing."""
+        """Close a context here and, by and by, on all workers that it reached.
+
+        Those that are lost need nothing.
+        """
         self._drop(
             context,
             RpcError(
@@ -183,7 +190,10 @@ class Autograd:
         retain_graph: bool = False,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
-        """Accumulate the gradients of ``roots`` in the context, on all workers; see ``pibroch.rpc.autograd.backward``."""
+        """Accumulate the gradients of ``roots`` in the context, on all workers.
+
+        See ``pibroch.rpc.autograd.backward``.
+        """
         self.coordinator.run(context_id, roots, retain_graph, timeout)
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:

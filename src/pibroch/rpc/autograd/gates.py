@@ -1,14 +1,15 @@
 """The autograd functions at the boundaries between workers, and the walk between them (paper, section 3.4).
 
-A *gate* is one more consumer of a tensor that was sent, made when it is sent. A *receipt* is what produced the tensors of a
-message at the receiver. Both only mean something inside a backward pass (``passes.py``), which they find by the number that
-torch's engine has for the pass under way.
+A *gate* is one more consumer of a tensor that was sent, made when it is sent. A *receipt* is what
+produced the tensors of a message at the receiver. Both only mean something inside a backward pass
+(``passes.py``), which they find by the number that torch's engine has for the pass under way.
 
-In a pass, *turns* decide when a worker waits. There is one for each message sent that takes part; a turn waits for the
-message's gradients and then lets the gates run. Turns come newest message first. They have the lowest priority that there
-is, so the engine takes one only when nothing else is left to do. That is why waiting inside the engine is safe: what could
-still be done on this worker then depends on messages no newer than this one, and the gradients waited for do not, since
-whatever they depend on was made later than the message that they belong to.
+In a pass, *turns* decide when a worker waits. There is one for each message sent that takes part; a
+turn waits for the message's gradients and then lets the gates run. Turns come newest message first.
+They have the lowest priority that there is, so the engine takes one only when nothing else is left
+to do. That is why waiting inside the engine is safe: what could still be done on this worker then
+depends on messages no newer than this one, and the gradients waited for do not, since whatever they
+depend on was made later than the message that they belong to.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def _here() -> BackwardGate:
     backward = _running.get(torch._C._current_graph_task_id())
     if backward is None:
         raise RuntimeError(
-            "got a local backward pass that reached a tensor of another worker; need one over all workers; "
-            "do: call pibroch.rpc.autograd.backward(context_id, [loss])"
+            "got a local backward pass that reached a tensor of another worker; need one over all"
+            " workers; do: call pibroch.rpc.autograd.backward(context_id, [loss])"
         )
     return backward
 
@@ -183,7 +184,9 @@ def make_receipt(
 
 @dataclass(slots=True)
 class Walk:
-    """A walk through a local graph from several starts, one after another; no node is visited twice.
+    """A walk through a local graph from several starts, one after another.
+
+    No node is visited twice.
 
     Attributes:
         visited: the nodes seen.
@@ -196,9 +199,12 @@ class Walk:
     leaves: list[Node] = field(default_factory=list)
 
     def go(self, starts: Iterable[tuple[Node | None, int]]) -> list[tuple[Received, int]]:
-        """Walk on from ``starts``, (node, which of its outputs); returns the received tensors that were reached first now.
+        """Walk on from ``starts``, (node, which of its outputs).
 
-        Nodes get a priority above that of turns, if they should have theirs (the first node that a thread makes).
+        Returns the received tensors that were reached first now.
+
+        Nodes get a priority above that of turns, if they should have theirs (the first node that a
+        thread makes).
         """
         found = []
         stack = [*starts]
@@ -245,12 +251,14 @@ def run_engine(
 ) -> None:
     """One pass of torch's engine in this thread, which may wait in it for other workers.
 
-    The functions that accumulate into leaves run, with their hooks; what they get is for ``ddp.py`` to take.
+    The functions that accumulate into leaves run, with their hooks; what they get is for ``ddp.py``
+    to take.
 
     Args:
         backward: the pass.
         roots: scalars to start from.
-        gates: messages whose gradients will come, and the gates that take part; the oldest message first.
+        gates: messages whose gradients will come, and the gates that take part; the oldest message
+            first.
         inputs: gradient edges.
         retain_graph: keep what the graph saved.
     """

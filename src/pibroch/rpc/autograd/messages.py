@@ -22,7 +22,9 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Discover(msgspec.Struct, frozen=True, array_like=True, tag="discover"):
-    """Go on from these tensors, which you sent; answered with the workers that take part, as ``[name, id]``.
+    """Go on from these tensors, which you sent.
+
+    Answered with the workers that take part, as ``[name, id]``.
 
     Attributes:
         root: id of the worker on which ``backward`` was called.
@@ -47,7 +49,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="backward"):
 
 
 class GradientsMessage(msgspec.Struct, frozen=True, array_like=True, tag="gradients"):
-    """Gradients of the tensors of a message that you sent; the value is a list with one of them, or ``None``, per tensor."""
+    """Gradients of the tensors of a message that you sent.
+
+    The value is a list with one of them, or ``None``, per tensor.
+    """
 
     context: int
     backward: int

@@ -1,4 +1,7 @@
-"""One backward pass at one worker: what takes part here, the gradients that have come, and the run of the engine."""
+"""One backward pass at one worker.
+
+What takes part here, the gradients that have come, and the run of the engine.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,8 @@ class Pass:
         context: the context that it belongs to.
         me: this worker.
         root: id of the worker on which ``backward`` was called.
-        send: called with the message received and its gradients, one or ``None`` for each tensor that requires them.
+        send: called with the message received and its gradients, one or ``None`` for each tensor
+            that requires them.
         waiting: entered while a thread waits for another worker.
 
     Attributes:
@@ -107,7 +111,8 @@ class Pass:
             sent = self.context.sent.get(message)
             if sent is None or place not in sent.gates or sent.to.id != origin.id:
                 raise RuntimeError(
-                    f"got gradients announced for message {message}, which worker {origin.name!r} never had of this one"
+                    f"got gradients announced for message {message}, which worker {origin.name!r}"
+                    " never had of this one"
                 )
             self._gates.setdefault(message, set()).add(place)
             starts += behind(sent.gates[place])
@@ -227,7 +232,10 @@ class Pass:
             return self._inbox[message].pop(tensor)
 
     def send(self, received: Received, gradients: Sequence[Tensor | None]) -> None:
-        """Send the gradients of a message to where it came from; those that nobody waits for stay here."""
+        """Send the gradients of a message to where it came from.
+
+        Those that nobody waits for stay here.
+        """
         places = self._walk.receipts[received]
         wanted = [
             each if place in places else None
@@ -242,7 +250,10 @@ class Pass:
         self._post(self, received, wanted)
 
     def _let_newer_ones_finish(self, sent: Sent) -> None:
-        """A turn comes when the CPU has nothing else to do; other devices may still be at work on what comes before it."""
+        """A turn comes when the CPU has nothing else to do.
+
+        Other devices may still be at work on what comes before it.
+        """
         while self._has_newer(sent):
             device = (
                 torch.accelerator.current_accelerator()
@@ -250,7 +261,8 @@ class Pass:
                 else None
             )
             assert device is not None, "the engine took a turn before what comes first"
-            # the engine runs what is ready on the CPU while it waits for this, which has to go through the device
+            # the engine runs what is ready on the CPU while it waits for this, which has to go
+            # through the device
             torch.zeros((), device=device, requires_grad=True).neg().backward()
             time.sleep(_YIELD_S)
 

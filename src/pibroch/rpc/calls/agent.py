@@ -1,4 +1,7 @@
-"""The shell around the protocol: one agent a process, which sends requests and serves those of others."""
+"""The shell around the protocol.
+
+One agent a process, which sends requests and serves those of others.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,10 @@ class Agent:
         timeout: float = UNSET_RPC_TIMEOUT,
         context: int | None = None,
     ) -> Future:
-        """Ask ``to``; the future is done when it has answered, failed, was lost or took too long. Does not block."""
+        """Ask ``to``; the future is done when it has answered, failed, was lost or took too long.
+
+        Does not block.
+        """
         future = self.future()
         self.ask(future, to, body, value, self.timeout_s(timeout), context)
         return future
@@ -214,7 +220,10 @@ class Agent:
         *,
         context: int | None = None,
     ) -> None:
-        """Tell ``to`` something that needs no answer. Does not block; when the worker is lost the note is, too."""
+        """Tell ``to`` something that needs no answer.
+
+        Does not block; when the worker is lost the note is, too.
+        """
         if not self._is_closed:
             self._requests.tell(self._connection_to(to), body, value, context)
 
@@ -232,7 +241,9 @@ class Agent:
         return self.options.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else max(0.0, timeout)
 
     def wait(self, future: torch.futures.Future[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The value of a future that something here will complete; another thread of the pool may work meanwhile.
+        """The value of a future that something here will complete.
+
+        Another thread of the pool may work meanwhile.
 
         Raises:
             RpcTimeoutError: when it is not there in time.
@@ -264,7 +275,10 @@ class Agent:
         timeout_s: float,
         context: int | None,
     ) -> Connection:
-        """Ask ``to``; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none. Returns where it was sent."""
+        """Ask ``to``; ``receiver`` gets what comes of it.
+
+        The timeout is in seconds, 0 for none. Returns where it was sent.
+        """
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
         connection = self._connection_to(to)
@@ -284,7 +298,10 @@ class Agent:
         in_pool: bool = False,
         life: Life | None = None,
     ) -> None:
-        """Have messages with such a body handled: on the loop, or on a thread of the pool (``RequestService.serve``)."""
+        """Have messages with such a body handled.
+
+        On the loop, or on a thread of the pool (``RequestService.serve``).
+        """
         self._service.serve(body_type, handler, in_pool, life)
 
     @property
@@ -293,7 +310,10 @@ class Agent:
         return self._requests.num_started
 
     def is_busy(self, but: int = 0) -> bool:
-        """Whether it waits for an answer or works on one; ``but`` so many of those at work do not count."""
+        """Whether it waits for an answer or works on one.
+
+        ``but`` so many of those at work do not count.
+        """
         return self._requests.num_pending > 0 or self._service.num_running > but
 
     def on_message(self, connection: Connection, message: Message) -> None:
@@ -307,8 +327,9 @@ class Agent:
 def _settle_torch() -> None:
     """Let torch rebuild its autograd engine and its pool of threads now, if this process was forked from one that had them.
 
-    It does so at the first operation that saves a tensor, and at a thread's first large one, without a lock: two threads of
-    our pool at once would crash the one, and find no other ("Invalid thread pool!").
+    It does so at the first operation that saves a tensor, and at a thread's first large one,
+    without a lock: two threads of our pool at once would crash the one, and find no other ("Invalid
+    thread pool!").
     """
     with torch.inference_mode(False):  # and with gradients, whatever mode the caller is in
         torch.ones(1, requires_grad=True).square()

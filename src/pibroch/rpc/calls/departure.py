@@ -19,8 +19,9 @@ _ABSENT_S = 2.0  # for the leader to say who is missing
 class Departure:
     """Rounds of a barrier at the worker with the lowest id.
 
-    In each round every worker waits until it is idle and says how many calls it has started in its life. When the sum is
-    that of the round before, no call was started since, so none is under way, and all may go.
+    In each round every worker waits until it is idle and says how many calls it has started in its
+    life. When the sum is that of the round before, no call was started since, so none is under way,
+    and all may go.
 
     Args:
         agent: this worker's.
@@ -66,15 +67,20 @@ class Departure:
             round_ += 1
 
     def _too_late(self, leader: WorkerInfo, timeout_s: float) -> RpcTimeoutError:
-        """The error that names those who have not arrived; the leader alone when it does not answer either."""
+        """The error that names those who have not arrived.
+
+        The leader alone when it does not answer either.
+        """
         try:
             names = self._agent.request_sync(leader, Absent(), timeout=_ABSENT_S)
         except RpcError:
             names = [leader.name]
         return RpcTimeoutError(
-            f"no sign within {timeout_s:g} s that {', '.join(f'worker {name!r}' for name in names)} wants to leave",
+            f"no sign within {timeout_s:g} s that {', '.join(f'worker {name!r}' for name in names)}"
+            " wants to leave",
             "all workers in shutdown()",
-            "see their logs: they may be at work, stopped, or still in a call; or shut down with graceful=False",
+            "see their logs: they may be at work, stopped, or still in a call; or shut down with"
+            " graceful=False",
         )
 
     def _on_absent(self, origin: WorkerInfo, message: Absent, value: object) -> list[str]:

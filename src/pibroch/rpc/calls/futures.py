@@ -19,7 +19,8 @@ from pibroch.rpc.values.failures import copy_of
 class Future(torch.futures.Future[Any]):
     """A ``torch.futures.Future`` whose ``wait`` lets another thread of the pool work meanwhile.
 
-    Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for other workers.
+    Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for
+    other workers.
     """
 
     def __init__(self, pool: Pool, loop: Reactor | None = None) -> None:
@@ -49,7 +50,10 @@ class Future(torch.futures.Future[Any]):
         return super().value()
 
     def _block(self) -> None:
-        """Wait, and leave it to the caller to raise: a traceback on the kept error would refer to the caller's frames."""
+        """Wait, and leave it to the caller to raise.
+
+        A traceback on the kept error would refer to the caller's frames.
+        """
         try:
             super().wait()
         except Exception as error:
@@ -84,7 +88,10 @@ class Future(torch.futures.Future[Any]):
             group.fail(error)
 
     def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
-        """A future of all ``futures`` (this one and others): done when all are, or with the first error of one like this."""
+        """A future of all ``futures`` (this one and others).
+
+        Done when all are, or with the first error of one like this.
+        """
         group = _Group(self._pool, self._loop)
         torch._C._collect_all(cast(Any, list(futures))).then(group.all_done)
         for each in futures:
@@ -146,7 +153,8 @@ def _collect_all(
 ) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
     """``torch.futures.collect_all``, which leaves at the first error of our futures, too.
 
-    What Python sets as a future's exception torch's own takes for a value, so it would wait for the others.
+    What Python sets as a future's exception torch's own takes for a value, so it would wait for the
+    others.
     """
     first = next((each for each in futures if isinstance(each, Future)), None)
     return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
@@ -188,8 +196,8 @@ class Waiter:
     def wait(self, pool: Pool, timeout_s: float, stream: FrameStream | None = None) -> Any:
         """The value; raises what the call raised.
 
-        If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then. The timeout is a second
-        net: the loop's deadline comes first.
+        If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then.
+        The timeout is a second net: the loop's deadline comes first.
         """
         token = pool.begin_wait()
         try:

@@ -1,4 +1,7 @@
-"""Between Python values and what a message carries: the value's form, its references' forks, its part in autograd."""
+"""Between Python values and what a message carries.
+
+The value's form, its references' forks, its part in autograd.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ class Packer:
         context: int | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Pack a message, call ``before()`` and send it. What it refers to is let go when the connection is lost by then."""
+        """Pack a message, call ``before()`` and send it.
+
+        What it refers to is let go when the connection is lost by then.
+        """
         metadata, payload, wires = self._pack(connection, body, box, context)
         before()
         connection.send(kind, number, metadata, payload)
@@ -79,7 +85,8 @@ class Packer:
     ) -> tuple[bytes, list[Any], list[Any]]:
         """A message's metadata, payload and references.
 
-        ``box`` holds the value, and nothing else of ours does: its tensors may be given back to where they came from.
+        ``box`` holds the value, and nothing else of ours does: its tensors may be given back to
+        where they came from.
         """
         raw, tensors, references = self._codec.encode(box.pop())
         wires: list[object] = []

@@ -31,8 +31,9 @@ class PendingCall:
 class PendingCalls:
     """Requests by number.
 
-    Deadlines are kept in one queue for each timeout, where they are in order already: adding and finishing cost O(1).
-    Finished calls leave their queue when they reach its head, or when it holds mostly such.
+    Deadlines are kept in one queue for each timeout, where they are in order already: adding and
+    finishing cost O(1). Finished calls leave their queue when they reach its head, or when it holds
+    mostly such.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,10 @@ class PendingCalls:
         return now + call.timeout_s
 
     def take(self, number: int, peer: object) -> PendingCall | None:
-        """The call of this number to ``peer``, waited for no longer; ``None`` when there is none (any more)."""
+        """The call of this number to ``peer``, waited for no longer.
+
+        ``None`` when there is none (any more).
+        """
         call = self._calls.get(number)
         return self._calls.pop(number, None) if call is not None and call.peer is peer else None
 

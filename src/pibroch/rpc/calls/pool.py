@@ -40,14 +40,18 @@ class _PoolThread:
 
 
 class Pool:
-    """At most ``size`` tasks run at a time; a task that waits for other workers (inside ``waiting()``) does not count.
+    """At most ``size`` tasks run at a time.
 
-    So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a lock) shows in tasks that
-    nobody takes while the process computes nothing; then a further thread is started, too.
+    A task that waits for other workers (inside ``waiting()``) does not count.
 
-    Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken while another one is being
-    woken, or has begun a task just now and will be back for the next; if tasks are left half a millisecond later and nobody
-    has begun one just then, further threads are woken, twice as many each time.
+    So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a
+    lock) shows in tasks that nobody takes while the process computes nothing; then a further thread
+    is started, too.
+
+    Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken
+    while another one is being woken, or has begun a task just now and will be back for the next; if
+    tasks are left half a millisecond later and nobody has begun one just then, further threads are
+    woken, twice as many each time.
     """
 
     def __init__(self, name: str, size: int, loop: Reactor) -> None:
@@ -75,7 +79,10 @@ class Pool:
         _start(worker)
 
     def begin_wait(self) -> bool:
-        """The calling thread will wait for other workers: another one may work in its stead. ``end_wait`` takes the result."""
+        """The calling thread will wait for other workers: another one may work in its stead.
+
+        ``end_wait`` takes the result.
+        """
         if not getattr(self._here, "is_worker", False):
             self._loop.step_aside()
             return False
@@ -116,7 +123,10 @@ class Pool:
         return not any(worker.thread.is_alive() for worker in workers)
 
     def _wake_one(self, beyond: bool = False) -> _PoolThread | None:
-        """Have one more thread look for tasks, if the size allows it; one to be started without the lock (under the lock)."""
+        """Have one more thread look for tasks, if the size allows it.
+
+        One to be started without the lock (under the lock).
+        """
         if self._closed or (self._num_busy() >= self._size and not beyond):
             self._watch(_STUCK_S / 2)
             return None

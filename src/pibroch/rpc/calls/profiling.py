@@ -1,6 +1,7 @@
 """Calls as events of torch's profiler, ``rpc_sync#name(caller -> callee)``, from the call to its answer.
 
-Nothing of this runs while no profiler is on. What the callee does shows in a profiler of its own only.
+Nothing of this runs while no profiler is on. What the callee does shows in a profiler of its own
+only.
 """
 
 from __future__ import annotations

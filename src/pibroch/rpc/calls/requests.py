@@ -1,4 +1,7 @@
-"""What this worker asks of others, and what comes of it: an answer, a failure, a loss, or nothing in time."""
+"""What this worker asks of others, and what comes of it.
+
+An answer, a failure, a loss, or nothing in time.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Requests:
         timeout_s: float,
         context: int | None,
     ) -> None:
-        """Send a request; ``receiver`` gets what comes of it. The timeout is in seconds, 0 for none."""
+        """Send a request; ``receiver`` gets what comes of it.
+
+        The timeout is in seconds, 0 for none.
+        """
         number = next(self._numbers)
         packed = msgspec.Raw(encode(body))
         call = PendingCall(number, connection, receiver, timeout_s, context)

@@ -1,4 +1,7 @@
-"""What other workers ask of this one: each message finds its handler, the handler its thread, and the result its way back."""
+"""What other workers ask of this one.
+
+Each message finds its handler, the handler its thread, and the result its way back.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,8 @@ class RequestService:
             )  # with room between rows
         if connection.num_at_work >= limits.requests:
             raise ProtocolError(
-                f"one more request than the {limits.requests:,} that worker {connection.peer.name!r} has under way here",
+                f"one more request than the {limits.requests:,} that worker"
+                f" {connection.peer.name!r} has under way here",
                 f"at most {limits.requests:,}",
                 "wait for some of them, or raise limits.requests",
             )

@@ -1,4 +1,7 @@
-"""Who refers to which value on which worker, and when a value may go. Pure: no sockets, threads or clocks."""
+"""Who refers to which value on which worker, and when a value may go.
+
+Pure: no sockets, threads or clocks.
+"""
 
 from pibroch.rpc.references.messages import (
     ANY_LIFE,

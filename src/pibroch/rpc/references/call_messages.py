@@ -1,4 +1,7 @@
-"""The calls that concern references: making a value at its owner, fetching it, calling its methods, a backward pass."""
+"""The calls that concern references.
+
+Making a value at its owner, fetching it, calling its methods, a backward pass.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ class FunctionCall(msgspec.Struct, frozen=True, array_like=True, tag="function")
 
 
 class MethodCall(msgspec.Struct, frozen=True, array_like=True, tag="method"):
-    """Call a method of the value at ``place``; also a request of its own, whose value is ``[args, kwargs]``."""
+    """Call a method of the value at ``place``.
+
+    Also a request of its own, whose value is ``[args, kwargs]``.
+    """
 
     place: ValuePlace
     method: Name
@@ -49,7 +55,10 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Backward(msgspec.Struct, frozen=True, array_like=True, tag="rrefbackward"):
-    """Start a distributed backward pass at the owner, with the value as its root; answered when it is over."""
+    """Start a distributed backward pass at the owner, with the value as its root.
+
+    Answered when it is over.
+    """
 
     place: ValuePlace
     context: int

@@ -42,7 +42,10 @@ class References(ReferenceRuntime):
         keeps: Handle | None = None,
         answered: Callable[[], None] | None = None,
     ) -> Any:
-        """Have ``owner`` make a value; returns at once. ``keeps`` lives until it has; then ``answered()`` is called."""
+        """Have ``owner`` make a value; returns at once.
+
+        ``keeps`` lives until it has; then ``answered()`` is called.
+        """
         agent = self.agent
         timeout_s = agent.timeout_s(timeout)
         receiver: _Creation | _OwnCreation
@@ -57,7 +60,9 @@ class References(ReferenceRuntime):
             rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
             receiver = _Creation(self, fork, owner, keeps, answered)
         body = Create(reference, number, agent.incarnation, what)
-        try:  # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when it is used
+        # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when
+        # it is used
+        try:
             agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
         except Exception as error:
             receiver.fail(error)
@@ -128,7 +133,10 @@ def call_of(
     args: Sequence[object] | None,
     kwargs: Mapping[str, object] | None,
 ) -> tuple[str, list[Any]]:
-    """The name of a function and ``[args, kwargs]``; what has no name travels as a pickle, where pickles are allowed."""
+    """The name of a function and ``[args, kwargs]``.
+
+    What has no name travels as a pickle, where pickles are allowed.
+    """
     value: list[object] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
     try:
         return agent.callables.name(function), value
@@ -230,7 +238,10 @@ def _tell(creation: _Creation | _OwnCreation) -> None:
 
 
 class _Keeping:
-    """Hands an outcome on to a future, and keeps a reference until then: its value must not go before the call is served."""
+    """Hands an outcome on to a future, and keeps a reference until then.
+
+    Its value must not go before the call is served.
+    """
 
     __slots__ = ("_future", "_keeps")
 

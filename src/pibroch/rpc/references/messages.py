@@ -29,7 +29,10 @@ class Peer(NamedTuple):
         )
 
     def ends_with(self, lost: Peer) -> bool:
-        """Whether this life is over when ``lost`` is. One that is not known was to be the one that is lost now."""
+        """Whether this life is over when ``lost`` is.
+
+        One that is not known was to be the one that is lost now.
+        """
         return self == lost or (self.worker == lost.worker and self.incarnation == ANY_LIFE)
 
 
@@ -40,7 +43,8 @@ class ValuePlace(msgspec.Struct, frozen=True, array_like=True):
         reference: its number.
         owner: who holds it.
         creator: who asked for it: the owner itself, or the caller of ``remote``.
-        known: the owner is known to have heard of it, so if it does not know it now, it is gone and not still to come.
+        known: the owner is known to have heard of it, so if it does not know it now, it is gone and
+            not still to come.
     """
 
     reference: int
@@ -73,7 +77,10 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Confirmed(msgspec.Struct, frozen=True, array_like=True, tag="confirmed"):
-    """Owner to user: your fork is counted. A user that has no such fork any more answers ``Dropped``."""
+    """Owner to user: your fork is counted.
+
+    A user that has no such fork any more answers ``Dropped``.
+    """
 
     reference: int
     fork: int
@@ -92,7 +99,10 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
-    """User to owner: I do not need this fork any more. Sent once it is confirmed and all that were made of it are settled."""
+    """User to owner: I do not need this fork any more.
+
+    Sent once it is confirmed and all that were made of it are settled.
+    """
 
     reference: int
     fork: int
@@ -105,7 +115,10 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
 
 
 class NotComing(msgspec.Struct, frozen=True, array_like=True, tag="notcoming"):
-    """Creator to owner: I have nothing under way for it: it was made and is gone, or could not be asked for."""
+    """Creator to owner: I have nothing under way for it.
+
+    It was made and is gone, or could not be asked for.
+    """
 
     reference: int
 

@@ -1,4 +1,7 @@
-"""A value at its owner, which may still be in the making, and how it is made: by calling what a peer named."""
+"""A value at its owner, which may still be in the making, and how it is made.
+
+By calling what a peer named.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(N
 
 
 class OwnedValue:
-    """What a reference refers to: nothing yet, then for good either a value or an error. Any thread may use it."""
+    """What a reference refers to: nothing yet, then for good either a value or an error.
+
+    Any thread may use it.
+    """
 
     __slots__ = ("_callbacks", "_error", "_lock", "_value", "is_done")
 
@@ -61,8 +67,8 @@ class OwnedValue:
     def wait(self, agent: Agent, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The value; blocks until it is there. Another thread of the pool may work meanwhile.
 
-        Not by a future: what a torch future raises refers to the frames that it went through, and these to the future, which
-        the garbage collector cannot look into.
+        Not by a future: what a torch future raises refers to the frames that it went through, and
+        these to the future, which the garbage collector cannot look into.
 
         Raises:
             RpcTimeoutError: when it is not there in time.
@@ -77,7 +83,10 @@ class OwnedValue:
         return self.get()
 
     def is_done_within(self, agent: Agent, timeout_s: float) -> bool:
-        """Wait for value or error, 0 for ever; whether there is one. Another thread of the pool may work meanwhile."""
+        """Wait for value or error, 0 for ever; whether there is one.
+
+        Another thread of the pool may work meanwhile.
+        """
         done = threading.Event()
         self._when_done(done.set)
         with agent.pool.waiting():

@@ -25,7 +25,8 @@ class Entry:
 
     Attributes:
         creator: who asked, or asks, for it.
-        made: it has been asked for; before, others may speak of it, but its creator's request is still under way.
+        made: it has been asked for; before, others may speak of it, but its creator's request is
+            still under way.
         handles: references to it on this worker itself.
         forks: those of other workers, and who holds each.
     """
@@ -39,9 +40,10 @@ class Entry:
 class OwnerSide:
     """The owner's half of ``ReferenceTable``.
 
-    A value lives while it has handles or forks. A value that somebody speaks of and that is not there may be
-    *expected*: its creator's request was slower than the news of it. Then the creator is asked whether it will come. It
-    comes, or the creator says no, or is lost; so nothing is expected for ever.
+    A value lives while it has handles or forks. A value that somebody speaks of and that is not
+    there may be *expected*: its creator's request was slower than the news of it. Then the creator
+    is asked whether it will come. It comes, or the creator says no, or is lost; so nothing is
+    expected for ever.
     """
 
     def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
@@ -56,7 +58,9 @@ class OwnerSide:
         self.entries[reference] = Entry(self._me, made=True, handles=1)
 
     def created(self, reference: int, number: int, creator: Peer) -> bool:
-        """``creator`` asks for a value and holds a fork of it; ``False`` when it is lost and nobody is to get the value.
+        """``creator`` asks for a value and holds a fork of it.
+
+        ``False`` when it is lost and nobody is to get the value.
 
         Raises:
             ValueError: when there is one of this number already.
@@ -76,8 +80,8 @@ class OwnerSide:
     def wants(self, place: ValuePlace, asker: int | None = None) -> bool:
         """Somebody speaks of this value: whether it is there or expected.
 
-        ``asker`` is the worker that speaks, where it is sure that it has not said ``Dropped`` yet: a creator that speaks of
-        what it asked for need not be asked.
+        ``asker`` is the worker that speaks, where it is sure that it has not said ``Dropped`` yet:
+        a creator that speaks of what it asked for need not be asked.
         """
         if not place.owner.matches(self._me):
             return False
@@ -112,7 +116,10 @@ class OwnerSide:
             self._tell(holder, Confirmed(message.place.reference, message.fork))
 
     def share(self, reference: int, number: int, to: Peer) -> None:
-        """One of our own references was put into a message as fork ``number``: it is counted at once."""
+        """One of our own references was put into a message as fork ``number``.
+
+        It is counted at once.
+        """
         if not self._is_lost(to):
             self.entries[reference].forks[number] = to
 
@@ -123,7 +130,10 @@ class OwnerSide:
             self._discard_if_unused(reference, entry)
 
     def receive(self, place: ValuePlace) -> bool:
-        """One of our own references came in a message: a handle more, if there is or will be a value."""
+        """One of our own references came in a message.
+
+        A handle more, if there is or will be a value.
+        """
         if not self.wants(place):
             return False
         self.entries[place.reference].handles += 1
@@ -149,7 +159,10 @@ class OwnerSide:
             self._fail(reference, entry)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended: its forks are dropped, and what it was to ask for will not come."""
+        """A life of another worker has ended.
+
+        Its forks are dropped, and what it was to ask for will not come.
+        """
         for reference, entry in list(self.entries.items()):
             ended = [number for number, holder in entry.forks.items() if holder.ends_with(peer)]
             for number in ended:

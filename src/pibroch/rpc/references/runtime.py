@@ -66,9 +66,9 @@ class Handle(Protocol):
 class ReferenceRuntime:
     """This worker's references, but for calls on them.
 
-    The table is used under a lock by any thread. What follows (messages, values to let go) is done in batches on the loop,
-    in ``_flush``. The end of a Python object may be noticed anywhere, by the garbage collector too: it only puts a note
-    into a queue and wakes the loop.
+    The table is used under a lock by any thread. What follows (messages, values to let go) is done
+    in batches on the loop, in ``_flush``. The end of a Python object may be noticed anywhere, by
+    the garbage collector too: it only puts a note into a queue and wakes the loop.
     """
 
     def __init__(self, agent: Agent, handles: type[Handle]) -> None:
@@ -118,7 +118,10 @@ class ReferenceRuntime:
         self._plan()
 
     def release(self, fork_or_reference: Fork | int) -> None:
-        """A Python object is gone. Called by the garbage collector: no locks, no input or output."""
+        """A Python object is gone.
+
+        Called by the garbage collector: no locks, no input or output.
+        """
         if not self.is_closed:
             self._released.append(fork_or_reference)
             self._plan()
@@ -126,7 +129,9 @@ class ReferenceRuntime:
     # references in messages
 
     def send(self, rref: Handle, to: WorkerInfo, incarnation: int = ANY_LIFE) -> Wire:
-        """The form in which ``rref`` travels to ``to`` (in this life); from now on the value is kept for it.
+        """The form in which ``rref`` travels to ``to`` (in this life).
+
+        From now on the value is kept for it.
 
         Raises:
             ReferenceLostError: when the value is gone.
@@ -238,7 +243,10 @@ class ReferenceRuntime:
         return owned
 
     def live_counts(self) -> dict[str, int]:
-        """How many values, forks and so on there are, by kind; all zero when nothing is referred to."""
+        """How many values, forks and so on there are, by kind.
+
+        All zero when nothing is referred to.
+        """
         with self._lock:
             return self._table.counts() | {
                 "held": len(self._values),
@@ -278,7 +286,8 @@ class ReferenceRuntime:
     def _peer(self, to: WorkerInfo, incarnation: int = ANY_LIFE) -> Peer:
         """The life of a worker that messages go to now.
 
-        Under the lock: the loop drops a lost connection before it tells the table, so the table hears of the loss after this.
+        Under the lock: the loop drops a lost connection before it tells the table, so the table
+        hears of the loss after this.
         """
         if incarnation != ANY_LIFE:
             return Peer(to.id, incarnation)

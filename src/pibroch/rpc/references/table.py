@@ -1,9 +1,12 @@
-"""The reference protocol of one worker, owner and user in one: events in, messages and values to discard out (pure).
+"""The reference protocol of one worker, owner and user in one.
 
-Section 3.3 of the paper: a star around each value's owner, which counts the forks of all users; whoever sends a
-reference keeps its own fork until the receiver's is confirmed. Differs from the paper: no message depends on the order
-of another one, so a pair of workers may talk over any number of connections; and forks are counted by the life of the
-worker that holds them, so that they can be dropped when it ends.
+Events in, messages and values to discard out (pure).
+
+Section 3.3 of the paper: a star around each value's owner, which counts the forks of all users;
+whoever sends a reference keeps its own fork until the receiver's is confirmed. Differs from the
+paper: no message depends on the order of another one, so a pair of workers may talk over any number
+of connections; and forks are counted by the life of the worker that holds them, so that they can be
+dropped when it ends.
 
 >>> user, owner = Peer(0, 7), Peer(1, 8)
 >>> table = ReferenceTable(user)
@@ -77,7 +80,10 @@ class ReferenceTable:
         }
 
     def handle(self, origin: Peer, message: Message) -> None:
-        """A message came. Those that fit nothing here change nothing: they are late, or not honest."""
+        """A message came.
+
+        Those that fit nothing here change nothing: they are late, or not honest.
+        """
         self._handlers[type(message)](origin, message)
 
     def handle_news(self, origin_worker: int, news: News) -> None:
@@ -101,8 +107,8 @@ class ReferenceTable:
     def receive(self, wire: Wire) -> Fork | bool | None:
         """A reference came in a message: our fork.
 
-        When the value is our own: whether it is there; then we have a handle more. ``None`` for a fork that is here already:
-        the message is not honest.
+        When the value is our own: whether it is there; then we have a handle more. ``None`` for a
+        fork that is here already: the message is not honest.
         """
         place = wire.place
         if place.owner.worker != self.me.worker:
@@ -120,7 +126,9 @@ class ReferenceTable:
         self.users.unshare(wire.fork)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended: its forks are dropped, and what it still says must not bring any back.
+        """A life of another worker has ended.
+
+        Its forks are dropped, and what it still says must not bring any back.
 
         With ``ANY_LIFE`` as its incarnation: the worker cannot be reached.
         """
@@ -133,7 +141,10 @@ class ReferenceTable:
         self.owners.lost(peer)
 
     def is_back(self, peer: Peer) -> None:
-        """There is a new connection with a life that was taken for lost: from now on it counts again."""
+        """There is a new connection with a life that was taken for lost.
+
+        From now on it counts again.
+        """
         self._lost.pop(peer, None)
 
     def is_lost(self, peer: Peer) -> bool:

@@ -40,7 +40,8 @@ class Fork:
         creator: who asked for it.
         parent: whose fork keeps this one's value alive until the owner has confirmed this one.
         children: forks given to others that are not settled yet, and to whom.
-        askers: lives of the owner to which others spoke of it, and which want to hear when the creation fails.
+        askers: lives of the owner to which others spoke of it, and which want to hear when the
+            creation fails.
         released: nobody here wants it any more.
         failure: why it is gone, where more is known than that.
     """
@@ -65,9 +66,9 @@ class Fork:
 class UserSide:
     """The user's half of ``ReferenceTable``.
 
-    A fork is dropped when it was released, is confirmed, and each fork that was made of it is settled (section 3.3: the
-    sender keeps its fork until the receiver's is confirmed). All events may come in any order, twice, or for forks that
-    do not exist.
+    A fork is dropped when it was released, is confirmed, and each fork that was made of it is
+    settled (section 3.3: the sender keeps its fork until the receiver's is confirmed). All events
+    may come in any order, twice, or for forks that do not exist.
     """
 
     def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
@@ -177,10 +178,12 @@ class UserSide:
     def lost(self, peer: Peer) -> None:
         """A life of another worker has ended (``ANY_LIFE``: the worker cannot be reached).
 
-        A creation whose owner's life is not known yet ends with its request: see ``creation_failed``.
+        A creation whose owner's life is not known yet ends with its request: see
+        ``creation_failed``.
         """
         for fork in list(self.forks.values()):
-            # when no life of the owner can be reached, it will never hear of the forks that it has not confirmed
+            # when no life of the owner can be reached, it will never hear of the forks that it has
+            # not confirmed
             unheard = peer == (fork.owner.worker, ANY_LIFE) and fork.state is State.PENDING
             if fork.owner == peer or unheard:
                 self.gone(fork)
@@ -196,7 +199,10 @@ class UserSide:
                 self.unshare(child)
 
     def gone(self, fork: Fork) -> None:
-        """There is no value any more: nothing is kept, and the parent need not keep anything either."""
+        """There is no value any more.
+
+        Nothing is kept, and the parent need not keep anything either.
+        """
         fork.state = State.GONE
         for child in fork.children:
             del self._parents[child]

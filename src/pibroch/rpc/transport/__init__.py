@@ -1,1 +1,4 @@
-"""From an address to messages with their tensors: sockets, shared memory, handshakes, and who is there."""
+"""From an address to messages with their tensors.
+
+Sockets, shared memory, handshakes, and who is there.
+"""

@@ -1,10 +1,14 @@
-"""Bookkeeping of shared memory: which bytes of which segment are lent, which are free, and which segments can go.
+"""Bookkeeping of shared memory.
 
-Pure: it knows sizes, not maps. One arena serves one direction of one connection, under its caller's lock.
+Which bytes of which segment are lent, which are free, and which segments can go.
 
-Blocks up to ``SHARED_BLOCK_BYTES`` lie together in segments of ``SHARED_SEGMENT_BYTES``: best fit over the free ranges, which
-merge with their neighbours. Larger ones have a segment of their own, of a size class at most a quarter above their size, which
-is kept for the next block of that class. In both, what was freed last is lent first: its pages are still mapped and cached.
+Pure: it knows sizes, not maps. One arena serves one direction of one connection, under its caller's
+lock.
+
+Blocks up to ``SHARED_BLOCK_BYTES`` lie together in segments of ``SHARED_SEGMENT_BYTES``: best fit
+over the free ranges, which merge with their neighbours. Larger ones have a segment of their own, of
+a size class at most a quarter above their size, which is kept for the next block of that class. In
+both, what was freed last is lent first: its pages are still mapped and cached.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ class NeedSegment:
 
 @dataclass(slots=True)
 class _Segment:
-    """``lent``: bytes by offset of each block; ``free_until`` and ``free_from``: the free ranges by start and by end."""
+    """``lent``: bytes by offset of each block.
+
+    ``free_until`` and ``free_from``: the free ranges by start and by end.
+    """
 
     nbytes: int
     lent: dict[int, int] = field(default_factory=dict)
@@ -47,7 +54,9 @@ class _Segment:
 
 
 class Arena:
-    """Hands out places for blocks of bytes and takes them back; O(log n) in the number of different sizes of free ranges.
+    """Hands out places for blocks of bytes and takes them back.
+
+    O(log n) in the number of different sizes of free ranges.
 
     >>> arena = Arena()
     >>> arena.allocate(100)
@@ -116,7 +125,8 @@ class Arena:
         size = segment.lent.pop(offset, None) if segment is not None else None
         if segment is None or size is None:
             raise ProtocolError(
-                f"a block given back at {offset} of shared segment {segment_id}, where none is lent",
+                f"a block given back at {offset} of shared segment {segment_id}, where none is"
+                " lent",
                 "each block given back once, by whom it was lent to",
             )
         self.lent_blocks -= 1
@@ -128,7 +138,10 @@ class Arena:
             self._merge(segment_id, segment, offset, offset + size)
 
     def trim(self, keep_bytes: int | None = None) -> list[int]:
-        """Forget wholly free segments, longest free first, until at most ``keep_bytes`` stay; the ids of those to drop."""
+        """Forget wholly free segments, longest free first, until at most ``keep_bytes`` stay.
+
+        The ids of those to drop.
+        """
         keep_bytes = self._keep_bytes if keep_bytes is None else keep_bytes
         dropped: list[int] = []
         while self.idle_bytes > keep_bytes:
@@ -209,7 +222,8 @@ class Arena:
 def size_class(nbytes: int) -> int:
     """The size of the segment of one large block: at most a quarter above ``nbytes``.
 
-    Classes are 1, 1.25, 1.5 and 1.75 times each power of two; 64 MiB, the size of shared segments, is left out.
+    Classes are 1, 1.25, 1.5 and 1.75 times each power of two; 64 MiB, the size of shared segments,
+    is left out.
 
     >>> size_class(400_000_000) / 400_000_000
     1.00663296

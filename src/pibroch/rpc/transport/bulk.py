@@ -1,6 +1,9 @@
-"""Large tensors on streams of their own, in chunks: calls do not wait behind them, nor chunks behind one slow stream.
+"""Large tensors on streams of their own, in chunks.
 
-A transfer has a number of its sender's. Its chunks and the message that it belongs to arrive in any order on any stream.
+Calls do not wait behind them, nor chunks behind one slow stream.
+
+A transfer has a number of its sender's. Its chunks and the message that it belongs to arrive in any
+order on any stream.
 """
 
 from __future__ import annotations

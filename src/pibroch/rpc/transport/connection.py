@@ -1,4 +1,7 @@
-"""A connection between two workers: messages with their tensors over one stream (and shared memory, and further streams)."""
+"""A connection between two workers.
+
+Messages with their tensors over one stream (and shared memory, and further streams).
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,8 @@ class Connection:
     ) -> tuple[list[TensorInfo], list[Any]]:
         """Where each tensor's bytes will be, and the buffers that go behind the metadata.
 
-        The caller must hold the tensors in this list alone, and not use them afterwards: received ones may be given back.
+        The caller must hold the tensors in this list alone, and not use them afterwards: received
+        ones may be given back.
         """
         infos, payload, devices = (
             list[TensorInfo](),
@@ -176,7 +180,10 @@ class Connection:
     def send(
         self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Buffer] = ()
     ) -> None:
-        """Send a frame; never blocks. What cannot be sent any more is dropped: ``on_lost`` says so."""
+        """Send a frame; never blocks.
+
+        What cannot be sent any more is dropped: ``on_lost`` says so.
+        """
         payload_bytes = sum(map(len, payload))
         report = b"" if self.sharing is None else self.sharing.report()
         start = report + header(kind, number, len(metadata), payload_bytes)
@@ -186,7 +193,10 @@ class Connection:
             self.send_buffers([start + metadata, *payload])
 
     def send_failure(self, number: int, metadata: bytes) -> None:
-        """Send an error in place of an answer; never blocks. A peer that reads none of them is lost in the end."""
+        """Send an error in place of an answer; never blocks.
+
+        A peer that reads none of them is lost in the end.
+        """
         self.send(Kind.FAILURE, number, metadata)
         self._unread_bytes = self._unread_bytes + len(metadata) if self.num_queued else 0
         stream = self.stream
@@ -221,7 +231,10 @@ class Connection:
 
     @property
     def bytes_owed(self) -> int:
-        """What the peer has not taken of what was sent: in queues, and in shared memory that it has not given back."""
+        """What the peer has not taken of what was sent.
+
+        In queues, and in shared memory that it has not given back.
+        """
         owed = self._sender.num_queued_bytes
         if self.stream is not None:
             owed += self.stream.num_queued_bytes
@@ -242,8 +255,10 @@ class Connection:
         stream.start(surplus)
 
     def open_bulk(
-        self, make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream], surplus: bytes,
-    ) -> None:  # fmt: skip
+        self,
+        make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream],
+        surplus: bytes,
+    ) -> None:
         """One more stream, for large tensors."""
         stream = make_stream(
             self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream)
@@ -320,7 +335,10 @@ class Connection:
             sharing.on_segment(frame.number, frame.metadata, self.stream.take_descriptor())
 
     def _message(self, frame: Frame) -> Message | None:
-        """The message of a frame, if complete; an unreadable one is reported to its sender, and the connection lives on."""
+        """The message of a frame, if complete.
+
+        An unreadable one is reported to its sender, and the connection lives on.
+        """
         try:
             arriving = frame.target
             if not isinstance(arriving, _Arriving):

@@ -23,7 +23,10 @@ class HasDescriptor(Protocol):
 def send_descriptors(
     sock: socket.socket, view: memoryview, descriptors: Sequence[HasDescriptor]
 ) -> int:
-    """Send descriptors with the first byte of ``view``, and close them here; how many bytes were sent."""
+    """Send descriptors with the first byte of ``view``, and close them here.
+
+    How many bytes were sent.
+    """
     rights = array.array("i", [each.fd for each in descriptors])
     sent = sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     for each in descriptors:

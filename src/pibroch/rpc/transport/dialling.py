@@ -1,4 +1,7 @@
-"""From an address to an admitted stream, with patience: a worker that lives but is busy is dialled again, not called lost."""
+"""From an address to an admitted stream, with patience.
+
+A worker that lives but is busy is dialled again, not called lost.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,20 @@ from pibroch.rpc.transport.reactor import Reactor
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 CLOSED_FOR_S = 30.0
-"""A worker that keeps closing connections before they are admitted is lost after this time; one under load stops doing so."""
+"""A worker that keeps closing connections before they are admitted is lost after this time.
+
+One under load stops doing so.
+"""
 _BUSY = (errno.EAGAIN, errno.EINTR)  # its queue of connections is full
 
 
 class Dialling:
     """Dials one stream until the worker there admits it, refuses it, or is gone (all on the loop).
 
-    Who listens lives: its kernel takes the connection, whatever the process does, and closes it when the process ends. So
-    once connected this waits for as long as the connection lives, which TCP's keep-alive ends for a host that vanished; how
-    long callers wait is their own timeouts' business. What ends before it is admitted is dialled again, after a pause that
-    doubles.
+    Who listens lives: its kernel takes the connection, whatever the process does, and closes it
+    when the process ends. So once connected this waits for as long as the connection lives, which
+    TCP's keep-alive ends for a host that vanished; how long callers wait is their own timeouts'
+    business. What ends before it is admitted is dialled again, after a pause that doubles.
 
     Args:
         reactor: the loop.
@@ -86,7 +92,10 @@ class Dialling:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether dialling again would change nothing: it was refused, nobody listens, or the host does not answer."""
+    """Whether dialling again would change nothing.
+
+    It was refused, nobody listens, or the host does not answer.
+    """
     if isinstance(error, (PibrochError, TimeoutError, ssl.SSLError)):
         return True
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):

@@ -6,8 +6,9 @@ A frame is a header of 24 bytes, metadata, and raw tensor bytes::
 
 The payload is received straight into memory that ``allocate`` provides once the metadata is there.
 
-A sender may add checksums: then the kind is ``| CHECKED``, and behind the header stand the CRC-32 of the header, of the
-metadata and of the payload, 12 bytes. They find what a network or a memory has damaged, not what somebody changed on purpose.
+A sender may add checksums: then the kind is ``| CHECKED``, and behind the header stand the CRC-32
+of the header, of the metadata and of the payload, 12 bytes. They find what a network or a memory
+has damaged, not what somebody changed on purpose.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(slots=True)
 class Frame:
-    """One frame as it was received; its payload is in ``payload`` when short, else where ``allocate`` said (``target``)."""
+    """One frame as it was received.
+
+    Its payload is in ``payload`` when short, else where ``allocate`` said (``target``).
+    """
 
     kind: Kind
     number: int
@@ -69,7 +73,10 @@ def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> 
 
 
 def seal(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Whole frames with checksums; ``buffers`` are as for ``Stream.send``: no header or metadata lies in two of them."""
+    """Whole frames with checksums.
+
+    ``buffers`` are as for ``Stream.send``: no header or metadata lies in two of them.
+    """
     waiting = deque(memoryview(buffer).cast("B") for buffer in buffers)
     sealed: list[bytes | memoryview] = []
     view = memoryview(b"")
@@ -107,9 +114,9 @@ class FrameReader:
     Args:
         max_metadata_bytes: longer metadata are an error.
         max_payload_bytes: likewise the payload.
-        allocate: given a frame with its metadata, the writable buffers (their lengths add up to the payload's) that take its
-            payload, in order; it may set ``frame.target``. Not called for frames without payload or with a short one that
-            came with it.
+        allocate: given a frame with its metadata, the writable buffers (their lengths add up to the
+            payload's) that take its payload, in order; it may set ``frame.target``. Not called for
+            frames without payload or with a short one that came with it.
     """
 
     def __init__(self, max_metadata_bytes: int, max_payload_bytes: int, allocate: Allocate) -> None:
@@ -143,7 +150,8 @@ class FrameReader:
         """The frames completed by ``num_bytes`` new bytes in ``buffer()``.
 
         Raises:
-            ProtocolError: for bytes that are no frames, or too long ones. The stream cannot be used after that.
+            ProtocolError: for bytes that are no frames, or too long ones. The stream cannot be used
+                after that.
         """
         frames: list[Frame] = []
         if self._targets:
@@ -256,7 +264,10 @@ class FrameReader:
             )
 
     def _compact(self) -> None:
-        """Make room for the next read; the staging buffer grows to hold one frame's metadata and shrinks again."""
+        """Make room for the next read.
+
+        The staging buffer grows to hold one frame's metadata and shrinks again.
+        """
         left = self._end - self._start
         if not left:
             if len(self._staging) > READ_AHEAD_BYTES:

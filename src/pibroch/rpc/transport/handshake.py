@@ -1,9 +1,10 @@
 """Who may connect: both sides prove that they know the job's secret, before anything else is read (pure).
 
-Three messages: the server's hello (magic, versions, nonce), the client's proof, the server's proof or refusal. A proof is an
-HMAC-SHA256 over all that was said before it, so it fits one server, one client, one purpose and one pair of nonces: to repeat
-or reflect it is useless. What follows is neither encrypted nor signed; where the network is not trusted, TLS goes under it.
-The bytes are in docs/design/0004-wire-format.md.
+Three messages: the server's hello (magic, versions, nonce), the client's proof, the server's proof
+or refusal. A proof is an HMAC-SHA256 over all that was said before it, so it fits one server, one
+client, one purpose and one pair of nonces: to repeat or reflect it is useless. What follows is
+neither encrypted nor signed; where the network is not trusted, TLS goes under it. The bytes are in
+docs/design/0004-wire-format.md.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Client(Side):
         """Takes any number of bytes, returns what to send.
 
         Raises:
-            AuthenticationError: the server refused, cannot prove itself, is another worker or speaks another version.
+            AuthenticationError: the server refused, cannot prove itself, is another worker or
+                speaks another version.
             ProtocolError: these are not the bytes of a handshake.
         """
         if self.done:
@@ -168,7 +170,8 @@ class Client(Side):
 class Server(Side):
     """The side that was dialled.
 
-    When ``receive`` raises, ``refusal`` holds what to send before closing, so that the client can say why.
+    When ``receive`` raises, ``refusal`` holds what to send before closing, so that the client can
+    say why.
 
     Args:
         secret: the job's.
@@ -206,7 +209,8 @@ class Server(Side):
         """Takes any number of bytes, returns what to send.
 
         Raises:
-            AuthenticationError: the client does not know the secret, repeats a handshake, wants another worker or version.
+            AuthenticationError: the client does not know the secret, repeats a handshake, wants
+                another worker or version.
             ProtocolError: these are not the bytes of a handshake.
         """
         if self.done:

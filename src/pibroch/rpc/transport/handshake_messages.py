@@ -1,4 +1,7 @@
-"""Messages of the handshake as bytes, and what both of its sides share (pure); see docs/design/0004-wire-format.md."""
+"""Messages of the handshake as bytes, and what both of its sides share (pure).
+
+See docs/design/0004-wire-format.md.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ class Purpose:
     """What a connection is for.
 
     Attributes:
-        connection_id: chosen at random by the dialler, below 2**64, shared by all streams of one connection.
+        connection_id: chosen at random by the dialler, below 2**64, shared by all streams of one
+            connection.
         stream: 0 for messages, from 1 on for bulk data.
     """
 
@@ -92,7 +96,10 @@ class Side:
         return hmac.new(self._secret, label + self._transcript + said, hashlib.sha256).digest()
 
     def _message(self) -> bytes | None:
-        """The buffered message, or ``None`` while it is incomplete; what follows it becomes the surplus."""
+        """The buffered message, or ``None`` while it is incomplete.
+
+        What follows it becomes the surplus.
+        """
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)

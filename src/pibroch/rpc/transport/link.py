@@ -1,4 +1,7 @@
-"""From an address to an admitted socket: dialling, listening, TLS and the handshake, none of which blocks."""
+"""From an address to an admitted socket.
+
+Dialling, listening, TLS and the handshake, none of which blocks.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ class Admission:
         reactor: the loop.
         sock: connected or connecting, non-blocking.
         core: our side of the handshake.
-        timeout_s: for a server all of it, for a client to be connected: then it waits as long as the connection lives.
+        timeout_s: for a server all of it, for a client to be connected: then it waits as long as
+            the connection lives.
         on_admitted: gets the socket; what was received after the handshake is in ``core.surplus``.
         on_refused: gets the reason; the socket is closed.
         tls: wraps the socket first.
@@ -260,7 +264,10 @@ class Listener:
             admission.refuse(ConnectionError("this worker leaves"))
 
     def _pause(self) -> None:
-        """Without descriptors the socket would stay readable and the loop would spin: a stranger goes, the next ones wait."""
+        """Without descriptors the socket would stay readable and the loop would spin.
+
+        A stranger goes, the next ones wait.
+        """
         if self._strangers:
             next(iter(self._strangers.values())).refuse(
                 ConnectionError("no descriptors are left; the oldest goes")

@@ -1,4 +1,7 @@
-"""The connection of a worker to itself: tensors are handed over as they are, and only metadata become bytes."""
+"""The connection of a worker to itself.
+
+Tensors are handed over as they are, and only metadata become bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from pibroch.rpc.values.messages import TensorInfo, decode_envelope
 
 
 class Loopback(Connection):
-    """Has no stream, is never lost, and bounds nothing; ``loop`` handles what is sent, but for answers."""
+    """Has no stream, is never lost, and bounds nothing.
+
+    ``loop`` handles what is sent, but for answers.
+    """
 
     uncounted_requests = sys.maxsize
 

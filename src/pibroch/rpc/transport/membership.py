@@ -55,7 +55,8 @@ class Rendezvous:
     """The place where workers meet, from an ``init_method``.
 
     Args:
-        init_method: ``env://``, ``tcp://host:port`` (``?rank=…&world_size=…`` allowed) or ``file://path``.
+        init_method: ``env://``, ``tcp://host:port`` (``?rank=…&world_size=…`` allowed) or
+            ``file://path``.
         rank: of this worker, -1 when the method or the environment says it.
         world_size: ``None`` or 0 for a group that changes.
         timeout_s: for the others to come.
@@ -142,7 +143,10 @@ class Rendezvous:
         return self._scheme != "file" and not self._is_hosted and self._store is None
 
     def bind_host(self) -> str:
-        """The address on which a worker listens: loopback, or the interface that leads to the rendezvous."""
+        """The address on which a worker listens.
+
+        Loopback, or the interface that leads to the rendezvous.
+        """
         if self.is_loopback:
             return "127.0.0.1"
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -181,7 +185,10 @@ class Membership:
         self._store.set(f"id/{self._me.id}", self._me.name)
 
     def renew(self, lost: WorkerInfo) -> None:
-        """When the host of the store was lost: wait for it to come back, and write this worker down there again. Blocks."""
+        """When the host of the store was lost.
+
+        Wait for it to come back, and write this worker down there again. Blocks.
+        """
         if lost.id != 0 or not self._rendezvous.is_hosted_by_a_worker or self._me is None:
             return
         try:
@@ -198,7 +205,8 @@ class Membership:
         """Write this worker down, then wait until ``world_size`` are there, when it is given.
 
         Raises:
-            MembershipError: when name or id belong to another worker, or the group is of the other kind.
+            MembershipError: when name or id belong to another worker, or the group is of the other
+                kind.
             RpcTimeoutError: when not all come in time.
         """
         global _num_joined
@@ -216,7 +224,10 @@ class Membership:
             self._remember(msgspec.json.decode(entry, type=Record))
 
     def find(self, name: str) -> Record | None:
-        """The worker of this name, ``None`` when there is none. One that was lost stays what it was until it comes back."""
+        """The worker of this name, ``None`` when there is none.
+
+        One that was lost stays what it was until it comes back.
+        """
         record = self._known.get(name)
         if record is not None:
             return record
@@ -276,9 +287,10 @@ class Membership:
             return bool(self._store.check([key]))
         except (dist.DistError, RuntimeError) as error:
             raise RpcError(
-                f"no answer from the rendezvous about {key!r}", "the process that opened it",
+                f"no answer from the rendezvous about {key!r}",
+                "the process that opened it",
                 "start it again; workers that know each other talk without it",
-            ) from error  # fmt: skip
+            ) from error
 
     def _get_all(self, keys: list[str]) -> list[str]:
         try:
@@ -315,12 +327,15 @@ class Membership:
                 raise MembershipError(got, "a free one", "choose another one, or stop that worker")
 
     def _check_kind(self, me: Record) -> None:
-        """Refuse to mix workers that wait for ``world_size`` others with ones that come and go: they would never meet."""
+        """Refuse to mix workers that wait for ``world_size`` others with ones that come and go.
+
+        They would never meet.
+        """
         is_static = self._rendezvous.world_size is not None
         if self._base.add(_NUM_DYNAMIC if is_static else _NUM_STATIC, 0):
             raise MembershipError(
-                f"a worker with world_size {self._rendezvous.world_size} beside others (RPC group mixes statically and "
-                "dynamically initialized members which is not supported.)",
+                f"a worker with world_size {self._rendezvous.world_size} beside others (RPC group"
+                " mixes statically and dynamically initialized members which is not supported.)",
                 f"{'no' if is_static else 'the'} world_size, as the workers that are there",
                 "give all the same, or let them meet elsewhere",
             )
@@ -340,7 +355,10 @@ class MembershipError(ConfigError, RuntimeError):
 
 
 def _goes_on_listening(record: Record) -> bool:
-    """Whether a worker still listens after a moment: one that was killed just now takes that long to be gone."""
+    """Whether a worker still listens after a moment.
+
+    One that was killed just now takes that long to be gone.
+    """
     deadline = time.monotonic() + KILLED_S
     while _listens(record):
         if time.monotonic() > deadline:
@@ -350,7 +368,10 @@ def _goes_on_listening(record: Record) -> bool:
 
 
 def is_there(record: Record, timeout_s: float = 1.0) -> bool:
-    """Whether somebody listens where a worker's record says, on this machine or another one; blocks so long at most."""
+    """Whether somebody listens where a worker's record says, on this machine or another one.
+
+    Blocks so long at most.
+    """
     if record.address.is_reached_locally(this_machine()):
         return _listens(record)
     try:

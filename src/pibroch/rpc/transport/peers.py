@@ -1,4 +1,7 @@
-"""Connections to the other workers: dialled when first needed, accepted from whoever knows the secret, lost together."""
+"""Connections to the other workers.
+
+Dialled when first needed, accepted from whoever knows the secret, lost together.
+"""
 
 from __future__ import annotations
 
@@ -316,7 +319,9 @@ class Peers:
             if each.peer.id == peer.id and each.incarnation == incarnation
         ]
         if others and (connection.left_on_purpose or not connection.was_open):
-            return  # each has its own end; and that one could not be opened does not mean that the worker is gone
+            # each has its own end; and that one could not be opened does not mean that the worker
+            # is gone
+            return
         for other in others:
             other.lose(reason)
         if not connection.was_open:

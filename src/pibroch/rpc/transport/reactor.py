@@ -1,7 +1,9 @@
-"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers. It never polls.
+"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers.
 
-At the end of each round it may run code of users that is known to be short. Should that take long after all, a deputy takes the
-loop over, and the thread that was held up ends when it is done.
+It never polls.
+
+At the end of each round it may run code of users that is known to be short. Should that take long
+after all, a deputy takes the loop over, and the thread that was held up ends when it is done.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ log = logging.getLogger(__name__)
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _SHUTDOWN_TIMEOUT_S = 10.0
-SPIN_S = 0.0004  # where the next event is due it is looked for this long before sleeping, as waking up takes longer
+# where the next event is due it is looked for this long before sleeping, as waking up takes longer
+SPIN_S = 0.0004
 _PATIENCE_S = 0.002
 _QUIET_ROUNDS = 10
 
@@ -32,7 +35,8 @@ _QUIET_ROUNDS = 10
 class Reactor:
     """Runs handlers of ready sockets, functions of other threads and timers, all on one thread called ``name``.
 
-    While users' code runs on the loop, the deputy looks every ``_PATIENCE_S`` if it is still the same; otherwise it sleeps.
+    While users' code runs on the loop, the deputy looks every ``_PATIENCE_S`` if it is still the
+    same; otherwise it sleeps.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,12 +78,18 @@ class Reactor:
         return getattr(self.reader, "is_reading", False)
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop. Takes no lock: it may be called from anywhere, the garbage collector included."""
+        """Run ``function`` on the loop.
+
+        Takes no lock: it may be called from anywhere, the garbage collector included.
+        """
         self._soon.append(function)
         self._wake()
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop at ``when`` (``time.monotonic()``). It cannot be taken back."""
+        """Run ``function`` on the loop at ``when`` (``time.monotonic()``).
+
+        It cannot be taken back.
+        """
         timer = (when, next(self._order), function)
         with self._role:  # else the deputy may take over just now, and sleep for too long
             if self.is_here():
@@ -88,7 +98,10 @@ class Reactor:
         self.call_soon(lambda: heapq.heappush(self._timers, timer))
 
     def complete(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop, at the end of a round. It may run code of users, best of all short one."""
+        """Run ``function`` on the loop, at the end of a round.
+
+        It may run code of users, best of all short one.
+        """
         self._completions.append(function)
         if (
             not self.is_here()
@@ -96,11 +109,16 @@ class Reactor:
             self._wake()
 
     def expect_bulk(self) -> None:
-        """Call it from a handler when what comes next is more of something long: the loop sleeps until then."""
+        """Call it from a handler when what comes next is more of something long.
+
+        The loop sleeps until then.
+        """
         self._is_bulk = True
 
     def step_aside(self) -> None:
-        """If the caller runs on the loop: let another thread go on in its stead, as this one is about to wait.
+        """If the caller runs on the loop.
+
+        Let another thread go on in its stead, as this one is about to wait.
 
         Raises:
             RuntimeError: when it may not wait here.
@@ -145,7 +163,10 @@ class Reactor:
         self._epoll.close()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close what others may still write to after the end: its number could be that of somebody else's pipe by then."""
+        """Close what others may still write to after the end.
+
+        Its number could be that of somebody else's pipe by then.
+        """
         with contextlib.suppress(AttributeError):  # there was no descriptor left for it
             close(self._wake_fd)
 

@@ -1,9 +1,11 @@
 """Shared memory without names: sealed memfds, maps of them, and tensors that lie in them.
 
-A segment is made by the sender of tensors and opened by their receiver, who got its descriptor with ``SCM_RIGHTS``. It is
-sealed against shrinking and growing, so that no peer can make reading it fail. A tensor on it (``view``) has a storage of its
-own; when the last tensor, view or array on that storage is gone, the bytes are reported as free. A map lives as long as its
-segment object and the views on it, and needs no descriptor. Nothing has a name, so nothing stays behind a killed process.
+A segment is made by the sender of tensors and opened by their receiver, who got its descriptor with
+``SCM_RIGHTS``. It is sealed against shrinking and growing, so that no peer can make reading it
+fail. A tensor on it (``view``) has a storage of its own; when the last tensor, view or array on
+that storage is gone, the bytes are reported as free. A map lives as long as its segment object and
+the views on it, and needs no descriptor. Nothing has a name, so nothing stays behind a killed
+process.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ _move.restype = _move_holding_gil.restype = None
 
 
 class _Map:
-    """A shared, writable map of a whole memfd. Not ``mmap.mmap``, which would keep a descriptor open for each map."""
+    """A shared, writable map of a whole memfd.
+
+    Not ``mmap.mmap``, which would keep a descriptor open for each map.
+    """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = 0
@@ -101,7 +106,10 @@ class OwnSegment(Segment):
 
     @classmethod
     def create(cls, nbytes: int, segment_id: int = 0) -> OwnSegment:
-        """A new one of zeros, which nobody can resize. Its memory is taken page by page when it is first written."""
+        """A new one of zeros, which nobody can resize.
+
+        Its memory is taken page by page when it is first written.
+        """
         fd = os.memfd_create("pibroch", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes)
@@ -143,8 +151,9 @@ class ForeignSegment(Segment):
 def write(segment: Segment, offset: int, tensor: Tensor) -> None:
     """Copy ``tensor`` (on the CPU, of any strides) to ``offset``, in row-major order.
 
-    Up to 64 KiB other threads wait, as that is shorter than handing them the interpreter; up to 16 MiB one core copies, since a
-    second one would go on spinning for longer than it helped; beyond, torch copies with its threads.
+    Up to 64 KiB other threads wait, as that is shorter than handing them the interpreter; up to 16
+    MiB one core copies, since a second one would go on spinning for longer than it helped; beyond,
+    torch copies with its threads.
 
     Raises:
         ValueError: when it does not fit.
@@ -161,7 +170,10 @@ def write(segment: Segment, offset: int, tensor: Tensor) -> None:
 
 @dataclass(slots=True)
 class Loan:
-    """What a view holds: ``nbytes`` at ``offset`` of ``segment``; ``when_dead`` is ``None`` once they were given back."""
+    """What a view holds: ``nbytes`` at ``offset`` of ``segment``.
+
+    ``when_dead`` is ``None`` once they were given back.
+    """
 
     segment: Segment
     offset: int
@@ -192,9 +204,10 @@ def view(
 ) -> Tensor:
     """A tensor on the bytes at ``offset`` (a multiple of 64), row-major, with a storage of its own.
 
-    ``when_dead`` is called once, when nothing uses the storage any more: from whichever thread that happens on, also from
-    inside the garbage collector; for what lives until the interpreter ends, perhaps not at all. It must not raise, wait, or
-    take a lock that is held while tensors can die. A tensor without elements still stands for 64 bytes.
+    ``when_dead`` is called once, when nothing uses the storage any more: from whichever thread that
+    happens on, also from inside the garbage collector; for what lives until the interpreter ends,
+    perhaps not at all. It must not raise, wait, or take a lock that is held while tensors can die.
+    A tensor without elements still stands for 64 bytes.
 
     Raises:
         ValueError: when the tensor would leave the segment.
@@ -235,16 +248,18 @@ def loan_of(tensor: Tensor) -> Loan | None:
 def is_sole_owner(tensor: Tensor, references: int) -> bool:
     """Whether nobody but the caller can still reach the tensor made by ``view`` or its memory.
 
-    Counted are references to the Python object, uses of the tensor below it (autograd's saved tensors, views, which keep their
-    base, futures), uses of its storage (``detach()``, ``.data``, NumPy arrays) and weak references. What is counted is compared
-    with the counts of a fresh view, so that it holds for other versions of torch and Python; when in doubt the answer is no.
-    Not seen are bare addresses (``data_ptr``) and torch's private weak handles. A reference claimed too
+    Counted are references to the Python object, uses of the tensor below it (autograd's saved
+    tensors, views, which keep their base, futures), uses of its storage (``detach()``, ``.data``,
+    NumPy arrays) and weak references. What is counted is compared with the counts of a fresh view,
+    so that it holds for other versions of torch and Python; when in doubt the answer is no. Not
+    seen are bare addresses (``data_ptr``) and torch's private weak handles. A reference claimed too
     many hides one of another's.
 
     Args:
         tensor: what ``view`` returned.
-        references: how many the caller's side holds: one for each variable, argument of a function that is still at work, or
-            container that has it. With ``def f(t): return is_sole_owner(t, references=2)``, ``x = view(...); f(x)`` is true.
+        references: how many the caller's side holds: one for each variable, argument of a function
+            that is still at work, or container that has it. With ``def f(t): return
+            is_sole_owner(t, references=2)``, ``x = view(...); f(x)`` is true.
     """
     found, fresh = _counts(tensor), _fresh_counts()
     return bool(fresh) and found[0] == fresh[0] + references and found[1:] == fresh[1:]
@@ -253,8 +268,9 @@ def is_sole_owner(tensor: Tensor, references: int) -> bool:
 def give_back(tensor: Tensor, references: int) -> Loan | None:
     """Take the bytes out of ``tensor``'s hands, if all of them are its value and nobody else can reach them.
 
-    Then its ``when_dead`` is not called any more, and the caller decides about the bytes; it must not touch the tensor again.
-    Otherwise ``None``, and nothing changed. ``references`` as in ``is_sole_owner``.
+    Then its ``when_dead`` is not called any more, and the caller decides about the bytes; it must
+    not touch the tensor again. Otherwise ``None``, and nothing changed. ``references`` as in
+    ``is_sole_owner``.
     """
     loan = loan_of(tensor)
     if loan is None or loan.when_dead is None or not is_sole_owner(tensor, references + 1):
@@ -283,7 +299,10 @@ def _counts(tensor: Tensor) -> tuple[int, ...]:
 
 @cache
 def _fresh_counts() -> tuple[int, ...]:
-    """The counts of a view that only one variable holds; none where an argument does not count as a reference."""
+    """The counts of a view that only one variable holds.
+
+    None where an argument does not count as a reference.
+    """
     segment = OwnSegment.create(mmap.PAGESIZE)
     tensor = _tensor_on(Loan(segment, 0, 4, None), torch.float32, (1,))
     fresh, as_argument = _counts(tensor), (lambda argument: _counts(argument))(tensor)
@@ -297,7 +316,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def _check_fits(segment: Segment, offset: int, nbytes: int) -> None:
     if not 0 <= offset <= segment.nbytes - max(nbytes, 1):
         raise ValueError(
-            f"got {nbytes} bytes at {offset}, need a place within the segment's {segment.nbytes} bytes"
+            f"got {nbytes} bytes at {offset}, need a place within the segment's {segment.nbytes}"
+            " bytes"
         )
 
 

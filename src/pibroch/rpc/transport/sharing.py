@@ -1,7 +1,10 @@
-"""Tensors of one connection in shared memory: the sender copies them into its segments, the receiver looks at them there.
+"""Tensors of one connection in shared memory.
 
-What the receiver needs no more is reported back in ``FREE`` frames, which ride with the next message or follow shortly.
-A result that is a received tensor which nobody else holds is *returned*: by its place, without a copy.
+The sender copies them into its segments, the receiver looks at them there.
+
+What the receiver needs no more is reported back in ``FREE`` frames, which ride with the next
+message or follow shortly. A result that is a received tensor which nobody else holds is *returned*:
+by its place, without a copy.
 """
 
 from __future__ import annotations
@@ -127,7 +130,9 @@ class Sharing:
 
     @property
     def bytes_owed(self) -> int:
-        """What the peer has not given back: the blocks lent to it, or the segments that they keep from being let go.
+        """What the peer has not given back.
+
+        The blocks lent to it, or the segments that they keep from being let go.
 
         One segment is there for the first small block already, and does not count.
         """
@@ -135,7 +140,10 @@ class Sharing:
         return max(arena.lent_bytes, arena.total_bytes - arena.idle_bytes - SHARED_SEGMENT_BYTES)
 
     def report(self) -> bytes:
-        """A ``FREE`` frame with what died since the last one, or nothing; to be sent before anything else."""
+        """A ``FREE`` frame with what died since the last one, or nothing.
+
+        To be sent before anything else.
+        """
         if not self._dead:
             return b""
         places = []
@@ -222,7 +230,10 @@ class Sharing:
     # inside
 
     def _died(self, key: tuple[int, int]) -> None:
-        """A view of the peer's memory is gone. Runs anywhere, inside the garbage collector too: no locks."""
+        """A view of the peer's memory is gone.
+
+        Runs anywhere, inside the garbage collector too: no locks.
+        """
         self._dead.append(key)
         if not self._report_is_planned and not self._is_closed:
             self._report_is_planned = True

@@ -1,4 +1,7 @@
-"""Frames that were begun and do not come: a sender hands over whole ones, so the length in such a header is wrong."""
+"""Frames that were begun and do not come.
+
+A sender hands over whole ones, so the length in such a header is wrong.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class WatchedStream(Protocol):
 
 
 class StallWatch:
-    """Closes a stream whose begun frame stays begun: what follows would be lost in it. One timer at a time (on the loop)."""
+    """Closes a stream whose begun frame stays begun: what follows would be lost in it.
+
+    One timer at a time (on the loop).
+    """
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor, self._is_on = reactor, False
@@ -56,7 +62,8 @@ class StallWatch:
             return
         if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
             stream.close(
-                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header may be damaged"
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header"
+                " may be damaged"
             )
         else:
             self.watch(stream)

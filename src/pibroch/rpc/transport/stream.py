@@ -1,4 +1,7 @@
-"""A socket that never blocks: frames out, as much at once as the kernel takes; frames in, straight to where they belong."""
+"""A socket that never blocks: frames out, as much at once as the kernel takes.
+
+Frames in, straight to where they belong.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class FrameStream:
         reactor: the loop that watches it from now on.
         sock: in non-blocking mode; the stream closes it.
         reader: cuts what arrives into frames.
-        on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the stream.
+        on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the
+            stream.
         on_closed: called once, on the loop, with the reason.
         on_drained: called on the loop when all that was queued is with the kernel.
         checksums: add checksums to the frames that are sent.
@@ -105,9 +109,12 @@ class FrameStream:
                 self._on_frame(frame)
 
     def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
-        """Send ``buffers`` one after the other, from any thread; ``descriptors`` go with the first byte and are closed then.
+        """Send ``buffers`` one after the other, from any thread.
 
-        Does not block. The buffers must stay as they are until they are sent. A closed stream takes nothing more.
+        ``descriptors`` go with the first byte and are closed then.
+
+        Does not block. The buffers must stay as they are until they are sent. A closed stream takes
+        nothing more.
         """
         if self._checksums:
             buffers = seal(buffers)
@@ -148,10 +155,13 @@ class FrameStream:
             return True
 
     def read_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        """Read in the calling thread until ``is_done()``, if nobody else reads; the loop leaves the socket alone meanwhile.
+        """Read in the calling thread until ``is_done()``, if nobody else reads.
 
-        Where the last answer came soon it looks again and again for a moment before it sleeps: waking up takes longer.
-        May return earlier: when the stream is closed, or after ``timeout_s`` (0 for none).
+        The loop leaves the socket alone meanwhile.
+
+        Where the last answer came soon it looks again and again for a moment before it sleeps:
+        waking up takes longer. May return earlier: when the stream is closed, or after
+        ``timeout_s`` (0 for none).
         """
         if not self._reading.acquire(blocking=False):
             return
@@ -218,7 +228,8 @@ class FrameStream:
             self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
         with self._reading:
             self._sock.close()
-            self._reader.close()  # what refers to this stream may live until the garbage collector comes
+            # what refers to this stream may live until the garbage collector comes
+            self._reader.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self._on_closed(reason)

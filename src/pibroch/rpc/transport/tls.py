@@ -1,6 +1,7 @@
 """TLS between hosts: both sides show a certificate that the job's authorities signed.
 
-Host names are not checked: workers are dialled by address, and the handshake on top names the worker that was dialled.
+Host names are not checked: workers are dialled by address, and the handshake on top names the
+worker that was dialled.
 """
 
 from __future__ import annotations

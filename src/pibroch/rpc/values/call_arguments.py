@@ -19,6 +19,9 @@ def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: object 
 
 
 def product(sizes: Iterable[object]) -> int:
-    """Of sizes, those below 1 and what is no integer left out; huge for more dimensions than a tensor may have."""
+    """Of sizes, those below 1 and what is no integer left out.
+
+    Huge for more dimensions than a tensor may have.
+    """
     kept = [size for size in map(integer, sizes) if size is not None and size > 0]
     return math.prod(kept) if len(kept) <= MAX_DIMS else HUGE

@@ -1,9 +1,11 @@
 """Callables and classes by name: ``module:qualname``, and what peers may name.
 
-A name leads from an imported module through classes to a function or class, without private parts, and what it leads to was
-defined in an allowed module: what a module merely imported cannot be reached through it. So who knows the job's secret can
-run the job's functions, but not ``os.system``. Of torch, ``operator``, the builtins and this package only what is listed can
-be named (``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is called with a check.
+A name leads from an imported module through classes to a function or class, without private parts,
+and what it leads to was defined in an allowed module: what a module merely imported cannot be
+reached through it. So who knows the job's secret can run the job's functions, but not
+``os.system``. Of torch, ``operator``, the builtins and this package only what is listed can be
+named (``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is called
+with a check.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ MAX_CACHED = 4096
 
 _MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
 _OWN = "pibroch.rpc"
-# of the package itself: what users call, and what its parts run on each other; nobody leaves because a peer says so
+# of the package itself: what users call, and what its parts run on each other; nobody leaves
+# because a peer says so
 _OWN_NAMES = frozenset(
     f"{_OWN}.{name}"
     for name in str.split("""
@@ -58,11 +61,14 @@ _Found = tuple[
 
 
 def default_modules(caller: str) -> tuple[str, ...]:
-    """What peers may name when nothing else was said: the caller's package, the main program, and this package.
+    """What peers may name when nothing else was said.
+
+    The caller's package, the main program, and this package.
 
     Args:
-        caller: ``__name__`` of the module that calls ``init_rpc``. A package of Python itself or torch (a launcher that
-            calls on behalf of the user) does not count; nor does pibroch, whose parts allow what they serve.
+        caller: ``__name__`` of the module that calls ``init_rpc``. A package of Python itself or
+            torch (a launcher that calls on behalf of the user) does not count; nor does pibroch,
+            whose parts allow what they serve.
     """
     package = caller.partition(".")[0]
     foreign = package in sys.stdlib_module_names or package in (
@@ -78,8 +84,10 @@ class Callables:
     """What may be named by peers, and the names.
 
     Args:
-        allowed: modules; all below them are allowed too. Also single names, ``module:qualname``, of what is not listed.
-        importable: those among them that may be imported when a peer names them; the others must be imported already.
+        allowed: modules; all below them are allowed too. Also single names, ``module:qualname``, of
+            what is not listed.
+        importable: those among them that may be imported when a peer names them; the others must be
+            imported already.
     """
 
     def __init__(self, allowed: Sequence[str], importable: Sequence[str] = ()) -> None:
@@ -178,8 +186,10 @@ class Callables:
         if _below(module_name, _LISTED):
             return NotAllowedError(
                 f"{name!r}",
-                "of torch, operator and the builtins a pure function, or a class of torch.nn or torch.optim",
-                "define a function of your own that calls it, or add this name to RpcBackendOptions.allowed_modules",
+                "of torch, operator and the builtins a pure function, or a class of torch.nn or"
+                " torch.optim",
+                "define a function of your own that calls it, or add this name to"
+                " RpcBackendOptions.allowed_modules",
             )
         if _below(module_name, (_OWN,)):
             return NotAllowedError(
@@ -188,7 +198,8 @@ class Callables:
         return NotAllowedError(
             f"{name!r}, of a module that is not allowed here",
             "a module below " + ", ".join(self._allowed),
-            "if peers may run all that is in it, add it to RpcBackendOptions.allowed_modules of this worker",
+            "if peers may run all that is in it, add it to RpcBackendOptions.allowed_modules of"
+            " this worker",
         )
 
     def _check_origin(self, name: str, value: object) -> None:
@@ -200,7 +211,8 @@ class Callables:
             is_own and not _is_own(f"{origin}:{getattr(value, '__qualname__', '')}")
         ):
             raise NotAllowedError(
-                f"{name!r}, which is no function or class that was defined in an allowed module (but in {origin!r})",
+                f"{name!r}, which is no function or class that was defined in an allowed module"
+                f" (but in {origin!r})",
                 "a module below " + ", ".join(self._allowed),
                 "define a function of your own that calls it",
             )
@@ -241,7 +253,8 @@ def _name(function: object) -> str:
         raise NotAllowedError(
             f"the bound method {getattr(function, '__qualname__', function)!r} to be sent by name",
             "a function, class or class method",
-            "keep the object at its owner and call the method through an RRef, or send object and arguments to a function",
+            "keep the object at its owner and call the method through an RRef, or send object and"
+            " arguments to a function",
         )
     module, qualname = _defined_in(function), getattr(function, "__qualname__", None)
     if isinstance(function, types.MethodType) and isinstance(owner, type):
@@ -318,7 +331,10 @@ def _split(name: str) -> tuple[str, list[str]]:
 
 
 def private_prefix(module: str) -> str:
-    """How names begin that peers may never use: a user's own may have one underscore, those of libraries none."""
+    """How names begin that peers may never use.
+
+    A user's own may have one underscore, those of libraries none.
+    """
     return "_" if _below(module, _LIBRARIES) else "__"
 
 
@@ -348,7 +364,10 @@ def _path(names: dict[str, Any], parts: list[str]) -> Iterator[object]:
 
 
 def _origin(value: object) -> object:
-    """The module in which a function or class was defined; ``None`` for anything else, such as an object that can be called."""
+    """The module in which a function or class was defined.
+
+    ``None`` for anything else, such as an object that can be called.
+    """
     if isinstance(value, torch.jit.ScriptFunction):
         value = getattr(value, "_torchdynamo_inline", value)
     if isinstance(value, types.MethodType):

@@ -1,6 +1,9 @@
-"""Builtins and operators that peers may name, with a look at their arguments: none holds the interpreter's lock for long.
+"""Builtins and operators that peers may name, with a look at their arguments.
 
-Code in C does not let other threads in between: ``pow(7, 10**8)`` or ``sum(range(10**12))`` would stop the whole worker.
+None holds the interpreter's lock for long.
+
+Code in C does not let other threads in between: ``pow(7, 10**8)`` or ``sum(range(10**12))`` would
+stop the whole worker.
 """
 
 from __future__ import annotations
@@ -56,7 +59,10 @@ def operators() -> Iterator[tuple[str, object, Function]]:
 
 
 def _index(value: Any) -> int | None:
-    """The integer that a value stands for, where one is wanted; tensors of one element and numbers of NumPy are some."""
+    """The integer that a value stands for, where one is wanted.
+
+    Tensors of one element and numbers of NumPy are some.
+    """
     try:
         return operator.index(value)
     except Exception:  # not one

@@ -1,6 +1,9 @@
-"""Methods of lists, dicts, sets and queues that a peer may call through a reference: of single items, or of all as they are.
+"""Methods of lists, dicts, sets and queues that a peer may call through a reference.
 
-Not among them is what repeats, joins, sorts by a function or formats. What takes other items looks at them first.
+Of single items, or of all as they are.
+
+Not among them is what repeats, joins, sorts by a function or formats. What takes other items looks
+at them first.
 """
 
 from __future__ import annotations

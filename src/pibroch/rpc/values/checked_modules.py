@@ -1,4 +1,7 @@
-"""Layers and optimizers of torch that peers make and use: how large a layer may be, and which of their methods look first."""
+"""Layers and optimizers of torch that peers make and use.
+
+How large a layer may be, and which of their methods look first.
+"""
 
 from __future__ import annotations
 

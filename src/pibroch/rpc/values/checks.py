@@ -1,8 +1,10 @@
-"""Checks before functions of torch that a peer names: how large their results would be, and how long they would take.
+"""Checks before functions of torch that a peer names.
 
-The bounds are wide: they keep a number in a message from ending the process, not a program from working. They are
-worked out of shapes in ``result_sizes.py``; where only operands can make a result large, as in ``a * b``, nothing is worked
-out as long as the product of all their sizes is small.
+How large their results would be, and how long they would take.
+
+The bounds are wide: they keep a number in a message from ending the process, not a program from
+working. They are worked out of shapes in ``result_sizes.py``; where only operands can make a result
+large, as in ``a * b``, nothing is worked out as long as the product of all their sizes is small.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ def check_elements(num_elements: int) -> None:
 
 
 def check_values(*values: object) -> None:
-    """Refuse what stands for many more values than came: ranges and tensors, where code in C takes them apart one by one."""
+    """Refuse what stands for many more values than came.
+
+    Ranges and tensors, where code in C takes them apart one by one.
+    """
     waiting = [*values]
     while waiting:
         value = waiting.pop()

@@ -1,7 +1,10 @@
-"""Python values to bytes and tensors, and back: plain data, tensors, arrays, names, references; no code.
+"""Python values to bytes and tensors, and back: plain data, tensors, arrays, names, references.
 
-Lists, dicts, strings, bytes, numbers up to 64 bits, booleans and ``None`` are msgpack as such. Everything else is a msgpack
-extension whose code is in ``Code``; what it contains is encoded in the same way, so a value nests to any (bounded) depth.
+No code.
+
+Lists, dicts, strings, bytes, numbers up to 64 bits, booleans and ``None`` are msgpack as such.
+Everything else is a msgpack extension whose code is in ``Code``; what it contains is encoded in the
+same way, so a value nests to any (bounded) depth.
 """
 
 from __future__ import annotations
@@ -174,8 +177,9 @@ class _Encoding:
         if isinstance(value, torch.Tensor):  # its bytes alone would arrive as something else
             raise NotAllowedError(
                 f"a tensor of type {type(value).__module__}.{type(value).__qualname__}",
-                "a torch.Tensor or torch.nn.Parameter itself", "send the plain tensors that it is made of",
-            )  # fmt: skip
+                "a torch.Tensor or torch.nn.Parameter itself",
+                "send the plain tensors that it is made of",
+            )
         raise NotAllowedError(
             f"a value of type {type(value).__module__}.{type(value).__qualname__}",
             "plain data, tensors, arrays, dataclasses, enums, functions by name, or an RRef",
@@ -213,7 +217,8 @@ def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> object:
         raise NotAllowedError(
             f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()"
         )
-    if tensor.requires_grad:  # its values stand for it in the graph; each place once, else it would get its gradient twice
+    # its values stand for it in the graph; each place once, else it would get its gradient twice
+    if tensor.requires_grad:
         with torch.enable_grad():
             tensor = tensor.coalesce()
             encoding.tensors += [tensor.indices(), tensor.values()]

@@ -17,7 +17,9 @@ DeviceMap = Mapping[torch.device, torch.device]
 def stage(
     tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap], to: str
 ) -> list[int | None]:
-    """Have all tensors of the list on the CPU; the index of each on the receiver's devices, ``None`` for its CPU.
+    """Have all tensors of the list on the CPU.
+
+    The index of each on the receiver's devices, ``None`` for its CPU.
 
     Blocks until copies from devices are done.
 
@@ -59,7 +61,8 @@ def _target(device: torch.device, device_map: DeviceMap, to: str) -> int | None:
         raise NotAllowedError(
             f"a tensor on {device} for worker {to!r}",
             "a device map that says where it goes",
-            f"RpcBackendOptions.set_device_map({to!r}, {{{str(device)!r}: ...}}), or send tensor.cpu()",
+            f"RpcBackendOptions.set_device_map({to!r}, {{{str(device)!r}: ...}}), or send"
+            " tensor.cpu()",
         )
     return None if target.type == "cpu" else target.index or 0
 

@@ -1,8 +1,8 @@
 """Exceptions as data: what a callee raised is raised again at its caller, its traceback there being the cause.
 
-The type is found again when it is a builtin exception, one of torch's or pibroch's, or a class that the caller lets its
-peers name. It is rebuilt from plain data, without its constructor where that can be, and only if its message comes out
-the same; otherwise the caller gets a ``RemoteError``.
+The type is found again when it is a builtin exception, one of torch's or pibroch's, or a class that
+the caller lets its peers name. It is rebuilt from plain data, without its constructor where that
+can be, and only if its message comes out the same; otherwise the caller gets a ``RemoteError``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class RemoteTraceback(Exception):
 
 
 class _Repr(str):
-    """Text that shows itself unquoted: a ``KeyError`` of it has the message that it had with the original key."""
+    """Text that shows itself unquoted.
+
+    A ``KeyError`` of it has the message that it had with the original key.
+    """
 
     __slots__ = ()
 
@@ -154,7 +157,8 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
 def _without_constructor(
     cls: type[Exception], arguments: list[Any], state: Mapping[str, object]
 ) -> Exception:
-    for base in cls.__mro__:  # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
+    # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
+    for base in cls.__mro__:
         with contextlib.suppress(TypeError):
             error = base.__new__(cls, *arguments)
             error.args = tuple(arguments)
@@ -217,14 +221,23 @@ def _is_shown(item: object) -> bool:
 
 
 def _text(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
-    """At most ``limit`` characters, and such that UTF-8 can hold; what is too long loses its middle."""
+    """At most ``limit`` characters, and such that UTF-8 can hold.
+
+    What is too long loses its middle.
+    """
     if len(text) > limit:
-        text = f"{text[: limit // 2]} … {len(text) - limit:,} characters left out … {text[-(limit // 2) :]}"
+        text = (
+            f"{text[: limit // 2]} … {len(text) - limit:,} characters left out …"
+            f" {text[-(limit // 2) :]}"
+        )
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def copy_of(error: Exception) -> Exception:
-    """The same error again. One that is kept must not be raised itself: its traceback would keep the frames it went through."""
+    """The same error again.
+
+    One that is kept must not be raised itself: its traceback would keep the frames it went through.
+    """
     try:
         copied = copy.copy(error)
     except Exception:

@@ -1,8 +1,8 @@
 """The forms of values that msgpack does not have, and how each is read: bounded before it is made.
 
-A message is small and in a peer's hands; what it says must not become large, slow or foreign memory here. So each reader
-checks types and lengths first. A set or dict whose keys were chosen to collide is refused, too: it would take minutes, with
-the interpreter's lock held.
+A message is small and in a peer's hands; what it says must not become large, slow or foreign memory
+here. So each reader checks types and lengths first. A set or dict whose keys were chosen to collide
+is refused, too: it would take minutes, with the interpreter's lock held.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Code:
     FROZENSET = 4
     REFERENCE = 5  # index in the message's references
     NAMED = 6  # "module:qualname" of a function or class
-    OBJECT = 7  # [name of the class, state]: dataclass, named tuple, enum member, or what has ``__rpc_state__``
+    # [name of the class, state]: dataclass, named tuple, enum member, or what has ``__rpc_state__``
+    OBJECT = 7
     BIG_INT = 8  # two's complement, little endian
     COMPLEX = 9  # [real, imaginary]
     ARRAY = 10  # numpy: index in the message's tensors
@@ -53,7 +54,8 @@ class Code:
     SPARSE = 19  # coalesced or not COO: [indices, values, shape, coalesced]
     PICKLE = 20  # only when both sides allow it
     ELLIPSIS = 21
-    ORDERED = 22  # a dict that is not sorted by nature: [[key, value], ...] for keys that msgpack cannot hold
+    # a dict that is not sorted by nature: [[key, value], ...] for keys that msgpack cannot hold
+    ORDERED = 22
 
 
 class Names(Protocol):
@@ -172,7 +174,8 @@ def _named(decoding: Decoding, data: memoryview) -> object:
 def _object(decoding: Decoding, data: memoryview) -> object:
     """A dataclass, named tuple or enum member of an allowed module; its constructor runs.
 
-    A class may say itself what of it travels (``__rpc_state__``), and must then check what arrives (``__rpc_made__``).
+    A class may say itself what of it travels (``__rpc_state__``), and must then check what arrives
+    (``__rpc_made__``).
     """
     name, state = decoding.items(data, str, object)
     cls = decoding.names.resolve(name)
@@ -302,7 +305,8 @@ def check_hashes(items: list[Any]) -> list[object]:
             same += first == second
         if same:
             raise ProtocolError(
-                f"{len(items):,} items of a set or dict, of which more than {_MAX_COLLISIONS} have one hash",
+                f"{len(items):,} items of a set or dict, of which more than {_MAX_COLLISIONS} have"
+                " one hash",
                 "different ones",
                 "send a list",
             )

@@ -1,9 +1,12 @@
-"""What peers may name of torch, ``operator`` and the builtins: lists, because their modules also hold ways to files and code.
+"""What peers may name of torch, ``operator`` and the builtins.
 
-Nothing here reaches a file, an import, an attribute by name, another process or memory that is not its arguments'; a function
-among the arguments can itself only be one that may be named. What could become large or slow is *checked*: a function
-that looks at its arguments first stands in its place (``checks.py``, ``special_checks.py``, ``checked_builtins.py``). Which
-names of torch there are says ``known_names.py``.
+Lists, because their modules also hold ways to files and code.
+
+Nothing here reaches a file, an import, an attribute by name, another process or memory that is not
+its arguments'; a function among the arguments can itself only be one that may be named. What could
+become large or slow is *checked*: a function that looks at its arguments first stands in its place
+(``checks.py``, ``special_checks.py``, ``checked_builtins.py``). Which names of torch there are says
+``known_names.py``.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ _building = threading.RLock()
 def _once(build: Callable[[], _T]) -> Callable[[], _T]:
     """``build``, run once whatever threads ask first.
 
-    ``functools.cache`` alone would let two threads build at a time and drop what one of them made; the numbers of dropped
-    functions pass to new ones, and :func:`names_of_known` would give a user's function the name of a function of torch's.
+    ``functools.cache`` alone would let two threads build at a time and drop what one of them made;
+    the numbers of dropped functions pass to new ones, and :func:`names_of_known` would give a
+    user's function the name of a function of torch's.
     """
     kept = functools.cache(build)
 
@@ -61,8 +65,9 @@ def checked_callables() -> Mapping[str, Function]:
 def known_values() -> Mapping[str, object]:
     """From the same names to what arrives when a peer sends it as an argument.
 
-    Classes, and functions whose results are merely as large as their operands allow, are themselves there: users' code may
-    compare them. All others come with their checks, as users' code may call them with what the peer sent beside.
+    Classes, and functions whose results are merely as large as their operands allow, are themselves
+    there: users' code may compare them. All others come with their checks, as users' code may call
+    them with what the peer sent beside.
     """
     return types.MappingProxyType(
         {
@@ -74,7 +79,10 @@ def known_values() -> Mapping[str, object]:
 
 @_once
 def names_of_known() -> Mapping[int, str]:
-    """From ``id(callable)`` to its name, for both; they live as long as the process. The first of several names counts."""
+    """From ``id(callable)`` to its name, for both; they live as long as the process.
+
+    The first of several names counts.
+    """
     found: dict[int, str] = {}
     for callables in (known_callables(), checked_callables()):
         for name, known in callables.items():

@@ -1,10 +1,13 @@
-"""Names of torch that peers may use without being given them: functions, methods of tensors, classes.
+"""Names of torch that peers may use without being given them.
 
-A name is here because it is of use, reads and writes its arguments alone, and checks them. So there are no functions that
-read files, take addresses (``cdata``), look beyond a tensor's elements (``as_strided``, ``set_``), trust what their arguments
-say of each other (``segment_reduce``, pivots of ``lu_solve``, sparse constructors), leave memory as it was found, or run for
-as long as a number in their arguments says. In one line a name stands for the function of torch, the method of tensors, and
-the method in place, as far as they exist.
+Functions, methods of tensors, classes.
+
+A name is here because it is of use, reads and writes its arguments alone, and checks them. So there
+are no functions that read files, take addresses (``cdata``), look beyond a tensor's elements
+(``as_strided``, ``set_``), trust what their arguments say of each other (``segment_reduce``, pivots
+of ``lu_solve``, sparse constructors), leave memory as it was found, or run for as long as a number
+in their arguments says. In one line a name stands for the function of torch, the method of tensors,
+and the method in place, as far as they exist.
 """
 
 from __future__ import annotations

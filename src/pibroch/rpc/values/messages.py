@@ -1,4 +1,7 @@
-"""What stands in the metadata of a message: its body, its value, what its tensors are and where their bytes lie."""
+"""What stands in the metadata of a message.
+
+Its body, its value, what its tensors are and where their bytes lie.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         transfer: the bytes come in chunks under this number on bulk streams.
         requires_grad: as at the sender, where no distributed graph takes its place.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
-        layout: for a tensor that does not lie in row-major order: which of its dims each of ``shape`` is, and where there is
-            room between its rows the stride of each, else nothing.
+        layout: for a tensor that does not lie in row-major order: which of its dims each of
+            ``shape`` is, and where there is room between its rows the stride of each, else nothing.
     """
 
     dtype: int
@@ -125,11 +128,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
-    """The sender wants to leave together with all others; answered when all have arrived, with whether they may go.
+    """The sender wants to leave together with all others.
+
+    Answered when all have arrived, with whether they may go.
 
     Attributes:
         round: 0, 1, …: all workers go through the rounds together.
-        num_started: calls that it has started in its life; when no sum changed in a round, nothing is under way any more.
+        num_started: calls that it has started in its life; when no sum changed in a round, nothing
+            is under way any more.
     """
 
     round: int
@@ -156,7 +162,8 @@ def decode_envelope(metadata: bytes) -> Envelope:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(
             f"metadata that cannot be read ({error})",
-            f"an envelope as in the wire format, of at most {MAX_TENSORS:,} tensors and {MAX_REFERENCES:,} references",
+            f"an envelope as in the wire format, of at most {MAX_TENSORS:,} tensors and"
+            f" {MAX_REFERENCES:,} references",
         ) from error
 
 

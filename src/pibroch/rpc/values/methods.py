@@ -1,9 +1,11 @@
 """Which methods of an object a peer may call through a remote reference.
 
-A reference can point to anything that a callee returned, so ``getattr`` by a peer needs a rule: an array could be told to
-write itself to a file or to look at freed memory, a string's ``format`` reads any attribute. Open are objects of classes
-in allowed modules; of tensors, modules of ``torch.nn``, optimizers and containers the methods that are listed, some of
-them with a check. Numbers, texts and arrays are values: fetch them, or call a function with them. Private names stay private.
+A reference can point to anything that a callee returned, so ``getattr`` by a peer needs a rule: an
+array could be told to write itself to a file or to look at freed memory, a string's ``format``
+reads any attribute. Open are objects of classes in allowed modules; of tensors, modules of
+``torch.nn``, optimizers and containers the methods that are listed, some of them with a check.
+Numbers, texts and arrays are values: fetch them, or call a function with them. Private names stay
+private.
 """
 
 from __future__ import annotations
@@ -117,7 +119,10 @@ def _owner(value: object, name: str) -> type | None:
 
 
 def _is_own(value: object, name: str, callables: Callables) -> bool:
-    """Whether a private name is one of the user's own: with one underscore, and of a class in an allowed module."""
+    """Whether a private name is one of the user's own.
+
+    With one underscore, and of a class in an allowed module.
+    """
     owner = _owner(value, name)
     if owner is None or name.startswith("__"):
         return False
@@ -167,5 +172,6 @@ def _refused(value: object, name: str, need: str) -> NotAllowedError:
     return NotAllowedError(
         f"a call of {name!r} of an object of type {kind.__module__}.{kind.__qualname__} by a peer",
         need,
-        "wrap it in a function or class of your own, or allow its module on the owner with RpcBackendOptions.allowed_modules",
+        "wrap it in a function or class of your own, or allow its module on the owner with"
+        " RpcBackendOptions.allowed_modules",
     )

@@ -1,4 +1,6 @@
-"""How many elements the result of a function of torch will have, by its arguments; never fewer than it will have.
+"""How many elements the result of a function of torch will have, by its arguments.
+
+Never fewer than it will have.
 
 Arguments that make no sense count as nothing: torch will say what is wrong with them.
 """
@@ -155,7 +157,10 @@ def fourier(args: Args, kwargs: Kwargs) -> Any:
 
 
 def matmul(args: Args, kwargs: Kwargs) -> Any:
-    """``(…, a, b)``, the last two operands: their rows and columns, their batches spread against each other."""
+    """``(…, a, b)``, the last two operands.
+
+    Their rows and columns, their batches spread against each other.
+    """
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][-2:]
     first, second = ([*each.shape] for each in operands)
     rows = first[-2] if len(first) > 1 else 1
@@ -244,8 +249,10 @@ def outer_sum(args: Args, kwargs: Kwargs) -> Any:
 
 
 _RULES: dict[Callable[[Args, Kwargs], int], str] = {
-    by_sizes: """ones zeros full rand randn randint randperm new_full new_ones new_zeros hann_window hamming_window
-        bartlett_window blackman_window fftfreq rfftfreq""",
+    by_sizes: (
+        """ones zeros full rand randn randint randperm new_full new_ones new_zeros hann_window hamming_window
+        bartlett_window blackman_window fftfreq rfftfreq"""
+    ),
     like: "full_like ones_like rand_like randint_like randn_like zeros_like",
     arange: "arange",
     steps: "linspace logspace",
@@ -258,8 +265,10 @@ _RULES: dict[Callable[[Args, Kwargs], int], str] = {
     diag_embed: "diag_embed",
     block_diag: "block_diag",
     second_number: "histc multinomial vander",
-    adaptive: """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-        adaptive_max_pool3d""",
+    adaptive: (
+        """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+        adaptive_max_pool3d"""
+    ),
     pad: "pad",
     interpolate: "interpolate upsample",
     fold: "fold",
@@ -285,7 +294,10 @@ unfold_view_size = _lenient(unfold_view)
 
 
 def size_of_index(value: Tensor, index: tuple[object, ...]) -> int:
-    """Elements of ``value[index]``, at most, for indices without masks: the last dimensions are taken for those that stay."""
+    """Elements of ``value[index]``, at most, for indices without masks.
+
+    The last dimensions are taken for those that stay.
+    """
     spread_sizes: list[int] = []
     num_taken = 0
     for part in index:

@@ -265,7 +265,9 @@ def embedding_bag(
 
 
 def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None:
-    """Refuse ids and offsets beyond their bounds: a bag must begin where or behind the one before it does.
+    """Refuse ids and offsets beyond their bounds.
+
+    A bag must begin where or behind the one before it does.
 
     Raises:
         IndexError: for an id or offset that is out of bounds.
@@ -358,7 +360,8 @@ LINALG: dict[str, Function] = {
     "matrix_power": matrix_power,
 }
 for _name in str.split(
-    "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__ __ne__"
+    "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__"
+    " __ne__"
 ):
     METHODS[_name] = broadcasting(
         getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None

@@ -75,7 +75,9 @@ def in_memory_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
 
 
 def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """A received tensor as it lay at the sender: a view of the same memory, or a copy with room between the rows.
+    """A received tensor as it lay at the sender.
+
+    A view of the same memory, or a copy with room between the rows.
 
     Raises:
         ProtocolError: for a layout that does not fit the shape.
@@ -113,7 +115,10 @@ def bytes_with_room(info: TensorInfo) -> int:
 
 
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:
-    """A CPU tensor's bytes in row-major order: a copy when shorter than ``copy_below``, else a view that keeps it alive."""
+    """A CPU tensor's bytes in row-major order.
+
+    A copy when shorter than ``copy_below``, else a view that keeps it alive.
+    """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     num_bytes = tensor.numel() * tensor.element_size()
@@ -146,7 +151,9 @@ def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
 
 
 def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor]:
-    """The tensors whose bytes follow each other in a short payload; a single one takes its memory over.
+    """The tensors whose bytes follow each other in a short payload.
+
+    A single one takes its memory over.
 
     Raises:
         ProtocolError: when they need more or less bytes than there are.

@@ -19,7 +19,10 @@ State = Mapping[str, Tensor]
 
 
 class Format(ABC):
-    """How another system names parameters and orders pairs; models other than DLRM keep our names but for their tables."""
+    """How another system names parameters and orders pairs.
+
+    Models other than DLRM keep our names but for their tables.
+    """
 
     @abstractmethod
     def write(self, model: PlainModel, step: int) -> dict[str, object]:
@@ -35,7 +38,10 @@ class Format(ABC):
 
 
 class TorchRec(Format):
-    """``torchrec.models.dlrm.DLRM``, also inside wrappers; its pairs are those of the upper triangle by rows."""
+    """``torchrec.models.dlrm.DLRM``, also inside wrappers.
+
+    Its pairs are those of the upper triangle by rows.
+    """
 
     BAGS = "sparse_arch.embedding_bag_collection.embedding_bags."
 
@@ -77,7 +83,10 @@ class TorchRec(Format):
 
 
 class ReferenceDLRM(Format):
-    """``dlrm_s_pytorch.py``: ``emb_l``, ``bot_l``, ``top_l`` inside ``state_dict``; its pairs come in the order of ours."""
+    """``dlrm_s_pytorch.py``: ``emb_l``, ``bot_l``, ``top_l`` inside ``state_dict``.
+
+    Its pairs come in the order of ours.
+    """
 
     def write(self, model: PlainModel, step: int) -> dict[str, object]:
         """See :class:`Format`; figures that the script wants besides are there, as of an evaluation not made."""

@@ -19,17 +19,21 @@ from pibroch.train.session import Session, build_session
 def import_checkpoint(
     source: Path, run: RunDirectory, format_name: str, config: RunConfig, dataset: EncodedDataset
 ) -> None:
-    """Begin a run with another system's weights as its checkpoint of step 0; all optimizer state is fresh.
+    """Begin a run with another system's weights as its checkpoint of step 0.
+
+    All optimizer state is fresh.
 
     Args:
-        source: what others wrote, see :func:`~pibroch.train.convert.sources.read_source`; it runs no code.
+        source: what others wrote, see :func:`~pibroch.train.convert.sources.read_source`; it runs
+            no code.
         run: a new directory.
         format_name: one of ``FORMATS``.
         config: whose model is the one in the file.
         dataset: whose tables are those in the file.
 
     Raises:
-        CheckpointError: when the file is none, or its parameters are not those of the model; names the first that differs.
+        CheckpointError: when the file is none, or its parameters are not those of the model; names
+            the first that differs.
         ConfigError: for a model with batch norm, which the others do not have.
         StorageError: when the disk refuses.
     """
@@ -63,9 +67,10 @@ def fill_session(session: Session, model: PlainModel) -> None:
     for name in [*needed, *shapes]:
         if shapes.get(name) != needed.get(name):
             raise CheckpointError(
-                f"{name!r} {_shape(shapes.get(name))} in the file", f"{_shape(needed.get(name))}, as the recipe has",
+                f"{name!r} {_shape(shapes.get(name))} in the file",
+                f"{_shape(needed.get(name))}, as the recipe has",
                 "choose the recipe and the data of that model",
-            )  # fmt: skip
+            )
     session.model.load_state_dict(state)
     if session.averages is not None:
         session.averages.module.load_state_dict(state)

@@ -1,4 +1,6 @@
-"""A model as plain tensors, with neither our names nor those of others: what every conversion goes through.
+"""A model as plain tensors, with neither our names nor those of others.
+
+What every conversion goes through.
 
 Shape legend: D embedding width, M = F + 1 vectors of a sample, P = M (M - 1) / 2 pairs.
 """
@@ -33,8 +35,9 @@ class PlainModel:
     Attributes:
         tables: weights ``[rows, D]`` by name, in the order of the features.
         bottom: layers of a DLRM's bottom network, each followed by a ReLU.
-        top: of its top network, with a ReLU between them. The first one's columns are the bottom's D outputs and the pairs
-            of the strictly lower triangle by rows: (1, 0), (2, 0), (2, 1), ...; vector 0 is the bottom's.
+        top: of its top network, with a ReLU between them. The first one's columns are the bottom's
+            D outputs and the pairs of the strictly lower triangle by rows: (1, 0), (2, 0), (2, 1),
+            ...; vector 0 is the bottom's.
         other: the dense layers of any other model.
     """
 
@@ -47,10 +50,13 @@ class PlainModel:
 def from_state(
     tables: dict[str, Tensor], state: Mapping[str, Tensor], config: ModelConfig
 ) -> PlainModel:
-    """Our model's ``state_dict`` as plain layers; batch norm of the top network becomes a part of the layer before it.
+    """Our model's ``state_dict`` as plain layers.
+
+    Batch norm of the top network becomes a part of the layer before it.
 
     Raises:
-        ConfigError: for a DLRM that other systems cannot express: another activation, or no dense features.
+        ConfigError: for a DLRM that other systems cannot express: another activation, or no dense
+            features.
     """
     if config.name != "dlrm":
         return PlainModel(tables, other=dict(state))

@@ -1,6 +1,9 @@
-"""What others wrote: a file of ``torch.save``, one such file of each rank, or a folder of DCP. Reading it runs no code.
+"""What others wrote: a file of ``torch.save``, one such file of each rank, or a folder of DCP.
 
-``torch.load`` reads with ``weights_only=True``. DCP keeps its index as a pickle, of which only its own classes are let through.
+Reading it runs no code.
+
+``torch.load`` reads with ``weights_only=True``. DCP keeps its index as a pickle, of which only its
+own classes are let through.
 """
 
 from __future__ import annotations
@@ -38,10 +41,13 @@ _TABLE = "embedding_bags."
 
 
 def read_source(source: Path) -> dict[str, Tensor]:
-    """All tensors by name, with dots between the keys of nested dictionaries. State that optimizers keep of tables is left out.
+    """All tensors by name, with dots between the keys of nested dictionaries.
+
+    State that optimizers keep of tables is left out.
 
     Args:
-        source: a file of ``torch.save``, a folder with one of each rank, or a folder of ``torch.distributed.checkpoint``.
+        source: a file of ``torch.save``, a folder with one of each rank, or a folder of
+            ``torch.distributed.checkpoint``.
 
     Raises:
         CheckpointError: when it is none of these, or of some ranks alone.
@@ -56,7 +62,8 @@ def read_source(source: Path) -> dict[str, Tensor]:
     if not paths:
         raise CheckpointError(
             f"{source}, a folder without {_INDEX} and {', '.join(_FILES)}",
-            "a folder of torch.distributed.checkpoint, or of files that torch.save wrote, one of each rank",
+            "a folder of torch.distributed.checkpoint, or of files that torch.save wrote, one of"
+            " each rank",
         )
     found: dict[str, Tensor] = {}
     sharded: dict[str, list[_Sharded]] = {}
@@ -86,11 +93,22 @@ def _flat(value: object, path: str) -> Iterator[tuple[str, Any]]:
 def _load(source: Path) -> Mapping[str, Any]:
     known: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
         (_Sharded, "torch.distributed._shard.sharded_tensor.api.ShardedTensor"),
-        (_RanksOfShard, "torch.distributed._shard.sharded_tensor.api.ShardedTensor.ProcessGroupState"),
-        (_attribute, "builtins.getattr"), (_attribute, "__builtin__.getattr"), _RanksOfShard, Shard, ShardMetadata,
-        ShardedTensorMetadata, TensorProperties, MEM_FORMAT_ENCODING, ChunkShardingSpec, EnumerableShardingSpec,
+        (
+            _RanksOfShard,
+            "torch.distributed._shard.sharded_tensor.api.ShardedTensor.ProcessGroupState",
+        ),
+        (_attribute, "builtins.getattr"),
+        (_attribute, "__builtin__.getattr"),
+        _RanksOfShard,
+        Shard,
+        ShardMetadata,
+        ShardedTensorMetadata,
+        TensorProperties,
+        MEM_FORMAT_ENCODING,
+        ChunkShardingSpec,
+        EnumerableShardingSpec,
         _remote_device,
-    ]  # fmt: skip
+    ]
     try:
         with torch.serialization.safe_globals(known):
             content = torch.load(source, map_location="cpu", weights_only=True)
@@ -118,7 +136,10 @@ class _RanksOfShard(tuple[Any, ...]):
 
 
 class _Sharded(Tensor):
-    """In place of a ``ShardedTensor``, which could be loaded in a process group like its own alone: one rank's shards."""
+    """In place of a ``ShardedTensor``, which could be loaded in a process group like its own alone.
+
+    One rank's shards.
+    """
 
     ProcessGroupState = _RanksOfShard
     shards: Sequence[Shard]
@@ -152,9 +173,10 @@ def _joined(name: str, parts: Sequence[_Sharded]) -> Tensor:
         or any(list(part.metadata.size) != size for part in parts)
     ):
         raise CheckpointError(
-            f"{cells:,} of the {math.prod(size):,} numbers of {name!r}, which was cut over ranks", "all of them",
+            f"{cells:,} of the {math.prod(size):,} numbers of {name!r}, which was cut over ranks",
+            "all of them",
             "name a folder with the file of each rank, or one that torch.distributed.checkpoint wrote",
-        )  # fmt: skip
+        )
     whole = torch.empty(size, dtype=shards[0].tensor.dtype)
     for shard in shards:
         offsets = shard.metadata.shard_offsets
@@ -186,14 +208,18 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{folder}, which cannot be read: {reason}", "an undamaged folder of torch.distributed.checkpoint",
+            f"{folder}, which cannot be read: {reason}",
+            "an undamaged folder of torch.distributed.checkpoint",
             "use another one, or convert it by torch.distributed.checkpoint.format_utils.dcp_to_torch_save",
-        ) from error  # fmt: skip
+        ) from error
     return tensors
 
 
 class _SafeReader(FileSystemReader):
-    """Reads the index with :class:`_IndexUnpickler`; of the rest only tensors are asked for, each with ``weights_only``."""
+    """Reads the index with :class:`_IndexUnpickler`.
+
+    Of the rest only tensors are asked for, each with ``weights_only``.
+    """
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         index = _IndexUnpickler(io.BytesIO((Path(self.path) / _INDEX).read_bytes())).load()

@@ -17,7 +17,10 @@ class Backward:
 
 
 def watched_pass(root, leaf, change=None, shows=True):
-    """The gradient of ``leaf`` in a pass of its own; ``change()`` runs behind the function that accumulates."""
+    """The gradient of ``leaf`` in a pass of its own.
+
+    ``change()`` runs behind the function that accumulates.
+    """
     node = start_of(leaf)[0]
 
     def after(inputs, outputs):
@@ -129,7 +132,10 @@ def test_a_local_pass_meanwhile_is_not_touched(leaf, shows):
 
 
 def test_hooks_on_the_function_that_accumulates_are_called_and_grad_stays(leaf):
-    """Those before it see the gradient and may change it; those behind it come after, and nothing was accumulated."""
+    """Those before it see the gradient and may change it.
+
+    Those behind it come after, and nothing was accumulated.
+    """
     seen, before, node = [], leaf.grad, start_of(leaf)[0]
     node.register_prehook(lambda gradients: (gradients[0] * 10,))
     node.register_hook(lambda inputs, outputs: seen.append(leaf.grad is before))
