@@ -12,16 +12,14 @@ from benchmarks.hosts import IDEAL
 from benchmarks.plots import Frame, Row
 from benchmarks.runner import Times
 
-DENSE, DENSE_WAIT, LOOKUP, ROWS_WAIT, UPDATE, GRADIENTS_WAIT, IDS, REST = (
-    "dense layers",
-    "waiting for sums of dense gradients",
-    "lookup",
-    "waiting for rows",
-    "gradients and updates of rows",
-    "waiting for gradients of rows",
-    "ids of later batches",
-    "rest",
-)
+DENSE = "dense layers"
+DENSE_WAIT = "waiting for sums of dense gradients"
+LOOKUP = "lookup"
+ROWS_WAIT = "waiting for rows"
+UPDATE = "gradients and updates of rows"
+GRADIENTS_WAIT = "waiting for gradients of rows"
+IDS = "ids of later batches"
+REST = "rest"
 COLOURS = {
     DENSE: "#334155",
     DENSE_WAIT: "#94a3b8",

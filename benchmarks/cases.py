@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 BOTTOM_HIDDEN = (512, 256)
 TOP_SIZES = (512, 256, 1)
 CHECK_STEPS = 6  # that contenders take before they are measured, to show that they agree
-DENSE_STREAM, BOTTOM_STREAM, TOP_STREAM = 1_000_000, 2_000_000, 3_000_000
+DENSE_STREAM = 1_000_000
+BOTTOM_STREAM = 2_000_000
+TOP_STREAM = 3_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ def measured_at(folder: Path) -> str | None:
 
 
 def _clean_commit() -> str:
-    commit, changed = provenance.commit(), provenance.changes()
+    commit = provenance.commit()
+    changed = provenance.changes()
     if changed or commit == "unknown":
         got = f"changes in {', '.join(changed[:5])}" if changed else "no commit"
         raise ConfigError(got, "a checkout that is what its commit says", "commit, or stash them")

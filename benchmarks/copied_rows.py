@@ -31,12 +31,14 @@ from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.store import save_plan
 from pibroch.planner.topology import ClusterTopology
 
-RATE, BATCH_SIZE, NUM_TABLES, NUM_ROWS = "1gbit", 2048, 26, 100_000
-ROW_WISE, NO_COPIES = "row-wise", "planned, no copies"
-SCHEDULE, QUICK_SCHEDULE = (
-    Schedule(rounds=5, steps_per_round=20, warmup_steps=4),
-    Schedule(2, 10, 2),
-)
+RATE = "1gbit"
+BATCH_SIZE = 2048
+NUM_TABLES = 26
+NUM_ROWS = 100_000
+ROW_WISE = "row-wise"
+NO_COPIES = "planned, no copies"
+SCHEDULE = Schedule(rounds=5, steps_per_round=20, warmup_steps=4)
+QUICK_SCHEDULE = Schedule(2, 10, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def run_copies(options: Options) -> tuple[list[Row], list[str]]:
         PibrochError: where no lab can be built; says what is missing.
     """
     rows: list[Row] = []
-    load, notes = ForeignLoad(), list[str]()
+    load = ForeignLoad()
+    notes = list[str]()
     for setting in SETTINGS[:1] if options.quick else SETTINGS:
         lineup = Lineup.of(dict.fromkeys(setting.contenders, "tables_pibroch:build"), {})
         with Lab(setting.hosts) as lab, teams(lineup.specs, lab) as running:
@@ -90,7 +93,8 @@ def run_copies(options: Options) -> tuple[list[Row], list[str]]:
 def case_of(setting: Setting, contender: dict[str, Any], options: Options) -> Case:
     """The case of a contender, its plan written."""
     workload = Workload("zipf", 16, BATCH_SIZE * setting.hosts, NUM_TABLES, NUM_ROWS)
-    data, exchange = workload.write(options.scratch), {"exchange": "alltoall"}
+    data = workload.write(options.scratch)
+    exchange = {"exchange": "alltoall"}
     if contender:
         plan = options.scratch / f"{setting.hosts}_{setting.dim}_{contender['policy']}"
         write_plan(plan, data, setting, contender["policy"])
@@ -114,7 +118,8 @@ def write_plan(path: Path, data: Path, setting: Setting, policy: str) -> None:
     if path.exists():
         return
     ids_NFB = Arrays.load(data).ids
-    counts, batches = {}, len(ids_NFB) * setting.hosts
+    counts = {}
+    batches = len(ids_NFB) * setting.hosts
     for table in range(ids_NFB.shape[1]):
         parts = ids_NFB[:, table].reshape(batches, BATCH_SIZE)
         read_in = sum(np.bincount(np.unique(part), minlength=NUM_ROWS) for part in parts)
@@ -134,7 +139,8 @@ def write_plan(path: Path, data: Path, setting: Setting, policy: str) -> None:
 
 def row_of(setting: Setting, outcome: Outcome, label: str) -> Row:
     """One contender's times and bytes."""
-    times, to_row_wise = outcome.times[label], ratios(outcome, label, ROW_WISE)
+    times = outcome.times[label]
+    to_row_wise = ratios(outcome, label, ROW_WISE)
     return {
         "hosts": setting.hosts,
         "dim": setting.dim,

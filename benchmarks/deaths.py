@@ -55,11 +55,10 @@ class WatchedRun:
         goes_on_by_itself: bool,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.folder, self._command = folder, list(command)
-        self._goes_on_by_itself, self._environment = (
-            goes_on_by_itself,
-            os.environ | dict(environment or {}),
-        )
+        self.folder = folder
+        self._command = list(command)
+        self._goes_on_by_itself = goes_on_by_itself
+        self._environment = os.environ | dict(environment or {})
         self._losses: dict[int, float] = {}
         self._process = self._start()
 
@@ -109,7 +108,8 @@ class WatchedRun:
 
     def rate(self, seconds: float) -> float:
         """Steps a second, over so many seconds."""
-        begin, start = self.step(), time.monotonic()
+        begin = self.step()
+        start = time.monotonic()
         time.sleep(seconds)
         return (self.step() - begin) / (time.monotonic() - start)
 
@@ -130,14 +130,13 @@ class WatchedRun:
         os.kill(victim, signal.SIGKILL)
         if not self._goes_on_by_itself:
             self._process.wait(TIMEOUT_S)
-            highest, from_step = self._highest(), self.saved_step()
+            highest = self._highest()
+            from_step = self.saved_step()
             self._process = self._start("--resume")
         else:
             self.wait_for(lambda: self._num_restarts() > num_restarts)
-            lines, highest = (
-                (self.folder / "restarts.jsonl").read_text().splitlines(),
-                self._highest(),
-            )
+            lines = (self.folder / "restarts.jsonl").read_text().splitlines()
+            highest = self._highest()
             from_step = json.loads(lines[-1])["from_step"]
         self.wait_for(lambda: self.step() > highest)
         return Recovery(

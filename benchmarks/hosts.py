@@ -51,7 +51,8 @@ def case_of(workload: Workload, hosts: int, dim: int, options: Options) -> Case:
 
     ``data`` holds global batches, of which each rank takes its part.
     """
-    path, batch_size = workload.write(options.scratch), workload.batch_size // hosts
+    path = workload.write(options.scratch)
+    batch_size = workload.batch_size // hosts
     return Case(
         str(path), dim, batch_size=batch_size, sparse_optimizer="rowwise_adagrad", threads=1
     )
@@ -91,8 +92,10 @@ def loopback_mb(carried: Sequence[Carried]) -> float:
 
 def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SIZE) -> Row:
     """One contender's times, its ratios to TorchRec and to the ideal, and its bytes."""
-    mine, (sent_mb, worst_link_mb) = outcome.times[label], outcome.link_mb[label]
-    p50_ms, to_torchrec = mine.percentile(50), ratios(outcome, label, outcome.torchrec)
+    mine = outcome.times[label]
+    (sent_mb, worst_link_mb) = outcome.link_mb[label]
+    p50_ms = mine.percentile(50)
+    to_torchrec = ratios(outcome, label, outcome.torchrec)
     return {
         "p20_ms": mine.percentile(20),
         "p50_ms": p50_ms,

@@ -19,7 +19,8 @@ from benchmarks.contender import CHECKOUT, BenchmarkError
 from benchmarks.load import CLOCK_TICKS_PER_S
 from pibroch.errors import MissingDependencyError
 
-START_S, END_S = 120.0, 20.0
+START_S = 120.0
+END_S = 20.0
 _LUA = """
 local requests, next, sent = {{}}, 0, {{}}
 function init(args)
@@ -195,7 +196,8 @@ def run_load(
         BenchmarkError: when it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        packed, script = Path(folder) / "bodies", Path(folder) / "load.lua"
+        packed = Path(folder) / "bodies"
+        script = Path(folder) / "load.lua"
         packed.write_bytes(
             " ".join(str(len(body)) for body in bodies).encode() + b"\n" + b"".join(bodies)
         )

@@ -17,9 +17,13 @@ import numpy as np
 from benchmarks.workloads import NUM_DENSE, Workload, sample_path
 
 AVAZU_NAME = "avazu_15k.csv.gz"
-NUM_TABLES, NUM_ROWS, BATCH_SIZE, MOST_VECTORS = 8, 20_000, 256, 100
+NUM_TABLES = 8
+NUM_ROWS = 20_000
+BATCH_SIZE = 256
+MOST_VECTORS = 100
 RAGGED_BATCH_SIZE = 16
-SAMPLE_BATCHES, TRACE_BATCHES = 56, 1000
+SAMPLE_BATCHES = 56
+TRACE_BATCHES = 1000
 
 
 def write_case(name: str, folder: Path) -> Path | None:
@@ -72,7 +76,8 @@ def _trace(folder: Path) -> dict[str, np.ndarray]:
 
 def _one_hot(path: Path) -> dict[str, np.ndarray]:
     with np.load(path) as arrays:
-        ids, dense = arrays["ids"], arrays["dense"]
+        ids = arrays["ids"]
+        dense = arrays["dense"]
     return {"ids": ids.reshape(-1), "lengths": np.ones(ids.shape, np.int64), "dense": dense}
 
 

@@ -36,7 +36,9 @@ from benchmarks.results import Report
 BOUNDS = tuple(range(9))
 QUICK_BOUNDS = (0, 2, 8)
 CONTENDERS = (("auto", OURS), ("gloo", "gloo"))
-CHART_BOUNDS, CHART_STEPS, CHART_FIRST = (0, 4), 24, 8
+CHART_BOUNDS = (0, 4)
+CHART_STEPS = 24
+CHART_FIRST = 8
 COLUMNS = [
     "case",
     "contender",
@@ -153,7 +155,8 @@ def _run(
 def _row(case: str, label: str, bound: int, runs: list[list[float]]) -> Row:
     latencies = [1e3 * each for run in runs for each in run]
     throughputs = [sum(1.0 / each for each in run) for run in runs]
-    mean, half = fmean(latencies), half_interval(latencies)
+    mean = fmean(latencies)
+    half = half_interval(latencies)
     return {
         "case": case,
         "contender": label,

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from benchmarks.load import ForeignLoad
 from pibroch.ports import free_port
 
-NUM_RANKS, MOST_DELAY_S = 4, 0.01
+NUM_RANKS = 4
+MOST_DELAY_S = 0.01
 ANSWER_S = 900
 STUDENT_95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776}
 """Of the t distribution, by degrees of freedom: half a 95 % interval in standard errors."""
@@ -35,7 +36,8 @@ class RankTeam:
     def __init__(self, size: int, load: ForeignLoad) -> None:
         from benchmarks.workers.lagged import serve
 
-        context, port = multiprocessing.get_context("spawn"), free_port()
+        context = multiprocessing.get_context("spawn")
+        port = free_port()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):

@@ -24,17 +24,27 @@ from benchmarks.lookahead_sections import (
 )
 from benchmarks.workloads import sample_path
 
-LOOKAHEAD, ALLTOALL, TORCHREC = "lookahead", "alltoall", "TorchRec pipelined"
+LOOKAHEAD = "lookahead"
+ALLTOALL = "alltoall"
+TORCHREC = "TorchRec pipelined"
 WORKERS = {
     LOOKAHEAD: "distributed_pibroch:build_lookahead",
     ALLTOALL: "distributed_pibroch",
     TORCHREC: TORCHREC_FORMS[TORCHREC],
     IDEAL: "distributed_ideal_pibroch",
 }
-LENGTH, SHORTER, SHORTEST = 200, 100, 20  # of the lookahead
-BATCHES, SHORTER_BATCHES, SHORTEST_BATCHES, CRITEO_BATCHES = 256, 128, 40, 33
-LENGTHS, LONGEST_BATCHES = (300, 200, 100, 50, 10, 5), 320
-LOSS_BATCH, LOSS_BATCHES = 512, 128
+# of the lookahead
+LENGTH = 200
+SHORTER = 100
+SHORTEST = 20
+BATCHES = 256
+SHORTER_BATCHES = 128
+SHORTEST_BATCHES = 40
+CRITEO_BATCHES = 33
+LENGTHS = (300, 200, 100, 50, 10, 5)
+LONGEST_BATCHES = 320
+LOSS_BATCH = 512
+LOSS_BATCHES = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def curve_rows(bases: dict[str, Row], curves: dict[str, Curve]) -> list[Row]:
     expected = np.array(next(iter(curves.values()))[0])
     rows = []
     for label, (losses, times_ms) in curves.items():
-        seconds, equal = np.cumsum(times_ms) / 1e3, np.cumsum(np.array(losses) == expected)
+        seconds = np.cumsum(times_ms) / 1e3
+        equal = np.cumsum(np.array(losses) == expected)
         for end in range(STEPS_PER_TURN, len(losses) + 1, STEPS_PER_TURN):
             turn = slice(end - STEPS_PER_TURN, end)
             p20_ms, p50_ms, p80_ms = np.percentile(times_ms[turn], (20, 50, 80)).tolist()

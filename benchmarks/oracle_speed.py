@@ -22,7 +22,8 @@ from benchmarks.runner import Times
 from benchmarks.workloads import Workload, zipf_ids
 from pibroch.lookahead import Oracle
 
-NUM_RANKS, NUM_ROWS = 2, 100_000
+NUM_RANKS = 2
+NUM_ROWS = 100_000
 TIMED_STEPS = 16
 
 
@@ -57,16 +58,16 @@ def speed(setting: OracleSetting, steps: int = TIMED_STEPS) -> Times:
 
     The window is full, and has moved by its own length before the first timed step. One round.
     """
-    lookahead, batches = setting.lookahead, drawn(setting)
-    num_rows, num_tables_here = setting.features * NUM_ROWS, -(-setting.features // NUM_RANKS)
+    lookahead = setting.lookahead
+    batches = drawn(setting)
+    num_rows = setting.features * NUM_ROWS
+    num_tables_here = -(-setting.features // NUM_RANKS)
     bounds = np.array([0, num_tables_here * NUM_ROWS, num_rows], np.int64)
     oracle = Oracle(bounds, 0, lookahead, num_rows)
     offsets = np.arange(setting.features, dtype=np.int32) * NUM_ROWS
-    cut, seen, room = (
-        setting.batch // NUM_RANKS,
-        np.zeros(num_rows, np.uint8),
-        np.empty(batches[0].size, np.int32),
-    )
+    cut = setting.batch // NUM_RANKS
+    seen = np.zeros(num_rows, np.uint8)
+    room = np.empty(batches[0].size, np.int32)
 
     def add(number: int) -> None:
         batch = batches[number % len(batches)]
@@ -102,7 +103,8 @@ def distinct_addresses(
     """
     num_found = np.uint64(0)
     for feature in range(len(ids_FB)):
-        ids_B, offset = ids_FB[feature], offsets[feature]
+        ids_B = ids_FB[feature]
+        offset = offsets[feature]
         for i in range(len(ids_B)):
             row = np.uint64(ids_B[i] + offset)
             room[num_found] = row

@@ -30,12 +30,38 @@ from pibroch.planner.topology import ClusterTopology
 SAMPLE = (
     Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "criteo_kaggle_137k.tsv.gz"
 )
-KAGGLE_SAMPLES, KAGGLE_ROWS = 45_840_617, (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
-    5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
-)  # fmt: skip
+KAGGLE_SAMPLES = 45_840_617
+KAGGLE_ROWS = (
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+)
 """Distinct values of C1 to C26 in the whole log: 33,762,577."""
-DIM, BATCH = 16, 2048
+DIM = 16
+BATCH = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +143,8 @@ def zipf_profile(
     num_rows: dict[str, int], num_samples: int, exponent: float = 1.05, seed: int = 0
 ) -> AccessProfile:
     """Each table read once a sample, batches alike."""
-    rng, tables = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    tables = {}
     num_batches = -(-num_samples // BATCH)
     for name, rows in num_rows.items():
         share = 1 / np.arange(1, rows + 1) ** exponent
@@ -138,11 +165,13 @@ def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
     topology = ClusterTopology.uniform(num_shards)
     if num_shards % 2 == 0 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, num_shards // 2, float(rng.uniform(1.5, 6)))
-    num_tables, num_samples = int(rng.integers(1, 6)), int(rng.integers(10_000, 200_000))
+    num_tables = int(rng.integers(1, 6))
+    num_samples = int(rng.integers(10_000, 200_000))
     tables: list[TableSize] = []
     found: dict[str, TableCounts] = {}
     for number in range(num_tables):
-        name, dim = f"t{number}", int(rng.choice([8, 16, 32]))
+        name = f"t{number}"
+        dim = int(rng.choice([8, 16, 32]))
         rows = int(rng.integers(10_000 // num_tables + 1, 20_000))
         found |= zipf_profile(
             {name: rows}, num_samples, rng.uniform(0.6, 1.3), seed * 10 + number
@@ -159,7 +188,8 @@ def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
 def few_rows(seed: int) -> tuple[Partitions, ClusterTopology, np.ndarray[Any, Any]]:
     """20 to 40 rows of one or two sizes, each a partition, on 2 to 4 shards, and their room."""
     rng = np.random.default_rng(seed)
-    num_shards, num_rows = int(rng.choice([2, 3, 4])), int(rng.integers(20, 41))
+    num_shards = int(rng.choice([2, 3, 4]))
+    num_rows = int(rng.integers(20, 41))
     topology = ClusterTopology.uniform(num_shards)
     if num_shards == 4 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, 2, float(rng.uniform(1.5, 5)))
@@ -175,7 +205,8 @@ def few_rows(seed: int) -> tuple[Partitions, ClusterTopology, np.ndarray[Any, An
         TableSize(name, len(c.accesses), 4 * int(name[1:]), 4 * int(name[1:]))
         for name, c in found.items()
     ]
-    memory, extra = 4.0 * dims.sum(), rng.choice([0.1, 0.2, 0.4])
+    memory = 4.0 * dims.sum()
+    extra = rng.choice([0.1, 0.2, 0.4])
     room = 4 * np.ceil(memory / 4 * (1 + extra) / num_shards) + (4 if dims.max() > 1 else 0)
     partitions = Partitioner(tables, AccessProfile(found, 1000, 1001, 1, "few")).cut(0.0)
     assert partitions is not None, "some tens of rows"

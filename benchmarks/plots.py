@@ -18,7 +18,8 @@ from matplotlib.patches import Rectangle
 
 Row = dict[str, Any]
 
-OURS, OURS_COLOUR = "pibroch", "#c2410c"
+OURS = "pibroch"
+OURS_COLOUR = "#c2410c"
 PEER_COLOURS = ("#334155", "#64748b", "#94a3b8", "#0f766e", "#5eead4", "#a8a29e")
 PANELS_PER_LINE = 4
 

@@ -99,7 +99,8 @@ def table(report: Report) -> str:
     |---|--:|
     | a | 1.3 |
     """
-    rows, columns = report.rows, report.columns
+    rows = report.rows
+    columns = report.columns
     numeric = [any(isinstance(row.get(column), int | float) for row in rows) for column in columns]
     lines = [_line(columns), "|" + "|".join("--:" if number else "---" for number in numeric) + "|"]
     lines += [_line([_cell(column, row.get(column)) for column in columns]) for row in rows]

@@ -68,7 +68,9 @@ def write_plans(
         {"hosts": [ranks_per_host] * num_hosts, "within_host": WITHIN_HOST, "between_hosts": 1.0},
         "the lab",
     )
-    profile, world_size, plans = profile_of(earlier, case.num_rows), num_hosts * ranks_per_host, {}
+    profile = profile_of(earlier, case.num_rows)
+    world_size = num_hosts * ranks_per_host
+    plans = {}
     wanted = {
         "placed": (weights, PlanOptions(extra=0.0, steps=False)),
         "copied": (weights, PlanOptions(extra=EXTRA, steps=False)),

@@ -20,7 +20,9 @@ from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
 
-NUM_DENSE, NUM_TABLES, DIM = 13, 26, 16
+NUM_DENSE = 13
+NUM_TABLES = 26
+DIM = 16
 DENSE = [f"I{place}" for place in range(1, NUM_DENSE + 1)]
 TABLES = [f"C{place}" for place in range(1, NUM_TABLES + 1)]
 RawRow = dict[str, str | None]

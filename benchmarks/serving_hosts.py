@@ -17,13 +17,21 @@ from benchmarks.registry import Options
 from benchmarks.results import Report, Row
 from benchmarks.serving_case import make_case
 
-RATES, QUICK_RATES = ("1gbit", "200mbit"), ("1gbit",)
-ROWS, CONNECTIONS = (1, 8, 64, 512), (1, 8, 32)
-QUICK_ROWS, QUICK_CONNECTIONS = (1, 64), (1, 8)
-CLIENT, FIRST, SECOND, WHOLE_PORT, PART_PORT = 0, 1, 2, 8001, 8002
+RATES = ("1gbit", "200mbit")
+QUICK_RATES = ("1gbit",)
+ROWS = (1, 8, 64, 512)
+CONNECTIONS = (1, 8, 32)
+QUICK_ROWS = (1, 64)
+QUICK_CONNECTIONS = (1, 8)
+CLIENT = 0
+FIRST = 1
+SECOND = 2
+WHOLE_PORT = 8001
+PART_PORT = 8002
 BODIES = 64
 BOUND = 1.5
-ONE, TWO = "one host", "two hosts"
+ONE = "one host"
+TWO = "two hosts"
 
 
 def hosts(options: Options, load: ForeignLoad) -> Report:

@@ -41,7 +41,8 @@ class Team:
     """
 
     def __init__(self, spec: ContenderSpec, lab: Lab) -> None:
-        self.spec, self._lab = spec, lab
+        self.spec = spec
+        self._lab = lab
         self.members: list[Contender] = []
         self.carried: list[Carried] = []
         port = lab.next_port()
@@ -120,9 +121,11 @@ class Team:
     @contextmanager
     def _counting_bytes(self, steps: int) -> Iterator[None]:
         network = self._lab.network
-        before, near_before = network.link_bytes(), network.loopback_bytes()
+        before = network.link_bytes()
+        near_before = network.loopback_bytes()
         yield
-        after, near_after = network.link_bytes(), network.loopback_bytes()
+        after = network.link_bytes()
+        near_after = network.loopback_bytes()
         links = tuple(new.since(old) for new, old in zip(after, before, strict=True))
         loopback = tuple(new - old for new, old in zip(near_after, near_before, strict=True))
         self.carried.append(Carried(steps, links, loopback))

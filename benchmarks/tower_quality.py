@@ -33,7 +33,8 @@ from pibroch.train.run_directory import RunDirectory
 from pibroch.train.tower_groups import group_features
 
 SEEDS = 9
-QUALITY, GROUPS = "quality", "groups"
+QUALITY = "quality"
+GROUPS = "groups"
 PLOTS = {
     QUALITY: PlotSpec(
         "auc", ("data",), "family", "model", "AUC", "auc_least", "auc_most", decimals=4, ours=""
@@ -50,7 +51,8 @@ PLOTS = {
         ours="learned by deepfm, coherent",
     ),
 }
-SAMPLES, PLANTED_SAMPLES = 1_000_000, 300_000
+SAMPLES = 1_000_000
+PLANTED_SAMPLES = 300_000
 TOWERS = (2, 4, 8)
 DIM = 16
 LEARNED: tuple[tuple[str, Strategy], ...] = (
@@ -131,7 +133,8 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
         "strided": [names[first::4] for first in range(4)],
         "planted": planted_groups(planted),
     }
-    aucs, rows = {}, []
+    aucs = {}
+    rows = []
     for label, towers in found.items():
         options.say(label)
         settings = f"model.towers={{width=2, groups={json.dumps(towers)}}}"
@@ -175,7 +178,8 @@ def _learned(
 
 def _dataset(options: Options) -> tuple[EncodedDataset, str]:
     """Criteo's sample where it is at hand, else generated data."""
-    path, folder = sample_path(), options.scratch / "data"
+    path = sample_path()
+    folder = options.scratch / "data"
     if path is None:
         synthesize(
             SyntheticOptions(100_000 if options.quick else SAMPLES, max_table_rows=10_000), folder

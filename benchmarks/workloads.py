@@ -21,7 +21,8 @@ from pibroch.errors import DataError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SAMPLE_NAME = "criteo_kaggle_137k.tsv.gz"
-NUM_DENSE, NUM_CATEGORICAL = 13, 26
+NUM_DENSE = 13
+NUM_CATEGORICAL = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def hot_ids(uniform: NDArray[np.float64], workload: Workload) -> NDArray[np.int6
 
     The other rows for the rest.
     """
-    num_hot, share = max(1, workload.num_rows // 100), workload.skew
+    num_hot = max(1, workload.num_rows // 100)
+    share = workload.skew
     hot = uniform / share * num_hot
     cold = num_hot + (uniform - share) / (1 - share) * (workload.num_rows - num_hot)
     return scattered(np.where(uniform < share, hot, cold).astype(np.int64), workload.num_rows)

@@ -73,7 +73,8 @@ def link_outside(text: str, path: str) -> str:
 
 def describe_names(module_name: str) -> str:
     """Autodoc's directives for the public names of a module, those apart that ``pibroch`` itself has, too."""
-    module, top = importlib.import_module(module_name), importlib.import_module("pibroch")
+    module = importlib.import_module(module_name)
+    top = importlib.import_module("pibroch")
     names = [name for name in sorted(module.__all__, key=str.lower) if not name.startswith("__")]
     elsewhere = (
         set()

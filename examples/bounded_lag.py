@@ -16,12 +16,16 @@ import pibroch as pb
 from pibroch.config.model import ModelConfig
 from pibroch.models import build_model
 
-NUM_BATCHES, BATCH_SIZE, NUM_DENSE, FEATURES = 50, 64, 4, ("user", "item", "page")
+NUM_BATCHES = 50
+BATCH_SIZE = 64
+NUM_DENSE = 4
+FEATURES = ("user", "item", "page")
 
 
 def batches(rank: int) -> Iterator[pb.JaggedBatch]:
     """This rank's own requests; some of them are late."""
-    ids, delays = torch.Generator().manual_seed(rank), random.Random(rank)
+    ids = torch.Generator().manual_seed(rank)
+    delays = random.Random(rank)
     for _ in range(NUM_BATCHES):
         time.sleep(delays.choice([0.0, 0.0, 0.0, 0.01]))
         values = torch.randint(1000, (len(FEATURES), BATCH_SIZE), generator=ids)
@@ -37,7 +41,8 @@ def main() -> None:
     model = build_model(ModelConfig(name="dlrm", dim=16), NUM_DENSE, len(FEATURES)).eval()
     for bound in (0, 0, 4):  # the first run compiles kernels
         pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
-        start, total = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        total = 0.0
         for prediction in pipeline.run(
             batches(dist.get_rank())
         ):  # in the order of the batches, whatever the bound

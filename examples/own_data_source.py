@@ -24,7 +24,9 @@ class JsonLines:
     """A file with an object a line; what its columns lack is missing."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        self.path, self.columns, self.layout = path, columns, Layout("\t", quotes=False)
+        self.path = path
+        self.columns = columns
+        self.layout = Layout("\t", quotes=False)
         self._size = path.stat().st_size
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
@@ -68,7 +70,8 @@ def write_log(path: Path, num_lines: int) -> None:
     random.seed(0)
     with path.open("w") as file:
         for _ in range(num_lines):
-            shop, item = random.randrange(5), random.randrange(200)
+            shop = random.randrange(5)
+            item = random.randrange(200)
             clicked = int(random.random() < (0.6 if (shop + item) % 4 == 0 else 0.1))
             record = {
                 "clicked": clicked,

@@ -49,8 +49,10 @@ class AskFirst(Exchange[list[Asked]]):
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._groups, self._channel = setup.groups, setup.channel
-        self._rank, self._world_size = setup.channel.ranks.rank, setup.channel.ranks.world_size
+        self._groups = setup.groups
+        self._channel = setup.channel
+        self._rank = setup.channel.ranks.rank
+        self._world_size = setup.channel.ranks.world_size
         self._held = [
             MemoryShard.whole(each.space.tables, each.optimizer, setup.seed)
             if self._rank == 0
@@ -82,7 +84,8 @@ class AskFirst(Exchange[list[Asked]]):
         self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None
     ) -> tuple[Records, Asked]:
         """Every rank tells how large its part is, then asks for its distinct rows."""
-        group, shard = self._groups[number], self._held[number]
+        group = self._groups[number]
+        shard = self._held[number]
         here = DistinctRows.of(ids)
         sizes = self._channel.gather([num_samples, len(here.grouped.rows)])
         counts = [count for _, count in sizes]

@@ -30,14 +30,17 @@ def lion(
 
     State: momentum ``[D]``.
     """
-    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
-    fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
+    fresh1 = np.float32(1.0) - hyper.beta1
+    fresh2 = np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             for d in range(dim):
                 mean = records[row, dim + d]
                 records[row, d] -= hyper.lr * np.sign(mean + fresh1 * (totals[i, d] - mean))

@@ -31,9 +31,11 @@ class StoreTransport(Transport):
     def __init__(self, ranks: Ranks) -> None:
         number = _NUM_OPENED[ranks.members] = _NUM_OPENED.get(ranks.members, 0) + 1
         self._store = PrefixStore(f"own/{ranks.members}/{number}", _get_default_store())
-        self._rank, self._world_size = ranks.rank, ranks.world_size
+        self._rank = ranks.rank
+        self._world_size = ranks.world_size
         self._timeout = timedelta(seconds=ranks.timeout_s)
-        self._sent, self._taken = [0] * ranks.world_size, [0] * ranks.world_size
+        self._sent = [0] * ranks.world_size
+        self._taken = [0] * ranks.world_size
         self._is_open = True
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:

@@ -16,7 +16,8 @@ def main(path: str) -> torch.Tensor:
     predictor = pb.Predictor.open(
         path
     )  # a run's best checkpoint, or a checkpoint folder; every byte is verified
-    num_samples, num_dense = 4, len(predictor.schema.dense)
+    num_samples = 4
+    num_dense = len(predictor.schema.dense)
     ids = torch.randint(
         2, (len(predictor.features), num_samples)
     )  # a row of each feature's table for each sample

@@ -19,8 +19,13 @@ from torch import nn
 from pibroch import rpc
 from pibroch.ports import free_port
 
-NUM_ACTORS, NUM_UPDATES = 2, 160  # updates of each actor
-NUM_POLES, STEPS_PER_UPDATE, MAX_STEPS = 16, 20, 200  # P, T
+# updates of each actor
+NUM_ACTORS = 2
+NUM_UPDATES = 160
+# P, T
+NUM_POLES = 16
+STEPS_PER_UPDATE = 20
+MAX_STEPS = 200
 DISCOUNT = 0.98
 
 
@@ -66,7 +71,8 @@ class ActorCritic(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh())
-        self.actor, self.critic = nn.Linear(64, 2), nn.Linear(64, 1)
+        self.actor = nn.Linear(64, 2)
+        self.critic = nn.Linear(64, 1)
 
     def forward(self, state: torch.Tensor) -> tuple[torch.distributions.Categorical, torch.Tensor]:
         x = self.body(state)
@@ -104,7 +110,8 @@ def loss(network: ActorCritic, poles: CartPoles) -> torch.Tensor:
     log_probs_TP, values_TP, entropies_TP, rewards_TP, overs_TP = map(
         torch.stack, zip(*played, strict=True)
     )
-    returns_TP, return_P = torch.empty_like(rewards_TP), network(poles.state_P4)[1].detach()
+    returns_TP = torch.empty_like(rewards_TP)
+    return_P = network(poles.state_P4)[1].detach()
     for step in reversed(range(STEPS_PER_UPDATE)):
         return_P = rewards_TP[step] + DISCOUNT * return_P * (1 - overs_TP[step])
         returns_TP[step] = return_P
@@ -115,7 +122,8 @@ def loss(network: ActorCritic, poles: CartPoles) -> torch.Tensor:
 
 def act(learner: rpc.RRef) -> list[float]:
     """What an actor does; returns how long its poles were up, in the order in which they fell."""
-    network, poles = ActorCritic(), CartPoles()
+    network = ActorCritic()
+    poles = CartPoles()
     for _ in range(NUM_UPDATES):
         network.load_state_dict(learner.rpc_sync().fetch())
         gradients = torch.autograd.grad(loss(network, poles), list(network.parameters()))
@@ -131,7 +139,8 @@ def learn() -> None:
         for index in range(NUM_ACTORS)
     ]
     for index, steps in enumerate(torch.futures.wait_all(actors)):
-        first, last = sum(steps[:50]) / 50, sum(steps[-50:]) / 50
+        first = sum(steps[:50]) / 50
+        last = sum(steps[-50:]) / 50
         print(
             f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes,"
             f" {last:.0f} in the last"

@@ -23,7 +23,9 @@ from torch import nn
 from pibroch import rpc
 from pibroch.ports import free_port
 
-NUM_CLASSES, WIDTH, NUM_ROUNDS = 3, 8, 20
+NUM_CLASSES = 3
+WIDTH = 8
+NUM_ROUNDS = 20
 Weights = dict[str, torch.Tensor]
 
 
@@ -127,7 +129,8 @@ def average(round: int, model: nn.Module, trainers: dict[str, rpc.RRef]) -> list
 
 
 def serve() -> None:
-    model, trainers = make_model(), {}
+    model = make_model()
+    trainers = {}
     samples, labels = make_samples(
         seed=100, num_samples=1_000
     )  # of all classes alike, as no client has them

@@ -20,9 +20,16 @@ from pibroch import rpc
 from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
-SERVER, TRAINERS = "server", ("trainer1", "trainer2")  # ranks 0, 1 and 2
-NUM_ROWS, NUM_FEATURES, DIM = 2_000, 6, 16  # F, D
-NUM_STEPS, BATCH_SIZE = 150, 256  # B, of each trainer
+# ranks 0, 1 and 2
+SERVER = "server"
+TRAINERS = ("trainer1", "trainer2")
+# F, D
+NUM_ROWS = 2_000
+NUM_FEATURES = 6
+DIM = 16
+# B, of each trainer
+NUM_STEPS = 150
+BATCH_SIZE = 256
 
 
 class Table(nn.Embedding):
@@ -105,7 +112,8 @@ def serve() -> None:
     ]
     results = torch.futures.wait_all(runs)
     for name, (losses, _) in zip(TRAINERS, results, strict=True):
-        first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+        first = sum(losses[:10]) / 10
+        last = sum(losses[-10:]) / 10
         print(f"{name}: log loss {first:.4f} in the first ten steps, {last:.4f} in the last ten")
         assert last < first / 2
     assert torch.equal(results[0][1], results[1][1])  # what DistributedDataParallel is for

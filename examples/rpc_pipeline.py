@@ -20,9 +20,16 @@ from pibroch import rpc
 from pibroch.ports import free_port
 from pibroch.rpc import autograd, optim
 
-NUM_STAGES, LAYERS_PER_STAGE = 2, 2
-VOCABULARY, LENGTH, WIDTH = 16, 32, 64  # V, L, W
-NUM_STEPS, BATCH_SIZE, NUM_MICRO_BATCHES = 25, 96, 4  # B
+NUM_STAGES = 2
+LAYERS_PER_STAGE = 2
+# V, L, W
+VOCABULARY = 16
+LENGTH = 32
+WIDTH = 64
+# B
+NUM_STEPS = 25
+BATCH_SIZE = 96
+NUM_MICRO_BATCHES = 4
 
 
 class Stage(nn.Module):
@@ -33,7 +40,8 @@ class Stage(nn.Module):
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.first, self.last = index == 0, index == NUM_STAGES - 1
+        self.first = index == 0
+        self.last = index == NUM_STAGES - 1
         self.tokens = nn.Embedding(VOCABULARY, WIDTH) if self.first else None
         self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH) / 10) if self.first else None
         layers = [

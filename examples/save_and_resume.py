@@ -13,7 +13,8 @@ from torch import nn
 
 import pibroch as pb
 
-folder, last = sys.argv[1], int(sys.argv[2])
+folder = sys.argv[1]
+last = int(sys.argv[2])
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 import pibroch as pb
 
-NUM_ITEMS, NUM_USERS, LENGTH, BATCH = 200, 50, 12, 256
+NUM_ITEMS = 200
+NUM_USERS = 50
+LENGTH = 12
+BATCH = 256
 
 
 class Attention(nn.Module):
@@ -28,8 +31,10 @@ class Attention(nn.Module):
 
     def forward(self, out: pb.EmbeddingOutput) -> Tensor:
         """Logits ``[B]``."""
-        clicked, candidate = out["clicked"], out["candidate@item"]
-        past_BTD, is_there_BT = clicked.padded(LENGTH), clicked.mask(LENGTH)
+        clicked = out["clicked"]
+        candidate = out["candidate@item"]
+        past_BTD = clicked.padded(LENGTH)
+        is_there_BT = clicked.mask(LENGTH)
         scores = (past_BTD @ candidate[:, :, None]).squeeze(2).masked_fill(~is_there_BT, -1e9)
         interest = (scores.softmax(1) * is_there_BT)[:, None] @ past_BTD
         wide = out["candidate@item_bias"]

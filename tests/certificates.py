@@ -11,7 +11,8 @@ def openssl(*arguments):
 
 def authority(folder, name):
     """Key and certificate of an authority."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    key = folder / f"{name}.key"
+    certificate = folder / f"{name}.pem"
     openssl(
         "req",
         "-x509",
@@ -30,11 +31,9 @@ def authority(folder, name):
 
 def signed(folder, name, by):
     """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
-    key, request, certificate = (
-        folder / f"{name}.key",
-        folder / f"{name}.csr",
-        folder / f"{name}.pem",
-    )
+    key = folder / f"{name}.key"
+    request = folder / f"{name}.csr"
+    certificate = folder / f"{name}.pem"
     openssl("req", *NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
     openssl(
         "x509",

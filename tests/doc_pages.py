@@ -51,7 +51,8 @@ class Block:
 
 
 def blocks_of(path):
-    text, page = path.read_text(), path.relative_to(ROOT).as_posix()
+    text = path.read_text()
+    page = path.relative_to(ROOT).as_posix()
     assert text.count("\n```") + text.startswith("```") == 2 * len(FENCE.findall(text)), (
         f"{page}: an odd fence"
     )
@@ -104,7 +105,8 @@ def _run(pipe, blocks, stand_ins, folder):
     }
     with pytest.MonkeyPatch.context() as patch:
         fork_children(patch.setattr)
-        names, problem = {"__name__": "a_page"}, None
+        names = {"__name__": "a_page"}
+        problem = None
         try:
             for number, block in enumerate(blocks):
                 names |= importlib.import_module(stand_ins).fresh(block, number)

@@ -150,7 +150,8 @@ def backend():
 @for_block("docs/checkpoints.md", 0, 1)
 def program():
     names = training(("item",))
-    model, optimizer = names["model"], names["optimizer"]
+    model = names["model"]
+    optimizer = names["optimizer"]
     embeddings = pb.Embeddings(names["tables"], pb.Adagrad(lr=0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     here = {
@@ -166,7 +167,8 @@ def program():
 def torch_tools():
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    embeddings, net = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=0.1)), nn.Linear(4, 1)
+    embeddings = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=0.1))
+    net = nn.Linear(4, 1)
     model = nn.Sequential(embeddings, nn.Flatten(), net)
     here = {"embeddings": embeddings, "net": net, "model": model, "batch": batches("a", 1, 2, 6)[0]}
     averages = {"AveragedModel": AveragedModel, "get_ema_multi_avg_fn": get_ema_multi_avg_fn}

@@ -236,7 +236,8 @@ class Child:
         theirs |= {} if stderr is None else {2: stderr.fileno()}
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid, self._status = os.fork(), None
+        self.pid = os.fork()
+        self._status = None
         if self.pid == 0:
             _be_child([each for each in args[1:] if each != "-u"], env, theirs, start_new_session)
         for descriptor in copies:

@@ -239,11 +239,13 @@ class State:
 
     def arguments(self, name):
         """New ones, or those of a call that returned with one or two changed."""
-        chance, good = self.chance, self.good.get(name)
+        chance = self.chance
+        good = self.good.get(name)
         if not good or chance.random() < 0.25:
             return self.new_arguments(name.startswith("torch:Tensor."))
         args, kwargs = chance.choice(good)
-        args, kwargs = [*args], {**kwargs}
+        args = [*args]
+        kwargs = {**kwargs}
         for _ in range(chance.choice([1, 1, 2])):
             kind = chance.random()
             if kind < 0.15:
@@ -343,7 +345,8 @@ def touch(result, codec):
 
 def use_layer(state, layer):
     """Call a layer that was just made, and another of its methods."""
-    callables, name = Callables(()), f"a layer {type(layer).__name__}"
+    callables = Callables(())
+    name = f"a layer {type(layer).__name__}"
     args, _ = state.arguments(name)
     args = [arg for arg in args if isinstance(arg, torch.Tensor)][:3] or [state.tensor()]
     find_method(layer, state.chance.choice(["__call__", "forward"]), callables)(*args)
@@ -357,13 +360,13 @@ def fuzz(seconds, seed, names, report):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
-    state, callables, codec = (
-        State(random.Random(seed)),
-        Callables(("fuzz_callables",)),
-        Codec(Callables(())),
-    )
+    state = State(random.Random(seed))
+    callables = Callables(("fuzz_callables",))
+    codec = Codec(Callables(()))
     torch.manual_seed(seed)
-    stalls, slow, current = [], [], [""]
+    stalls = []
+    slow = []
+    current = [""]
     threading.Thread(target=_watch, args=(stalls, current), daemon=True).start()
     num_calls = num_done = 0
     end = time.monotonic() + seconds
@@ -461,7 +464,10 @@ def main():
     parser.add_argument("--slice", type=float, default=20, help="seconds of one process")
     parser.add_argument("--names", nargs="*")
     given = parser.parse_args()
-    end, seed, failures, calls = time.monotonic() + given.seconds, given.seed, 0, 0
+    end = time.monotonic() + given.seconds
+    seed = given.seed
+    failures = 0
+    calls = 0
     while time.monotonic() < end:
         num_calls, num_done, stalls, slow, ending = run(given.slice, seed, "/tmp", given.names)
         calls += num_calls

@@ -152,7 +152,8 @@ def is_sound(parts: Parts) -> bool:
 
 def pooled(parts: Parts, weights_of: dict[str, torch.Tensor]) -> torch.Tensor:
     """What comes out for a sound batch, one id at a time."""
-    size, ends = len(parts["labels"]), parts["offsets"].tolist()
+    size = len(parts["labels"])
+    ends = parts["offsets"].tolist()
     out = torch.zeros(size, len(TABLES), 4)
     for place, table in enumerate(TABLES):
         if table.name not in parts["keys"]:

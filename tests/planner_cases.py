@@ -9,7 +9,8 @@ from pibroch.planner.topology import ClusterTopology
 
 def zipf_profile(num_rows, num_accesses, exponent=1.05, seed=0, batch_size=256):
     """Tables of these numbers of rows, each read once a sample."""
-    rng, tables = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    tables = {}
     num_batches = -(-num_accesses // batch_size)
     for name, rows in num_rows.items():
         share = 1 / np.arange(1, rows + 1) ** exponent
@@ -36,11 +37,14 @@ def random_case(seed, most_rows=20_000):
     topology = ClusterTopology.uniform(num_shards)
     if num_shards % 2 == 0 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, num_shards // 2, float(rng.uniform(1.5, 6)))
-    num_tables, num_accesses = int(rng.integers(1, 6)), int(rng.integers(10_000, 200_000))
-    tables, found = [], {}
+    num_tables = int(rng.integers(1, 6))
+    num_accesses = int(rng.integers(10_000, 200_000))
+    tables = []
+    found = {}
     for number in range(num_tables):
         rows = int(rng.integers(10_000 // num_tables + 1, most_rows))
-        name, dim = f"t{number}", int(rng.choice([8, 16, 32]))
+        name = f"t{number}"
+        dim = int(rng.choice([8, 16, 32]))
         profile = zipf_profile(
             {name: rows}, num_accesses, rng.uniform(0.6, 1.3), seed * 10 + number, 100
         )
@@ -53,7 +57,8 @@ def random_case(seed, most_rows=20_000):
 def few_rows(seed):
     """At most 40 rows: weight and memory of each, a topology, room."""
     rng = np.random.default_rng(seed)
-    num_shards, num_rows = int(rng.choice([2, 3, 4])), int(rng.integers(20, 41))
+    num_shards = int(rng.choice([2, 3, 4]))
+    num_rows = int(rng.integers(20, 41))
     topology = ClusterTopology.uniform(num_shards)
     if num_shards == 4 and rng.random() < 0.5:
         topology = ClusterTopology.hierarchical(2, 2, float(rng.uniform(1.5, 5)))
@@ -61,7 +66,8 @@ def few_rows(seed):
         np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1
     ).astype(np.int64)
     dims = np.ones(num_rows, int) if rng.random() < 0.5 else rng.choice([1, 2], num_rows)
-    tables, found = [], {}
+    tables = []
+    found = {}
     for dim in (1, 2):
         mine = counts[dims == dim]
         if len(mine):

@@ -38,7 +38,8 @@ def raw_rows(count: int, seed: int = 0, first_user: int = 0) -> list[dict[str, s
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        user, tags = first_user + int(rng.zipf(1.6)) % 60, rng.integers(0, 9, rng.integers(0, 4))
+        user = first_user + int(rng.zipf(1.6)) % 60
+        tags = rng.integers(0, 9, rng.integers(0, 4))
         click = rng.random() < 1 / (
             1 + np.exp(-(user % 5 - 2 + 0.5 * sum(tag % 3 for tag in tags) - 1))
         )

@@ -92,7 +92,8 @@ def ask(
     headers: dict[str, str] | None = None,
 ) -> Answer:
     if isinstance(body, dict | list):
-        body, headers = json.dumps(body), {"content-type": "application/json", **(headers or {})}
+        body = json.dumps(body)
+        headers = {"content-type": "application/json", **(headers or {})}
     connection.request(method, path, body, headers or {})
     response = connection.getresponse()
     return Answer(
@@ -118,7 +119,10 @@ class Load:
     """
 
     def __init__(self, server, versions, num_clients=3):
-        self.server, self.versions, self.seen, self.failures = server, versions, [], []
+        self.server = server
+        self.versions = versions
+        self.seen = []
+        self.failures = []
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(num_clients)]
 

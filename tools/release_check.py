@@ -69,7 +69,8 @@ def check_changelog(text: str, version: str) -> str:
         raise ValueError(
             "CHANGELOG.md has no heading; need `## Unreleased` or `## 1.2.3 (2026-01-31)`"
         )
-    newest, others = headings[0], [heading[2] for heading in headings[1:]]
+    newest = headings[0]
+    others = [heading[2] for heading in headings[1:]]
     below = text[newest.end() : headings[1].start() if others else len(text)]
     if not re.search(r"^- ", below, re.MULTILINE):
         raise ValueError(f"CHANGELOG.md has nothing below `{newest[0]}`; need what changed")

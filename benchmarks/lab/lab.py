@@ -17,7 +17,8 @@ from typing import Self
 from benchmarks.lab.network import LINK, LabError, LinkBytes, Network, sweep
 from benchmarks.lab.processes import Ended, RankProcesses
 
-FIRST_PORT, NUM_PORTS = 29500, 1000
+FIRST_PORT = 29500
+NUM_PORTS = 1000
 TAIL_BYTES = 2000
 Say = Callable[[int, str], None]
 
@@ -108,7 +109,8 @@ class Lab:
         else:
             self.network = Network.build(hosts, rate)
             self._cleanup.callback(self.network.remove)
-        self.ranks_per_host, self.threads = ranks_per_host, threads
+        self.ranks_per_host = ranks_per_host
+        self.threads = threads
         self._ports = count()
 
     @property
@@ -177,7 +179,8 @@ class Lab:
         Raises:
             LabError: when the command cannot be started.
         """
-        port, before = self.next_port(), self.network.link_bytes()
+        port = self.next_port()
+        before = self.network.link_bytes()
         environments = [
             os.environ | self.environment(rank, port) | dict(env or {})
             for rank in range(self.world_size)

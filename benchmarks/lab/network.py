@@ -26,7 +26,8 @@ from typing import Self
 from pibroch.errors import ConfigError, MissingDependencyError, PibrochError
 
 PREFIX = "pibroch-lab-"
-LINK, LOOPBACK = "eth0", "lo"
+LINK = "eth0"
+LOOPBACK = "lo"
 COMMAND_TIMEOUT_S = 30.0
 QUEUE_MS = 200
 MIN_BURST_BYTES = 128 << 10
@@ -62,7 +63,8 @@ class Network:
     """
 
     def __init__(self, name: str, num_hosts: int) -> None:
-        self.name, self.num_hosts = name, num_hosts
+        self.name = name
+        self.num_hosts = num_hosts
 
     @classmethod
     def build(cls, num_hosts: int, rate: str | None, is_standing: bool = False) -> Self:
@@ -128,7 +130,8 @@ class Network:
         _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
         for index in range(self.num_hosts):
-            host, port = self.host(index), f"port{index}"
+            host = self.host(index)
+            port = f"port{index}"
             _run("ip", "netns", "add", host)
             _run(
                 "ip",

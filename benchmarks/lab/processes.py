@@ -41,7 +41,9 @@ class RankProcesses:
     """
 
     def __init__(self, folder: Path, say: Callable[[int, str], None] | None) -> None:
-        self._folder, self._say, self._saying = folder, say, threading.Lock()
+        self._folder = folder
+        self._say = say
+        self._saying = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._running = (
@@ -85,7 +87,8 @@ class RankProcesses:
 
     def wait(self, timeout_s: float) -> Ended:
         """Wait until all have ended; the first failure or the end of the time ends the others."""
-        deadline, first_failed = self._start_s + timeout_s, None
+        deadline = self._start_s + timeout_s
+        first_failed = None
         while self._running.get_map() and first_failed is None:
             finished = self._finished(deadline)
             if not finished:

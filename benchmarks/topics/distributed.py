@@ -160,10 +160,8 @@ def lineup_of(setting: Setting) -> Lineup:
     What it fetched ahead is gone before somebody's steps are timed.
     """
     count = 2 if setting.all_forms else 1
-    torchrec, ideal = (
-        dict(list(TORCHREC_FORMS.items())[:count]),
-        dict(list(IDEAL_FORMS.items())[:count]),
-    )
+    torchrec = dict(list(TORCHREC_FORMS.items())[:count])
+    ideal = dict(list(IDEAL_FORMS.items())[:count])
     both = Lineup.of({OURS: "distributed_pibroch", **ideal}, torchrec)
     order = {label: place for place, label in enumerate((OURS, *torchrec, *ideal))}
     return Lineup(tuple(sorted(both.specs, key=lambda spec: order[spec.label])), both.notes)

@@ -101,7 +101,8 @@ def run(options: Options) -> Report:
     torch_forms = dict(list(TORCH_FORMS.items())[:1]) if options.quick else TORCH_FORMS
     lineup = Lineup.of({OURS: "kernel_pibroch", **torch_forms}, {FBGEMM: "kernel_fbgemm"})
     schedule = QUICK if options.quick else Schedule(rounds=4)
-    load, notes = ForeignLoad(), list(lineup.notes)
+    load = ForeignLoad()
+    notes = list(lineup.notes)
     rows: list[Row] = []
     with arena(lineup.specs, load) as contenders:
         for setting in settings(options.quick):

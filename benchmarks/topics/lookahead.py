@@ -56,7 +56,8 @@ from benchmarks.workloads import Workload
 from pibroch.models.build import MODELS
 
 SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
-LOSS_TURNS, QUICK_TURNS = 24, 3
+LOSS_TURNS = 24
+QUICK_TURNS = 3
 PURPOSES = ("critical", "deferred", "prefetch", "evict", "ids")
 COLUMNS = [
     "model",
@@ -158,7 +159,9 @@ def run(options: Options) -> Report:
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    section, load, found = SECTIONS[options.section], ForeignLoad(), Findings()
+    section = SECTIONS[options.section]
+    load = ForeignLoad()
+    found = Findings()
     if section == ORACLE:
         with oracle_speed.on_one_core():
             for oracle_setting in oracle_speed.settings(options.quick):
@@ -295,7 +298,8 @@ def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) 
 
     Memory alone for one that counts nothing.
     """
-    after, steps = team.counts(), sum(turn.steps for turn in team.carried)
+    after = team.counts()
+    steps = sum(turn.steps for turn in team.carried)
     found: Row = {"peak_mb": team.memory()["peak"] / 1e6}
     if not after:
         return found

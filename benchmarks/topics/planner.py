@@ -25,18 +25,14 @@ from pibroch.planner.make import PlanOptions
 from pibroch.planner.partition import Form, Partitioner, Partitions
 from pibroch.planner.topology import ClusterTopology
 
-METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES = (
-    "methods",
-    "budgets",
-    "thresholds",
-    "hosts",
-    "bounds",
-    "copies",
-)
-SECTIONS, QUICK_SECTIONS = (
-    (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES),
-    (METHODS, THRESHOLDS, HOSTS),
-)
+METHODS = "methods"
+BUDGETS = "budgets"
+THRESHOLDS = "thresholds"
+HOSTS = "hosts"
+BOUNDS = "bounds"
+COPIES = "copies"
+SECTIONS = (METHODS, BUDGETS, THRESHOLDS, HOSTS, BOUNDS, COPIES)
+QUICK_SECTIONS = (METHODS, THRESHOLDS, HOSTS)
 TITLES = {
     METHODS: "Balance of memory, lookups and links by method (the paper's Fig. 10)",
     BUDGETS: "Links by extra memory (the paper's Table 2)",
@@ -168,7 +164,8 @@ def _methods(case: Setting, options: Options) -> list[Row]:
 
 
 def _budgets(case: Setting, options: Options) -> list[Row]:
-    rows, topology = [], ClusterTopology.uniform(8)
+    rows = []
+    topology = ClusterTopology.uniform(8)
     for form in FORMS:
         none = 0.0
         for extra, paper in PAPER_MEANS.items():
@@ -197,7 +194,8 @@ def _budgets(case: Setting, options: Options) -> list[Row]:
 
 
 def _thresholds(case: Setting, options: Options) -> list[Row]:
-    rows, topology = [], ClusterTopology.uniform(8)
+    rows = []
+    topology = ClusterTopology.uniform(8)
     for threshold in (*PAPER_TIMES, 0.0001, None):
         options.say(f"{case.name}: threshold {threshold}")
         plan = measured(
@@ -228,7 +226,8 @@ def _thresholds(case: Setting, options: Options) -> list[Row]:
 
 
 def _hosts(case: Setting, options: Options) -> list[Row]:
-    rows, topology = [], ClusterTopology.hierarchical(2, 4, 4.21)
+    rows = []
+    topology = ClusterTopology.hierarchical(2, 4, 4.21)
     for form in FORMS:
         for extra in (0.01, 0.05, 0.2):
             options.say(f"{case.name}: {form}, {extra:.0%} extra, two hosts")
@@ -283,7 +282,8 @@ def _bounds(options: Options) -> list[Row]:
         find_placement(partitions, "accesses", topology, room, "links")  # compiled
         started = time.perf_counter()
         found = find_placement(partitions, "accesses", topology, room, "links")
-        ours, started = time.perf_counter() - started, time.perf_counter()
+        ours = time.perf_counter() - started
+        started = time.perf_counter()
         best = optimum(_case(partitions, topology, room), 3.0 if options.quick else 30.0)
         theirs = time.perf_counter() - started
         rows.append(

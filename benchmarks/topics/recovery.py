@@ -22,12 +22,18 @@ from benchmarks.results import Report, Row
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import MissingDependencyError
 
-FROM_MEMORY, FROM_DISK, BY_HAND = "pibroch, from memory", "pibroch, from disk", "ended and resumed"
-RANKS_ALONE, TORCHREC = "pibroch, two ranks alone", "TorchRec, torchrun"
+FROM_MEMORY = "pibroch, from memory"
+FROM_DISK = "pibroch, from disk"
+BY_HAND = "ended and resumed"
+RANKS_ALONE = "pibroch, two ranks alone"
+TORCHREC = "TorchRec, torchrun"
 ROWS = {"1 M": 38_500, "10 M": 385_000, "33.8 M": 1_300_000}
 """All tables' rows, by those of each of 26."""
-INTERVAL_S, OWN_EVERY, TORCHREC_SAVES_EVERY_S = 5.0, 400, 20.0
-KILL_EVERY_S, WATCHED_S = 60.0, 180.0
+INTERVAL_S = 5.0
+OWN_EVERY = 400
+TORCHREC_SAVES_EVERY_S = 20.0
+KILL_EVERY_S = 60.0
+WATCHED_S = 180.0
 CALM_STEPS = 40
 STARTED_WITHIN = ("oracle", "data processor")
 """Roles whose processes are started again within the run, whoever watches."""
@@ -300,7 +306,8 @@ def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, optio
 
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
     """Some steps after the last death, and after a new checkpoint where that is what runs go on from."""
-    saved, begin = watched.saved_step(), watched.step()
+    saved = watched.saved_step()
+    begin = watched.step()
     if contender in (FROM_MEMORY, RANKS_ALONE):
         watched.wait_for(lambda: watched.step() >= begin + 3 * CALM_STEPS)
     else:
@@ -322,7 +329,8 @@ def goodput(label: str, recipe: Path, data: Path, options: Options) -> list[Row]
             watched.wait_for(lambda: watched.step() >= 2 * CALM_STEPS)
             calm = watched.rate(KILL_EVERY_S)
             victims = list(VICTIMS)[: int(WATCHED_S / KILL_EVERY_S)]
-            begin, start = watched.step(), time.monotonic()
+            begin = watched.step()
+            start = time.monotonic()
             for number, role in enumerate(victims, 1):
                 watched.lose(role)
                 time.sleep(max(0.0, start + number * KILL_EVERY_S - time.monotonic()))

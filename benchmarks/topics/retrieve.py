@@ -24,21 +24,20 @@ from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload, sample_path
 
 RANKS_PER_HOST = 2
-NUM_BATCHES, NUM_MEASURED = 66, 4  # of a rank, in all; of all ranks, at the end
-ALLTOALL, TORCHREC = "alltoall", "TorchRec"
+# of a rank, in all; of all ranks, at the end
+NUM_BATCHES = 66
+NUM_MEASURED = 4
+ALLTOALL = "alltoall"
+TORCHREC = "TorchRec"
 STAYS = "rows stay"
-LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING = (
-    "lookup",
-    "parts",
-    "tables",
-    "dlrm",
-    "places",
-    "moving",
-)
-SCHEDULE, QUICK = (
-    Schedule(rounds=4, steps_per_round=12, warmup_steps=4),
-    Schedule(rounds=2, steps_per_round=10, warmup_steps=2),
-)
+LOOKUP = "lookup"
+PARTS = "parts"
+TABLES = "tables"
+DLRM = "dlrm"
+PLACES = "places"
+MOVING = "moving"
+SCHEDULE = Schedule(rounds=4, steps_per_round=12, warmup_steps=4)
+QUICK = Schedule(rounds=2, steps_per_round=10, warmup_steps=2)
 CONTENDERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     LOOKUP: (
         {OURS: "retrieve_pibroch", ALLTOALL: "retrieve_pibroch:build_alltoall"},
@@ -132,7 +131,8 @@ def run(options: Options) -> Report:
     """
     if options.section == PLACES:
         return places(options)
-    section, load = options.section, ForeignLoad()
+    section = options.section
+    load = ForeignLoad()
     rows: list[Row] = []
     notes: list[str] = []
     versions: dict[str, str] = {}
@@ -175,8 +175,10 @@ def places(options: Options) -> Report:
 
     Own rows, a neighbour's, another host's, and half of each.
     """
-    ground, load = Ground("uniform", 2, ("1gbit",)), ForeignLoad()
-    case, lineup = case_of(ground, options), Lineup.of({OURS: "retrieve_pibroch:build_one"}, {})
+    ground = Ground("uniform", 2, ("1gbit",))
+    load = ForeignLoad()
+    case = case_of(ground, options)
+    lineup = Lineup.of({OURS: "retrieve_pibroch:build_one"}, {})
     schedule = QUICK if options.quick else Schedule(rounds=8, steps_per_round=20, warmup_steps=4)
     rows: list[Row] = []
     with Lab(ground.hosts, RANKS_PER_HOST) as lab, teams(lineup.specs, lab) as (team,):
@@ -244,7 +246,8 @@ def _places_at(team: Team, rate: str, schedule: Schedule, world_size: int) -> li
                 "loopback_mb": near_mb,
             }
         )
-    own, far = rows[0]["p50_ms"], rows[2]["p50_ms"]
+    own = rows[0]["p50_ms"]
+    far = rows[2]["p50_ms"]
     for row in rows:
         row["of_own"] = row["p50_ms"] / own
     rows[-1]["of_longer_alone"] = rows[-1]["p50_ms"] / (max(own, far) / 2)

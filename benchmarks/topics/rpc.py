@@ -31,26 +31,29 @@ from benchmarks.rpc_pairs import Pair, pairs
 from benchmarks.runner import Schedule, Times, measure
 from benchmarks.workers.rpc_subject import CALLS_PER_STEP
 
-TORCH, TORCH_BASIC, GRPC = "torch", "torch basic", "gRPC"
+TORCH = "torch"
+TORCH_BASIC = "torch basic"
+GRPC = "gRPC"
 WORKERS = {
     OURS: "rpc_pibroch:build",
     TORCH: "rpc_torch:build",
     TORCH_BASIC: "rpc_torch:build_basic",
     GRPC: "rpc_grpc:build",
 }
-CALLS, AUTOGRAD = (
-    ("identity", "plus_one", "ops", "send", "in_flight"),
-    ("norpc", "nograd", "grad"),
-)  # kinds of phases
+# kinds of phases
+CALLS = ("identity", "plus_one", "ops", "send", "in_flight")
+AUTOGRAD = ("norpc", "nograd", "grad")
 WITH_REFERENCES = frozenset({OURS, TORCH})
 EXAMPLES = {
     OURS: "rpc_identity_pibroch.py",
     TORCH: "rpc_identity_torch.py",
     GRPC: "rpc_identity_grpc.py",
 }
-ONE_HOST, LINE_RATE = "one host", "1gbit"
+ONE_HOST = "one host"
+LINE_RATE = "1gbit"
 LINE_BYTES_PER_S = 1e9 / 8
-KB, MB = 1000, 1_000_000
+KB = 1000
+MB = 1_000_000
 LARGE = (4 * MB, 40 * MB, 400 * MB)
 CHECKED_SIZES = 3  # up to 40 MB
 IDLE_S = 3.0
@@ -266,7 +269,8 @@ def run(options: Options) -> Report:
 
 def ablation(options: Options) -> Report:
     """Pairs without one latency policy each, in turns with a pair that has all, on one host."""
-    load, phases = ForeignLoad(), phases_of_ablation(options.quick)
+    load = ForeignLoad()
+    phases = phases_of_ablation(options.quick)
     with pairs(rpc_ablation.specs(), None, load) as running:
         versions = prepare(running, ONE_HOST, options)
         rows = measure_all(running, ONE_HOST, phases, options)
@@ -284,16 +288,15 @@ def ablation(options: Options) -> Report:
 
 def calls(options: Options) -> Report:
     """Measure on one host, and between two hosts where a lab can be built and time is not short."""
-    load, phases = ForeignLoad(), phases_on_one_host(options.quick)
+    load = ForeignLoad()
+    phases = phases_on_one_host(options.quick)
     on_one_host = lineup(phases)
     with pairs(on_one_host.specs, None, load) as running:
         versions = prepare(running, ONE_HOST, options)
         rows = measure_all(running, ONE_HOST, phases, options)
         idle = ", ".join(f"{pair.spec.label} {pair.idle(IDLE_S):.0f} ms" for pair in running)
-    notes, hindrance = (
-        [f"CPU time of an idle pair, a second: {idle}", *on_one_host.notes],
-        obstacle(),
-    )
+    notes = [f"CPU time of an idle pair, a second: {idle}", *on_one_host.notes]
+    hindrance = obstacle()
     if hindrance is not None:
         notes.append(f"**two hosts left out**: {hindrance}")
     elif not options.quick:
@@ -362,7 +365,8 @@ def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
 
 def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[float]]]) -> list[Row]:
     """Rows of the forward and of the backward part of each timed step, without warm-up steps and those that open a turn."""
-    warmup, rounds = phase.schedule.warmup_steps, phase.schedule.rounds
+    warmup = phase.schedule.warmup_steps
+    rounds = phase.schedule.rounds
     rows: list[Row] = []
     for part in (f"{phase.kind}-fwd", f"{phase.kind}-bwd"):
         if part != "nograd-bwd":

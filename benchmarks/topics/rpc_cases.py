@@ -71,7 +71,8 @@ MEANINGS = (
 @topic("rpc_cases", "whole programs over remote calls, the same lines with torch.distributed.rpc")
 def run(options: Options) -> Report:
     """Measure all four programs."""
-    sizes, load = rpc_case_sizes.sizes(options.quick), ForeignLoad()
+    sizes = rpc_case_sizes.sizes(options.quick)
+    load = ForeignLoad()
     with pairs(specs(sizes), None, load, sizes.workers + 1) as running:
         versions: dict[str, str] = {}
         for group in running:

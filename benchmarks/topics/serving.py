@@ -36,12 +36,18 @@ from benchmarks.serving_hosts import hosts
 from pibroch.errors import MissingDependencyError
 
 SECTIONS = ("requests", "freshness", "memory", "hosts")
-FASTAPI, TORCHREC = "FastAPI + torch", "FastAPI + TorchRec int8"
+FASTAPI = "FastAPI + torch"
+TORCHREC = "FastAPI + TorchRec int8"
 BODIES = 64
-ROWS, CONNECTIONS = (1, 8, 64, 512), (1, 8, 32)
-QUICK_ROWS, QUICK_CONNECTIONS = (1, 64), (8,)
-NUM_RELOADS, NUM_DELTAS = 10, 20
-NUM_WORKERS, MB_PER_WORKER, TABLES_FACTOR = 4, 250, 1.1
+ROWS = (1, 8, 64, 512)
+CONNECTIONS = (1, 8, 32)
+QUICK_ROWS = (1, 64)
+QUICK_CONNECTIONS = (8,)
+NUM_RELOADS = 10
+NUM_DELTAS = 20
+NUM_WORKERS = 4
+MB_PER_WORKER = 250
+TABLES_FACTOR = 1.1
 
 
 @topic(
@@ -299,7 +305,9 @@ class BackgroundLoad:
         self, server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float
     ) -> None:
         self._arguments = (server, bodies, connections, 1.0)
-        self._stop, self._answered, self._failed = threading.Event(), 0, 0
+        self._stop = threading.Event()
+        self._answered = 0
+        self._failed = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> BackgroundLoad:

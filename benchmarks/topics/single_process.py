@@ -24,13 +24,15 @@ from benchmarks.results import Report, Row
 from benchmarks.runner import QUICK, Schedule, Times
 from benchmarks.workloads import Workload, sample_path
 
-TORCH, IDEAL = "plain torch", "dense model alone"
+TORCH = "plain torch"
+IDEAL = "dense model alone"
 TORCHREC_FORMS = {
     "FBGEMM TBE": "dlrm_fbgemm",
     "TorchRec fused EBC": "dlrm_torchrec_fused",
     "TorchRec DMP": "dlrm_torchrec",
 }
-BATCH_SIZE, NUM_BATCHES = 2048, 32
+BATCH_SIZE = 2048
+NUM_BATCHES = 32
 SPARSE_LR = {"sgd": 1.0, "adagrad": 0.05, "rowwise_adagrad": 0.05}
 COLUMNS = [
     "ids", "optimizer", "dim", "contender", "p20_ms", "p50_ms", "p80_ms", "samples_per_second",
@@ -73,7 +75,8 @@ def run(options: Options) -> Report:
         {OURS: "dlrm_pibroch", TORCH: "dlrm_torch", IDEAL: "dlrm_ideal_pibroch"}, forms
     )
     schedule = QUICK if options.quick else Schedule()
-    load, notes = ForeignLoad(), list(lineup.notes)
+    load = ForeignLoad()
+    notes = list(lineup.notes)
     rows: list[Row] = []
     versions: dict[str, str] = {}
     for setting in settings(options.quick):
@@ -137,7 +140,8 @@ def case_rows(setting: Setting, case: Case, outcome: Outcome) -> list[Row]:
     times = outcome.times["step"]
     rows = []
     for label, mine in times.items():
-        memory, median = outcome.memory[label], mine.percentile(50)
+        memory = outcome.memory[label]
+        median = mine.percentile(50)
         ratios = sorted(mine.ratios_to(times[OURS]))
         rows.append(
             {

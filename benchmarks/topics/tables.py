@@ -26,7 +26,8 @@ from benchmarks.workers.tables_heads import ONE_WIDTH
 from benchmarks.workloads import Workload
 
 RATE = "1gbit"
-BATCH_SIZE, LENGTH = 2048, 200
+BATCH_SIZE = 2048
+LENGTH = 200
 TORCHREC = ("TorchRec pipelined", "TorchRec DMP")
 ONE_WIDTH_LABEL = ", one width"
 SCHEDULES = {
@@ -91,7 +92,8 @@ def run(options: Options) -> Report:
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    load, notes = ForeignLoad(), list[str]()
+    load = ForeignLoad()
+    notes = list[str]()
     rows: list[Row] = []
     versions: dict[str, str] = {}
     schedule = QUICK_SCHEDULE if options.quick else SCHEDULES[options.section]
@@ -150,7 +152,8 @@ def alike(running: list[Team]) -> list[list[Team]]:
 
 def case_of(setting: Setting, label: str, options: Options) -> Case:
     """The case of a contender."""
-    is_sequence, is_one_width = setting.what == "sequences", label.endswith(ONE_WIDTH_LABEL)
+    is_sequence = setting.what == "sequences"
+    is_one_width = label.endswith(ONE_WIDTH_LABEL)
     tables, num_rows = (LENGTH, 1_000_000) if is_sequence else (26, 100_000)
     workload = Workload("zipf", 8, BATCH_SIZE * setting.hosts, tables, num_rows)
     exchange = next((each for each in setting.exchanges if label.startswith(label_of(each))), "")

@@ -22,13 +22,17 @@ from benchmarks.runner import Schedule
 from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload
 
-STEPS, QUALITY, GROUPS = "steps", "quality", "groups"
+STEPS = "steps"
+QUALITY = "quality"
+GROUPS = "groups"
 TITLES = {
     STEPS: "Steps on hosts with slow links (Fig. 10 to 12)",
     QUALITY: "Towers and compression against AUC, operations and parameters (Tables 3 to 5)",
     GROUPS: "Learned against strided groups (Table 6)",
 }
-BASELINE, LOOKAHEAD, PASS_THROUGH = "table_wise_pooled", "lookahead", "towers, pass-through"
+BASELINE = "table_wise_pooled"
+LOOKAHEAD = "lookahead"
+PASS_THROUGH = "towers, pass-through"
 WORKER = "towers_pibroch"
 MOST_IDS = 8  # of a bag: 4.5 on average
 DIM = 64
@@ -158,16 +162,16 @@ def run(options: Options) -> Report:
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
-    load, notes, rows = ForeignLoad(), [f"what: {TITLES[options.section]}"], list[Row]()
+    load = ForeignLoad()
+    notes = [f"what: {TITLES[options.section]}"]
+    rows = list[Row]()
     versions: dict[str, str] = {}
     if options.section != STEPS:
         make = tower_quality.quality if options.section == QUALITY else tower_quality.groups
         rows, said = make(options)
         notes += said
-        columns, plot = (
-            list(dict.fromkeys(name for row in rows for name in row)),
-            tower_quality.PLOTS[options.section],
-        )
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        plot = tower_quality.PLOTS[options.section]
         return Report("towers", TITLES[options.section], rows, columns, plot, notes, provenance())
     for setting, labels in (
         (each, labels) for each in settings(options.quick) for labels in each.lineups
@@ -215,9 +219,11 @@ def alike(running: list[Team]) -> list[list[Team]]:
 def measured(setting: Setting, rate: str, lab: Lab, running: list[Team]) -> list[Row]:
     """One row a contender."""
     before = {team.spec.label: team.counts() for team in running}
-    outcome, rows = measure_at(rate, lab, running, SCHEDULE), []
+    outcome = measure_at(rate, lab, running, SCHEDULE)
+    rows = []
     for team in running:
-        label, steps = team.spec.label, sum(turn.steps for turn in team.carried)
+        label = team.spec.label
+        steps = sum(turn.steps for turn in team.carried)
         counted = {
             name: (value - before[label].get(name, 0)) / steps
             for name, value in team.counts().items()

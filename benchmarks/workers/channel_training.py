@@ -18,7 +18,9 @@ from pibroch.collectives.channel import TRANSPORT_VARIABLE
 from pibroch.config.model import ModelConfig
 from pibroch.models import build_model
 
-NUM_TABLES, NUM_ROWS, NUM_DENSE = 26, 50_000, 13
+NUM_TABLES = 26
+NUM_ROWS = 50_000
+NUM_DENSE = 13
 CONTENDERS = ("auto", "gloo")
 
 
@@ -39,7 +41,8 @@ class _Training:
     def run(self, batches: list[pb.JaggedBatch]) -> tuple[float, float]:
         """Train on some batches; wall and CPU seconds of this process."""
         dist.barrier()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         for batch in self.embeddings.feed(batches):
             loss = binary_cross_entropy_with_logits(
                 self.model(batch.dense, partial(self.embeddings, batch)), batch.labels
@@ -81,7 +84,8 @@ def trained(
     batches = []
     for _ in range(steps):
         ids = (torch.rand(NUM_TABLES, batch_size, generator=draw) ** 3 * NUM_ROWS).long()
-        dense, labels = torch.randn(batch_size, NUM_DENSE, generator=draw), (ids[0] % 2).float()
+        dense = torch.randn(batch_size, NUM_DENSE, generator=draw)
+        labels = (ids[0] % 2).float()
         batches.append(pb.JaggedBatch.from_one_hot(dense, features, ids, labels))
     trainings = {name: _Training(dim, name, batches) for name in CONTENDERS}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}

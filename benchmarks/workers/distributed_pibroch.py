@@ -49,7 +49,8 @@ def counts(exchange: Exchange[Any]) -> dict[str, float]:
     """Of ``lookahead``: bytes sent by purpose, rows read and fetched, slots in use now."""
     if not isinstance(exchange, LookaheadExchange):
         return {}
-    done, slots = exchange.report(), exchange.num_cached
+    done = exchange.report()
+    slots = exchange.num_cached
     sent: dict[str, float] = {
         f"sent {purpose}": count for purpose, count in done.bytes_by_purpose.items()
     }
@@ -90,7 +91,8 @@ def train(
 def load_pieces(embeddings: pb.Embeddings, case: Case) -> None:
     """Copy the case's starting weights into the parts of the tables that this rank holds."""
     for view in embeddings.pieces():
-        rows, columns = view.piece.rows, view.piece.columns
+        rows = view.piece.rows
+        columns = view.piece.columns
         table = initial_table(case, int(view.piece.table.name[1:]))
         assert isinstance(rows, range), (
             "each exchange of this topic gives pieces whose rows are evenly spaced"

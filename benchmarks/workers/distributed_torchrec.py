@@ -37,7 +37,8 @@ class OtherTrain(nn.Module):
 
     def __init__(self, collection: EmbeddingBagCollection, case: Case) -> None:
         super().__init__()
-        self.sparse, self.dense = SparseArch(collection), plain_model(case)
+        self.sparse = SparseArch(collection)
+        self.dense = plain_model(case)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Loss, and what ``DLRMTrain`` gives besides."""
@@ -48,7 +49,8 @@ class OtherTrain(nn.Module):
 
 def build(case: Case) -> RankSubject:
     """Forward, backward and step one after the other."""
-    (model, optimizer), batches = _sharded(case), _batches(case)
+    (model, optimizer) = _sharded(case)
+    batches = _batches(case)
 
     def losses() -> Iterator[Tensor]:
         for batch in batches:
@@ -63,7 +65,8 @@ def build(case: Case) -> RankSubject:
 
 def build_pipelined(case: Case) -> RankSubject:
     """``TrainPipelineSparseDist``: the ids of the next batch travel beside the current one."""
-    (model, optimizer), batches = _sharded(case), _batches(case)
+    (model, optimizer) = _sharded(case)
+    batches = _batches(case)
     pipeline = TrainPipelineSparseDist(model, optimizer, device=torch.device("cpu"))
     parts = Parts(case.is_told)
     record_parts(pipeline, model, parts)
@@ -124,7 +127,8 @@ def _load_tables(sharded: nn.Module, case: Case) -> None:
         )
         table = initial_table(case, int(name.split(".")[-2].removeprefix("t")))
         for shard in value.local_shards():
-            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
+            (row, column) = shard.metadata.shard_offsets
+            (rows, columns) = shard.tensor.shape
             shard.tensor.copy_(torch.from_numpy(table[row : row + rows, column : column + columns]))
 
 

@@ -80,12 +80,10 @@ class TrainingSubject:
     """
 
     def __init__(self, step: Step, embed: Step, versions: dict[str, str], num_batches: int) -> None:
-        self._step, self._embed, self._versions, self._num_batches = (
-            step,
-            embed,
-            versions,
-            num_batches,
-        )
+        self._step = step
+        self._embed = embed
+        self._versions = versions
+        self._num_batches = num_batches
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """Training steps on the stored batches in turn."""

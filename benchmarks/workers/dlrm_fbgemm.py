@@ -17,7 +17,8 @@ from benchmarks.workers.dlrm import PlainDense, TrainingSubject, torch_batches
 def build(case: Case) -> TrainingSubject:
     """The contender for one case."""
     ids_NFB, dense_NBn, labels_NB = torch_batches(case)
-    tables, model = fbgemm.table_batched_embeddings(case), PlainDense(case)
+    tables = fbgemm.table_batched_embeddings(case)
+    model = PlainDense(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
     offsets = torch.arange(case.num_tables * case.batch_size + 1)
 

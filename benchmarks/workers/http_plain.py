@@ -57,7 +57,8 @@ def build_tables(
     from torchrec.inference.modules import quantize_embeddings
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-    keys, dim = [table["name"] for table in tables], rows.shape[1]
+    keys = [table["name"] for table in tables]
+    dim = rows.shape[1]
     configs = [
         EmbeddingBagConfig(
             name=name, embedding_dim=dim, num_embeddings=len(each), feature_names=[name]
@@ -96,7 +97,8 @@ class Dlrm(nn.Module):
         ):
             weight, bias = (state[f"{name}.layers.{place}.{part}"] for part in ("weight", "bias"))
             layer = nn.Linear(weight.shape[1], weight.shape[0])
-            layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+            layer.weight = nn.Parameter(weight)
+            layer.bias = nn.Parameter(bias)
             layers += [layer, nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -120,7 +122,8 @@ def build_app(folder: Path, kind: str) -> FastAPI:
     tables = [
         (name, vocabulary["rows"][name]) for name in (table["name"] for table in manifest["tables"])
     ]
-    app, threads = FastAPI(), torch.get_num_threads()
+    app = FastAPI()
+    threads = torch.get_num_threads()
 
     def number(text: str | None) -> float:
         value = float(text) if text else 0.0

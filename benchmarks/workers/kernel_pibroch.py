@@ -22,7 +22,8 @@ def build(case: Case) -> KernelSubject:
     (shard,) = exchange.shards
     assert isinstance(shard, MemoryShard), "tables are in memory"
     ours.load_tables(shard, case)
-    gradient, steps = output_gradient(case), count(1)
+    gradient = output_gradient(case)
+    steps = count(1)
 
     def lookup(batch: int) -> Tensor:
         return exchange.lookup(batches[batch], True)[0][0]

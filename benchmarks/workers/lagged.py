@@ -69,19 +69,15 @@ class Views:
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         options = pb.BoundedLagOptions(bound=0)
-        self._rank, self._transport = (
-            rank,
-            open_lagged_transport(store, rank, range(size), 2, options, 300.0),
-        )
+        self._rank = rank
+        self._transport = open_lagged_transport(store, rank, range(size), 2, options, 300.0)
         self._number = self._seen = 0
 
     def __call__(self, out: torch.Tensor, send: torch.Tensor) -> list[Any]:
         """The parts by rank; this rank's own is what it sends."""
-        transport, slot, parts = (
-            self._transport,
-            Slot(0, self._number),
-            send.numpy().reshape(self.size, -1),
-        )
+        transport = self._transport
+        slot = Slot(0, self._number)
+        parts = send.numpy().reshape(self.size, -1)
         transport.put(slot, RankParts.of(list(parts)))
         while not all(transport.has_arrived(slot, p) for p in transport.peers):
             self._seen = transport.wait_for_news(self._seen, slot)
@@ -167,11 +163,10 @@ def collective(
 
 def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
     """Seconds of so many calls after each other, by contender; k = 0."""
-    (contenders, close), found = _contenders(rank, size), {}
-    send, out = (
-        torch.zeros(size * nbytes, dtype=torch.uint8),
-        torch.empty(size * nbytes, dtype=torch.uint8),
-    )
+    (contenders, close) = _contenders(rank, size)
+    found = {}
+    send = torch.zeros(size * nbytes, dtype=torch.uint8)
+    out = torch.empty(size * nbytes, dtype=torch.uint8)
     for name, call in contenders.items():
         call(out, send)
         dist.barrier()
@@ -203,7 +198,8 @@ def delayed(
     dist.all_to_all_single(outputs[0], send, group=group)
     for _ in range(3):
         dist.barrier()
-    slept, start = [], time.perf_counter()
+    slept = []
+    start = time.perf_counter()
     for delay in delays:
         before = time.perf_counter()
         _delay(delay)
@@ -225,7 +221,9 @@ def delayed(
 def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb.JaggedBatch]]:
     """A DLRM, tables by rows, and the batches of this rank."""
     with np.load(path) as arrays:
-        ids, lengths, dense = arrays["ids"], arrays["lengths"], arrays["dense"]
+        ids = arrays["ids"]
+        lengths = arrays["lengths"]
+        dense = arrays["dense"]
     keys = tuple(f"C{number}" for number in range(lengths.shape[1]))
     embeddings = pb.Embeddings(
         [pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall"
@@ -236,9 +234,11 @@ def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb
     ends = np.cumsum(lengths.sum((1, 2)))
     batches = []
     for number in range(rank, len(lengths), size):
-        first, after = ends[number] - lengths[number].sum(), ends[number]
+        first = ends[number] - lengths[number].sum()
+        after = ends[number]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths[number].reshape(-1))]))
-        values, features = torch.from_numpy(ids[first:after]), torch.from_numpy(dense[number])
+        values = torch.from_numpy(ids[first:after])
+        features = torch.from_numpy(dense[number])
         batches.append(pb.JaggedBatch(features, keys, values, offsets, torch.zeros(len(features))))
     for _ in range(len(lengths) // size, len(batches)):
         batches.pop()  # as many on all ranks
@@ -264,7 +264,9 @@ def pipelined(
     pipeline = pb.BoundedLagPipeline(model, embeddings, bound, transport)
     list(pipeline.run(batches[:16]))
     dist.barrier()
-    start, done, chart = time.perf_counter(), [], None
+    start = time.perf_counter()
+    done = []
+    chart = None
     for number, delay in enumerate(delays):
         if number == traced_from:
             chart = trace.start(f"rank {rank}")
@@ -295,7 +297,8 @@ def remembered(rank: int, size: int, path: str, bound: int) -> dict[str, int]:
     for number in range(64):
         pipeline.submit(batches[number % len(batches)])
         received = embeddings.ranks.traffic.received
-        largest, before = max(largest, received - before), received
+        largest = max(largest, received - before)
+        before = received
     pipeline.drain()
     transport = pipeline._transport
     assert isinstance(transport, SharedMemoryTransport)

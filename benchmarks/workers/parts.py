@@ -114,7 +114,8 @@ class Parts:
 
     def take_ms(self) -> dict[str, float]:
         """Milliseconds by path since the last call, see :func:`own_times`."""
-        spans, self._spans = self._spans, []
+        spans = self._spans
+        self._spans = []
         return {path: seconds * 1e3 for path, seconds in own_times(spans).items()}
 
 

@@ -34,7 +34,8 @@ def rank_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
     Ids ``[N, F, B]``, dense ``[N, B, n]``, labels ``[N, B]``.
     """
-    rank, arrays = int(os.environ["RANK"]), Arrays.load(case.data)
+    rank = int(os.environ["RANK"])
+    arrays = Arrays.load(case.data)
     mine = slice(rank * case.batch_size, (rank + 1) * case.batch_size)
     parts = (arrays.ids[:, :, mine], arrays.dense[:, mine], arrays.labels[:, mine])
     ids_NFB, dense_NBn, labels_NB = (torch.from_numpy(part.copy()) for part in parts)
@@ -69,12 +70,10 @@ class RankSubject:
         counts: Callable[[], dict[str, float]] = dict,
         parts: Parts | None = None,
     ) -> None:
-        self._losses, self._versions, self._counts, self._parts = (
-            losses,
-            versions,
-            counts,
-            parts or Parts(False),
-        )
+        self._losses = losses
+        self._versions = versions
+        self._counts = counts
+        self._parts = parts or Parts(False)
         self._loss = torch.tensor(float("nan"))
 
     def phases(self) -> dict[str, Callable[[int], object]]:

@@ -167,7 +167,8 @@ def _embeddings(case: Case, exchange: str, plan: str | None) -> pb.Embeddings:
 
 
 def _of_tables(ids_FB: Tensor, tables: list[int], case: Case) -> pb.JaggedBatch:
-    keys, size = [f"C{table}" for table in tables], ids_FB.shape[1]
+    keys = [f"C{table}" for table in tables]
+    size = ids_FB.shape[1]
     batch = pb.JaggedBatch.from_one_hot(
         torch.zeros(size, 0), keys, ids_FB.contiguous(), torch.zeros(size)
     )

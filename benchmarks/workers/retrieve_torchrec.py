@@ -33,7 +33,8 @@ class TablesAlone(nn.Module):
 
 def build(case: Case) -> RankSubject:
     """Lookups."""
-    model, batches = _sharded(case), _batches(case)
+    model = _sharded(case)
+    batches = _batches(case)
     model.eval()
 
     def losses() -> Iterator[Tensor]:
@@ -47,7 +48,8 @@ def build(case: Case) -> RankSubject:
 
 def train(case: Case) -> RankSubject:
     """Lookups and updates."""
-    model, batches = _sharded(case), _batches(case)
+    model = _sharded(case)
+    batches = _batches(case)
 
     def losses() -> Iterator[Tensor]:
         for batch in batches:

@@ -37,7 +37,9 @@ class Trainer:
 
     def __init__(self, place: int, count: int, meet: str, table: Any, sizes: Sizes) -> None:
         dist.init_process_group("gloo", init_method=meet, rank=place, world_size=count)
-        self.place, self.sizes, self.table = place, sizes, table
+        self.place = place
+        self.sizes = sizes
+        self.table = table
         layers = nn.Sequential(
             nn.Linear(NUM_FEATURES * sizes.dim, 512),
             nn.ReLU(),

@@ -11,7 +11,11 @@ from benchmarks.workers.rpc_case_sizes import Sizes
 from benchmarks.workers.rpc_case_weights import seeded
 from benchmarks.workers.rpc_library import rpc
 
-NUM_CLASSES, WIDTH, SAMPLES, LEARNING_RATE = 10, 128, 16, 0.001  # wide layers bear no larger rate
+# wide layers bear no larger rate
+NUM_CLASSES = 10
+WIDTH = 128
+SAMPLES = 16
+LEARNING_RATE = 0.001
 
 
 def make_model(sizes: Sizes) -> nn.Sequential:
@@ -26,7 +30,8 @@ class Client:
     """Samples, which stay where they are."""
 
     def __init__(self, place: int, sizes: Sizes) -> None:
-        self.sizes, self.model = sizes, make_model(sizes)
+        self.sizes = sizes
+        self.model = make_model(sizes)
         generator = torch.Generator().manual_seed(place)
         self.samples = torch.randn(SAMPLES, WIDTH, generator=generator)
         self.labels = torch.randint(NUM_CLASSES, (SAMPLES,), generator=generator)

@@ -15,7 +15,9 @@ from benchmarks.workers.rpc_case_sizes import Sizes
 from benchmarks.workers.rpc_case_weights import seeded
 from benchmarks.workers.rpc_library import DistributedOptimizer, autograd, rpc
 
-VOCABULARY, HEADS, LEARNING_RATE = 64, 4, 0.05
+VOCABULARY = 64
+HEADS = 4
+LEARNING_RATE = 0.05
 
 
 class Stage(nn.Module):
@@ -23,7 +25,8 @@ class Stage(nn.Module):
 
     def __init__(self, place: int, sizes: Sizes) -> None:
         super().__init__()
-        self.is_first, self.is_last = place == 0, place == sizes.workers - 1
+        self.is_first = place == 0
+        self.is_last = place == sizes.workers - 1
         width = sizes.width
         self.tokens = nn.Embedding(VOCABULARY, width) if self.is_first else nn.Identity()
         self.layers = nn.ModuleList(

@@ -54,7 +54,8 @@ class Agent:
             0,
         )
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=1e-2)
-        self.observers, self.lock = observers, threading.Lock()
+        self.observers = observers
+        self.lock = threading.Lock()
         self.scores: list[Tensor] = []
         self._begin_step()
 
@@ -93,7 +94,8 @@ class ReinforcementLearning:
     """The driver's side: it is the agent."""
 
     def __init__(self, workers: list[str], sizes: Sizes) -> None:
-        self._workers, self._sizes = workers, sizes
+        self._workers = workers
+        self._sizes = sizes
         self._agent = Agent(len(workers))
         self._reference = rpc.RRef(self._agent)
 

@@ -55,7 +55,8 @@ class Driver:
 def join(options: Any) -> Driver:
     """Join as the rank that the environment tells."""
     torch.set_num_threads(1)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
     names = [f"worker{place}" for place in range(size - 1)]
     rpc.init_rpc([*names, "driver"][rank], rank=rank, world_size=size, rpc_backend_options=options)
     return Driver(names, rank == size - 1)

@@ -22,14 +22,16 @@ from benchmarks.workers.rpc_identity_grpc import OPTIONS, header, memory, pack, 
 from benchmarks.workers.rpc_subject import FUNCTIONS as NAMES
 from benchmarks.workers.rpc_subject import CallSubject
 
-UNARY_BYTES, CHUNK_BYTES = 1 << 20, 1 << 20
+UNARY_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 LARGE_FRAMES = [
     *OPTIONS,
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
     ("grpc.http2.lookahead_bytes", 64 << 20),
 ]
 FUNCTIONS = tuple(getattr(rpc_functions, name) for name in NAMES)
-JOIN_TIMEOUT_S, CALL_TIMEOUT_S = 60, 300
+JOIN_TIMEOUT_S = 60
+CALL_TIMEOUT_S = 300
 
 
 class GrpcSubject(CallSubject):
@@ -71,7 +73,8 @@ class GrpcSubject(CallSubject):
 
 def build(case: Case) -> GrpcSubject:
     """Serve as rank 0, call as rank 1."""
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    host = os.environ["MASTER_ADDR"]
+    port = os.environ["MASTER_PORT"]
     local = host.startswith("127.")
     address = f"unix-abstract:pibroch-bench-{port}" if local else f"{host}:{port}"
     return GrpcSubject(address, is_callee=os.environ["RANK"] == "0")
@@ -113,7 +116,8 @@ def unpack_chunks(messages: Iterator[bytes]) -> Tensor:
     """Copy the chunks into a tensor as they come."""
     dtype, shape = read_header(next(messages))
     tensor = torch.empty(shape, dtype=dtype)
-    whole, at = memory(tensor), 0
+    whole = memory(tensor)
+    at = 0
     for message in messages:
         whole[at : at + len(message)] = message
         at += len(message)

@@ -10,7 +10,8 @@ import os
 from typing import Any
 
 VARIABLE = "RPC_CASES_LIBRARY"
-PIBROCH, TORCH = "pibroch", "torch.distributed"
+PIBROCH = "pibroch"
+TORCH = "torch.distributed"
 """Packages with ``rpc``."""
 _PACKAGE = os.environ.get(VARIABLE, PIBROCH)
 

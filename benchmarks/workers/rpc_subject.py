@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from benchmarks.workers import rpc_functions
 from benchmarks.workers.rpc_functions import LAYER_WIDTH, Layer
 
-CALLEE, CALLER = "callee", "caller"
+CALLEE = "callee"
+CALLER = "caller"
 FUNCTIONS = ("identity", "plus_one", "ops", "send")
 """Of :mod:`rpc_functions`, that take a tensor and return one."""
 SIZES = (1000, 4_000_000, 40_000_000, 400_000_000)
@@ -81,7 +82,8 @@ class CallSubject(ABC):
         self.call(function, argument(nbytes))
 
     def _many(self, count: int, _: int) -> None:
-        tensor, under_way = argument(SIZES[0]), deque[Any]()
+        tensor = argument(SIZES[0])
+        under_way = deque[Any]()
         for _call in range(CALLS_PER_STEP):
             if len(under_way) == count:
                 self.finish(under_way.popleft())
@@ -109,7 +111,9 @@ class RpcSubject(CallSubject):
     """
 
     def __init__(self, rpc: ModuleType, autograd: ModuleType, versions: dict[str, str]) -> None:
-        self._rpc, self._autograd, self._versions = rpc, autograd, versions
+        self._rpc = rpc
+        self._autograd = autograd
+        self._versions = versions
         self._parts: dict[str, list[float]] = {}
 
     def start(self, function: str, tensor: Tensor) -> Any:
@@ -145,7 +149,8 @@ class RpcSubject(CallSubject):
     def check(self, steps: int) -> dict[str, list[float]]:
         """See :class:`CallSubject`; also references and gradients."""
         if not steps:
-            parts, self._parts = self._parts, {}
+            parts = self._parts
+            self._parts = {}
             return parts
         self._check_references()
         return super().check(steps)
@@ -158,7 +163,8 @@ class RpcSubject(CallSubject):
     def _check_references(self) -> None:
         if not torch.equal(self._reference(SIZES[1], 0), argument(SIZES[1])):
             raise AssertionError("got another tensor through a remote reference")
-        (local_near, local_far), (near, far) = self._without_rpc(0), self._with_gradients(0)
+        (local_near, local_far) = self._without_rpc(0)
+        (near, far) = self._with_gradients(0)
         for ours, theirs in zip(local_far + local_near, far + near, strict=True):
             torch.testing.assert_close(theirs, ours)
 

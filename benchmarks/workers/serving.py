@@ -91,7 +91,9 @@ def _timed(
     step: Callable[[int], object], first: int, steps: int, tell: Callable[[], dict[str, float]]
 ) -> dict[str, Any]:
     """Wall milliseconds of each step, CPU milliseconds of all threads a step, and what else is told of each step."""
-    times_ms, told, cpu_start = [], [], time.process_time()
+    times_ms = []
+    told = []
+    cpu_start = time.process_time()
     tell()
     for batch in range(first, first + steps):
         start = time.perf_counter()

@@ -39,7 +39,8 @@ def build_sequences(case: Case) -> RankSubject:
     join(case)
     table = pb.Table("C0", case.num_rows, case.dim, initializer=pb.Zeros(), pooling="none")
     ids_NFB, _, labels_NB = rank_batches(case)
-    size, length = ids_NFB.shape[2], ids_NFB.shape[1]
+    size = ids_NFB.shape[2]
+    length = ids_NFB.shape[1]
     offsets = torch.arange(0, size * length + 1, length)
     batches = [
         pb.JaggedBatch(torch.zeros(size, 0), ("C0",), values, offsets, labels)

@@ -41,7 +41,8 @@ class Model(nn.Module):
 
     def __init__(self, collection: nn.Module, loss_of: Callable[[Any, Batch], Tensor]) -> None:
         super().__init__()
-        self.collection, self._loss_of = collection, loss_of
+        self.collection = collection
+        self._loss_of = loss_of
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss, and what the pipeline wants besides."""
@@ -179,7 +180,8 @@ def _sharded(model: Model, sharder: object, case: Case) -> DistributedModelParal
             assert isinstance(value, ShardedTensor), f"{name}: not sharded"
             table = heads.weights_of(case, int(name.split(".")[-2].removeprefix("t")))
             for shard in value.local_shards():
-                (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.tensor.shape
+                (row, column) = shard.metadata.shard_offsets
+                (rows, columns) = shard.tensor.shape
                 shard.tensor.copy_(
                     torch.from_numpy(table[row : row + rows, column : column + columns])
                 )

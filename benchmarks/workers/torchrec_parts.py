@@ -36,7 +36,8 @@ def record_parts(pipeline: TrainPipelineSparseDist, model: nn.Module, parts: Par
         if isinstance(module, ShardedEmbeddingBagCollection):
             for lookup in module._lookups:
                 lookup.forward = parts.timed("lookup", _tell_update(lookup.forward, parts))
-    send, wait = comm_ops.All2All_Pooled_Req, comm_ops.All2All_Pooled_Wait
+    send = comm_ops.All2All_Pooled_Req
+    wait = comm_ops.All2All_Pooled_Wait
     send.forward = staticmethod(parts.timed("lookup", send.forward))
     wait.forward = staticmethod(parts.timed("wait", wait.forward))
     wait.backward = staticmethod(parts.timed("update", wait.backward))

@@ -30,7 +30,10 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-NUM_TABLES, NUM_DENSE, DIM, BATCH_SIZE = 26, 13, 16, 2048
+NUM_TABLES = 26
+NUM_DENSE = 13
+DIM = 16
+BATCH_SIZE = 2048
 NAMES = [f"C{number}" for number in range(NUM_TABLES)]
 SKEW = 3.0
 """Ids are a uniform number to this power, times the rows.
@@ -41,7 +44,8 @@ A tenth of the rows has almost half of all reads.
 
 def batch_of(step: int, num_rows: int) -> Batch:
     """This rank's part of a step's batch; the same whenever it is asked for."""
-    size, rank = BATCH_SIZE // dist.get_world_size(), dist.get_rank()
+    size = BATCH_SIZE // dist.get_world_size()
+    rank = dist.get_rank()
     draw = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
     ids = (
         (torch.rand(NUM_TABLES * size, generator=draw) ** SKEW * num_rows)
@@ -63,7 +67,9 @@ class Run:
     """
 
     def __init__(self, folder: Path, num_rows: int) -> None:
-        self._folder, self._num_rows, self.step = folder, num_rows, 0
+        self._folder = folder
+        self._num_rows = num_rows
+        self.step = 0
         tables = EmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
@@ -95,8 +101,10 @@ class Run:
 
     def save(self) -> None:
         """One checkpoint in place of that before; a folder appears when it is whole."""
-        folder, rank = self._folder / "checkpoints", dist.get_rank()
-        making, name = folder / "new", f"step-{self.step}"
+        folder = self._folder / "checkpoints"
+        rank = dist.get_rank()
+        making = folder / "new"
+        name = f"step-{self.step}"
         save(self._state(), checkpoint_id=making)
         if rank == 0:
             older = list(folder.glob("step-*"))
@@ -128,7 +136,9 @@ class Run:
 
 def main() -> None:
     """Train until somebody ends it."""
-    folder, num_rows, every_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder = Path(sys.argv[1])
+    num_rows = int(sys.argv[2])
+    every_s = float(sys.argv[3])
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

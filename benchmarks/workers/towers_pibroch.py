@@ -29,7 +29,8 @@ def build(case: Case) -> RankSubject:
     """This rank's share."""
     join(case)
     options: dict[str, Any] = dict(case.exchange_options)
-    exchange, towers = options.pop("exchange"), options.pop("towers", None)
+    exchange = options.pop("exchange")
+    towers = options.pop("towers", None)
     tables = ours.tables(case)
     names = [table.name for table in tables]
     if exchange == "towers":
@@ -70,12 +71,10 @@ def bags(case: Case) -> list[pb.JaggedBatch]:
 
     Bags of 1 to M ids, whose lengths depend on the case's seed alone.
     """
-    rank, arrays, size, most = (
-        int(os.environ["RANK"]),
-        Arrays.load(case.data),
-        case.batch_size,
-        case.most_ids,
-    )
+    rank = int(os.environ["RANK"])
+    arrays = Arrays.load(case.data)
+    size = case.batch_size
+    most = case.most_ids
     keys = tuple(f"C{table}" for table in range(case.num_tables))
     made = []
     for number, ids_FV in enumerate(arrays.ids):

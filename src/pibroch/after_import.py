@@ -39,7 +39,8 @@ class _Watcher:
     """
 
     def __init__(self, name: str, do: Callable[[], None]) -> None:
-        self._name, self._do = name, do
+        self._name = name
+        self._do = do
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +61,8 @@ class _LoaderWithSequel(Loader):
     """Another loader, after which something is done."""
 
     def __init__(self, loader: Loader, do: Callable[[], None]) -> None:
-        self._loader, self._do = loader, do
+        self._loader = loader
+        self._do = do
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -43,7 +43,9 @@ class PibrochError(Exception):
     is_loss = False
 
     def __init__(self, got: str, need: str = "", do: str = "") -> None:
-        self.got, self.need, self.do = got, need, do
+        self.got = got
+        self.need = need
+        self.do = do
         parts = [f"got {got}"]
         parts += [f"need {need}"] if need else []
         parts += [f"do: {do}"] if do else []
@@ -94,7 +96,8 @@ class RankFailedError(TrainingError):
     """
 
     def __init__(self, rank: int, step: int | None, reason: str) -> None:
-        self.rank, self.step = rank, step
+        self.rank = rank
+        self.step = step
         where = "before the first step" if step is None else f"in step {step}"
         super().__init__(
             f"rank {rank} failed {where}: {reason}",

@@ -81,7 +81,8 @@ class StreamingMetrics:
         if not tasks or isinstance(tasks, str) or len(set(tasks)) < len(tasks):
             raise ConfigError(f"metrics of tasks {tasks!r}", "a list of distinct names")
         ranks = Ranks.joined() if ranks is None else ranks
-        self.tasks, self._channel = tuple(tasks), ranks.open_channel()
+        self.tasks = tuple(tasks)
+        self._channel = ranks.open_channel()
         self._most_in_part = window / NUM_PARTS / ranks.world_size
         if self._most_in_part < 1:
             raise ConfigError(
@@ -114,7 +115,9 @@ class StreamingMetrics:
             for task in self.tasks
         }
         for task, columns in found.items():
-            parts, sums, curve = self._parts[task], _sums(*columns), _curve(*columns)
+            parts = self._parts[task]
+            sums = _sums(*columns)
+            curve = _curve(*columns)
             if parts[-1].sums[_COUNT] >= self._most_in_part:
                 self._before[task].add(parts[-1].curve.rows())
                 parts.append(_Samples())
@@ -127,7 +130,8 @@ class StreamingMetrics:
 
         NaN where there is nothing to say: no samples, or labels of one kind only.
         """
-        sums, curves = list[Sums](), list[Sums]()
+        sums = list[Sums]()
+        curves = list[Sums]()
         for task in self.tasks:
             parts = self._parts[task]
             sums += [np.sum([part.sums for part in parts], 0), self._lifetime[task]]
@@ -194,7 +198,8 @@ class _Curve:
             rows = self.rows()
             if rows.shape[1] > MOST_KEPT:
                 rows = _with_neighbours(rows)
-            self._parts, self._num_kept = [rows], rows.shape[1]
+            self._parts = [rows]
+            self._num_kept = rows.shape[1]
 
     def rows(self) -> Sums:
         """Rising logits, each once, with their weights, ``[3, N]``."""
@@ -273,7 +278,8 @@ def _curve(logits: Sums, labels: Sums, weights: Sums) -> Sums:
 
 
 def _figures(sums: Sums, curve: Sums) -> Metrics:
-    weight, positive = sums[_WEIGHT], sums[_POSITIVE]
+    weight = sums[_WEIGHT]
+    positive = sums[_POSITIVE]
     negatives, positives = (np.append(0.0, each[::-1].cumsum()) for each in curve[1:])
     logloss = float(sums[_LOSS] / weight) if weight else math.nan
     return Metrics(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import socket
 
-_FROM, _TO = (
-    16_000,
-    32_000,
-)  # outgoing connections are given others: from 32768 on Linux, from 49152 elsewhere
+# outgoing connections are given others: from 32768 on Linux, from 49152 elsewhere
+_FROM = 16_000
+_TO = 32_000
 
 
 def free_port() -> int:

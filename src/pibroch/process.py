@@ -8,13 +8,13 @@ import os
 import sys
 
 # glibc's mallopt: parameter numbers from malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 _TRIM_THRESHOLD_BYTES = 1 << 30
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_SPINS_ALONE, _SPINS_BESIDE_OTHERS = (
-    10_000,
-    1_000,
-)  # of OpenMP's threads before they sleep, some 30 ns each
+# of OpenMP's threads before they sleep, some 30 ns each
+_SPINS_ALONE = 10_000
+_SPINS_BESIDE_OTHERS = 1_000
 
 
 def num_processors() -> int:

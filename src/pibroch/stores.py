@@ -39,7 +39,8 @@ def tcp_store(
     listening = _listening(host, port) if is_host and is_loopback(host) else None
     descriptor = None
     if listening is not None:
-        port, descriptor = listening.getsockname()[1], listening.detach()
+        port = listening.getsockname()[1]
+        descriptor = listening.detach()
     return TCPStore(
         host, port, None, is_host, timeout, False, multi_tenant=is_host, master_listen_fd=descriptor
     )

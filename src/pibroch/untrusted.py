@@ -179,7 +179,8 @@ def read_manifest(folder: Path, name: str, refusal: Refusal) -> tuple[dict[str, 
         PibrochError: the refusal, as :func:`read_json`, or when the checksum is not that of the
             content.
     """
-    content, source = read_json(folder, name, refusal), folder / name
+    content = read_json(folder, name, refusal)
+    source = folder / name
     if not isinstance(content, dict) or not isinstance(content.get(CHECKSUM), str):
         raise refusal(f"{source}, damaged: it has no `{CHECKSUM}`", "an object with its checksum")
     expected = content.pop(CHECKSUM)

@@ -102,7 +102,8 @@ def records_of(pieces, tables, optimizer):
 
     What several pieces hold must have the same bits.
     """
-    found, by_table = {}, optimizers_of(tables, optimizer)
+    found = {}
+    by_table = optimizers_of(tables, optimizer)
     for table in tables:
         widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
         found[table.name] = {
@@ -143,7 +144,8 @@ def ragged_batch(tables, size, seed, weighted=False, one_hot=False):
     readers = {}  # of each feature, how many rows all its tables have
     for feature, table in [(feature, each) for each in tables for feature in each.features]:
         readers[feature] = min(table.num_rows, readers.get(feature, table.num_rows))
-    values, lengths = [], []
+    values = []
+    lengths = []
     for num_rows in readers.values():
         counts = np.ones(size, np.int64) if one_hot else rng.integers(0, MOST_IDS + 1, size)
         lengths.append(counts)
@@ -165,7 +167,8 @@ def batch_of_kind(tables, size, seed, kind):
 
 def part_of(batch, first, last):
     """Samples ``first`` to ``last`` of a batch, as a rank gets them."""
-    size, lengths = batch.batch_size, batch.lengths().view(len(batch.keys), -1)[:, first:last]
+    size = batch.batch_size
+    lengths = batch.lengths().view(len(batch.keys), -1)[:, first:last]
     spans = [
         slice(int(batch.offsets[f * size + first]), int(batch.offsets[f * size + last]))
         for f in range(len(batch.keys))
@@ -198,7 +201,8 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
     Between steps there are lookups without an update, as evaluation makes them, with and without
     feed.
     """
-    rank, world = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
     tables = SHAPES[shape]
     embeddings = pb.Embeddings(
         tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options
@@ -224,11 +228,14 @@ def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
 
 def watch_steps(channel, name, shape, kind, **options):
     """As :func:`run_steps`, but with the pieces after each step and nothing between steps."""
-    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES[shape]
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
+    tables = SHAPES[shape]
     embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
     found = []
     for step, size in enumerate(SIZES):
-        first, last = size * rank // world, size * (rank + 1) // world
+        first = size * rank // world
+        last = size * (rank + 1) // world
         pooled = embeddings(part_of(batch_of_kind(tables, size, step, kind), first, last))
         loss_of(pooled, size, first).backward()
         found.append((as_tensor(pooled).detach(), pieces_of(embeddings)))
@@ -240,14 +247,17 @@ def announce(channel, num_rows):
 
     Returns whether all rows were heard, and messages a batch.
     """
-    sent, rank, size = [], channel.ranks.rank, channel.ranks.world_size
+    sent = []
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
 
     def all_to_all(*args):
         sent[-1] += 1
         return channel.all_to_all(*args)
 
     counting = SimpleNamespace(all_to_all=all_to_all, ranks=channel.ranks)
-    announcer, is_right = Announcer(counting, True, BytesByPurpose()), True
+    announcer = Announcer(counting, True, BytesByPurpose())
+    is_right = True
     for number, of_rank in enumerate(num_rows):
         rows = [
             np.unique(np.random.default_rng([number, r]).integers(1 << 40, size=of_rank[r]))
@@ -269,7 +279,8 @@ def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
 
     Then a good step, and all pieces.
     """
-    rank, tables = channel.ranks.rank, SHAPES["shared"]
+    rank = channel.ranks.rank
+    tables = SHAPES["shared"]
     embeddings = pb.Embeddings(
         tables, pb.SGD(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
     )
@@ -300,8 +311,10 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
 
     Returns this rank's pieces.
     """
-    tables, pieces = SHAPES["odd_dims"], []
-    said, logger = [], logging.getLogger("pibroch.exchange.embeddings")
+    tables = SHAPES["odd_dims"]
+    pieces = []
+    said = []
+    logger = logging.getLogger("pibroch.exchange.embeddings")
     listen = lambda record: said.append(record.msg)  # noqa: E731
     logger.addFilter(listen)
     for fed in (False, True):
@@ -347,11 +360,14 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
 
     Returns how many are read ahead, and pieces.
     """
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
     )
-    num_read, ahead, before = 0, [], lookahead_reach.AHEAD_BYTES
+    num_read = 0
+    ahead = []
+    before = lookahead_reach.AHEAD_BYTES
 
     def batches():
         nonlocal num_read
@@ -405,7 +421,8 @@ def bytes_of_a_stream(channel, *args, **options):
 
 def gather_and_spread(channel, placement):
     """All tables with optimizer state after some steps, gathered, spread into other embeddings, and gathered again."""
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
 
     def embeddings(seed):
         return pb.Embeddings(
@@ -417,7 +434,8 @@ def gather_and_spread(channel, placement):
             placement=placement,
         )
 
-    trained, other = embeddings(3), embeddings(4)
+    trained = embeddings(3)
+    other = embeddings(4)
     for step in range(3):
         loss_of(trained(ragged_batch(tables, 5, seed=10 * step + rank))).backward()
     state = trained.full_state_dict(row_state=True)
@@ -454,7 +472,9 @@ def count_sent(channel, data, plan, replicas, steps, per_rank):
 def _stream(
     channel, name, sizes, exchange="alltoall", look_at=(), forget_at=(), shape="odd_dims", **options
 ):
-    rank, world, tables = channel.ranks.rank, channel.ranks.world_size, SHAPES[shape]
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
+    tables = SHAPES[shape]
     embeddings = pb.Embeddings(
         tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options
     )
@@ -500,8 +520,11 @@ def numbers_between(sender, receiver):
 
 def exchange_numbers(channel):
     """Exchange them; returns what came of each kind from each rank, and the bytes that were sent, as said and as counted."""
-    here, ranks = channel.ranks.rank, range(channel.ranks.world_size)
-    came, said, traffic = [], [], channel.ranks.traffic
+    here = channel.ranks.rank
+    ranks = range(channel.ranks.world_size)
+    came = []
+    said = []
+    traffic = channel.ranks.traffic
     for kind in range(5):
         arriving = [[np.empty_like(part) for part in numbers_between(p, here)[kind]] for p in ranks]
         before = traffic.sent
@@ -524,7 +547,8 @@ def run_stream_in_small_rounds(channel, *args, **options):
 
 def rows_of_largest_part(world, sizes):
     """Distinct rows that one rank reads at most in a step of :func:`run_stream`."""
-    tables, largest = SHAPES["odd_dims"], 0
+    tables = SHAPES["odd_dims"]
+    largest = 0
     for step, size in enumerate(sizes):
         batch = ragged_batch(tables, size, step, weighted=True)
         for rank in range(world):
@@ -539,7 +563,8 @@ def stop_early_and_feed_again(channel, exchange="alltoall", **options):
 
     Returns the pieces.
     """
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adam(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
     )
@@ -557,7 +582,8 @@ def stop_early_and_feed_again(channel, exchange="alltoall", **options):
 
 def feed_two_at_once(channel, exchange="alltoall", **options):
     """Train in turn on two feeds of one module; returns the pieces."""
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
     )
@@ -578,7 +604,8 @@ def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **optio
 
     Returns what was said, and the pieces.
     """
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
     embeddings = pb.Embeddings(
         tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=3, channel=channel, **options
     )
@@ -598,7 +625,8 @@ def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **optio
 
 def overfill(channel, exchange="lookahead", **options):
     """A cache smaller than a batch; returns what is said, and the step it is said in."""
-    tables, rank = SHAPES["odd_dims"], channel.ranks.rank
+    tables = SHAPES["odd_dims"]
+    rank = channel.ranks.rank
     embeddings = pb.Embeddings(
         tables,
         pb.SGD(lr=0.1),
@@ -630,11 +658,9 @@ def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
 
     Returns what was looked up, and the pieces' state.
     """
-    tables, rank, found = (
-        [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]],
-        channel.ranks.rank,
-        [],
-    )
+    tables = [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]]
+    rank = channel.ranks.rank
+    found = []
     optimizer = pb.Adam(lr=0.1, average=0.9)
     embeddings = pb.Embeddings(
         tables, optimizer, exchange=exchange, seed=3, channel=channel, **options
@@ -723,7 +749,8 @@ def load_a_state_dict(channel, exchange, **options):
         tables, pb.SGD(lr=0.0), exchange=exchange, channel=channel, **options
     )
     alone = pb.Embeddings(tables, pb.SGD(lr=0.0), seed=9)
-    state, same = alone.state_dict(), []
+    state = alone.state_dict()
+    same = []
     batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
     for i, batch in enumerate(embeddings.feed(batches)):
         if i == 3:

@@ -33,7 +33,8 @@ def past_the_room(channel, expects_first):
 
     The receiver waits only when the sender has finished.
     """
-    transport, ranks = opened(channel), channel.ranks
+    transport = opened(channel)
+    ranks = channel.ranks
     if ranks.rank == 0 and expects_first:
         channel.barrier()
     messages = [to_second(transport, ranks, torch.arange(LARGE_ROWS) + i) for i in range(PAST_ROOM)]
@@ -64,11 +65,10 @@ def past_the_room(channel, expects_first):
 
 def few_slots(channel, num_slots, num_messages):
     """More messages under way than there are slots for; none is waited for before all were sent."""
-    kept, mailbox.Mailbox.__init__.__defaults__ = (
-        mailbox.Mailbox.__init__.__defaults__,
-        (num_slots,),
-    )
-    transport, ranks = opened(channel), channel.ranks
+    kept = mailbox.Mailbox.__init__.__defaults__
+    mailbox.Mailbox.__init__.__defaults__ = (num_slots,)
+    transport = opened(channel)
+    ranks = channel.ranks
     mailbox.Mailbox.__init__.__defaults__ = kept
     pairs = []
     for i in range(num_messages):
@@ -105,7 +105,8 @@ def mixed(channel):
 
 
 def other_sizes(channel):
-    transport, ranks = opened(channel), channel.ranks
+    transport = opened(channel)
+    ranks = channel.ranks
     said = None
     try:
         if ranks.rank == 0:
@@ -125,7 +126,8 @@ def late(channel):
     The CPU that it takes, and what it says.
     """
     transport = channels.open_host_transport(channel.ranks.patient(0.5))
-    said, used = None, time.process_time()
+    said = None
+    used = time.process_time()
     if channel.ranks.rank == 0:
         with suppress(RuntimeError):
             to_second(transport, channel.ranks, torch.ones(1))[0]()
@@ -144,9 +146,11 @@ def stop_before_sending(channel):
 
     What came, and seconds that it took.
     """
-    transport, ranks = opened(channel), channel.ranks
+    transport = opened(channel)
+    ranks = channel.ranks
     channel.barrier()
-    start, came = time.monotonic(), torch.zeros(3)
+    start = time.monotonic()
+    came = torch.zeros(3)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         transport.post([torch.ones(3), torch.empty(0)], [torch.empty(0)] * 2)()

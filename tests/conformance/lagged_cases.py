@@ -34,7 +34,8 @@ def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
     options = BoundedLagOptions(
         transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES
     )
-    ranks, slots = channel.ranks, LagWindow(bound).num_slots
+    ranks = channel.ranks
+    slots = LagWindow(bound).num_slots
     host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
     with mock.patch.object(
         rendezvous_module, "this_machine", lambda: host
@@ -56,10 +57,13 @@ def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
 
     Bytes of memory that grew after the first tenth.
     """
-    transport, window = opened(channel, name, bound), LagWindow(bound)
-    here, size = channel.ranks.rank, channel.ranks.world_size
+    transport = opened(channel, name, bound)
+    window = LagWindow(bound)
+    here = channel.ranks.rank
+    size = channel.ranks.world_size
     delays = random.Random(f"{seed} {here}")
-    outstanding, grown = {}, 0
+    outstanding = {}
+    grown = 0
     peers = [p for p in range(size) if p != here]
 
     def carry_out(instructions, going=None):
@@ -98,8 +102,11 @@ def resident_bytes():
 
 def views(channel, name):
     """Two streams, parts to one peer at a time, looked at where they lie."""
-    transport, here = opened(channel, name, 2, num_streams=2), channel.ranks.rank
-    size, seen, found = channel.ranks.world_size, 0, []
+    transport = opened(channel, name, 2, num_streams=2)
+    here = channel.ranks.rank
+    size = channel.ranks.world_size
+    seen = 0
+    found = []
     for number, stream in itertools.product(range(9), range(2)):
         slot = Slot(stream, number)
         parts = [
@@ -125,7 +132,8 @@ def views(channel, name):
 
 def wrong_size(channel, name):
     """Rank 0 expects more than comes."""
-    transport, here = opened(channel, name), channel.ranks.rank
+    transport = opened(channel, name)
+    here = channel.ranks.rank
     transport.put(Slot(0, 0), RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size))
     channel.barrier()
     try:
@@ -148,7 +156,8 @@ def idle(channel, name):
 
     A machine that others use, too, makes any one of them look dear.
     """
-    transport, here = opened(channel, name), channel.ranks.rank
+    transport = opened(channel, name)
+    here = channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     transport.put(Slot(0, 0), parts)
     transport.take(Slot(0, 0), parts)  # compiles
@@ -158,7 +167,8 @@ def idle(channel, name):
         if here == 1:
             time.sleep(0.7)
         transport.put(Slot(0, number), parts)
-        used, start = time.process_time(), time.perf_counter()
+        used = time.process_time()
+        start = time.perf_counter()
         transport.take(Slot(0, number), parts)
         shares.append((time.process_time() - used) / (time.perf_counter() - start))
     channel.barrier()
@@ -196,7 +206,8 @@ def lose_a_peer(channel, name, victim, how):
     Rank 0 waits for all; the others, which do not, wait for rank 0, and so in vain once it has
     given up.
     """
-    transport, here = opened(channel, name), channel.ranks.rank
+    transport = opened(channel, name)
+    here = channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     transport.put(Slot(0, 0), parts)
     transport.take(Slot(0, 0), parts)
@@ -215,7 +226,8 @@ def lose_a_peer(channel, name, victim, how):
 
 def patience(channel, name):
     """What is said when a rank lives and sends nothing."""
-    transport, here = opened(channel, name, timeout_s=0.5), channel.ranks.rank
+    transport = opened(channel, name, timeout_s=0.5)
+    here = channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
     said = None
     if here == 0:

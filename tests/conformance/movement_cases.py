@@ -19,12 +19,17 @@ def train_and_move(
     Weights are loaded after the step ``load_at``; after ``state_at`` training goes on in new
     embeddings from a state.
     """
-    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    tables = SHAPES[shape]
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
     embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
     batches = [
         ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(STEPS)
     ]
-    found, moving, step, plans = [], [], 0, dict(zip(at, plans, strict=True))
+    found = []
+    moving = []
+    step = 0
+    plans = dict(zip(at, plans, strict=True))
     while step < STEPS:
         for batch in embeddings.feed(batches[step:]):
             pooled = embeddings(batch)
@@ -62,14 +67,19 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
 
     Where ``midway`` is set a move begins between a lookup and its backward pass.
     """
-    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    tables = SHAPES[shape]
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
     embeddings = pb.Embeddings(
         tables, optimizers(name, shape), seed=3, channel=channel, exchange="lookahead", **options
     )
     batches = [
         ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)
     ]
-    found, planned, moving, step = [], [], [], 0
+    found = []
+    planned = []
+    moving = []
+    step = 0
     for feed in (batches[:18], batches[18 : 30 - rank]):
         for batch in embeddings.feed(feed):
             pooled = embeddings(batch)
@@ -87,7 +97,9 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
 
 def stay(channel, name, shape, **options):
     """The feeds of :func:`look_ahead_and_move` by ``alltoall``."""
-    tables, rank, world = SHAPES[shape], channel.ranks.rank, channel.ranks.world_size
+    tables = SHAPES[shape]
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
     embeddings = pb.Embeddings(
         tables, optimizers(name, shape), seed=3, channel=channel, exchange="alltoall", **options
     )
@@ -114,7 +126,11 @@ def count_rows(channel, plan, exchange):
         [table], pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel
     )
     batches = [ragged_batch([table], 8, seed=[step, channel.ranks.rank]) for step in range(40)]
-    sent, movement, traffic, moving, leaving = [], None, channel.ranks.traffic, [], 0
+    sent = []
+    movement = None
+    traffic = channel.ranks.traffic
+    moving = []
+    leaving = 0
     for step, batch in enumerate(embeddings.feed(batches)):
         before = traffic.sent
         loss_of(embeddings(batch)).backward()

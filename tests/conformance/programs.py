@@ -20,7 +20,8 @@ ACTIONS = ["train"] * 8 + [
     "two at once",
     "hold",
 ]
-MOST_BATCHES, MOST_SAMPLES = 14, 6
+MOST_BATCHES = 14
+MOST_SAMPLES = 6
 NO_ROOM = "no room in the cache"
 
 
@@ -65,17 +66,17 @@ def run_program(channel, seed, exchange="alltoall", **options):
 
 
 def _run(channel, rng, seen, setting, options):
-    rank, world = channel.ranks.rank, channel.ranks.world_size
-    tables, optimizer = SHAPES[setting[0]], optimizers(setting[1], setting[0])
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
+    tables = SHAPES[setting[0]]
+    optimizer = optimizers(setting[1], setting[0])
     embeddings = pb.Embeddings(tables, optimizer, seed=3, channel=channel, **options)
 
     def draw_batch():
         """Another for each rank; one in fifteen has a bad id on one of them."""
-        sizes, number, bad_rank = (
-            rng.integers(0, MOST_SAMPLES + 1, world),
-            rng.integers(1 << 30),
-            rng.integers(world),
-        )
+        sizes = rng.integers(0, MOST_SAMPLES + 1, world)
+        number = rng.integers(1 << 30)
+        bad_rank = rng.integers(world)
         batch = ragged_batch(tables, int(sizes[rank]), [number, rank])
         if rng.random() < 1 / 15 and rank == bad_rank and len(batch.values):
             batch.values[len(batch.values) // 2] = 10**6
@@ -120,7 +121,8 @@ def _run(channel, rng, seen, setting, options):
         elif action == "train another":
             update(look_up(draw_batch()))
         if action == "two at once":
-            first, second = look_up(batch), look_up(draw_batch())
+            first = look_up(batch)
+            second = look_up(draw_batch())
             update(second)
             update(first)
         elif action == "hold":
@@ -137,7 +139,8 @@ def _run(channel, rng, seen, setting, options):
         num_batches = rng.integers(0, MOST_BATCHES, world)
         if rng.random() < 0.5:
             num_batches[:] = num_batches[0]
-        batches, held = [draw_batch() for _ in range(num_batches.max())][: num_batches[rank]], None
+        batches = [draw_batch() for _ in range(num_batches.max())][: num_batches[rank]]
+        held = None
         leaves_at = rng.integers(0, 2 * MOST_BATCHES)
         for number, batch in enumerate(embeddings.feed(batches)):
             action = str(rng.choice(ACTIONS))

@@ -20,7 +20,8 @@ class Reference:
     """Records of all tables as float64; starts from the records of the exchange under test."""
 
     def __init__(self, embeddings):
-        self.tables, self.optimizers = embeddings.tables, embeddings.optimizers
+        self.tables = embeddings.tables
+        self.optimizers = embeddings.optimizers
         self._is_tensor = embeddings._output.is_tensor
         self._records = {}
         for view in embeddings.pieces():
@@ -52,10 +53,8 @@ class Reference:
         for table in self.tables:
             mine = self._records[table.name]
             if table.dtype == "bfloat16":
-                exact, found = (
-                    mine[:, : table.dim],
-                    records[at : at + table.num_rows * table.dim].reshape(-1, table.dim),
-                )
+                exact = mine[:, : table.dim]
+                found = records[at : at + table.num_rows * table.dim].reshape(-1, table.dim)
                 spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - 7)
                 assert (np.abs(found - exact) <= spacing + 2e-5).all()
                 assert not (found.astype(np.float32).view(np.uint32) & 0xFFFF).any()
@@ -75,7 +74,8 @@ class Reference:
         pooled, touched = self._pool(weights, batch)
         loss_of(pooled).backward()
         for table in self.tables:
-            optimizer, all_of_table = self.optimizers[table.name], weights[table.name].grad
+            optimizer = self.optimizers[table.name]
+            all_of_table = weights[table.name].grad
             if type(optimizer) not in NAIVE:  # frozen
                 continue
             hyper = optimizer.hyper(optimizer.lr, self.steps)
@@ -87,11 +87,15 @@ class Reference:
         return pooled.detach()
 
     def _pool(self, weights, batch):
-        size, touched, features = batch.batch_size, {table.name: set() for table in self.tables}, []
+        size = batch.batch_size
+        touched = {table.name: set() for table in self.tables}
+        features = []
         for table, key in [(each, key) for each in self.tables for key in each.features]:
-            place, bags = batch.keys.index(key), []
+            place = batch.keys.index(key)
+            bags = []
             for b in range(size):
-                begin, end = batch.offsets[place * size + b], batch.offsets[place * size + b + 1]
+                begin = batch.offsets[place * size + b]
+                end = batch.offsets[place * size + b + 1]
                 rows = batch.values[begin:end]
                 touched[table.name] |= set(rows.tolist())
                 scale = torch.ones(len(rows), dtype=torch.float64)

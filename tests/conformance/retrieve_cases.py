@@ -20,7 +20,8 @@ def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
     embeddings = pb.Embeddings(
         tables, optimizers("adam", shape), exchange=exchange, seed=seed, channel=channel, **options
     )
-    rank, found = channel.ranks.rank, []
+    rank = channel.ranks.rank
+    found = []
     with torch.no_grad():
         for step in range(4):
             size = (7 * step + 5 * rank) % 11
@@ -50,7 +51,8 @@ def read_averages(channel, hosts, exchange):
     return found
 
 
-ROWS, LOADS = 20_000, 20
+ROWS = 20_000
+LOADS = 20
 
 
 def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copied):
@@ -62,7 +64,8 @@ def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copie
     thread beside its lookups, or, where ``each_loads`` is not set, the last one alone, which looks
     nothing up meanwhile.
     """
-    tables, rank = [pb.Table("a", ROWS, 16), pb.Table("b", ROWS, 16)], channel.ranks.rank
+    tables = [pb.Table("a", ROWS, 16), pb.Table("b", ROWS, 16)]
+    rank = channel.ranks.rank
     copies = np.zeros((len(holders), len(hosts)), np.bool_)
     copies[0, copied] = True
     partition = {name: np.arange(ROWS, dtype=np.uint16) % len(holders) for name in ("a", "b")}
@@ -110,7 +113,8 @@ def look_up_before_loading(channel):
     embeddings = pb.Embeddings(
         [pb.Table("a", 40, 16)], pb.SGD(lr=1.0), exchange="retrieve", channel=channel
     )
-    batch, weights = ragged_batch(embeddings.tables, 30, seed=1), np.ones((40, 16), np.float32)
+    batch = ragged_batch(embeddings.tables, 30, seed=1)
+    weights = np.ones((40, 16), np.float32)
     if channel.ranks.rank == 1:
         embeddings.load_weights("a", weights)
     channel.barrier()
@@ -165,12 +169,14 @@ def interleave(channel, hosts):
 
     The same by both exchanges.
     """
-    tables, found = SHAPES["odd_dims"], []
+    tables = SHAPES["odd_dims"]
+    found = []
     for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
         embeddings = pb.Embeddings(
             tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
         )
-        seen, rank = [], channel.ranks.rank
+        seen = []
+        rank = channel.ranks.rank
         probe = ragged_batch(tables, 30, seed=99)
         for step in range(12):
             batch = ragged_batch(
@@ -190,7 +196,8 @@ def read_copies(channel, hosts):
 
     Whether all is right.
     """
-    table, traffic = pb.Table("a", 40, 16), channel.ranks.traffic
+    table = pb.Table("a", 40, 16)
+    traffic = channel.ranks.traffic
     copies = np.zeros((2, 4), np.bool_)
     copies[0, [1, 2]] = copies[1, [0, 3]] = True
     parts = Assignment(
@@ -205,7 +212,9 @@ def read_copies(channel, hosts):
         hosts=hosts,
         placement=pb.Plan.by_rows(parts),
     )
-    batch, found, same = ragged_batch([table], 30, seed=channel.ranks.rank), [], True
+    batch = ragged_batch([table], 30, seed=channel.ranks.rank)
+    found = []
+    same = True
     for number in range(4):
         if number == 2:
             embeddings.load_weights("a", np.arange(640).reshape(40, 16))

@@ -20,7 +20,8 @@ class RoleCrew:
     def __init__(self, size, serve, rendezvous=None):
         opens = rendezvous is None
         self.rendezvous = rendezvous or f"tcp://127.0.0.1:{free_port()}"
-        self.size, self._processes = size, []
+        self.size = size
+        self._processes = []
         for number in range(size):
             ours, theirs = context().Pipe()
             process = context().Process(

@@ -24,7 +24,8 @@ def run(worlds, oracle_crew):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_same_bits_for_every_optimizer(worlds, run, size):
     for number, name in enumerate(OPTIMIZERS):
-        lookahead, num_servers = (1, 7, 200)[(size + number) % 3], 2 * (number % 2)
+        lookahead = (1, 7, 200)[(size + number) % 3]
+        num_servers = 2 * (number % 2)
         cache = ("lrpp", "partitioned", "replicated")[(number // 2 + size) % 3]
         results = run(
             size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache
@@ -107,7 +108,8 @@ def test_ranks_that_want_different_things_are_refused(worlds, run):
 
 def test_ranks_tell_rows_to_the_oracle_alone(run, worlds):
     """Each rank sends its rows once, in place of once to every other one; it gets plans."""
-    central, replicated = run(4, 0, cases.count_bytes), worlds(4).run(cases.count_bytes)
+    central = run(4, 0, cases.count_bytes)
+    replicated = worlds(4).run(cases.count_bytes)
     for one, other in zip(central, replicated, strict=True):
         assert (
             0 < 3 * one["ids"] <= other["ids"] < 4 * 3 * one["ids"]

@@ -103,7 +103,8 @@ def test_an_id_outside_its_table_is_named_and_changes_nothing(factory):
 
 def test_evaluation_changes_nothing(factory):
     embeddings = factory(SHAPES["mean"], pb.Adam(lr=0.1))
-    before, batch = embeddings.shard.records.copy(), ragged_batch(SHAPES["mean"], 6, seed=2)
+    before = embeddings.shard.records.copy()
+    batch = ragged_batch(SHAPES["mean"], 6, seed=2)
     with torch.no_grad():
         embeddings(batch)
     embeddings.eval()
@@ -114,10 +115,12 @@ def test_evaluation_changes_nothing(factory):
 
 def test_a_feature_absent_from_a_batch_counts_as_empty_bags(factory, caplog):
     tables = SHAPES["odd_dims"]
-    whole, without = factory(tables, pb.Adagrad(lr=0.5)), factory(tables, pb.Adagrad(lr=0.5))
+    whole = factory(tables, pb.Adagrad(lr=0.5))
+    without = factory(tables, pb.Adagrad(lr=0.5))
     batch = ragged_batch(tables, 6, seed=1).select(("a", "c"))
     for _ in range(2):
-        expected, pooled = whole(batch.with_empty(("b",))), without(batch)
+        expected = whole(batch.with_empty(("b",)))
+        pooled = without(batch)
         assert torch.equal(pooled, expected)
         assert not pooled[:, 1].any()
         for each in (expected, pooled):

@@ -73,7 +73,8 @@ def test_channels_of_several_groups_and_threads_overlap(worlds):
 
 
 def test_nothing_is_left_in_dev_shm_and_a_killed_rank_is_named():
-    before, world = set(os.listdir("/dev/shm")), World(3)
+    before = set(os.listdir("/dev/shm"))
+    world = World(3)
     try:
         import transport_cases
 

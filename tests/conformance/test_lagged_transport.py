@@ -63,7 +63,8 @@ def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):
 @pytest.mark.alone  # times, looks at /dev/shm
 def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
     before = set(os.listdir("/dev/shm"))
-    world, victim = World(3), 2
+    world = World(3)
+    victim = 2
     try:
         world.ask(cases.lose_a_peer, name, victim, how)
         for rank in (0, 1):

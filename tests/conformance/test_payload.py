@@ -13,7 +13,8 @@ from pibroch.planner.payload import step_payload
 from row_plans import random_plan
 from small_run import make_dataset
 
-STEPS, PER_RANK = 50, 64
+STEPS = 50
+PER_RANK = 64
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ def test_lookahead_sees_what_alltoall_sees(worlds, size, first):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_servers_see_what_alltoall_sees(worlds, server_crew, size):
     for seed in range(4000 + 1000 * size, 4000 + 1000 * size + PROGRAMS_PER_TEST):
-        options, run = programs.setting_of(seed)[2], programs.run_program
+        options = programs.setting_of(seed)[2]
+        run = programs.run_program
         expected = worlds(size).run(run, seed, wire=options["wire"])
         found = worlds(size).run(
             on_servers.run, server_crew.rendezvous, 1 + seed % 3, run, seed, **options

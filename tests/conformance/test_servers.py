@@ -36,7 +36,8 @@ def test_same_bits_for_every_optimizer(worlds, run, size, cache):
     for number, name in enumerate(OPTIMIZERS):
         if (number + size + CACHES.index(cache)) % 2:
             continue
-        lookahead, num_servers = (1, 2, 7, 200)[(size + number) % 4], 1 + (size + number) % 3
+        lookahead = (1, 2, 7, 200)[(size + number) % 4]
+        num_servers = 1 + (size + number) % 3
         results = run(
             size, num_servers, cases.run_stream, name, SIZES, lookahead=lookahead, cache=cache
         )
@@ -118,7 +119,8 @@ def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
     for cache in ("lrpp", "partitioned"):
         mine = run(2, 2, cases.run_stream, "adam", SIZES, wire=wire, lookahead=4, cache=cache)
         check_same(mine, expected, "adam")
-    name, shape = "sgd", "shared"
+    name = "sgd"
+    shape = "shared"
     results = worlds(2).run(cases.run_steps, name, shape, KIND_OF[name], wire=wire)
     mine = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
     check_same(

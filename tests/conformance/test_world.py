@@ -62,7 +62,8 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placem
     options = options_of(exchange, placement, SHAPES[shape])
     for name in OPTIMIZERS:
         first, first_records = bits(worlds(size), name, shape)
-        results, records = first, first_records
+        results = first
+        records = first_records
         if options != {"exchange": "alltoall", "placement": "row_wise"}:
             results = worlds(size).run(run_steps, name, shape, KIND_OF[name], **options)
             records = whole_records(results, SHAPES[shape], optimizers(name, shape))

@@ -26,7 +26,8 @@ def pairs(transport, ranks, dtype=torch.int64, message=0):
 
     Returns the wait and what comes, which is 7 before.
     """
-    here, size = ranks.rank, ranks.world_size
+    here = ranks.rank
+    size = ranks.world_size
     going = [
         torch.full((rows_from_to(here, p), 2), 100 * message + 10 * here + p).to(dtype)
         for p in range(size)
@@ -37,7 +38,8 @@ def pairs(transport, ranks, dtype=torch.int64, message=0):
 
 def exchange(channel, name, num_messages):
     """Messages of every type, all under way at once and waited for from the last to the first."""
-    transport, found = TRANSPORTS[name](channel.ranks), []
+    transport = TRANSPORTS[name](channel.ranks)
+    found = []
     for dtype in DTYPES:
         waits, came = zip(
             *(pairs(transport, channel.ranks, dtype, m) for m in range(num_messages)), strict=True
@@ -51,7 +53,8 @@ def exchange(channel, name, num_messages):
 
 def large(channel, name):
     """More than the system's buffers hold, both ways at once; ranks come at different times."""
-    transport, ranks = TRANSPORTS[name](channel.ranks), channel.ranks
+    transport = TRANSPORTS[name](channel.ranks)
+    ranks = channel.ranks
     going = [torch.full((LARGE,), float(10 * ranks.rank + p)) for p in range(ranks.world_size)]
     coming = [torch.empty(LARGE) for _ in going]
     for late in range(ranks.world_size):
@@ -67,7 +70,8 @@ def large(channel, name):
 
 
 def reduce(channel, name):
-    transport, rank = TRANSPORTS[name](channel.ranks), channel.ranks.rank
+    transport = TRANSPORTS[name](channel.ranks)
+    rank = channel.ranks.rank
     generator = torch.Generator().manual_seed(rank)
     tensors = [
         torch.randn(1000, generator=generator),
@@ -132,7 +136,8 @@ def threads_and_sockets():
 
 def lose_a_peer(channel, name, victim, what):
     """One rank ends while the others wait for it; the error, and seconds until it came."""
-    transport, ranks = TRANSPORTS[name](channel.ranks), channel.ranks
+    transport = TRANSPORTS[name](channel.ranks)
+    ranks = channel.ranks
     pairs(transport, ranks)[0]()
     if ranks.rank == victim:
         os._exit(9)

@@ -20,7 +20,9 @@ class World:
     def __init__(self, size):
         self.size = size
         port = free_port()
-        self._pipes, self._processes, self.num_threads = [], [], 0
+        self._pipes = []
+        self._processes = []
+        self.num_threads = 0
         for rank in range(size):
             ours, theirs = context().Pipe()
             process = context().Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
@@ -115,12 +117,11 @@ def _serve(pipe, rank, size, port):
         except EOFError:
             os._exit(0)
         try:
-            result, trace = (
-                getattr(importlib.import_module(module), name)(channel, *args, **kwargs),
-                None,
-            )
+            result = getattr(importlib.import_module(module), name)(channel, *args, **kwargs)
+            trace = None
         except Exception:
-            result, trace = None, traceback.format_exc()
+            result = None
+            trace = traceback.format_exc()
         answer = result, trace, len(os.listdir("/proc/self/task"))
         pipe.send_bytes(
             pickle.dumps(answer)

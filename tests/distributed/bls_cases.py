@@ -56,9 +56,12 @@ def beside_gloo(channel, bound, transport=None):
 
     The same as gloo's, or what was sent where it has none.
     """
-    ours, gloo = group_of(bound, transport=transport), group_of(bound, "gloo")
-    here, size = channel.ranks.rank, channel.ranks.world_size
-    generator, checked = torch.Generator().manual_seed(here), 0
+    ours = group_of(bound, transport=transport)
+    gloo = group_of(bound, "gloo")
+    here = channel.ranks.rank
+    size = channel.ranks.world_size
+    generator = torch.Generator().manual_seed(here)
+    checked = 0
     for dtype, tail in itertools.product(DTYPES, [(), (3,), (20_000,)]):
         equal = random_of(dtype, 2 * size, *tail, generator=generator)
         ragged = random_of(
@@ -102,8 +105,11 @@ def asynchronous(channel, bound):
 
     Inputs overwritten afterwards.
     """
-    group, here, size = group_of(bound), channel.ranks.rank, channel.ranks.world_size
-    works, outputs = [], []
+    group = group_of(bound)
+    here = channel.ranks.rank
+    size = channel.ranks.world_size
+    works = []
+    outputs = []
     for number in range(12):
         sent = torch.arange(size) + 100 * here + 1000 * number
         outputs.append(torch.full_like(sent, -1))
@@ -114,7 +120,8 @@ def asynchronous(channel, bound):
     works[10].wait()
     wanted = [torch.arange(size) * 100 + here + 1000 * number for number in range(12)]
     assert all(torch.equal(*pair) for pair in zip(outputs[:11], wanted[:11], strict=True))
-    mixed, one = torch.zeros(size, dtype=torch.int64), torch.full((size,), here)
+    mixed = torch.zeros(size, dtype=torch.int64)
+    one = torch.full((size,), here)
     dist.all_to_all_single(mixed, one, group=group)
     assert mixed.tolist() == list(range(size)) and torch.equal(outputs[11], wanted[11])
     strided = [torch.zeros(3, 2).t() for _ in range(size)]
@@ -133,7 +140,8 @@ def errors(channel):
 
     All ranks go on together.
     """
-    size, found = channel.ranks.world_size, []
+    size = channel.ranks.world_size
+    found = []
     ones = [1] * size
     bad = [
         lambda group: dist.all_to_all_single(
@@ -172,7 +180,9 @@ def all_else(channel):
 
     And functional all-to-all, which does not.
     """
-    group, here, size = group_of(2), channel.ranks.rank, channel.ranks.world_size
+    group = group_of(2)
+    here = channel.ranks.rank
+    size = channel.ranks.world_size
     total = torch.tensor([float(here)])
     dist.all_reduce(total, group=group)
     dist.barrier(group=group)
@@ -249,11 +259,13 @@ def destroyed(channel, transport):
 
 def profiled(channel):
     """Spans of the backend's exchanges by name, whether waited for at once or later, of equal parts, ragged or in lists."""
-    group, size = group_of(1), channel.ranks.world_size
+    group = group_of(1)
+    size = channel.ranks.world_size
     # rank 0 sends two rows to each, the others one
     going = [1 + (channel.ranks.rank == 0)] * size
     coming = [2] + [1] * (size - 1)
-    out, rows = torch.zeros(sum(coming)), torch.zeros(sum(going))
+    out = torch.zeros(sum(coming))
+    rows = torch.zeros(sum(going))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_to_all_single(torch.zeros(size), torch.zeros(size), group=group)
         dist.all_to_all_single(

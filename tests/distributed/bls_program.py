@@ -14,12 +14,10 @@ import torch.distributed as dist
 import pibroch as pb
 from pibroch.collectives import Ranks
 
-rank, bound, transport, num_batches = (
-    int(os.environ["RANK"]),
-    int(sys.argv[1]),
-    sys.argv[2],
-    int(sys.argv[3]),
-)
+rank = int(os.environ["RANK"])
+bound = int(sys.argv[1])
+transport = sys.argv[2]
+num_batches = int(sys.argv[3])
 torch.set_num_threads(1)
 dist.init_process_group("bls", pg_options=pb.BoundedLagOptions(bound=bound, transport=transport))
 channel = Ranks.joined(60.0).open_channel()

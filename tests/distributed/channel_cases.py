@@ -22,7 +22,8 @@ def rows_from_to(sender, receiver):
 
 def all_to_all(channel):
     """Ragged rows of every type: rank r sends rows of the value 10 r + p to rank p."""
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
     values = torch.repeat_interleave(
@@ -42,7 +43,8 @@ def nothing(channel):
 
 
 def counts(channel):
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     return channel.exchange_counts(torch.tensor([[rank, p, 100 * rank + p] for p in range(size)]))
 
 
@@ -86,11 +88,13 @@ def traffic(channel):
     """
     ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
     mine = ranks.open_channel()
-    rank, size = ranks.rank, ranks.world_size
+    rank = ranks.rank
+    size = ranks.world_size
     found = []
 
     def measure(collective):
-        sent, received = ranks.traffic.sent, ranks.traffic.received
+        sent = ranks.traffic.sent
+        received = ranks.traffic.received
         before = Counter(ranks.traffic.sent_to), Counter(ranks.traffic.received_from)
         collective()
         found.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
@@ -114,8 +118,10 @@ def groups(channel):
     """
     run = Ranks(channel.ranks.rank, 4)
     run.explain = lambda error: error
-    tower, peers = run.groups([[0, 1], [3, 2]]), run.groups([[0, 2], [1, 3]])
-    alone, patient = run.group([1]), run.patient(7.0)
+    tower = run.groups([[0, 1], [3, 2]])
+    peers = run.groups([[0, 2], [1, 3]])
+    alone = run.group([1])
+    patient = run.patient(7.0)
     told = []
     for group in (tower, peers, patient):
         mine = group.open_channel()

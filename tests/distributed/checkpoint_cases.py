@@ -71,14 +71,14 @@ class Run:
             averages=None,
             world=None,
         )
-        self.channel, self.folder = (
-            channel,
-            CheckpointFolder(Path(folder), keep, full_every, channel),
-        )
+        self.channel = channel
+        self.folder = CheckpointFolder(Path(folder), keep, full_every, channel)
 
     def train(self, first, last):
         """Steps ``first`` to ``last``, this one included, of the same batches at every number of ranks."""
-        session, rank, size = self.session, self.channel.ranks.rank, self.channel.ranks.world_size
+        session = self.session
+        rank = self.channel.ranks.rank
+        size = self.channel.ranks.world_size
         for step in range(first, last + 1):
             samples = np.arange(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
             mine = samples[BATCH_SIZE * rank // size : BATCH_SIZE * (rank + 1) // size]
@@ -188,7 +188,8 @@ def try_to_resume(channel, data, folder):
 
 def what_resuming_says(run):
     """The error, or the warnings of what was set aside, or ``None``."""
-    warnings, handler = [], logging.Handler(logging.WARNING)
+    warnings = []
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("pibroch").addHandler(handler)
     try:
@@ -205,7 +206,8 @@ def try_to_resume_with_each_file_damaged(channel, data, folder, files):
 
     Whole again at the end.
     """
-    run, said = Run(channel, data, folder), []
+    run = Run(channel, data, folder)
+    said = []
     for number, path in enumerate(files):
         content = path.read_bytes()
         channel.barrier()

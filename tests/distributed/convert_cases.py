@@ -15,7 +15,8 @@ from torch.distributed.tensor import Shard as OnDim
 
 def cut(table, kind):
     """A table as a ShardedTensor of blocks of rows, or of columns, or as a DTensor."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    size = dist.get_world_size()
     if kind == "dtensor":
         block = table.chunk(size)[rank]
         mesh = init_device_mesh("cpu", (size,))

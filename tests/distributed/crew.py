@@ -18,11 +18,9 @@ class Forked:
 
     def __init__(self, *arguments):
         self._program = Program("-m", "pibroch", *arguments, leads_session=True)
-        self.pid, self.poll, self.close = (
-            self._program.pid,
-            self._program.poll,
-            self._program.__exit__,
-        )
+        self.pid = self._program.pid
+        self.poll = self._program.poll
+        self.close = self._program.__exit__
 
     @property
     def returncode(self):
@@ -60,7 +58,8 @@ class Crew:
                 start_new_session=True,
             )
         )
-        self.output, self._known = "", {}
+        self.output = ""
+        self._known = {}
 
     def __enter__(self):
         return self
@@ -128,13 +127,16 @@ def processes_of(process_id, command):
 
     What it asked a fork server for is forked from that.
     """
-    found, parents = {}, (process_id, _parent(Path(f"/proc/{process_id}")))
+    found = {}
+    parents = (process_id, _parent(Path(f"/proc/{process_id}")))
     for folder in Path("/proc").iterdir():
         try:
             name, _, number = (folder / "comm").read_text().strip().rpartition(" ")
-            parent, words = _parent(folder), (folder / "cmdline").read_text().split("\0")
+            parent = _parent(folder)
+            words = (folder / "cmdline").read_text().split("\0")
             if command in words and "--number" in words:  # not forked
-                name, number = command, words[words.index("--number") + 1]
+                name = command
+                number = words[words.index("--number") + 1]
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             continue
         if name and command.startswith(name) and parent in parents:

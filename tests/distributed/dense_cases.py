@@ -67,7 +67,8 @@ def train(name, ranks, part):
 
 
 def train_part(channel, name):
-    rank, sizes = channel.ranks.rank, PARTS[channel.ranks.world_size]
+    rank = channel.ranks.rank
+    sizes = PARTS[channel.ranks.world_size]
     return train(name, channel.ranks, slice(sum(sizes[:rank]), sum(sizes[: rank + 1])))
 
 
@@ -76,11 +77,15 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-        self.narrow, self.wide = nn.Linear(6, 6).bfloat16(), nn.Linear(6, 6).double()
+        self.first = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6)
+        self.unused = nn.Linear(6, 6)
+        self.narrow = nn.Linear(6, 6).bfloat16()
+        self.wide = nn.Linear(6, 6).double()
         self.tied = nn.Linear(6, 6)
         self.tied.weight = self.first.weight
-        self.rare, self.later_frozen = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.rare = nn.Linear(6, 6)
+        self.later_frozen = nn.Linear(6, 6)
         self.frozen.requires_grad_(False)
 
     def forward(self, x, rare):
@@ -187,7 +192,8 @@ def copies(channel):
         nn.Sequential(nn.Linear(4, 4), BatchNorm(4), nn.Linear(4, 1)), channel.ranks
     )
     x = torch.randn(5, 4) + channel.ranks.rank
-    other, third = copy.deepcopy(model).eval(), pickle.loads(pickle.dumps(model))
+    other = copy.deepcopy(model).eval()
+    third = pickle.loads(pickle.dumps(model))
     third(x[:3]).sum().backward()
     model.eval()
     with torch.inference_mode():
@@ -212,7 +218,8 @@ def _fail(gradient):
 
 def far_from_zero(channel):
     """Columns with means a thousand times their deviation, and what the norm makes of them."""
-    size, rank = channel.ranks.world_size, channel.ranks.rank
+    size = channel.ranks.world_size
+    rank = channel.ranks.rank
     norm = data_parallel(BatchNorm(3), channel.ranks)
     x = torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(1)) + torch.tensor(
         [0.0, 1e3, -3e3]
@@ -264,7 +271,8 @@ def two_calls_in_one_pass(channel, sizes):
     next step.
     """
     model = data_parallel(nn.Linear(2, 1), channel.ranks)
-    x, said = torch.ones(9, 2) + channel.ranks.rank, None
+    x = torch.ones(9, 2) + channel.ranks.rank
+    said = None
     model(x).mean().backward()
     before = model.weight.grad.clone()
     first, second = (model(x[:count]).mean() for count in sizes[channel.ranks.rank])
@@ -289,7 +297,8 @@ def later_layers(channel, how):
         model.append(nn.Linear(2, 2))
     else:
         model[0].weight = nn.Parameter(torch.randn(2, 2))
-    x, said = torch.randn(3 + channel.ranks.rank, 2), None
+    x = torch.randn(3 + channel.ranks.rank, 2)
+    said = None
     try:
         model(x)
     except ConfigError as error:

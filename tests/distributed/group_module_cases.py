@@ -29,7 +29,8 @@ class Towers(nn.Module):
 
     def __init__(self, held):
         super().__init__()
-        self.bottom, self.top = nn.Linear(4, 3), nn.Linear(7, 1)
+        self.bottom = nn.Linear(4, 3)
+        self.top = nn.Linear(7, 1)
         self.towers = nn.ModuleDict(
             {
                 str(t): nn.Sequential(nn.Linear(3, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 2))
@@ -57,7 +58,10 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rows, channel, going, coming, scale):
-        ctx.channel, ctx.going, ctx.coming, ctx.scale = channel, going, coming, scale
+        ctx.channel = channel
+        ctx.going = going
+        ctx.coming = coming
+        ctx.scale = scale
         return channel.all_to_all(rows.contiguous(), going, coming)
 
     @staticmethod
@@ -71,11 +75,9 @@ def route_over(channel, tower, sizes):
 
     Its outputs go where these came from.
     """
-    rank, size, groups = (
-        channel.ranks.rank,
-        channel.ranks.world_size,
-        GROUPS[channel.ranks.world_size],
-    )
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
+    groups = GROUPS[channel.ranks.world_size]
     takers = [members[rank % len(members)] for members in groups]
     going = [sizes[rank] if p in takers else 0 for p in range(size)]
     my_group = groups[tower]
@@ -112,7 +114,8 @@ def build(ranks):
     """
     size = ranks.world_size
     if size == 1:
-        model, tower = Towers([0, 1]), None
+        model = Towers([0, 1])
+        tower = None
     else:
         group = ranks.groups(GROUPS[size])
         tower = [group.members == tuple(members) for members in GROUPS[size]].index(True)
@@ -131,7 +134,8 @@ class Training:
     """Steps of the same global batches on one, two or four ranks."""
 
     def __init__(self, channel):
-        self.channel, ranks = channel, channel.ranks
+        self.channel = channel
+        ranks = channel.ranks
         self.model, self.tower = build(ranks)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05, eps=1e-3)
         self.averages = AveragedModel(
@@ -140,7 +144,9 @@ class Training:
 
     def step(self, step):
         """Gradients before they were clipped, those of the blocks, and the norm."""
-        size, rank, total = self.channel.ranks.world_size, self.channel.ranks.rank, sum(STEPS[step])
+        size = self.channel.ranks.world_size
+        rank = self.channel.ranks.rank
+        total = sum(STEPS[step])
         sizes = [sum(STEPS[step][p * 4 // size : (p + 1) * 4 // size]) for p in range(size)]
         generator = torch.Generator().manual_seed(step)
         whole = [
@@ -190,8 +196,10 @@ def train(channel):
 
 def session_of(channel, data, folder):
     """A run with checkpoints, of which the dense layers are a training's."""
-    run, training = Run(channel, data, folder), Training(channel)
-    run.session.model, run.session.optimizer = training.model, training.optimizer
+    run = Run(channel, data, folder)
+    training = Training(channel)
+    run.session.model = training.model
+    run.session.optimizer = training.optimizer
     run.session.averages = training.averages
     return run, training
 
@@ -233,7 +241,8 @@ def mean_in_a_group(channel):
 
 def wrong_parts(channel, how):
     """What ranks say of a model whose parts do not fit together."""
-    ranks, model = channel.ranks, nn.ModuleDict({"low": nn.Linear(2, 2)})
+    ranks = channel.ranks
+    model = nn.ModuleDict({"low": nn.Linear(2, 2)})
     group = ranks.groups([[0, 1], [2]])
     if how == "one name for two groups":
         model["tower"] = data_parallel(nn.Linear(2, 2), group)

@@ -17,7 +17,8 @@ from pibroch.collectives import data_parallel
 from pibroch.config.model import ModelConfig
 from pibroch.models import DLRM
 
-NUM_STEPS, SIZES = 6, (300, 40, 1000)
+NUM_STEPS = 6
+SIZES = (300, 40, 1000)
 PLACEMENT = {"": "row_wise", "C0": "table_wise", "C1": "replicated"}
 
 

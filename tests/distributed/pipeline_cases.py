@@ -115,13 +115,16 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
 
     Messages a batch and other rank.
     """
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     model, embeddings = make(channel, placement, dims, **options)
     train_a_little(model, embeddings, rank)
     batches = [make_batch(rank, number, weighted=number % 3 == 0) for number in range(14)]
-    wanted, found = synchronous(model, embeddings, batches), []
+    wanted = synchronous(model, embeddings, batches)
+    found = []
     for bound in bounds:
-        pipeline, done = pb.BoundedLagPipeline(model, embeddings, bound, transport), []
+        pipeline = pb.BoundedLagPipeline(model, embeddings, bound, transport)
+        done = []
         delays = random.Random(rank)
         for number, batch in enumerate(batches):
             time.sleep(delays.random() * 0.001)
@@ -223,11 +226,15 @@ def steps(channel, slow, most_delay_s, num_steps=100):
     The bound, who is named, messages a batch and other rank, and whether predictions, order and lag
     are right.
     """
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     model, embeddings = make(channel, "row_wise")
-    pipeline, done, lags = pb.BoundedLagPipeline(model, embeddings), [], []
+    pipeline = pb.BoundedLagPipeline(model, embeddings)
+    done = []
+    lags = []
     batches = [make_batch(rank, number, size=3) for number in range(5)]
-    wanted, delays = synchronous(model, embeddings, batches), random.Random(rank)
+    wanted = synchronous(model, embeddings, batches)
+    delays = random.Random(rank)
     for number in range(num_steps):
         time.sleep(0.01 if rank == slow else most_delay_s * delays.random())
         done += pipeline.submit(batches[number % 5])
@@ -245,7 +252,9 @@ def chosen_in_runs(channel):
     """Whether ranks with different numbers of batches end together, whichever bound they choose on the way."""
     rank = channel.ranks.rank
     model, embeddings = make(channel, "row_wise")
-    pipeline, delays, counts = pb.BoundedLagPipeline(model, embeddings), random.Random(rank), []
+    pipeline = pb.BoundedLagPipeline(model, embeddings)
+    delays = random.Random(rank)
+    counts = []
 
     def batches(count):
         for number in range(count):

@@ -43,7 +43,8 @@ def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, sk
 
 def assert_same(batch, expected):
     for name in ("dense", "values", "offsets", "labels"):
-        ours, theirs = getattr(batch, name), getattr(expected, name)
+        ours = getattr(batch, name)
+        theirs = getattr(expected, name)
         assert (
             ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs)
         ), name

@@ -64,7 +64,8 @@ class Program:
     def train(self, first, last, dropout=True):
         """Steps ``first`` to ``last``, this one included."""
         self.model.train(dropout)
-        rank, size = self.channel.ranks.rank, self.channel.ranks.world_size
+        rank = self.channel.ranks.rank
+        size = self.channel.ranks.world_size
         for step in range(first, last + 1):
             batch = batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size)
             self.step(batch)
@@ -108,7 +109,8 @@ def batch_of(step, first, last):
     """Samples ``first`` to ``last`` of the global batch of a step."""
     rng = np.random.default_rng(step)
     limit = {"x": 40, "y": 40, "item": 30, "word": 50, "still": 20}
-    values, lengths = [], []
+    values = []
+    lengths = []
     for feature in FEATURES:
         counts = rng.integers(0, 4, SIZE)
         ids = rng.integers(0, limit[feature], counts.sum())
@@ -190,7 +192,8 @@ def save_damage_and_load(channel, folder):
 
 def save_badly(channel, folder):
     """What ranks say of saving at different steps, of what cannot be stored, and of a row that is not finite."""
-    program, said = Program(channel), []
+    program = Program(channel)
+    said = []
     program.train(1, 1)
     rank = channel.ranks.rank
     view = program.embeddings.pieces()[0]
@@ -277,7 +280,8 @@ def fill_whole(channel, state, by_table, **options):
 
 
 def fill_badly(channel, state, **options):
-    program, said = Program(channel, **options), []
+    program = Program(channel, **options)
+    said = []
     state = {name: torch.from_numpy(array) for name, array in state.items()}
     first = next(iter(state))
     for bad in (
@@ -298,7 +302,8 @@ def read_ahead(channel, folder, last, save_after, load_after=None, **options):
     The numbers at the end.
     """
     program = Program(channel, **options)
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     batches = (
         batch_of(step, SIZE * rank // size, SIZE * (rank + 1) // size)
         for step in range(1, last + 1)

@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(HINDRANCE is not None, reason=f"no lab here: {HINDRANCE}"),
 ]
 
-HOSTS, BATCH_SIZE = 2, 32
+HOSTS = 2
+BATCH_SIZE = 32
 SHORT = Schedule(rounds=1, steps_per_round=10, warmup_steps=1)
 PIPELINED = "TorchRec pipelined"
 SETTING = topic.Setting("zipf", HOSTS, 4, ("200mbit",))

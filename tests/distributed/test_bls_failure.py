@@ -17,7 +17,9 @@ from pibroch.ports import free_port
 pytestmark = pytest.mark.alone  # times, looks at /dev/shm
 
 HERE = Path(__file__).parent
-SECONDS_TO_NOTICE, SECONDS_TO_END, SIZE = 5.0, 20.0, 3
+SECONDS_TO_NOTICE = 5.0
+SECONDS_TO_END = 20.0
+SIZE = 3
 
 
 @pytest.fixture

@@ -139,7 +139,8 @@ DOWN_S = 6.0
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
 def test_a_link_that_is_down_for_a_while_is_waited_for(data, expected, tmp_path, exchange):
     """Under `lookahead` rows are on servers of both hosts, and a central oracle plans."""
-    run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
+    run = tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
     roles = ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
     served = exchange == "lookahead"
     own = [f"embedding.exchange={exchange}", *(roles if served else [])]

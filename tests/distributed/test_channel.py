@@ -90,7 +90,8 @@ def test_traffic_counts_what_goes_to_others(worlds, size):
 def test_groups_share_one_account_of_traffic_and_keep_their_order(worlds):
     results = worlds(4).run(cases.groups)
     for rank, (told, shared, limits, members, sent_to, received_from, totals) in enumerate(results):
-        tower, peers = ((0, 1) if rank < 2 else (3, 2)), ((0, 2) if rank % 2 == 0 else (1, 3))
+        tower = (0, 1) if rank < 2 else (3, 2)
+        peers = (0, 2) if rank % 2 == 0 else (1, 3)
         assert shared and limits == (300.0, 300.0, 7.0)
         assert members == [
             tower,
@@ -123,7 +124,8 @@ def test_one_process_needs_no_group():
     ranks = Ranks.joined()
     assert (ranks.rank, ranks.world_size) == (0, 1)
     channel = ranks.open_channel()
-    rows, tensor = torch.arange(6.0).view(3, 2), torch.ones(4)
+    rows = torch.arange(6.0).view(3, 2)
+    tensor = torch.ones(4)
     assert torch.equal(channel.all_to_all(rows, [3], [3]), rows)
     assert channel.gather({"a": 1}) == [{"a": 1}]
     assert torch.equal(channel.gather_tensors(rows)[0], rows)

@@ -63,7 +63,8 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
     files = RunDirectory(tmp_path / "other")
     import_checkpoint(tmp_path / "files", files, "torchrec", config, EncodedDataset.open(data))
     for run in (tmp_path / "run", files.path):
-        ours, theirs = find_checkpoint(run), find_checkpoint(model[0].path)
+        ours = find_checkpoint(run)
+        theirs = find_checkpoint(model[0].path)
         for file in ("tables/C1.safetensors", "tables/C20.safetensors"):
             weights = []
             for folder in (ours, theirs):
@@ -85,7 +86,8 @@ class Evil:
 
 def test_what_is_not_whole_or_not_plain_is_refused(worlds, data, model, tmp_path):
     worlds(2).run(cases.write, model[1], tmp_path, "rows")
-    files, folder = tmp_path / "files", tmp_path / "dcp"
+    files = tmp_path / "files"
+    folder = tmp_path / "dcp"
     with pytest.raises(
         CheckpointError,
         match=r"of the .* numbers of .* cut over ranks.*folder with the file of each rank",

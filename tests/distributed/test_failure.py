@@ -72,11 +72,9 @@ def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed
         "--resume",
     ]  # --resume without a checkpoint starts anew
     chance = random.SystemRandom()
-    victim, first, second = (
-        chance.randrange(1, 4),
-        chance.randrange(2, 25),
-        chance.randrange(26, 40),
-    )
+    victim = chance.randrange(1, 4)
+    first = chance.randrange(2, 25)
+    second = chance.randrange(26, 40)
     with Crew(recipe, *arguments) as crew:
         kill(crew, run, victim, first)
     with Crew(*arguments) as crew:
@@ -169,11 +167,14 @@ def change(path, dtype, columns, value):
 def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what):
     if what == "an id outside its table":
         change(damaged / "train" / "ids.i32", np.int32, 26, 10**6)
-        exit_code, reason = 2, "id 1000000 for feature 'C1'"
+        exit_code = 2
+        reason = "id 1000000 for feature 'C1'"
     else:
         change(damaged / "train" / "dense.f32", np.float32, 13, np.nan)
-        exit_code, reason = 1, "NonFiniteLossError: got loss nan in step"
-    recipe, run = tmp_path / "r.toml", tmp_path / "run"
+        exit_code = 1
+        reason = "NonFiniteLossError: got loss nan in step"
+    recipe = tmp_path / "r.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(damaged, "model.batch_norm=false").model_dump()))
     with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
         assert crew.end() == exit_code, crew.output

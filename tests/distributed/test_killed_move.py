@@ -71,11 +71,9 @@ def test_killed_in_the_middle_of_a_move_and_resumed_to_the_bits_of_a_run_that_ne
     worlds, tmp_path, exchange
 ):
     data = make_dataset(tmp_path / "data", max_table_rows=5000)
-    plan, expected, run = (
-        make_plan_file(data, tmp_path / "plan.json", 3),
-        tmp_path / "expected",
-        tmp_path / "run",
-    )
+    plan = make_plan_file(data, tmp_path / "plan.json", 3)
+    expected = tmp_path / "expected"
+    run = tmp_path / "run"
     settings = [*SETTINGS, f"embedding.exchange.plan={plan}"]
     config = make_config(data, "embedding.exchange=alltoall", *settings)
     worlds(3).run(cases.train, config.model_dump(), str(expected))

@@ -47,7 +47,8 @@ def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
         "embedding.lookahead=2",
         "embedding.servers=1",
     )
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours = tmp_path / "ours"
+    theirs = tmp_path / "theirs"
     with (
         Crew(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as crew,
         Crew(recipe, "--run-dir", theirs, program=TORCHRUN) as other,
@@ -77,7 +78,8 @@ def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
 def test_all_end_together_and_leave_nothing_behind(recipe, tmp_path, how):
     run = tmp_path / "run"
     shared_memory = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
-    whom, number = how.split()[0], getattr(signal, how.split()[1])
+    whom = how.split()[0]
+    number = getattr(signal, how.split()[1])
     endless = ["--set", "train.steps=1000000", "--set", "train.checkpoint_every=2"]
     with Crew(recipe, "--run-dir", run, "--ranks", 2, *endless) as crew:
         ranks = crew.wait_for_step(run, 3)

@@ -27,7 +27,8 @@ def listening(pid):
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
-            local, state = words[1], words[3]
+            local = words[1]
+            state = words[3]
             if state == LISTENING and f"socket:[{words[9]}]" in sockets:
                 yield address_of(local.partition(":")[0])
 
@@ -41,7 +42,8 @@ def address_of(text):
 
 @pytest.mark.parametrize("kind", ["alltoall", "servers"])
 def test_ranks_and_what_they_start_listen_on_loopback_alone(data, tmp_path, kind):
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     settings = [*SERVERS, *ENDLESS] if kind == "servers" else ENDLESS[:1]
     recipe.write_text(to_toml(make_config(data, *settings).model_dump()))
     with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:

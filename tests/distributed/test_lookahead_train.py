@@ -49,7 +49,8 @@ def saved(folder):
 
 
 def check_same_files(folder, expected):
-    (files, best), (others, other_best) = saved(folder), saved(expected)
+    (files, best) = saved(folder)
+    (others, other_best) = saved(expected)
     assert sorted(files) == sorted(others)
     assert [name for name in files if files[name] != others[name]] == []
     assert best == other_best
@@ -73,7 +74,8 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_
         )
         recipes[exchange] = tmp_path / f"{exchange}.toml"
         recipes[exchange].write_text(to_toml(config.model_dump()))
-    expected, folder = tmp_path / "expected", tmp_path / "killed"
+    expected = tmp_path / "expected"
+    folder = tmp_path / "killed"
     with Crew(recipes["alltoall"], "--run-dir", expected, "--ranks", 2) as crew:
         assert crew.end() == 0, crew.output
     with Crew(recipes["lookahead"], "--run-dir", folder, "--ranks", 2) as crew:
@@ -228,7 +230,8 @@ def test_the_hit_rate_is_that_of_the_samples(worlds, data, tmp_path):
         )
         result = worlds(2).run(cases.train, config.model_dump(), str(tmp_path / cache))[0]
         rates[cache] = result["summary"].cache_hit_rate
-    read, home = 0, 0
+    read = 0
+    home = 0
     split = EncodedDataset.open(data).split("train")
     for rank in range(2):
         loader = Loader(
@@ -241,7 +244,8 @@ def test_the_hit_rate_is_that_of_the_samples(worlds, data, tmp_path):
                     np.arange(len(batch.keys)), np.diff(batch.offsets.numpy()[:: batch.batch_size])
                 )
                 rows = np.unique(np.stack([feature, ids]), axis=1)[1]
-                read, home = read + len(rows), home + int((rows % 2 == rank).sum())
+                read = read + len(rows)
+                home = home + int((rows % 2 == rank).sum())
     assert rates["partitioned"] == pytest.approx(home / read, abs=1e-9)
     assert rates["lrpp"] > rates["partitioned"]
     records = [

@@ -58,10 +58,10 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expec
 
 def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, tmp_path):
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    recipe, run = (
-        recipe_of(data, tmp_path, "embedding.servers=2", f"embedding.rendezvous='{rendezvous}'"),
-        tmp_path / "run",
+    recipe = recipe_of(
+        data, tmp_path, "embedding.servers=2", f"embedding.rendezvous='{rendezvous}'"
     )
+    run = tmp_path / "run"
     with ExitStack() as stack:
         beside = [
             stack.enter_context(start_command(*arguments, "--rendezvous", rendezvous))

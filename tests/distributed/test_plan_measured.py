@@ -25,7 +25,8 @@ def pibroch(monkeypatch, capsys):
 
 def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroch):
     config = make_config(data, "train.epochs=4", f"embedding.plan='{tmp_path / 'plan'}'")
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(config.model_dump()))
     made = (
         "--data",
@@ -43,10 +44,8 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
     with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
         assert crew.end() == 0, crew.output
     summary = json.loads((run / "summary.json").read_text())
-    counted, predicted = (
-        np.array(summary["bytes_by_link"]),
-        np.array(load_plan(tmp_path / "plan")[1].payload_bytes),
-    )
+    counted = np.array(summary["bytes_by_link"])
+    predicted = np.array(load_plan(tmp_path / "plan")[1].payload_bytes)
     assert (np.diag(counted) == 0).all() and counted.sum() * summary["steps"] < summary[
         "bytes_sent"
     ] / 1.2
@@ -92,7 +91,8 @@ def test_what_is_predicted_follows_the_batches_and_the_sums_of_the_run(
         f"embedding.exchange.plan='{tmp_path / 'plan'}'",
         f"embedding.exchange.replicas={replicas}",
     )
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(config.model_dump()))
     counted = data, "--batch-size", 200, "--out", tmp_path / "profile"
     assert pibroch("profile", *counted)[0] == 0

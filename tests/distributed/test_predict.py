@@ -43,7 +43,8 @@ def alone(run, data, out, split="test", advance=lambda _: None):
 )
 def test_many_ranks_write_the_bytes_of_one(worlds, case, tmp_path, size, bound, name):
     run, data = case
-    expected, again = tmp_path / f"one-{name}", tmp_path / f"evaluated-{name}"
+    expected = tmp_path / f"one-{name}"
+    again = tmp_path / f"evaluated-{name}"
     alone(run, data, expected)
     evaluate_checkpoint(run, EncodedDataset.open(data), "test", again)
     for done, progress, rank in worlds(size).run(
@@ -61,7 +62,8 @@ def test_many_ranks_write_the_bytes_of_one(worlds, case, tmp_path, size, bound, 
 
 def test_ranks_go_on_with_what_one_process_left_and_the_other_way_round(worlds, case, tmp_path):
     run, data = case
-    out, done = tmp_path / "scores.parquet", []
+    out = tmp_path / "scores.parquet"
+    done = []
 
     def stop_later(count):
         done.append(count)
@@ -80,10 +82,8 @@ def test_ranks_go_on_with_what_one_process_left_and_the_other_way_round(worlds, 
 @pytest.mark.parametrize("case", ["average=0.9"], indirect=True)
 def test_the_command_goes_on_after_a_rank_was_killed(case, tmp_path):
     run, data = case
-    out, arguments = (
-        tmp_path / "scores.csv",
-        ("--checkpoint", run, "--data", data, "--split", "train"),
-    )
+    out = tmp_path / "scores.csv"
+    arguments = ("--checkpoint", run, "--data", data, "--split", "train")
     parts = ScoreParts(out, EncodedDataset.open(data).samples["train"], 16)
     with Crew(*arguments, "--out", out, "--ranks", 2, command="predict") as crew:
         wait_until(

@@ -48,7 +48,8 @@ def saved(folder):
 
 
 def check_same_run(folder, expected):
-    files, others = saved(folder), saved(expected)
+    files = saved(folder)
+    others = saved(expected)
     assert sorted(files) == sorted(others) and "step-00000044" in " ".join(files)
     assert [name for name in files if files[name] != others[name]] == []
     assert curve(folder) == curve(expected)
@@ -184,7 +185,8 @@ def test_a_processor_runs_its_own_functions_only(worlds, processors):
 
 def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(data, tmp_path):
     """That a run whose ranks and processors were killed goes on to the same bits is shown in ``test_recovery.py``."""
-    recipe, endless = tmp_path / "processors.toml", tmp_path / "endless"
+    recipe = tmp_path / "processors.toml"
+    endless = tmp_path / "endless"
     recipe.write_text(to_toml(make_config(data, *RAGGED, "data.processors=2").model_dump()))
     with Crew(recipe, "--run-dir", endless, "--ranks", 2, "--set", "train.epochs=1000") as crew:
         ranks = crew.wait_for_step(endless, 5)

@@ -157,10 +157,8 @@ def test_ranks_that_have_different_things_are_refused_before_a_step(worlds, data
     Without a look at the rest they would train a model that nobody meant.
     """
     other = make_dataset(tmp_path / "other", num_samples=2000)
-    plain, settings = (
-        make_config(data).model_dump(),
-        make_config(data, "optimizer.lr=0.02").model_dump(),
-    )
+    plain = make_config(data).model_dump()
+    settings = make_config(data, "optimizer.lr=0.02").model_dump()
     elsewhere = make_config(other).model_dump()
     for configs, code, what in (
         (

@@ -93,7 +93,8 @@ def start(data, folder, source, *settings):
 
 @pytest.mark.parametrize("source", ["memory", "disk"])
 def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path, source):
-    run, seen = tmp_path / "run", set()
+    run = tmp_path / "run"
+    seen = set()
     with start(data, tmp_path, source, *ALL_ROLES) as crew:
         wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > 5, 120)
         for number, victim in enumerate(["data-processor 1", "oracle 0"]):
@@ -137,7 +138,8 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
 
 
 def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
     with Crew(recipe, "--run-dir", run, "--ranks", 1, "--restarts", 1) as crew:
         for number in range(2):
@@ -167,7 +169,8 @@ def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
     with Crew(recipe, "--run-dir", run, "--resume", *OFTEN, program=TORCHRUN) as crew:
         os.kill(crew.wait_for_step(run, 60)[1], signal.SIGKILL)
@@ -177,7 +180,8 @@ def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
 
 
 def test_fewer_ranks_go_on_where_more_get_no_further(data, tmp_path):
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
     with Crew(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--least-ranks", 1) as crew:
         killed = set()
@@ -207,7 +211,9 @@ ELASTIC = [
 @pytest.mark.alone
 @pytest.mark.slow
 def test_machines_leave_and_join_under_torchrun(data, tmp_path):
-    recipe, run, port = tmp_path / "recipe.toml", tmp_path / "run", free_port()
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
+    port = free_port()
     often = [
         "train.epochs=1000",
         "train.checkpoint_every_seconds=0.3",
@@ -255,7 +261,8 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
         )
 
     def wait_for_ranks(count):
-        path, before = run / "ranks.json", steps(run)
+        path = run / "ranks.json"
+        before = steps(run)
         wait_until(lambda: path.exists() and json.loads(path.read_text())["ranks"] == count, 100)
         wait_until(lambda: steps(run) > before + 3, 60)
 
@@ -296,7 +303,8 @@ def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
     ]
     config = make_config(data, *settings, "train.checkpoint_every_seconds=0").model_dump()
     worlds(2).run(cases.train, config, str(tmp_path / "expected"))
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(config))
     with Crew(
         recipe,
@@ -337,7 +345,9 @@ def test_random_kills(data, expected, tmp_path, exchange, source):
 
     Some are stopped for a while.
     """
-    chance, killed, most = random.Random(SEED), 0, -(-KILLS // len(SOAKED) // len(FROM))
+    chance = random.Random(SEED)
+    killed = 0
+    most = -(-KILLS // len(SOAKED) // len(FROM))
     run = tmp_path / "run"
     while killed < most:
         with start(data, tmp_path, source, *SOAKED[exchange]) as crew:

@@ -61,7 +61,8 @@ def make_plan_file(data, path, num_ranks=3):
 
 def test_rows_that_follow_the_data_leave_the_numbers_of_those_that_stay(worlds, data, tmp_path):
     plan = make_plan_file(data, tmp_path / "plan.json")
-    folders, above = {}, "train.replan_above=1.1"
+    folders = {}
+    above = "train.replan_above=1.1"
     for name, exchange, more in (
         ("stays", "alltoall", []),
         ("one", "alltoall", [above]),

@@ -61,10 +61,8 @@ def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, e
 
 def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp_path):
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    recipe, run = (
-        recipe_of(data, tmp_path, f"embedding.rendezvous='{rendezvous}'"),
-        tmp_path / "run",
-    )
+    recipe = recipe_of(data, tmp_path, f"embedding.rendezvous='{rendezvous}'")
+    run = tmp_path / "run"
     with ExitStack() as stack:
         servers = [
             stack.enter_context(

@@ -51,7 +51,8 @@ def test_a_killed_run_goes_on_from_what_was_written_beside_it(worlds, data, tmp_
     config = make_config(data, *COMMON, *EXCHANGE, "train.checkpoint_every_seconds=0")
     expected = tmp_path / "expected"
     worlds(2).run(cases.train, config.model_dump(), str(expected))
-    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    run = tmp_path / "run"
     recipe.write_text(to_toml(config.model_dump()))
     often = ["--set", "train.checkpoint_every_seconds=0.02"]
     for _ in range(
@@ -62,7 +63,8 @@ def test_a_killed_run_goes_on_from_what_was_written_beside_it(worlds, data, tmp_
             wait_until(lambda: newest(run) > 14 or crew.process.poll() is not None, 120)
             os.killpg(crew.process.pid, signal.SIGKILL)
             crew.end()
-        left, own = newest(run), max(CheckpointFolder(run / "checkpoints", 9).steps())
+        left = newest(run)
+        own = max(CheckpointFolder(run / "checkpoints", 9).steps())
         if left > own:
             break
     assert left > own >= 14

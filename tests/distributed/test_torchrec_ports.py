@@ -16,7 +16,8 @@ from pibroch.ports import free_port
 
 PROGRAMS = Path(__file__).with_name("torchrec_ports")
 NAMES = ["dlrm", "two_tower", "bert4rec"]
-MOST_LINES, TIMEOUT_S = 10, 300
+MOST_LINES = 10
+TIMEOUT_S = 300
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -68,7 +68,8 @@ def test_with_modules_it_trains_the_model_of_alltoall(worlds, of_alltoall, hosts
     assert held[0] != held[-1] and set().union(*held) == {
         key for key in right[0][2] if "towers.towers" in key
     }
-    rows, other_rows = rows_of(found), rows_of(right)
+    rows = rows_of(found)
+    other_rows = rows_of(right)
     for table, weights in rows.items():
         np.testing.assert_allclose(weights, other_rows[table], rtol=1e-4, atol=1e-5)
 
@@ -79,7 +80,9 @@ STRIDED = [list(cases.FEATURES[first::2]) for first in range(2)]
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_what_crosses_hosts_is_what_towers_give(worlds, ranks_per_host):
     """2 b F (1 - 1/H) 4 D / CR bytes a rank and step, by the counters of traffic, without ids."""
-    num_hosts, batch_size, dim = 4 // ranks_per_host, 128, 64
+    num_hosts = 4 // ranks_per_host
+    batch_size = 128
+    dim = 64
     groups = STRIDED if num_hosts == 2 else [["a", "b"], ["c"], ["d", "e"], ["f"]]
     for compression in (1, 2, 4):
         width = None if compression == 1 else dim // compression
@@ -111,7 +114,8 @@ def test_reduced_and_scattered_bags_send_a_vector_a_bag_and_shard(worlds):
 
     A part of each of the other's bags, and gradients of the own ones.
     """
-    batch_size, dim = 64, 32
+    batch_size = 64
+    dim = 32
     results = worlds(4).run(
         cases.traffic,
         batch_size,
@@ -133,7 +137,8 @@ def test_dense_bytes_fall_by_those_of_the_tower_modules(worlds):
 
     A reduction sends 2 (W - 1) / W of its bytes, a flag a tensor among them.
     """
-    groups, sent = [["a", "b"], ["c"], ["d", "e"], ["f"]], {}
+    groups = [["a", "b"], ["c"], ["d", "e"], ["f"]]
+    sent = {}
     for exchange, more in (("alltoall", {}), ("towers", {"ranks_per_host": 1})):
         for dense in (True, False):
             sent[exchange, dense] = worlds(4).run(

@@ -34,7 +34,8 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_a_run_that_was_not(
     data, worlds, tmp_path
 ):
     config = make_config(data, *TOWERS, *HOSTS)
-    recipe, folder = tmp_path / "towers.toml", tmp_path / "killed"
+    recipe = tmp_path / "towers.toml"
+    folder = tmp_path / "killed"
     recipe.write_text(to_toml(config.model_dump()))
     train(worlds(2), config, tmp_path / "expected")
     with Crew(recipe, "--run-dir", folder, "--ranks", 2) as crew:

@@ -11,7 +11,8 @@ import pibroch as pb
 from pibroch.errors import ConfigError
 
 TABLES = [pb.Table("a", 40, 4), pb.Table("b", 30, 4)]
-STEPS, SKIPPED = 7, 3
+STEPS = 7
+SKIPPED = 3
 
 
 def batches(rank):
@@ -35,7 +36,8 @@ def state(embeddings):
 
 def scaled(channel, exchange, how):
     """Train with a scaler; in one step rank 1's gradient of rows alone overflows, or that step trains nothing at all."""
-    embeddings, rank = made(exchange), channel.ranks.rank
+    embeddings = made(exchange)
+    rank = channel.ranks.rank
     torch.manual_seed(0)
     net = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -60,7 +62,8 @@ def scaled(channel, exchange, how):
 
 def recomputed(channel, exchange, way):
     """Two blocks that look up the same tables, the first of which a backward pass makes again after the second's update."""
-    embeddings, torch_rows = made(exchange), []
+    embeddings = made(exchange)
+    torch_rows = []
     torch.manual_seed(0)
     layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
     sent = []
@@ -139,7 +142,8 @@ def wrapped(channel, how):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         wrapper = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    optimizer, losses = torch.optim.SGD(wrapper.parameters(), lr=0.1), []
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+    losses = []
     for batch in model.table.feed(batches(channel.ranks.rank)):
         loss = wrapper(batch).square().mean()
         optimizer.zero_grad()

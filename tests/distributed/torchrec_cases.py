@@ -93,7 +93,9 @@ def train(channel, sizes, copies=False, empty=None, **options):
         model, num_samples=(lambda batch: len(batch.labels)) if copies else None
     )
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    metrics, kinds, losses = StreamingMetrics(), [], []
+    metrics = StreamingMetrics()
+    kinds = []
+    losses = []
     given = {"empty": lambda batch: make_batch(0, 0)} if empty else {}
     for batch in model.bags.feed(
         batches_of(channel.ranks.rank, sizes), key=lambda batch: batch.ids, **given
@@ -113,11 +115,9 @@ def train(channel, sizes, copies=False, empty=None, **options):
 
 def train_alone(sizes):
     """The same over the global batches, in one process and with torch alone but for the tables."""
-    model, losses, metrics = (
-        Model(exchange="local"),
-        [],
-        StreamingMetrics(ranks=pb.collectives.Ranks.alone()),
-    )
+    model = Model(exchange="local")
+    losses = []
+    metrics = StreamingMetrics(ranks=pb.collectives.Ranks.alone())
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = [batches_of(rank, sizes) for rank in range(len(sizes))]
     for step in range(max(map(len, parts))):

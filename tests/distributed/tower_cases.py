@@ -14,7 +14,8 @@ from pibroch.errors import ConfigError
 from pibroch.exchange import place_towers
 from pibroch.models import build_model
 
-DIM, BATCH = 8, 24
+DIM = 8
+BATCH = 24
 FEATURES = ("a", "b", "c", "d", "e", "f")
 GROUPS = (("d", "a"), ("f", "b", "e"), ("c",))  # uneven, in no order, one of a single feature
 
@@ -56,7 +57,8 @@ class Job:
         dense=True,
         **options,
     ):
-        self.channel, ranks = channel, channel.ranks
+        self.channel = channel
+        ranks = channel.ranks
         options |= {"groups": groups} if options["exchange"] == "towers" else {}
         tables = [pb.Table(feature, 30, dim, initializer=pb.Normal(0.3)) for feature in FEATURES]
         self.embeddings = pb.Embeddings(
@@ -99,7 +101,9 @@ class Job:
 
 def train(channel, num_steps, name, **options):
     """Logits of the first steps and losses of all; dense layers; rows."""
-    job, logits, losses = Job(channel, name, **options), [], []
+    job = Job(channel, name, **options)
+    logits = []
+    losses = []
     for batch in job.embeddings.feed(job.part(step) for step in range(num_steps)):
         found, loss = job.step(batch)
         logits += [found] if len(logits) < 3 else []
@@ -119,7 +123,8 @@ def traffic(channel, batch_size, per_host=1, **options):
 
     Those of the exchange by purpose; dense tensors.
     """
-    job, here = Job(channel, **options), channel.ranks.rank // per_host
+    job = Job(channel, **options)
+    here = channel.ranks.rank // per_host
     batch = job.part(0, batch_size * channel.ranks.world_size, one_hot=True)
     before = Counter(channel.ranks.traffic.sent_to)
     job.step(batch)

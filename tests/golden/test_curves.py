@@ -50,7 +50,8 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_curve(data, tmp_path, name):
-    measured, golden = measure(data, tmp_path / "run", name), json.loads(CURVES.read_text())[name]
+    measured = measure(data, tmp_path / "run", name)
+    golden = json.loads(CURVES.read_text())[name]
     assert measured.keys() == golden.keys()
     for key, value in golden.items():
         assert measured[key] == pytest.approx(value, rel=ROUNDING), key

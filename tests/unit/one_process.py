@@ -127,7 +127,8 @@ def train_run(folder: Path) -> None:
     from pibroch.cli.data import synthesize_command
     from pibroch.cli.train import evaluate, train
 
-    data, run = folder / "data", folder / "run"
+    data = folder / "data"
+    run = folder / "run"
     synthesize_command(samples=3000, out=data, max_table_rows=50)
     small = [
         "model.dim=4",

@@ -107,7 +107,8 @@ def programs(line):
 
     What is optional is given, placeholders stand for themselves.
     """
-    words, found = shlex.split(line, comments=True), [[]]
+    words = shlex.split(line, comments=True)
+    found = [[]]
     for word in words:
         if word == "|":
             found.append([])

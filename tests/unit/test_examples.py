@@ -53,7 +53,8 @@ def statements(source):
 
 
 def test_save_and_resume_goes_on_with_another_number_of_ranks(tmp_path):
-    path, losses = EXAMPLES / "save_and_resume.py", []
+    path = EXAMPLES / "save_and_resume.py"
+    losses = []
     assert "rank 1 of 2 begins after step 0" in on_two_ranks(path, tmp_path / "a", 30)
     for folder, begins in ((tmp_path / "a", 30), (tmp_path / "b", 0)):
         with Program(path, folder, 60) as one:

@@ -15,7 +15,8 @@ PACKAGE = Path(pibroch.__file__).parent
 ROOMS = ("exchange", "collectives", "lookahead", "servers")
 FILES = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
 EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
-MOST_ANY_PER_1000_LINES, MOST_ANY_PER_1000_LINES_OF_ROOMS = 10, 8
+MOST_ANY_PER_1000_LINES = 10
+MOST_ANY_PER_1000_LINES_OF_ROOMS = 8
 IGNORES = {
     "assignment": "a method of torch's that has two names, each with overloads",
     "call-arg": "torch's stub of ProcessGroup knows one constructor of two",
@@ -54,6 +55,35 @@ def test_types_are_said():
     assert all(kind.startswith("[") and kind[1 : kind.index("]")] in IGNORES for kind in kinds), (
         kinds
     )
+
+
+def packs_unrelated_values(node):
+    """Whether ``a, b = x, y`` could as well be two lines: no value reads what stands left of it.
+
+    >>> packs_unrelated_values(ast.parse("a, b = 1, 2").body[0])
+    True
+    >>> packs_unrelated_values(ast.parse("a, b = b, a").body[0])
+    False
+    """
+    target = node.targets[0]
+    if not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)):
+        return False
+    names = [ast.unparse(name) for name in target.elts]
+    values = [ast.unparse(value) for value in node.value.elts]
+    return not any(
+        re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", value)
+        for place, name in enumerate(names)
+        for value in values[place + 1 :]
+    )
+
+
+def test_an_assignment_packs_no_unrelated_values():
+    assert not [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in EVERY_FILE
+        for node in each(ast.Assign, path)
+        if packs_unrelated_values(node)
+    ]
 
 
 def test_words_of_a_private_dialect_do_not_come_back():
@@ -121,7 +151,8 @@ def circles(at_load):
 
 
 def reach(name, named):
-    seen, left = set(), [name]
+    seen = set()
+    left = [name]
     while left:
         fresh = named[left.pop()] - seen
         seen |= fresh

@@ -118,7 +118,8 @@ def is_module(name):
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_cores_know_no_sockets_threads_clocks_or_process_groups(name):
-    seen, left = set(), [name]
+    seen = set()
+    left = [name]
     while left:
         module = left.pop()
         if module in seen:

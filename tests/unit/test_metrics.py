@@ -73,10 +73,12 @@ def test_tasks_have_their_own_samples():
 
 def test_a_weight_of_two_is_a_sample_twice():
     logits, labels = draw(200, 3)
-    weighted, twice = StreamingMetrics(), StreamingMetrics()
+    weighted = StreamingMetrics()
+    twice = StreamingMetrics()
     weighted.add(logits, labels, torch.full((200,), 2.0))
     twice.add(torch.cat([logits, logits]), torch.cat([labels, labels]))
-    one, other = weighted.compute()["label"].lifetime, twice.compute()["label"].lifetime
+    one = weighted.compute()["label"].lifetime
+    other = twice.compute()["label"].lifetime
     assert one.num_samples == 200 and other.num_samples == 400
     assert (one.auc, one.logloss, one.calibration) == pytest.approx(
         (other.auc, other.logloss, other.calibration)
@@ -119,7 +121,8 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_auc_of_many_different_logits_is_close_in_bounded_memory(name):
     """Logits are float64 here, nearly all of them different."""
-    generator, metrics = np.random.default_rng(7), StreamingMetrics(window=160_000)
+    generator = np.random.default_rng(7)
+    metrics = StreamingMetrics(window=160_000)
     seen = []
     for batch in range(60):
         labels = (generator.random(4096) < 0.2).astype(np.float64)

@@ -89,7 +89,8 @@ def _serve(launcher: Launcher, layout: RankLayout, role: Role, number: int) -> N
     torch.set_num_threads(threads_of_rank())
     serve_as(role, layout.rendezvous, number, opens=False)
     console.quiet = True  # when a launcher stops all processes, the trainers speak
-    folder, has_log = Path(layout.folder), False
+    folder = Path(layout.folder)
+    has_log = False
     for _ in launcher.wait_for_end():
         if not has_log and (folder / "config.toml").exists():
             redirect_output(folder / role.folder / f"{number}.log")

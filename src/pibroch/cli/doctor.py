@@ -21,7 +21,9 @@ from rich.table import Table
 from pibroch.cli.console import results
 from pibroch.process import num_processors
 
-_OK, _NO, _BAD = "[green]yes[/green]", "[yellow]no[/yellow]", "[bold red]failed[/bold red]"
+_OK = "[green]yes[/green]"
+_NO = "[yellow]no[/yellow]"
+_BAD = "[bold red]failed[/bold red]"
 _SIMD = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sha_ni", "asimd", "sve")
 
 

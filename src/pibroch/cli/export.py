@@ -197,10 +197,8 @@ def _export(
 
 
 def _whole(manifest: ExportManifest, out: Path) -> str:
-    size, total = (
-        sum(manifest.files[shard.file].size_bytes for shard in manifest.shards),
-        sum(table.num_rows for table in manifest.tables),
-    )
+    size = sum(manifest.files[shard.file].size_bytes for shard in manifest.shards)
+    total = sum(table.num_rows for table in manifest.tables)
     share = size / (4 * manifest.dim * total)
     return (
         f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {manifest.dtype},"

@@ -125,8 +125,10 @@ class Crew:
         variables: Mapping[str, str] | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        self._arguments, self._server = list(arguments), server
-        self._num_ranks, self._variables = num_ranks, dict(variables or {})
+        self._arguments = list(arguments)
+        self._server = server
+        self._num_ranks = num_ranks
+        self._variables = dict(variables or {})
         self._lost = False
         self._processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
 

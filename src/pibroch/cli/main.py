@@ -106,10 +106,8 @@ def _common(
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
-    debug, arguments = (
-        "--debug" in sys.argv,
-        [argument for argument in sys.argv[1:] if argument != "--debug"],
-    )
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stop)

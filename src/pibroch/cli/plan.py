@@ -247,7 +247,8 @@ def diff_command(
 
     Rows that move, copies, and the predictions beside each other.
     """
-    (before, predicted), (after, then) = load_plan(old), load_plan(new)
+    (before, predicted) = load_plan(old)
+    (after, then) = load_plan(new)
     changes = diff(before, after)
     grid = _grid("table", "rows", "move", "copies added", "copies dropped", title=f"{old} to {new}")
     for name, table in changes.tables.items():

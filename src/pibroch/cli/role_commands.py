@@ -45,7 +45,8 @@ def command_of(role: Role) -> Callable[..., None]:
     parameters = _parameters(role)
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__name__, run.__doc__ = role.command.replace("-", "_"), role.help
+    run.__name__ = role.command.replace("-", "_")
+    run.__doc__ = role.help
     return run
 
 
@@ -54,7 +55,8 @@ def _parameters(role: Role) -> list[Parameter]:
 
     What is there once has number and threads hidden.
     """
-    word, one = role.title.split()[-1], role.is_one
+    word = role.title.split()[-1]
+    one = role.is_one
     host = "HOST is this machine" if one else f"HOST is {word} 0's machine"
     options: dict[str, tuple[object, Any]] = {
         "rendezvous": (

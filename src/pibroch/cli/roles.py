@@ -102,7 +102,8 @@ def _beside(
     config: RunConfig, size: int, starters: dict[Role, str]
 ) -> list[tuple[str, str, str, str]]:
     """Who is beside the trainers, started by whom where nobody is met elsewhere."""
-    inside, rows = "in each trainer" if size > 1 else "in the trainer", []
+    inside = "in each trainer" if size > 1 else "in the trainer"
+    rows = []
     for role in reversed(roles()):
         if (described := role.describe(config)) is not None:
             title, duty = described

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 TOKEN = "PIBROCH_SERVE_TOKEN"
 logger = logging.getLogger(__name__)
-_ADDRESS, _MODEL, _ACCESS = "Address", "Model", "Who may ask"
-_LIMITS, _PROCESSES, _HOSTS = "Limits", "Processes", "Tables over several hosts"
+_ADDRESS = "Address"
+_MODEL = "Model"
+_ACCESS = "Who may ask"
+_LIMITS = "Limits"
+_PROCESSES = "Processes"
+_HOSTS = "Tables over several hosts"
 
 
 Model = Annotated[
@@ -247,7 +251,8 @@ def serve(
         connections=max_connections,
         total_bytes=int(total_mb * (1 << 20)),
     )
-    tls, token = _tls(tls_cert, tls_key), _token(token_file)
+    tls = _tls(tls_cert, tls_key)
+    token = _token(token_file)
     options = ServerOptions(
         host,
         port,
@@ -348,7 +353,8 @@ def _token(file: Path | None) -> str | None:
         where = f"--token-file {file}"
         content = read_secret_file(file, "--token-file", stat.S_IRWXO | stat.S_IWGRP)
     elif TOKEN in os.environ:
-        where, content = TOKEN, os.environ[TOKEN].strip().encode(errors="surrogateescape")
+        where = TOKEN
+        content = os.environ[TOKEN].strip().encode(errors="surrogateescape")
     else:
         return None
     if not 1 <= len(content) <= MAX_SECRET_BYTES or not all(

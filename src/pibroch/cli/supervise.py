@@ -96,7 +96,8 @@ def _supervise(
 ) -> int:
     from pibroch.train.run_directory import RunDirectory
 
-    budget, more = RestartBudget(restarts), list[str]()
+    budget = RestartBudget(restarts)
+    more = list[str]()
     words = folder / ".last-words"
     while True:
         words.unlink(missing_ok=True)
@@ -108,7 +109,8 @@ def _supervise(
             is_lost = crew.has_lost()
             if is_lost and restarts:
                 crew.kill()
-        reason, code = _reason(failed, words), _exit_code(failed, folder)
+        reason = _reason(failed, words)
+        code = _exit_code(failed, folder)
         if not is_lost or not restarts:
             return code
         step = max(newest_step(folder), 0 if server is None else kept_step(server))

@@ -206,7 +206,8 @@ def _train(
     )
     if not world.is_first:
         return
-    summary, throughput = result.summary, f"{result.summary.samples_per_second:,.0f} samples/s"
+    summary = result.summary
+    throughput = f"{result.summary.samples_per_second:,.0f} samples/s"
     if not dataset.samples["test"]:
         results.print(f"no test samples  {throughput}")
         return

@@ -150,7 +150,8 @@ class _Callers:
     """Connections that have not proved yet who they are, the oldest first."""
 
     def __init__(self, servers: Sequence[socket.socket], key: bytes, rank: int) -> None:
-        self._key, self._rank = key, rank
+        self._key = key
+        self._rank = rank
         self._pending: dict[socket.socket, tuple[Server, float]] = {}
         self._selector = selectors.DefaultSelector()
         for server in servers:

@@ -26,7 +26,8 @@ from pibroch.observability.trace import span
 if TYPE_CHECKING:
     from pibroch.collectives.ranks import Ranks
 
-TRANSPORT_VARIABLE, CHOICES = "PIBROCH_CHANNEL_TRANSPORT", ("auto", "gloo")
+TRANSPORT_VARIABLE = "PIBROCH_CHANNEL_TRANSPORT"
+CHOICES = ("auto", "gloo")
 """``auto`` is shared memory within a host.
 
 ``gloo`` in the environment of a rank leaves its messages to gloo.
@@ -112,7 +113,8 @@ class Channel:
     """
 
     def __init__(self, ranks: Ranks, transport: Transport | None = None) -> None:
-        self.ranks, self._transport = ranks, transport
+        self.ranks = ranks
+        self._transport = transport
         self.sent_to: Counter[int] = Counter()
         if transport is None and ranks.world_size > 1:
             with self._explained():
@@ -148,7 +150,8 @@ class Channel:
         Returns at once, with a function that blocks until all is done. Messages of several calls
         arrive in their order.
         """
-        here, traffic = self.ranks.rank, self.ranks.traffic
+        here = self.ranks.rank
+        traffic = self.ranks.traffic
         for p, peer in enumerate(self.ranks.members):
             if p != here and (going[p].nbytes or coming[p].nbytes):
                 traffic.add(peer, going[p].nbytes, peer, coming[p].nbytes)
@@ -183,7 +186,8 @@ class Channel:
         """
         if self._transport is None:
             return lambda: None
-        transport, staged = self._transport, tensor.to(self._transport.device)
+        transport = self._transport
+        staged = tensor.to(self._transport.device)
         self._count_sum(tensor.nbytes)
 
         def reduce() -> Wait:
@@ -202,7 +206,9 @@ class Channel:
 
     def _count_sum(self, num_bytes: int) -> None:
         """As in gloo's ring: 2 (W - 1) / W of the bytes go to the rank before this one, and come from the one after it."""
-        here, size, members = self.ranks.rank, self.ranks.world_size, self.ranks.members
+        here = self.ranks.rank
+        size = self.ranks.world_size
+        members = self.ranks.members
         share = int(2 * (size - 1) / size * num_bytes)
         self.ranks.traffic.add(members[here - 1], share, members[(here + 1) % size], share)
 

@@ -25,7 +25,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float, channel: Channel) -> Tenso
     Returns:
         The norm before.
     """
-    parts, here = all_parts(model), channel.ranks.rank_in_run
+    parts = all_parts(model)
+    here = channel.ranks.rank_in_run
     if not parts:
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     led = [part for part, members in parts.items() if min(members) == here]

@@ -101,7 +101,8 @@ def data_parallel(
         for parameter in () if ranks.are_all else model.parameters():
             _SUMMED[parameter] = []  # a part of one rank: nothing to sum
         return model
-    channel, parts = ranks.open_channel(), ownership.own_parts(model)
+    channel = ranks.open_channel()
+    parts = ownership.own_parts(model)
     ownership.note_parts(model, _check_same(channel, model, parts))
     _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])
     _share_moments(model, ranks, parts, is_mean=reduction == "mean")
@@ -124,7 +125,8 @@ class _Calls:
     """
 
     def __init__(self, gradients: GradientReducer | None, num_samples: Callable[..., int]) -> None:
-        self._gradients, self._num_samples = gradients, num_samples
+        self._gradients = gradients
+        self._num_samples = num_samples
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: object
@@ -193,11 +195,9 @@ def _check_same(channel: Channel, model: nn.Module, parts: ownership.Parts) -> o
     }
     for rank, other in enumerate(found):
         for name in sorted(found[0].keys() | other.keys() | held.keys()):
-            here, there, members = (
-                found[0].get(name, "absent"),
-                other.get(name, "absent"),
-                held.get(name),
-            )
+            here = found[0].get(name, "absent")
+            there = other.get(name, "absent")
+            members = held.get(name)
             if members is None and here != there:
                 raise ConfigError(
                     f"{name}, on rank 0 {here} and on rank {rank} {there}", "one model on all ranks"
@@ -220,7 +220,8 @@ def _broadcast(channel: Channel, tensors: Iterable[Tensor]) -> None:
         flat = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in chosen]
         if not flat:
             return
-        sizes, size = [len(part) for part in flat], channel.ranks.world_size
+        sizes = [len(part) for part in flat]
+        size = channel.ranks.world_size
         total = sum(sizes)
         sends = [total] * size if channel.ranks.rank == 0 else [0] * size
         send = torch.cat(flat).repeat(size) if sends[0] else torch.empty(0, dtype=torch.uint8)

@@ -64,7 +64,8 @@ class RankFailure:
     def error(self) -> RankFailedError:
         """The error that this is on all other ranks."""
         error = RankFailedError(self.rank, self.step, self.reason)
-        error.exit_code, error.is_loss = self.exit_code, self.is_loss
+        error.exit_code = self.exit_code
+        error.is_loss = self.is_loss
         return error
 
 
@@ -86,13 +87,16 @@ class FailureDetector:
     def __init__(
         self, rank: int, links: dict[int, PeerLink], on_stuck: OnStuck | None = None
     ) -> None:
-        self.rank, self._links, self._on_stuck = rank, links, on_stuck
+        self.rank = rank
+        self._links = links
+        self._on_stuck = on_stuck
         self._steps: dict[int, int] = {}
         self._ended: set[int] = set()
         self._there: set[int] = set()  # those that have answered since the roll was called
         self._roll = threading.Condition()
         self._failure: RankFailure | None = None
-        self._telling, self._has_failure = threading.Lock(), threading.Event()
+        self._telling = threading.Lock()
+        self._has_failure = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(
             target=self._listen, name="pibroch-failure-detector", daemon=True
@@ -112,7 +116,8 @@ class FailureDetector:
             AuthenticationError: when somebody else is in the place of rank 0.
             TrainingError: when the ranks do not find each other.
         """
-        rank, size = channel.ranks.rank, channel.ranks.world_size
+        rank = channel.ranks.rank
+        size = channel.ranks.world_size
         own_key = key_of_run()
         try:
             if rank == 0:

@@ -134,10 +134,8 @@ class GlooTransport(PairTransport):
         self._opened = _OPENED.setdefault(world, _Opened())
         self._opened.count[ranks.members] += 1
         name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
-        self.store, timeout = (
-            PrefixStore(name, _get_default_store()),
-            timedelta(seconds=ranks.timeout_s),
-        )
+        self.store = PrefixStore(name, _get_default_store())
+        timeout = timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
         group = dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout)
         self._connection = _Connection(cast(_GlooGroup, group))

@@ -40,7 +40,8 @@ class GradientReducer:
     def __init__(
         self, channel: Channel, parameters: list[nn.Parameter], is_mean: bool = True
     ) -> None:
-        self.channel, self.is_mean = channel, is_mean
+        self.channel = channel
+        self.is_mean = is_mean
         self.buckets = [_Bucket(group) for group in _groups(parameters)]
         self._backward: int | None = None
         self._num_sent = 0
@@ -84,12 +85,14 @@ class GradientReducer:
         """A backward pass goes through what a forward pass gave."""
         backward = torch._C._current_graph_task_id()
         if backward != self._passed_in:
-            self._passed_in, self._passed = backward, set()
+            self._passed_in = backward
+            self._passed = set()
         self._passed.add(num_samples)
 
     def _begin(self, backward: int) -> None:
         if self._passed_in != backward:  # the loss is of other things than the model returned
-            self._passed_in, self._passed = backward, set(self._waiting or self._not_tracked)
+            self._passed_in = backward
+            self._passed = set(self._waiting or self._not_tracked)
         if not self._passed:
             raise TrainingError(
                 "a backward pass before any forward pass of a data-parallel model",
@@ -97,7 +100,8 @@ class GradientReducer:
                 "call model(...), which counts the samples, not a part of it",
             )
         self._waiting = set()
-        self._backward, self._num_sent = backward, 0
+        self._backward = backward
+        self._num_sent = 0
         for bucket in self.buckets:
             bucket.reached.clear()
         Variable._execution_engine.queue_callback(self._send_rest)
@@ -133,7 +137,8 @@ def _keep_earlier(bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
         parameter = bucket.parameters[place]()
         bucket.earlier.pop(place, None)  # of a pass that failed
         if parameter is not None and parameter.grad is not None:
-            bucket.earlier[place], parameter.grad = parameter.grad, None
+            bucket.earlier[place] = parameter.grad
+            parameter.grad = None
 
     return keep
 
@@ -179,13 +184,16 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = [TensorWeakRef(parameter) for parameter in parameters]
-        self.reached, self.earlier = set[int](), dict[int, Tensor]()
+        self.reached = set[int]()
+        self.earlier = dict[int, Tensor]()
         sizes = [parameter.numel() for parameter in parameters]
-        count, first = len(parameters), parameters[0]
+        count = len(parameters)
+        first = parameters[0]
         self.flat = torch.zeros(
             sum(sizes) + count + 1, dtype=_wire_dtype(first), device=first.device
         )
-        self._gradients, self._tail = self.flat[: sum(sizes)], self.flat[sum(sizes) :]
+        self._gradients = self.flat[: sum(sizes)]
+        self._tail = self.flat[sum(sizes) :]
         views = self._gradients.split(sizes)
         self._views = [
             view.view_as(parameter) for view, parameter in zip(views, parameters, strict=True)
@@ -226,7 +234,8 @@ class _Bucket:
             parameter = reference()
             if parameter is None or not reached[place]:
                 continue
-            here, earlier = place in self.reached, self.earlier.pop(place, None)
+            here = place in self.reached
+            earlier = self.earlier.pop(place, None)
             if not is_known:
                 parameter.grad = earlier if here else parameter.grad
             elif not here and parameter.grad is not None:

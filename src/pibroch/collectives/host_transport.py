@@ -23,7 +23,8 @@ from torch import Tensor
 from pibroch.collectives.mailbox import LARGEST_BYTES, Arrival, Mailbox
 from pibroch.collectives.transport import PairTransport, Transport, Wait
 
-IN_TURN, WITHOUT_ROOM = 0, 1
+IN_TURN = 0
+WITHOUT_ROOM = 1
 """Tags of messages over the network.
 
 Those that are too large, and those that found no room and are announced.
@@ -66,7 +67,9 @@ class HostTransport(Transport):
         rank: int,
         timeout_s: float,
     ) -> None:
-        self._network, self._members, self._timeout_s = network, members, timeout_s
+        self._network = network
+        self._members = members
+        self._timeout_s = timeout_s
         self._mailbox: Mailbox | None = mailbox
         self._near = frozenset(mailbox.peers)
         self._others = [(rank + step) % len(members) for step in range(1, len(members))]
@@ -132,7 +135,8 @@ class HostTransport(Transport):
         return message
 
     def _wait(self, messages: Sequence[_Message]) -> None:
-        start, mailbox = time.monotonic(), self._open_mailbox()
+        start = time.monotonic()
+        mailbox = self._open_mailbox()
         while True:
             seen = mailbox.shown()
             missing = self._advance(mailbox, messages)

@@ -29,11 +29,15 @@ from pibroch.kernels.ring.numba import wait_for_bell
 from pibroch.rpc.transport.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
-ROOM_BYTES, LARGEST_BYTES = SHARED_SEGMENT_BYTES, SHARED_BLOCK_BYTES
+ROOM_BYTES = SHARED_SEGMENT_BYTES
+LARGEST_BYTES = SHARED_BLOCK_BYTES
 """Of a rank's messages that were not taken yet, and of one message."""
 NUM_SLOTS = 1 << 16
 """A rank's messages that were not taken yet, those without room included."""
-WISH, COUNTERS, EXPECTED, LINE = 128, 4096, 8, 64
+WISH = 128
+COUNTERS = 4096
+EXPECTED = 8
+LINE = 64
 SLEEP_US = 100_000
 EFFORT = (20, 0, 50, 0, 32)
 """Of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
@@ -105,7 +109,8 @@ class Mailbox:
         timeout_s: float,
         num_slots: int = NUM_SLOTS,
     ) -> None:
-        self._links, self.peers = links, tuple(links)
+        self._links = links
+        self.peers = tuple(links)
         slots = COUNTERS + -(-world_size * LINE // 4096) * 4096
         self._room = -(-(slots + num_slots * queue.SLOT_BYTES) // 4096) * 4096
         self._own = OwnSegment.create(self._room + ROOM_BYTES)
@@ -115,7 +120,8 @@ class Mailbox:
         ]
         self._arena = Arena()
         self._arena.add_segment(0, ROOM_BYTES)
-        self._head, self._effort = np.zeros(3, np.int64), np.array(EFFORT, np.int64)
+        self._head = np.zeros(3, np.int64)
+        self._effort = np.array(EFFORT, np.int64)
         for link in links.values():
             link.settimeout(timeout_s)
             send_segment(link, self._own)
@@ -183,7 +189,8 @@ class Mailbox:
         One that comes by another way is only counted.
         """
         queues = self._queues[p]
-        there, nbytes = queues.memory.address, arrival.nbytes if arrival.place else 0
+        there = queues.memory.address
+        nbytes = arrival.nbytes if arrival.place else 0
         queues.cursor = arrival.following
         queue.take(address, there + arrival.place, nbytes, queues.taken_there, there + WISH, there)
 
@@ -218,7 +225,8 @@ class Mailbox:
             link.close()
 
     def _leave(self, p: int, place: int, address: int, nbytes: int) -> None:
-        queues, following = self._queues[p], self._free_slots.pop()
+        queues = self._queues[p]
+        following = self._free_slots.pop()
         queue.leave(
             self.bell, queues.slot, following, place, address, nbytes, queues.memory.address
         )

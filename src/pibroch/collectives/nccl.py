@@ -24,7 +24,8 @@ class NcclTransport(Transport):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        timeout, self._group = timedelta(seconds=ranks.timeout_s), None
+        timeout = timedelta(seconds=ranks.timeout_s)
+        self._group = None
         if ranks.are_all:
             self._group = dist.new_group(timeout=timeout)
         else:

@@ -23,7 +23,9 @@ class PeerLink:
     """JSON objects, one a line, over a connected TCP socket, which belongs to the link from now on."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket, self._buffer, self._lock = connection, bytearray(), threading.Lock()
+        self._socket = connection
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
         connection.settimeout(SEND_TIMEOUT_S)
         _notice_lost_host(connection)
 

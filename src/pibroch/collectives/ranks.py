@@ -90,7 +90,9 @@ class Ranks:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         explain: Explain | None = None,
     ) -> None:
-        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
         self.members = tuple(range(world_size))
         self._process = _Process(world_size, explain)
 
@@ -150,7 +152,8 @@ class Ranks:
         for members in partition:
             if self.rank in members:
                 group = copy(self)
-                group.rank, group.world_size = members.index(self.rank), len(members)
+                group.rank = members.index(self.rank)
+                group.world_size = len(members)
                 group.members = tuple(self.members[rank] for rank in members)
                 return group
         return None

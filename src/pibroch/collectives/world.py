@@ -79,7 +79,8 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
         TrainingError: when the ranks do not find each other.
         RankFailedError: inside and when leaving.
     """
-    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    rank = _number("RANK", 0)
+    size = _number("WORLD_SIZE", 1)
     if not 0 <= rank < size:
         raise ConfigError(
             f"RANK {rank} and WORLD_SIZE {size}", "a rank from 0 to WORLD_SIZE - 1", "use torchrun"
@@ -103,7 +104,8 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
 
 def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
-        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        rank = _number("RANK", 0)
+        size = _number("WORLD_SIZE", 1)
         timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         _keep_gloo_to_loopback()
         dist.init_process_group(

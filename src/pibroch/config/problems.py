@@ -31,7 +31,8 @@ def config_error(
     """
     problem = error.errors(include_url=False)[0]
     path = recipe_path(problem["loc"], raw)
-    key, more = ".".join(path), len(error.errors()) - 1
+    key = ".".join(path)
+    more = len(error.errors()) - 1
     tail = f" ({more} more problem{'s' * (more > 1)} after this one)" if more else ""
     if problem["type"] == "extra_forbidden":
         known = sorted(_fields_at(model, path[:-1], raw))
@@ -85,7 +86,8 @@ def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, object]) -> tuple[
         if "[" in str(part):  # a type of which a value may be: `literal[...]`, `dict[...]`
             continue
         path.append(str(part))
-        at, may_be_tag = at.get(part) if isinstance(at, Mapping) else None, True
+        at = at.get(part) if isinstance(at, Mapping) else None
+        may_be_tag = True
     return tuple(path)
 
 

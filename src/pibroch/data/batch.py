@@ -106,13 +106,12 @@ class JaggedBatch:
         """
         if keys == self.keys:
             return self
-        size, index = self.batch_size, _places(tuple(self.keys), tuple(keys))
+        size = self.batch_size
+        index = _places(tuple(self.keys), tuple(keys))
         if self.weights is None and self.has_shared_offsets:
-            ids_FB, first, count = (
-                self.values.view(len(self.keys), size),
-                min(index, default=0),
-                len(index),
-            )
+            ids_FB = self.values.view(len(self.keys), size)
+            first = min(index, default=0)
+            count = len(index)
             is_span = index == (*range(first, first + count),)  # no copy then
             values = (ids_FB.narrow(0, first, count) if is_span else ids_FB[list(index)]).view(-1)
             return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)

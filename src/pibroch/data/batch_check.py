@@ -32,7 +32,10 @@ def check_batch(batch: JaggedBatch) -> None:
     for name in ("dense", "values", "offsets", "labels"):
         _check_tensor(name, getattr(batch, name))
     _check_keys(batch.keys)
-    dense, values, offsets, labels = batch.dense, batch.values, batch.offsets, batch.labels
+    dense = batch.dense
+    values = batch.values
+    offsets = batch.offsets
+    labels = batch.labels
     if labels.ndim != 1:
         _refuse(f"labels {list(labels.shape)}", "[B]")
     if dense.dtype != torch.float32 or dense.ndim != 2 or len(dense) != len(labels):

@@ -26,7 +26,8 @@ class CodeCounter:
     """
 
     def __init__(self, folder: Path, memory_codes: int = 4_000_000) -> None:
-        self._folder, self._memory_codes = folder, memory_codes
+        self._folder = folder
+        self._memory_codes = memory_codes
         self._parts: list[Counted] = []
         self._held = 0
         self._runs: list[tuple[Path, Path]] = []
@@ -74,7 +75,8 @@ class CodeCounter:
             codes.tofile(paths[0])
             counts.tofile(paths[1])
         self._runs.append(paths)
-        self._parts, self._held = [], 0
+        self._parts = []
+        self._held = 0
 
     def _ranges(self) -> list[list[Counted]]:
         """The runs, cut at the same codes into ranges that fit in memory; views of mapped files."""
@@ -105,8 +107,10 @@ def _merged(parts: list[Counted], min_count: int = 1) -> Counted:
     counts = np.concatenate([counts for _, counts in parts])
     if len(codes) and len(parts) > 1:
         order = np.argsort(codes, kind="stable")
-        codes, counts = codes[order], counts[order]
+        codes = codes[order]
+        counts = counts[order]
         firsts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-        codes, counts = codes[firsts], np.add.reduceat(counts, firsts)
+        codes = codes[firsts]
+        counts = np.add.reduceat(counts, firsts)
     kept = counts >= min_count
     return codes[kept], counts[kept]

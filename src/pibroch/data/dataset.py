@@ -132,10 +132,13 @@ class EncodedDataset:
 
     def __init__(self, path: Path, manifest: DatasetManifest) -> None:
         self.path = path
-        self.schema, self.num_rows = manifest.schema_, manifest.num_rows
+        self.schema = manifest.schema_
+        self.num_rows = manifest.num_rows
         self.samples = {str(name): count for name, count in manifest.samples.items()}
-        self.fingerprint, self.provenance = manifest.fingerprint, manifest.provenance
-        self.truth, self.has_labels = manifest.truth, manifest.has_labels
+        self.fingerprint = manifest.fingerprint
+        self.provenance = manifest.provenance
+        self.truth = manifest.truth
+        self.has_labels = manifest.has_labels
         self._items = {str(name): items for name, items in manifest.items.items()}
         self._files = manifest.files
         self._opened: dict[str, FileIdentity] = {}
@@ -153,7 +156,8 @@ class EncodedDataset:
             raise DataError(
                 f"{path}, which has no {MANIFEST}", need, "check the path, or prepare it"
             )
-        content, source = read_json(path, MANIFEST, DATASET), str(path / MANIFEST)
+        content = read_json(path, MANIFEST, DATASET)
+        source = str(path / MANIFEST)
         kind = content.get("format") if isinstance(content, dict) else None
         if kind != "pibroch-dataset":
             raise DATASET(f"{source} of another kind", "a dataset")
@@ -173,7 +177,8 @@ class EncodedDataset:
         """
         if name not in SPLITS:
             raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
-        count, files = self.samples[name], MappedFiles(self.path, self._opened)
+        count = self.samples[name]
+        files = MappedFiles(self.path, self._opened)
         one_hot = [feature for feature in self.schema.categorical if not feature.multi_hot]
         bags = {
             feature: Bags(
@@ -264,7 +269,8 @@ class EncodedDataset:
     def _map(
         self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None
     ) -> Array:
-        path, shape = self.path / name, tuple(shape)
+        path = self.path / name
+        shape = tuple(shape)
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name not in self._files or self._files[name][0] != num_bytes:
             raise DATASET(

@@ -45,7 +45,8 @@ class FeatureEncoder:
         slots: NDArray[np.int32] | None = None,
         text_rules: int = TEXT_RULES,
     ) -> None:
-        self.feature, self._text_rules = feature, text_rules
+        self.feature = feature
+        self._text_rules = text_rules
         self._slots = slots
         self._vocabulary = vocabulary
         fixed = feature.fixed_num_rows
@@ -86,7 +87,8 @@ class FeatureEncoder:
             DataError: for a value that is no single one, a list where the feature is not multi-hot,
                 or no finite number where it is binned; names the column and the sample.
         """
-        feature, rules = self.feature, self._text_rules
+        feature = self.feature
+        rules = self._text_rules
         if feature.binning is not None:
             return log_bin_rows(raw_numbers(feature.column, values, rules)).astype(np.int32), None
         if not feature.multi_hot:
@@ -234,7 +236,8 @@ def index_problem(vocabulary: Array, slots: Array) -> str:
     for array, dtype in ((vocabulary, np.uint64), (slots, np.int32)):
         if array.dtype != dtype or array.ndim != 1:
             return f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} of one dimension"
-    count, size = len(vocabulary), len(slots)
+    count = len(vocabulary)
+    size = len(slots)
     if size <= count or size & (size - 1):
         return f"{size:,} slots for {count:,} codes, not a power of two above these"
     if slots.min() < _EMPTY_SLOT or slots.max(initial=-1) >= count:

@@ -32,7 +32,8 @@ def fields_of_lines(
     Raises:
         DataError: for lines that preparation would not read, or too many of them.
     """
-    text, names = body.removeprefix(BYTE_ORDER_MARK), schema.columns
+    text = body.removeprefix(BYTE_ORDER_MARK)
+    names = schema.columns
     if names is None:
         end = text.find(b"\n") + 1 or len(text)
         names = tuple(split_record(text[:end], schema.separator, schema.quotes))
@@ -52,7 +53,8 @@ def fields_of_lines(
     count = find_fields(buffer, ord(schema.separator), schema.quotes, every, bounds, records)
     if count > max_rows:
         raise DataError(f"more than {max_rows} rows", f"1 to {max_rows} in a request")
-    bounds, records = bounds[:count], records[:count]
+    bounds = bounds[:count]
+    records = records[:count]
     has_label = records[:, 2] == len(names)
     wanted = np.array([places[column] for column in columns], np.int64)
     if schema.quotes and ((records[:, 4] > 1) | (records[:, 5] != 0)).any():
@@ -66,7 +68,8 @@ def fields_of_lines(
         shorter = wanted - (wanted > places[schema.label])
         of_records = np.where(has_label[:, None], wanted, shorter)
         bounds = bounds[np.arange(count)[:, None], of_records]
-    unquoted, (starts, ends) = buffer.tobytes(), bounds.T.tolist()
+    unquoted = buffer.tobytes()
+    (starts, ends) = bounds.T.tolist()
     return {
         column: [unquoted[start:end] for start, end in zip(*fields, strict=True)]
         for column, *fields in zip(columns, starts, ends, strict=True)

@@ -58,7 +58,9 @@ class Loader:
             raise ConfigError(
                 f"rank {rank} of {world_size}", "a rank from 0 to the number of ranks - 1"
             )
-        self.split, self.shuffle, self.seed = split, shuffle, operator.index(seed)
+        self.split = split
+        self.shuffle = shuffle
+        self.seed = operator.index(seed)
         self.batch_size = whole_number(batch_size, "batch size", 1)
         self.part = rank, world_size
         self._position = LoaderPosition(0, 0)
@@ -99,7 +101,8 @@ class Loader:
 
         Quickest where it goes on in order.
         """
-        start, (rank, size) = position.sample, self.part
+        start = position.sample
+        (rank, size) = self.part
         stop = min(start + self.batch_size, len(self.split))
         first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
         samples = (
@@ -158,7 +161,8 @@ def batch_of(
     """
     if split.files is not None:
         split.files.check()
-    size, num_one_hot = len(samples), split.ids.shape[1]
+    size = len(samples)
+    num_one_hot = split.ids.shape[1]
     dense = np.empty((size, split.dense.shape[1]), np.float32)
     labels = np.empty(size, np.float32)
     ids_FB = np.empty((num_one_hot, size), np.int64)
@@ -215,7 +219,9 @@ def _gather(
     ids_out_FB: NDArray[np.int64],
 ) -> None:
     """Records of the samples, transposed to feature-major in tiles of samples so that whole cache lines are written."""
-    num_samples, num_dense, num_ids = len(samples), dense.shape[1], ids.shape[1]
+    num_samples = len(samples)
+    num_dense = dense.shape[1]
+    num_ids = ids.shape[1]
     for first in range(0, num_samples, _TILE):
         after = min(first + _TILE, num_samples)
         for i in range(first, after):

@@ -127,7 +127,9 @@ class MappedFiles:
     """
 
     def __init__(self, folder: Path, opened: Mapping[str, FileIdentity]) -> None:
-        self._folder, self._opened, self._watch = folder, opened, FileWatch(_changed)
+        self._folder = folder
+        self._opened = opened
+        self._watch = FileWatch(_changed)
 
     def map(self, name: str, dtype: str, shape: Sequence[int]) -> Array:
         """A file as an array of this type and shape.
@@ -135,7 +137,8 @@ class MappedFiles:
         Raises:
             DataError: when it is not any more what it was when the dataset was opened.
         """
-        path, opened = str(self._folder / name), self._opened[name]
+        path = str(self._folder / name)
+        opened = self._opened[name]
         try:
             array: Array = np.memmap(path, dtype, "r", shape=tuple(shape))
         except (OSError, ValueError) as error:

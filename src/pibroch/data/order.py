@@ -37,11 +37,9 @@ class EpochOrder:
         block_samples: int = BLOCK_SAMPLES,
         group_blocks: int = GROUP_BLOCKS,
     ) -> None:
-        self._num_samples, self._key, self._block_samples = (
-            num_samples,
-            (seed, epoch),
-            block_samples,
-        )
+        self._num_samples = num_samples
+        self._key = (seed, epoch)
+        self._block_samples = block_samples
         num_blocks = -(-num_samples // block_samples)
         blocks = np.random.default_rng([*self._key, 0]).permutation(num_blocks)
         self._groups = [blocks[i : i + group_blocks] for i in range(0, num_blocks, group_blocks)]
@@ -54,9 +52,11 @@ class EpochOrder:
         parts = []
         group_id = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
-            first, after = int(self._starts[group_id]), int(self._starts[group_id + 1])
+            first = int(self._starts[group_id])
+            after = int(self._starts[group_id + 1])
             parts.append(self._group(group_id)[start - first : min(stop, after) - first])
-            start, group_id = min(stop, after), group_id + 1
+            start = min(stop, after)
+            group_id = group_id + 1
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)

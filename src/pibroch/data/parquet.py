@@ -70,7 +70,8 @@ class ParquetSource:
         Raises:
             DataError: when the file is damaged, or an item of a list holds ``ITEM_END``.
         """
-        row, num_rows = start.offset, min(_ROWS, max(1, piece_bytes // 256))
+        row = start.offset
+        num_rows = min(_ROWS, max(1, piece_bytes // 256))
         while row < self._num_rows:
             need = min(num_rows, self._num_rows - row)
             try:

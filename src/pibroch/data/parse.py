@@ -105,10 +105,12 @@ class PieceParser:
             raise DataError(
                 got, f"one column `{twice[0]}`, not {columns.count(twice[0])}", "rename the others"
             )
-        self._schema, self._columns = schema, columns
+        self._schema = schema
+        self._columns = columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
-        self._numeric, self._has_labels = schema.numeric_columns(has_labels), has_labels
+        self._numeric = schema.numeric_columns(has_labels)
+        self._has_labels = has_labels
         if len(columns) == 1:
             raise DataError(
                 f"{got} alone, where a blank line may be a missing value or none",
@@ -122,9 +124,11 @@ class PieceParser:
         capacity = text.count(b"\n") + 1
         bounds = np.zeros((capacity, len(self._place), 2), np.int64)
         records = np.empty((capacity, RECORD_ITEMS), np.int64)
-        separator, is_text = ord(self._layout.separator), self._layout.unit == "line"
+        separator = ord(self._layout.separator)
+        is_text = self._layout.unit == "line"
         count = find_fields(buffer, separator, self._layout.quotes, self._wanted, bounds, records)
-        bounds, records = bounds[:count], records[:count]
+        bounds = bounds[:count]
+        records = records[:count]
         numbers, checks = self._numbers(buffer, bounds, records)
         num_inside = np.ones(count, np.int64)
         if is_text and self._layout.quotes:
@@ -144,10 +148,8 @@ class PieceParser:
             for i in bad[:_SHOWN_BAD_RECORDS]
         )
         if len(bad):
-            bounds, numbers = (
-                bounds[good],
-                {column: values[good] for column, values in numbers.items()},
-            )
+            bounds = bounds[good]
+            numbers = {column: values[good] for column, values in numbers.items()}
         schema = self._schema
         return ParsedPiece(
             numbers[schema.label].astype(np.uint8)

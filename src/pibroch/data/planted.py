@@ -76,7 +76,8 @@ class Planted:
                 ...
             starts: first id of each bag, ``[R * F + 1]``.
         """
-        linear, pairs = np.empty(len(dense)), np.empty(len(dense))
+        linear = np.empty(len(dense))
+        pairs = np.empty(len(dense))
         standard = (dense - self.dense_mean) * self.dense_scale
         _parts(
             standard,
@@ -141,7 +142,8 @@ def calibrated(
         wanted / float(part.std()) for wanted, part in zip(deviations, (linear, pairs), strict=True)
     )
     raw = linear_scale * linear + pair_scale * pairs
-    low, high = -50.0, 50.0
+    low = -50.0
+    high = 50.0
     for _ in range(60):
         bias = (low + high) / 2
         low, high = (bias, high) if sigmoid(raw + bias).mean() < CLICK_RATE else (low, bias)
@@ -167,8 +169,11 @@ def _parts(
     pairs_out: NDArray[np.float64],
 ) -> None:
     """Sum over pairs by half of (square of the sum minus sum of the squares)."""
-    num_features, width = len(first_row), effects.shape[1]
-    field, total, squares = np.empty(width), np.empty(width), np.empty(width)
+    num_features = len(first_row)
+    width = effects.shape[1]
+    field = np.empty(width)
+    total = np.empty(width)
+    squares = np.empty(width)
     for sample in range(len(standard)):
         total[:] = 0.0
         squares[:] = 0.0
@@ -188,4 +193,5 @@ def _parts(
         pairs = 0.0
         for k in range(1, width):
             pairs += total[k] * total[k] - squares[k]
-        linear_out[sample], pairs_out[sample] = total[0], 0.5 * pairs
+        linear_out[sample] = total[0]
+        pairs_out[sample] = 0.5 * pairs

@@ -59,7 +59,8 @@ def find_swallowed(
         numeric: places of the label and the numbers among the columns, the label's first.
         has_label: whether the first of them is the label.
     """
-    found, num_inside = records[:, 5] != 0, np.ones(len(records), np.int64)
+    found = records[:, 5] != 0
+    num_inside = np.ones(len(records), np.int64)
     several = np.flatnonzero(records[:, 4] > 1)
     if len(several):
         is_record, owner = _lines(
@@ -100,14 +101,13 @@ def _lines(
     raw = [text[first:end] for first, end in records[:, :2].tolist()]
     buffer = np.frombuffer(b"\n".join(raw), np.uint8)
     capacity = int(records[:, 4].sum())
-    bounds, lines = (
-        np.zeros((capacity, len(numeric), 2), np.int64),
-        np.empty((capacity, RECORD_ITEMS), np.int64),
-    )
+    bounds = np.zeros((capacity, len(numeric), 2), np.int64)
+    lines = np.empty((capacity, RECORD_ITEMS), np.int64)
     wanted = np.full(num_columns, -1, np.int64)
     wanted[list(numeric)] = np.arange(len(numeric))
     count = find_fields(buffer.copy(), separator, False, wanted, bounds, lines)
-    bounds, lines = bounds[:count], lines[:count]
+    bounds = bounds[:count]
+    lines = lines[:count]
     is_record = lines[:, 2] == num_columns
     for place in range(len(numeric)):
         values, good = parse_numbers(buffer, bounds[:, place, 0], bounds[:, place, 1])

@@ -85,7 +85,8 @@ def _rows(
     value.
     """
     features = schema.categorical
-    binned, hashed = _binned(schema), [feature for feature in features if _is_hashed(feature)]
+    binned = _binned(schema)
+    hashed = [feature for feature in features if _is_hashed(feature)]
     rows: dict[str, NDArray[np.int64]] = {}
     if binned:
         bins = log_bin_rows(np.stack([numbers[feature.column] for feature in binned]))
@@ -147,13 +148,16 @@ class RawFields:
         num_samples: int,
         text_rules: int,
     ) -> None:
-        self._columns, self.num_samples, self._text_rules = columns, num_samples, text_rules
+        self._columns = columns
+        self.num_samples = num_samples
+        self._text_rules = text_rules
         self._place = {column: place for place, column in enumerate(wanted)}
         text, lengths = self._plain(wanted) or self._mixed(wanted)
         bounds = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
         shape = len(wanted), num_samples
-        self._starts, self._ends = bounds[:-1].reshape(shape), bounds[1:].reshape(shape)
+        self._starts = bounds[:-1].reshape(shape)
+        self._ends = bounds[1:].reshape(shape)
         self._text = np.frombuffer(text or b" ", np.uint8)
 
     def _plain(self, wanted: Sequence[str]) -> tuple[bytes, list[int]] | None:

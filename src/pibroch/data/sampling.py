@@ -44,9 +44,11 @@ def alias_table(
 ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
     """Walker's tables: the chance to keep a drawn cell ``[rows]`` and the row taken otherwise ``[rows]``."""
     count = len(probabilities)
-    keep, alias = np.ones(count), np.arange(count).astype(np.int32)
+    keep = np.ones(count)
+    alias = np.arange(count).astype(np.int32)
     scaled = probabilities * count
-    small, large = np.empty(count, np.int64), np.empty(count, np.int64)
+    small = np.empty(count, np.int64)
+    large = np.empty(count, np.int64)
     num_small = num_large = 0
     for row in range(count):
         if scaled[row] < 1.0:
@@ -57,8 +59,10 @@ def alias_table(
             num_large += 1
     while num_small and num_large:
         num_small -= 1
-        under, over = small[num_small], large[num_large - 1]
-        keep[under], alias[under] = scaled[under], over
+        under = small[num_small]
+        over = large[num_large - 1]
+        keep[under] = scaled[under]
+        alias[under] = over
         scaled[over] -= 1.0 - scaled[under]
         if scaled[over] < 1.0:
             num_large -= 1
@@ -77,7 +81,8 @@ def draw_ids(
     2**32 rows.
     """
     ids = np.empty(count, np.int32)
-    num_rows, low = np.uint64(len(keep)), np.uint64(0xFFFFFFFF)
+    num_rows = np.uint64(len(keep))
+    low = np.uint64(0xFFFFFFFF)
     for i in range(count):
         bits = random_bits(key, first + i)
         cell = ((bits >> np.uint64(32)) * num_rows) >> np.uint64(32)

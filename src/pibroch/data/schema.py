@@ -311,7 +311,8 @@ def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
         return model.model_validate(raw)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key, known = ".".join(str(part) for part in problem["loc"]), sorted(model.model_fields)
+        key = ".".join(str(part) for part in problem["loc"])
+        known = sorted(model.model_fields)
         if problem["type"] == "extra_forbidden":
             close = difflib.get_close_matches(key, known, n=1)
             do = f"did you mean `{close[0]}`?" if close else "remove it"

@@ -25,7 +25,8 @@ from pibroch.errors import DataError
 
 _READ_BYTES = 1 << 18
 _LONGEST_RECORD_PIECES = 4
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_FORMATS = {
     b"PAR1": ("a Parquet file", "use `pibroch data prepare parquet`"),
@@ -97,7 +98,8 @@ class TextSource:
     def __init__(
         self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None
     ) -> None:
-        self.path, self.layout = path, Layout(separator, quotes)
+        self.path = path
+        self.layout = Layout(separator, quotes)
         self._size = existing(path).stat().st_size
         self._start = Place()
         self._refuse_other_formats()
@@ -131,7 +133,8 @@ class TextSource:
             rest = b""
             while True:
                 block = stream.read(piece_bytes)
-                is_last, data = len(block) < piece_bytes, rest + block
+                is_last = len(block) < piece_bytes
+                data = rest + block
                 end = len(data) if is_last else self._records_end(data)
                 if end == 0 and not is_last and len(data) >= _LONGEST_RECORD_PIECES * piece_bytes:
                     raise DataError(
@@ -141,7 +144,8 @@ class TextSource:
                         "look there for an opening quote that is never closed",
                     )
                 if end:
-                    text, rest = data[:end], data[end:]
+                    text = data[:end]
+                    rest = data[end:]
                     next_place = Place(start.offset + end, start.line + text.count(b"\n"))
                     yield TextPiece(
                         text, start, next_place, min(1.0, file.tell() / max(1, self._size))
@@ -199,7 +203,8 @@ class _Stream:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         magic = file.read(4)
         file.seek(0)
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         self._new_decoder: Callable[[], _Decoder] | None = None
         if magic.startswith(_GZIP):
             self._new_decoder = _new_gzip_decoder
@@ -220,7 +225,8 @@ class _Stream:
 
     def read(self, num_bytes: int) -> bytes:
         """The next ``num_bytes``, fewer only at the end."""
-        parts, size = [self._left], len(self._left)
+        parts = [self._left]
+        size = len(self._left)
         while size < num_bytes and (block := next(self._blocks, None)) is not None:
             parts.append(block)
             size += len(block)

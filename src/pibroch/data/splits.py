@@ -48,10 +48,8 @@ class SplitRule:
             first, second, third = (float(text == name) for name in SPLITS)
             return cls("time", (1.0, 0.0, 0.0) if text == "none" else (first, second, third), seed)
         match = _SPEC.fullmatch(text)
-        need, do = (
-            "time:A/B/C, hash:A/B/C with A + B + C = 1, none, or a split for all",
-            "for example --split time:0.7/0.15/0.15",
-        )
+        need = "time:A/B/C, hash:A/B/C with A + B + C = 1, none, or a split for all"
+        do = "for example --split time:0.7/0.15/0.15"
         if match is None:
             raise ConfigError(f"split `{text}`", need, do)
         try:

@@ -50,7 +50,8 @@ class Spool:
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
-        self.schema, self._folder = schema, folder
+        self.schema = schema
+        self._folder = folder
         self._index = folder / "pieces.jsonl"
         self.pieces = [
             SpooledPiece(**(line | {"end": Place(**line["end"]), "bad": tuple(line["bad"])}))

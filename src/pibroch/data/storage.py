@@ -39,7 +39,8 @@ class ArrayFile:
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
-        self.path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
+        self.path = path
+        self._dtype = np.dtype(dtype).newbyteorder("<")
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(
@@ -53,7 +54,8 @@ class ArrayFile:
         with storage_errors(self.path):
             while data:
                 written = _write_at(self._descriptor, data, offset)
-                data, offset = data[written:], offset + written
+                data = data[written:]
+                offset = offset + written
 
     def close(self, num_items: int) -> None:
         """Cut the file to ``num_items`` and bring it to the disk."""

@@ -136,7 +136,8 @@ def synthesize(
             rows, logits = generator.samples(first, count)
             assigned = options.split.assign(first, count, options.num_samples)
             for split_id in np.unique(assigned):
-                mask, name = assigned == split_id, SPLITS[split_id]
+                mask = assigned == split_id
+                name = SPLITS[split_id]
                 writer.append(name, rows.chosen(mask))
                 meters[name].add(logits[mask], rows.labels[mask])
                 if split_id == TRAIN:
@@ -189,7 +190,8 @@ class Generator:
 
     def samples(self, first: int, count: int) -> tuple[EncodedRows, NDArray[np.float64]]:
         """Samples ``first`` to ``first + count`` and their true logits ``[count]``."""
-        dense, bags = self._dense(first, count), self._bags(first, count)
+        dense = self._dense(first, count)
+        bags = self._bags(first, count)
         logits = self._planted.logits(dense, *_sample_major(bags, count))
         labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
         names = self.schema.keys
@@ -210,11 +212,9 @@ class Generator:
 
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
-        sizes, names, groups = (
-            [len(p) for p in probabilities],
-            self.schema.keys,
-            planted_groups(self._options),
-        )
+        sizes = [len(p) for p in probabilities]
+        names = self.schema.keys
+        groups = planted_groups(self._options)
         paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
         group_of: dict[str, tuple[int, int]] = {}
         if groups:

@@ -19,7 +19,9 @@ Positions = NDArray[np.int64]
 
 EMPTY_CODE = np.uint64(17280346270528514342)
 """The code of an empty field."""
-NEWLINE, RETURN, QUOTE = 10, 13, 34
+NEWLINE = 10
+RETURN = 13
+QUOTE = 34
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
@@ -30,7 +32,8 @@ _FIELD_START, _PLAIN, _QUOTED, _QUOTE_SEEN = range(4)
 
 RECORD_ITEMS = 6
 """Numbers that :func:`find_fields` gives for each record."""
-NOT_CLOSED, TEXT_AFTER_QUOTE = 1, 2
+NOT_CLOSED = 1
+TEXT_AFTER_QUOTE = 2
 """What may be wrong with a record's quotes."""
 
 
@@ -42,7 +45,8 @@ def complete_records_end(text: Bytes, separator: int) -> int:
 
     Reads quotes as :func:`find_fields` does, so that both see the same records.
     """
-    end, state = 0, _FIELD_START
+    end = 0
+    state = _FIELD_START
     for position in range(len(text)):
         byte = text[position]
         if state == _QUOTED:
@@ -88,9 +92,14 @@ def find_fields(
     Returns:
         The number of records.
     """
-    position, line, record = 0, 0, 0
+    position = 0
+    line = 0
+    record = 0
     while position < len(text) and record < len(records):
-        first, first_line, column, problem = position, line, 0, 0
+        first = position
+        first_line = line
+        column = 0
+        problem = 0
         while True:
             start = position
             if quotes and position < len(text) and text[position] == QUOTE:
@@ -108,15 +117,19 @@ def find_fields(
             if is_last and end == position and end > start and text[end - 1] == RETURN:
                 end -= 1
             if column < len(wanted) and wanted[column] >= 0:
-                bounds[record, wanted[column], 0], bounds[record, wanted[column], 1] = start, end
+                bounds[record, wanted[column], 0] = start
+                bounds[record, wanted[column], 1] = end
             column += 1
             if is_last:
                 break
             position += 1
         if column > 1 or end > start:
-            records[record, 0], records[record, 1] = first, position
-            records[record, 2], records[record, 3] = column, first_line
-            records[record, 4], records[record, 5] = line - first_line + 1, problem
+            records[record, 0] = first
+            records[record, 1] = position
+            records[record, 2] = column
+            records[record, 3] = first_line
+            records[record, 4] = line - first_line + 1
+            records[record, 5] = problem
             record += 1
         position += 1
         line += 1
@@ -132,7 +145,10 @@ def _quoted_field(
     Returns:
         The field's end, where reading goes on, the line there, and what is wrong with the quotes.
     """
-    out, quoted, first_line, problem = position, True, line, 0
+    out = position
+    quoted = True
+    first_line = line
+    problem = 0
     position += 1
     while position < len(text):
         byte = text[position]
@@ -184,7 +200,8 @@ def cut_characters(
 
     A byte that does not continue a character of UTF-8 begins one, so that no text is refused.
     """
-    new_starts, new_ends = ends.copy(), ends.copy()
+    new_starts = ends.copy()
+    new_ends = ends.copy()
     for record in range(len(starts)):
         count = -1
         for position in range(starts[record], ends[record]):
@@ -211,23 +228,27 @@ def split_items(
         ended: the delimiter stands after each item instead, so that one empty item differs from
             none.
     """
-    total, lengths = 0, np.zeros(len(starts), np.int64)
+    total = 0
+    lengths = np.zeros(len(starts), np.int64)
     for record in range(len(starts)):
         lengths[record] = not ended and ends[record] > starts[record]
         for position in range(starts[record], ends[record]):
             lengths[record] += text[position] == delimiter
         total += lengths[record]
-    item_starts, item_ends = np.empty(total, np.int64), np.empty(total, np.int64)
+    item_starts = np.empty(total, np.int64)
+    item_ends = np.empty(total, np.int64)
     item = 0
     for record in range(len(starts)):
         first = starts[record]
         for position in range(starts[record], ends[record]):
             if text[position] == delimiter:
-                item_starts[item], item_ends[item] = first, position
+                item_starts[item] = first
+                item_ends[item] = position
                 item += 1
                 first = position + 1
         if not ended and ends[record] > starts[record]:
-            item_starts[item], item_ends[item] = first, ends[record]
+            item_starts[item] = first
+            item_ends[item] = ends[record]
             item += 1
     return lengths, item_starts, item_ends
 
@@ -240,15 +261,18 @@ def parse_numbers(
 
     Exact (correctly rounded) for up to 15 digits and exponents up to 22.
     """
-    values, good = np.empty(len(starts), np.float64), np.empty(len(starts), np.bool_)
+    values = np.empty(len(starts), np.float64)
+    good = np.empty(len(starts), np.bool_)
     for record in range(len(starts)):
-        start, end = starts[record], ends[record]
+        start = starts[record]
+        end = ends[record]
         while start < end and text[start] == 32:
             start += 1
         while end > start and text[end - 1] == 32:
             end -= 1
         if start == end:
-            values[record], good[record] = np.nan, True
+            values[record] = np.nan
+            good[record] = True
         else:
             values[record], good[record] = _number(text, start, end)
     return values, good
@@ -257,10 +281,14 @@ def parse_numbers(
 @kernel
 def _number(text: Bytes, start: int, end: int) -> tuple[float, bool]:
     """``[+-]digits[.digits][e[+-]digits]``; the second result says whether that is what was found."""
-    position, negative = start, text[start] == 45
+    position = start
+    negative = text[start] == 45
     if text[start] == 45 or text[start] == 43:
         position += 1
-    mantissa, exponent, digits, after_point = 0, 0, 0, False
+    mantissa = 0
+    exponent = 0
+    digits = 0
+    after_point = False
     while position < end:
         byte = text[position]
         if byte == 46 and not after_point:

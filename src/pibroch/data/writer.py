@@ -82,7 +82,8 @@ class DatasetWriter:
     """
 
     def __init__(self, folder: Path, schema: Schema, totals: Totals | None = None) -> None:
-        self.folder, self.schema = folder, schema
+        self.folder = folder
+        self.schema = schema
         self.totals = totals or Totals.zero(schema)
         self._widths = {"labels.u8": 1, "dense.f32": len(schema.dense)}
         self._widths["ids.i32"] = sum(not feature.multi_hot for feature in schema.categorical)

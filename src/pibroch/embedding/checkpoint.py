@@ -99,7 +99,8 @@ class Extent(NamedTuple):
     @classmethod
     def of(cls, piece: Piece) -> Self:
         """The extent of a piece."""
-        rows, columns = piece.rows, (piece.columns.start, piece.columns.stop)
+        rows = piece.rows
+        columns = (piece.columns.start, piece.columns.stop)
         if isinstance(rows, ListedRows):
             return cls(piece.table.name, (rows[0], rows[-1] + 1, 1), columns, len(rows))
         return cls(piece.table.name, (rows.start, rows.stop, rows.step), columns)
@@ -133,14 +134,13 @@ def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> d
         tables: by name.
     """
     extents = list(extents)
-    totals, seen, cells = (
-        Counter(extent.table for extent in extents),
-        Counter[str](),
-        Counter[str](),
-    )
+    totals = Counter(extent.table for extent in extents)
+    seen = Counter[str]()
+    cells = Counter[str]()
     names = {}
     for extent in extents:
-        number, total = seen[extent.table], totals[extent.table]
+        number = seen[extent.table]
+        total = totals[extent.table]
         seen[extent.table] += 1
         cells[extent.table] += extent.num_cells
         names[extent] = quote(extent.table, safe=" ") + (
@@ -226,7 +226,8 @@ def load_averages(
         CheckpointError: when a tensor is missing or of another shape.
     """
     for view in views:
-        table, rows = view.piece.table, view.piece.rows
+        table = view.piece.table
+        rows = view.piece.rows
         optimizer = SGD(lr=1.0, average=decay)
         rows_at_once = max(1, AVERAGING_BYTES // (4 * optimizer.record_width(table.dim)))
         plain = replace(table, initializer=Zeros())
@@ -273,7 +274,8 @@ def check_tables_match(
                 else (f"table {name!r}", "no such table")
             )
             raise CheckpointError(f"{got} in the checkpoint", need, do)
-        have, need_table = saved[name], wanted[name]
+        have = saved[name]
+        need_table = wanted[name]
         if (have.num_rows, have.dim) != (need_table.num_rows, need_table.dim):
             raise CheckpointError(
                 f"table {name!r} with {have} in the checkpoint",

@@ -134,10 +134,8 @@ def _newest(
     """
     rows_per_chunk = rows_that_fit(4 * int(np.prod(width, dtype=np.int64)))
     for start in range(0, len(union), rows_per_chunk):
-        wanted, owners = (
-            union[start : start + rows_per_chunk],
-            owner[start : start + rows_per_chunk],
-        )
+        wanted = union[start : start + rows_per_chunk]
+        owners = owner[start : start + rows_per_chunk]
         out = np.empty((len(wanted), *width), np.float32)
         for number, (file, own) in enumerate(zip(files, ids, strict=True)):
             first, after = np.searchsorted(own, [wanted[0], wanted[-1] + 1]).tolist()

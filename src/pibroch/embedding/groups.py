@@ -109,7 +109,8 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
     for members in alike.values():
         names = {table.name for table in members}
         places = tuple(place for place, table in enumerate(readers) if table.name in names)
-        space, columns = RowSpace(members), None
+        space = RowSpace(members)
+        columns = None
         if space.is_pooled:
             columns = Columns(
                 width, space.dim, np.array([first[place] for place in places], np.int64)

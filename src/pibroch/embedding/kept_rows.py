@@ -75,7 +75,8 @@ class KeptRows:
     """
 
     def __init__(self, shard: MarkedRows, memory: Bytes) -> None:
-        self._shard, (num_rows, width) = shard, shard.records.shape
+        self._shard = shard
+        (num_rows, width) = shard.records.shape
         self._is_writing = threading.Lock()
         self._head = memory[:HEAD_BYTES].view(np.int64)
         sizes = np.cumsum([HEAD_BYTES, *self._sizes(num_rows, width)]).tolist()

@@ -28,8 +28,11 @@ class NarrowRows:
     def __init__(self, numbers: NDArray[np.uint16]) -> None:
         self._numbers = numbers
         self.dtype = np.dtype(np.float32)
-        self.shape, self.ndim, self.size = numbers.shape, numbers.ndim, numbers.size
-        self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * numbers.size
+        self.shape = numbers.shape
+        self.ndim = numbers.ndim
+        self.size = numbers.size
+        self.itemsize = self.dtype.itemsize
+        self.nbytes = self.dtype.itemsize * numbers.size
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -85,7 +85,8 @@ class SparseOptimizer(ABC):
             if self.decoupled
             else (self.weight_decay, 1.0)
         )
-        clip, clip_element = self.max_row_norm or 0.0, self.max_element or 0.0
+        clip = self.max_row_norm or 0.0
+        clip_element = self.max_element or 0.0
         return Hyper(learning_rate, decay, clip, max_element=clip_element, shrink=shrink)
 
     def initial_state(self) -> float:

@@ -29,7 +29,8 @@ from pibroch.embedding.storage import FileDigest
 from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.kernels.arrays import Array, Ints
 
-ROW_IDS, WEIGHT = "row_ids", "weight"
+ROW_IDS = "row_ids"
+WEIGHT = "weight"
 ROWS_PER_SEARCH = 1 << 20
 
 Rows = slice | NDArray[np.int64]
@@ -69,11 +70,14 @@ def write_piece(folder: Path, file: str, view: PieceView) -> WrittenPart:
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
-    piece, tensors, rows = view.piece, {WEIGHT: view.weights, **view.state}, None
+    piece = view.piece
+    tensors = {WEIGHT: view.weights, **view.state}
+    rows = None
     if isinstance(piece.rows, ListedRows):
         streams: dict[str, RowArray | Stream] = {ROW_IDS: Stream.of(piece.rows.ids), **tensors}
     else:
-        streams, rows = dict(tensors), (piece.rows.start, piece.rows.stop, piece.rows.step)
+        streams = dict(tensors)
+        rows = (piece.rows.start, piece.rows.stop, piece.rows.step)
     part = SavedPart(file, _bounds(piece), rows, is_delta=False)
     return WrittenPart(piece.table.name, part, write_tensors(folder / file, streams))
 
@@ -92,7 +96,8 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
     num_rows = int(np.count_nonzero(touched))
     if num_rows == 0:
         return None
-    piece, tensors = view.piece, {WEIGHT: view.weights, **view.state}
+    piece = view.piece
+    tensors = {WEIGHT: view.weights, **view.state}
     streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, touched))}
     for name, array in tensors.items():
         streams[name] = Stream(
@@ -175,7 +180,8 @@ def _spaced_rows(
     file: TensorFile, name: str, here: range, wanted: range
 ) -> Iterator[tuple[Rows, Array]]:
     both = common(here, wanted)
-    stored, held = places(both, here), places(both, wanted)
+    stored = places(both, here)
+    held = places(both, wanted)
     for first, chunk in file.chunks(name, range(stored[0], stored[-1] + 1)):
         begin, end = (
             -(-(bound - stored.start) // stored.step) for bound in (first, first + len(chunk))
@@ -206,7 +212,8 @@ def listed_ids(
     Raises:
         CheckpointError: unless they are rising rows of a table of ``num_rows``.
     """
-    shape, last = file.shape(ROW_IDS), -1
+    shape = file.shape(ROW_IDS)
+    last = -1
     need = f"rising int64 row ids from 0 to {num_rows - 1}"
     if len(shape) != 1 or file.dtype(ROW_IDS) != np.int64:
         raise file.refusal(f"{ROW_IDS!r} {list(shape)} in {file.path}", need)

@@ -171,9 +171,11 @@ def load_weights(
 
 
 def _write(view: PieceView, rows: Ints, weights: Records, step: int) -> None:
-    columns, places = view.piece.columns, places_of(view.piece.rows, rows)
+    columns = view.piece.columns
+    places = places_of(view.piece.rows, rows)
     mask = places >= 0
-    places, part = places[mask], weights[mask, columns.start : columns.stop]
+    places = places[mask]
+    part = weights[mask, columns.start : columns.stop]
     view.weights[places] = part
     if "average" in view.state:
         view.state["average"][places] = part

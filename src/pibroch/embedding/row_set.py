@@ -21,7 +21,8 @@ class ListedRows:
     """
 
     def __init__(self, count: int, make: Callable[[], Ints]) -> None:
-        self._count, self._make = count, make
+        self._count = count
+        self._make = make
 
     @classmethod
     def of(cls, ids: Ints) -> ListedRows:
@@ -136,7 +137,8 @@ def places(some: range, whole: range) -> range:
     >>> places(range(9, 50, 12), range(1, 100, 4))
     range(2, 12, 3)
     """
-    start, step = whole.index(some[0]), some.step // whole.step
+    start = whole.index(some[0])
+    step = some.step // whole.step
     return range(start, start + (len(some) - 1) * step + 1, step)
 
 

@@ -44,7 +44,9 @@ class RowSpace:
                 "let embedding.group_tables put tables together",
             )
         self.tables = tuple(tables)
-        self.dim, self.is_pooled, self.dtype = kinds[0][0], not kinds[0][1], kinds[0][2]
+        self.dim = kinds[0][0]
+        self.is_pooled = not kinds[0][1]
+        self.dtype = kinds[0][2]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)])
         self.first_row = {
             table.name: int(first) for table, first in zip(tables, bounds, strict=False)

@@ -31,11 +31,9 @@ NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 def group_rows(row_ids: NDArray[np.int64]) -> Grouped:
     """Group rows that came in some order; position v's gradient is row v of the gradients."""
     num_ids = len(row_ids)
-    rows, order, segments = (
-        np.empty(num_ids, np.int64),
-        np.empty(num_ids, np.int32),
-        np.empty(num_ids + 1, np.int32),
-    )
+    rows = np.empty(num_ids, np.int64)
+    order = np.empty(num_ids, np.int32)
+    segments = np.empty(num_ids + 1, np.int32)
     count = grouping.dedupe(row_ids, rising(num_ids), rows, segments, order, 0, num_ids)
     segments[count] = num_ids
     return Grouped(rows[:count], segments[: count + 1], order, rising(num_ids), NO_SCALE)
@@ -52,7 +50,8 @@ def even_bounds(grouped: Grouped) -> list[int]:
 
     A hot row counts for all its ids.
     """
-    num_rows, num_ids = len(grouped.rows), len(grouped.order)
+    num_rows = len(grouped.rows)
+    num_ids = len(grouped.order)
     parts = max(1, min(parallel.num_threads(), num_rows // ROWS_PER_THREAD))
     targets = [num_ids * part // parts for part in range(1, parts)]
     inner = np.searchsorted(grouped.segments, targets).tolist()
@@ -119,10 +118,8 @@ def update_rows(
     else:
         kernel = type(optimizer).narrow_kernel
         assert kernel is not None, "see group_tables"
-        spaces, rounding = (
-            (shard.space, shard.stored_space),
-            _rounding(shard, optimizer, grouped.rows, step),
-        )
+        spaces = (shard.space, shard.stored_space)
+        rounding = _rounding(shard, optimizer, grouped.rows, step)
         parallel.run_ranges(kernel, even_bounds(grouped), *spaces, *how, rounding)
     shard.mark(grouped.rows)
 
@@ -138,7 +135,8 @@ def _rounding(
     num_columns = shard.dim + int(first_columns.max(initial=0))
     keys = np.empty(num_columns if ROUNDS_STOCHASTICALLY else 0, np.uint32)
     narrow.keys_of(step, ROUNDING_SEED, keys)
-    decay, average_at = optimizer.average, -1
+    decay = optimizer.average
+    average_at = -1
     if decay is not None:  # in a record of float32
         average_at = shard.dim + sum(optimizer.moments(shard.dim).values())
     return Rounding(keys, first_columns, average_at, decay or 0.0, step)

@@ -43,7 +43,8 @@ def _space(
 
     Linux gives more than it has, and ends the process that uses it.
     """
-    num_bytes, most = num_rows * width * 4, most_that_fits()
+    num_bytes = num_rows * width * 4
+    most = most_that_fits()
     if most is None or num_bytes <= most:
         try:
             return make_room(num_rows + spare_rows, width)
@@ -102,7 +103,9 @@ class MemoryShard:
         dtype: Dtype = "float32",
         make_room: MakeRoom = empty_rows,
     ) -> None:
-        self.pieces, self.dim, self.dtype = tuple(pieces), dim, dtype
+        self.pieces = tuple(pieces)
+        self.dim = dim
+        self.dtype = dtype
         self.fields = optimizer.state_fields(dim)
         self._width = weight_floats(dim, dtype)
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
@@ -124,7 +127,8 @@ class MemoryShard:
         self.space: Records = space
         self.stored_space: Stored = space if self.dtype == "float32" else space.view(np.uint16)
         num_rows = self._bounds[-1]
-        self.records, self.stored = self.space[:num_rows], self.stored_space[:num_rows]
+        self.records = self.space[:num_rows]
+        self.stored = self.stored_space[:num_rows]
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``copy.deepcopy``.
@@ -138,14 +142,16 @@ class MemoryShard:
         return state | {"held": torch.from_numpy(self.records), "num_spare": num_spare}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        held, num_spare = state.pop("held").numpy(), state.pop("num_spare")
+        held = state.pop("held").numpy()
+        num_spare = state.pop("num_spare")
         self.__dict__.update(state)
         self._hold(empty_rows(len(held) + num_spare, held.shape[1]))
         self.records[:] = held
 
     def fill(self, seed: int) -> None:
         """Make all records what they are before the first update. Time grows with all rows."""
-        dim, optimizer = self.dim, self._optimizer
+        dim = self.dim
+        optimizer = self._optimizer
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             self._initialise(piece, self._weights_in(slice(first, first + len(piece.rows))), seed)
         end = self._width + sum(optimizer.moments(dim).values())
@@ -165,8 +171,10 @@ class MemoryShard:
         return cls(pieces, tables[0].dim, optimizer, seed, dtype=tables[0].dtype)
 
     def _initialise(self, piece: Piece, weights: RowArray, seed: int) -> None:
-        table, columns = piece.table, piece.columns
-        initializer, key = table.resolved_initializer(), stream_key(seed, table.name)
+        table = piece.table
+        columns = piece.columns
+        initializer = table.resolved_initializer()
+        key = stream_key(seed, table.name)
         in_place = len(columns) == table.dim and self.dtype == "float32"
         step = ROWS_PER_FILL if in_place else ROWS_PER_FILL // 16  # bounds what is allocated
         for start in range(0, len(weights), step):
@@ -249,7 +257,10 @@ class MemoryShard:
                 self.pieces, self._bounds, pairwise(bounds), strict=False
             )
         )
-        other._bounds, other.touched, other.changed, other.recent = bounds, None, None, None
+        other._bounds = bounds
+        other.touched = None
+        other.changed = None
+        other.recent = None
         space = np.empty((len(rows), self.space.shape[1]), np.float32)
         parallel.run(routing.gather_rows, len(rows), self.space, rows, space)
         other._hold(space)

@@ -69,7 +69,8 @@ class Table:
         refuse_unsupported(config)
         pooling: Any = getattr(config, "pooling", "none")
         pooling = str(getattr(pooling, "value", pooling)).lower()
-        features, initializer = tuple(config.feature_names), initializer_of(config)
+        features = tuple(config.feature_names)
+        initializer = initializer_of(config)
         sizes = config.num_embeddings, config.embedding_dim
         return cls(config.name, *sizes, features, pooling, initializer, dtype_of(config))
 

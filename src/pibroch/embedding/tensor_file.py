@@ -104,7 +104,8 @@ def write_tensors(
     streams = {
         name: one if isinstance(one, Stream) else Stream.of(one) for name, one in tensors.items()
     }
-    checksum, size = hashlib.sha256(), 0
+    checksum = hashlib.sha256()
+    size = 0
     with path.open("wb") as file:
         for piece in _file_pieces(streams, path, unchecked):
             checksum.update(piece)
@@ -115,9 +116,11 @@ def write_tensors(
 def _file_pieces(
     streams: Mapping[str, Stream], path: Path, unchecked: Collection[str]
 ) -> Iterator[bytes | memoryview]:
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, stream in streams.items():
-        start, end = end, end + int(np.prod(stream.shape, dtype=np.int64)) * stream.dtype.itemsize
+        start = end
+        end = end + int(np.prod(stream.shape, dtype=np.int64)) * stream.dtype.itemsize
         offsets = [start, end]
         header[name] = {
             "dtype": stream.type_name or _TYPE_NAMES[stream.dtype.name],
@@ -155,7 +158,8 @@ class TensorFile:
     """
 
     def __init__(self, folder: Path, name: str, refusal: Refusal = CHECKPOINT) -> None:
-        self.path, self.refusal = folder / name, refusal
+        self.path = folder / name
+        self.refusal = refusal
         self._file = open_file(folder, name, refusal)
         try:
             self._entries, self._data_start = self._read_header()
@@ -213,7 +217,8 @@ class TensorFile:
             CheckpointError: when there is no such tensor, or it has fewer rows, or the file ends
                 early.
         """
-        entry, dtype = self._entry(name), self.dtype(name)
+        entry = self._entry(name)
+        dtype = self.dtype(name)
         if not entry.shape or rows.stop > entry.shape[0]:
             raise self.refusal(f"{name!r} {list(entry.shape)} in {self.path}", f"{rows.stop} rows")
         shape = entry.shape[1:]
@@ -235,7 +240,8 @@ class TensorFile:
         Raises:
             CheckpointError: when there is no such tensor.
         """
-        entry, dtype = self._entry(name), self.dtype(name)
+        entry = self._entry(name)
+        dtype = self.dtype(name)
         if entry.data_offsets[0] == entry.data_offsets[1]:
             return np.empty(entry.shape, dtype)
         start = self._data_start + entry.data_offsets[0]

@@ -72,6 +72,7 @@ def and_then_fillers(
     for batch in batches:
         width = batch.dense.shape[1]
         yield batch, True
-    nothing, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
+    nothing = torch.empty(0)
+    offsets = torch.zeros(1, dtype=torch.int64)
     while True:
         yield JaggedBatch(torch.empty(0, width), keys, nothing.long(), offsets, nothing), False

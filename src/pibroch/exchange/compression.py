@@ -53,7 +53,8 @@ def exchange_compressed(
     sending, arriving = (
         [[] if p == here else parts for p, parts in enumerate(each)] for each in (sending, arriving)
     )
-    low, room = [_low_of(parts) for parts in sending], [_low_of(parts) for parts in arriving]
+    low = [_low_of(parts) for parts in sending]
+    room = [_low_of(parts) for parts in arriving]
     tops = [_split(parts, each) for parts, each in zip(sending, low, strict=True)]
     finish = [channel.begin_all_to_all(_heads(low), _heads(room))]  # flies while codes are made
     with span("compress"):
@@ -113,13 +114,15 @@ def _planes(
 ) -> Iterator[tuple[Numbers, Bytes, Bytes]]:
     first_low = first = 0
     for numbers in parts:
-        end_low, end = first_low + (numbers.itemsize - 1) * len(numbers), first + len(numbers)
+        end_low = first_low + (numbers.itemsize - 1) * len(numbers)
+        end = first + len(numbers)
         yield (
             numbers,
             low[first_low:end_low].reshape(numbers.itemsize - 1, len(numbers)),
             top[first:end],
         )
-        first_low, first = end_low, end
+        first_low = end_low
+        first = end
 
 
 def _low_of(parts: Sequence[Numbers]) -> Bytes:

@@ -270,7 +270,8 @@ class Embeddings(TableStates):
                 batch, asked, fingerprint = read.popleft()
                 filler.follow(batch, known)
             else:
-                (batch, asked), fingerprint = filler.make(known), None
+                (batch, asked) = filler.make(known)
+                fingerprint = None
             if fingerprint is not None:
                 fingerprint.check_others()
             self._handed_out.append((asked, known, fingerprint))
@@ -303,7 +304,8 @@ class Embeddings(TableStates):
                 "look up before the transform and give it the embeddings",
             )
         known, is_fed = self._known(batch)
-        trains, in_pass = self.training and self._switch.requires_grad, backward_pass()
+        trains = self.training and self._switch.requires_grad
+        in_pass = backward_pass()
         if trains and torch.is_grad_enabled():
             if in_pass is not None:
                 return self._output.of(known, self._kept.find(known))
@@ -430,7 +432,8 @@ class Embeddings(TableStates):
         gradients = given
         if torch.is_grad_enabled():  # create_graph=True records this
             gradients = [gradient.detach() for gradient in given]
-        scaler, updates = self._scaler or scaler_of_pass(), self._switch.requires_grad
+        scaler = self._scaler or scaler_of_pass()
+        updates = self._switch.requires_grad
         if scaler is not None:
             gradients, is_finite = unscaled(gradients, scaler)
             if self.ranks.world_size > 1:
@@ -523,7 +526,9 @@ class _Lookup(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, embeddings: Embeddings, batch: JaggedBatch
     ) -> tuple[Tensor, ...]:
-        ctx.embeddings, ctx.batch, ctx.kept = embeddings, batch, None
+        ctx.embeddings = embeddings
+        ctx.batch = batch
+        ctx.kept = None
         if not may_be_repeated():
             given, ctx.handle = embeddings._look_up(batch)
             return given

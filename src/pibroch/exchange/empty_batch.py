@@ -25,7 +25,8 @@ class Filler(Generic[B]):
     """
 
     def __init__(self, key: Callable[[B], Any] | None, empty: Callable[[B], B] | None) -> None:
-        self._key, self._empty = key, empty
+        self._key = key
+        self._empty = empty
         self._last: tuple[B, int] | None = None
 
     def follow(self, batch: B, known: JaggedBatch) -> None:
@@ -111,7 +112,8 @@ def without_samples(batch: object, num_samples: int) -> Any:
 
 
 def _without_values(ragged: Any) -> Any:
-    values, lengths = ragged.values()[:0], ragged.lengths()[:0]
+    values = ragged.values()[:0]
+    lengths = ragged.lengths()[:0]
     weights = getattr(ragged, "weights_or_none", lambda: None)()
     named = {"values": values, "lengths": lengths} | (
         {} if weights is None else {"weights": weights[:0]}

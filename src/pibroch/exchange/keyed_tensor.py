@@ -33,7 +33,9 @@ class KeyedTensor:
     """
 
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor) -> None:
-        self._keys, self._lengths, self._values = list(keys), list(length_per_key), values
+        self._keys = list(keys)
+        self._lengths = list(length_per_key)
+        self._values = values
         if (
             len(self._keys) != len(self._lengths)
             or values.ndim != 2

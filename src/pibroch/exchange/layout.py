@@ -142,7 +142,9 @@ def lay_out(space: RowSpace, plan: Plan, rank: int) -> list[LaneLayout]:
 
 
 def _blocks(table: Table, plan: Plan) -> list[Block]:
-    kind, homes, copies = plan.placements[table.name].kind, plan.homes(table), plan.copies(table)
+    kind = plan.placements[table.name].kind
+    homes = plan.homes(table)
+    copies = plan.copies(table)
     if kind == "column_wise":
         return [Block(table, piece.columns, ((shard, piece),), (), False) for shard, piece in homes]
     owner_pools = kind in OWNERS_POOL and table.pooling != "none"
@@ -211,7 +213,8 @@ def _homes(
 
     Its own copy is the home of a row that every shard holds.
     """
-    first_addresses, mapped = [], next((block.row_map for block in blocks if block.row_map), None)
+    first_addresses = []
+    mapped = next((block.row_map for block in blocks if block.row_map), None)
     for block in blocks:
         own = address.get((block.key, rank, True), 0)
         if block.row_map is None:

@@ -44,7 +44,8 @@ def _pooled(space: RowSpace, batch: JaggedBatch, rows: Tensor) -> Tensor:
     scaled = rows * batch.weights.float().to(rows.device)[:, None]
     if not space.is_pooled:
         return scaled
-    size, num_features = batch.batch_size, len(space.features)
+    size = batch.batch_size
+    num_features = len(space.features)
     lengths = batch.lengths()
     bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(rows.device)
     nothing = torch.zeros(len(lengths), space.dim, device=rows.device)

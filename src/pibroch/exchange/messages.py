@@ -143,7 +143,8 @@ def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Came]:
         weights = [
             sum(map(sum, message.send_spans)) - sum(message.send_spans[here]) for message in mixed
         ]
-    sent, total = wire.sent - before, max(1, sum(weights))
+    sent = wire.sent - before
+    total = max(1, sum(weights))
     return [
         Came(tensor, round(sent * weight / total))
         for tensor, weight in zip(tensors, weights, strict=True)
@@ -162,7 +163,8 @@ def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
             Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts))
             for each in messages
         ]
-    values, outs = [each.values for each in messages], [_room_for(each) for each in messages]
+    values = [each.values for each in messages]
+    outs = [_room_for(each) for each in messages]
     flat = [
         [each.numpy().reshape(-1).view(np.uint8) for each in tensors] for tensors in (values, outs)
     ]

@@ -45,14 +45,17 @@ class JaggedEmbeddings:
         """
         if length < 1:
             raise ConfigError(f"sequences padded to {length}", "at least 1")
-        size, dim = len(self.offsets) - 1, self.values.shape[1]
+        size = len(self.offsets) - 1
+        dim = self.values.shape[1]
         lengths = self.lengths()
         sample = torch.repeat_interleave(torch.arange(size), lengths)
         place = torch.arange(len(self.values)) - self.offsets[:-1][sample]
-        values, rows = self.values, sample * length + place
+        values = self.values
+        rows = sample * length + place
         if bool((lengths > length).any()):
             kept = torch.nonzero(place < length).squeeze(1)
-            values, rows = values.index_select(0, kept), rows[kept]
+            values = values.index_select(0, kept)
+            rows = rows[kept]
         out = torch.zeros(size * length, dim, dtype=values.dtype, device=values.device)
         return out.index_copy(0, rows.to(values.device), values).view(size, length, dim)
 
@@ -88,7 +91,9 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         groups: Sequence[Tensor],
         offsets: Sequence[Tensor | None],
     ) -> None:
-        self._places, self._groups, self._offsets = places, groups, offsets
+        self._places = places
+        self._groups = groups
+        self._offsets = offsets
 
     def __getitem__(self, name: str) -> Tensor | JaggedEmbeddings:
         if name not in self._places:
@@ -167,7 +172,8 @@ class OutputForm:
     """
 
     def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
-        self._groups, pooled = groups, [each.space.is_pooled for each in groups]
+        self._groups = groups
+        pooled = [each.space.is_pooled for each in groups]
         self.dtype = torch.float32
         self.is_tensor = len({table.dim for table in tables}) == 1 and all(pooled)
         self._dim = tables[0].dim

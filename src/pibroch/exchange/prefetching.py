@@ -47,7 +47,8 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
     """
 
     def __init__(self, channel: Channel, features: tuple[str, ...]) -> None:
-        self._ranks, self._communication = channel.ranks, channel.ranks.communication
+        self._ranks = channel.ranks
+        self._communication = channel.ranks.communication
         self.reads_ahead = channel.ranks.world_size > 1
         self.features = features
         self._announced: list[PendingBatch[R, F]] = []

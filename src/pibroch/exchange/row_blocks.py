@@ -101,7 +101,8 @@ class RowBlocks:
 
         Beside it, memory is that of a small buffer.
         """
-        rank, widths = self._channel.ranks.rank, _widths(saved, fields)
+        rank = self._channel.ranks.rank
+        widths = _widths(saved, fields)
         out = {
             field: np.empty((len(blocks[rank]), width), np.float32)
             for field, width in widths.items()
@@ -129,7 +130,8 @@ class RowBlocks:
         self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks
     ) -> None:
         """The reverse: write this rank's block of a table into all pieces that have some of its rows, replicas included."""
-        rank, fields = self._channel.ranks.rank, list(numbers)
+        rank = self._channel.ranks.rank
+        fields = list(numbers)
         for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
             meetings = self._overlaps(table, chunks, only_primary=False)
             send: list[list[Records]] = [[] for _ in blocks]
@@ -157,7 +159,9 @@ class RowBlocks:
 
         Who holds the piece, it, whose block; the rows.
         """
-        rank, found, unknown = self._channel.ranks.rank, dict[_Overlap, Ints](), list[_Overlap]()
+        rank = self._channel.ranks.rank
+        found = dict[_Overlap, Ints]()
+        unknown = list[_Overlap]()
         for holder, place in self._of(table, only_primary=only_primary):
             for owner, chunk in enumerate(chunks):
                 if rank not in (holder, owner):
@@ -221,10 +225,12 @@ class _Arrived:
     """Numbers from one rank, taken in the order in which they were sent."""
 
     def __init__(self, numbers: NDArray[np.float32]) -> None:
-        self._numbers, self._taken = numbers, 0
+        self._numbers = numbers
+        self._taken = 0
 
     def take(self, shape: tuple[int, int]) -> Records:
-        first, self._taken = self._taken, self._taken + shape[0] * shape[1]
+        first = self._taken
+        self._taken = self._taken + shape[0] * shape[1]
         return self._numbers[first : self._taken].reshape(shape)
 
 

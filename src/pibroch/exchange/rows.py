@@ -81,9 +81,11 @@ class BatchIds:
     ) -> BatchIds:
         """Of a batch whose ids were resolved to rows."""
         scale = NO_SCALE if batch.by_id else pooling_scale(batch, readers.mean)
-        num_ids, offsets = len(row_ids), batch.offsets.numpy()
+        num_ids = len(row_ids)
+        offsets = batch.offsets.numpy()
         if readers.is_pooled and not batch.by_id:
-            is_one, shares = is_one_hot(batch), readers.shares_tables
+            is_one = is_one_hot(batch)
+            shares = readers.shares_tables
             return cls(row_ids, offsets, scale, is_one, readers.num_features, shares, None, columns)
         each = np.arange(num_ids + 1)
         return cls(
@@ -108,8 +110,10 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
     The error for one outside its table.
     """
     space = of_tables.space
-    offsets, values = batch.offsets.numpy(), batch.values.numpy()
-    row_ids, problem = np.empty(len(values), np.int64), None
+    offsets = batch.offsets.numpy()
+    values = batch.values.numpy()
+    row_ids = np.empty(len(values), np.int64)
+    problem = None
     bad = parallel.run(
         pooling.resolve_rows,
         len(offsets) - 1,
@@ -168,12 +172,14 @@ def pool(
     that have no columns get a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V,
     D]``.
     """
-    columns, num_bags = ids.columns, len(ids.offsets) - 1
+    columns = ids.columns
+    num_bags = len(ids.offsets) - 1
     if columns is None:
         columns = alone(ids.num_features, dim)
         room_BS = torch.empty(ids.num_samples, columns.width)
     assert room_BS is not None, "see room_for"
-    out, bags = room_BS.numpy(), (ids.offsets, ids.scale)
+    out = room_BS.numpy()
+    bags = (ids.offsets, ids.scale)
     stream = columns.unit % FLOATS_PER_LINE == 0 and can_stream(out)
     parallel.run(
         pooling.gather_pool, num_bags, records, rows, *bags, columns.first, dim, out, stream
@@ -210,11 +216,9 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
         grouping.sample_major_sequence(*(ids.bags or (ids.offsets, ids.num_features)), sequence)
     else:
         sequence = rising(num_ids)
-    rows, order, segments = (
-        np.empty(num_ids, np.int64),
-        np.empty(num_ids, np.int32),
-        np.empty(num_ids + 1, np.int32),
-    )
+    rows = np.empty(num_ids, np.int64)
+    order = np.empty(num_ids, np.int32)
+    segments = np.empty(num_ids + 1, np.int32)
     counts = parallel.run_ranges(
         grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order
     )
@@ -259,7 +263,8 @@ class DistinctRows:
     @classmethod
     def of(cls, ids: BatchIds) -> DistinctRows:
         """Group a batch's ids."""
-        grouped, places = group(ids), np.empty(len(ids.row_ids), np.int64)
+        grouped = group(ids)
+        places = np.empty(len(ids.row_ids), np.int64)
         parallel.run(routing.places, len(grouped.rows), grouped, places)
         return cls(ids, grouped, places)
 

@@ -54,7 +54,8 @@ def load_tables(
         all the same.
     """
     names = {f"{prefix}{table.name}.weight": table for table in tables}
-    missing, errors = [name for name in names if name not in state], []
+    missing = [name for name in names if name not in state]
+    errors = []
     for name, table in names.items():
         if name not in state:
             continue

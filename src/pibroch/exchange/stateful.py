@@ -56,7 +56,8 @@ class EmbeddingState:
     def state_dict(self) -> dict[str, Tensor]:
         """All tables; a copy of this rank's share of their rows. Every rank calls it."""
         embeddings = self._embeddings
-        blocks, mesh = RowBlocks(embeddings.control, embeddings.pieces()), self._mesh()
+        blocks = RowBlocks(embeddings.control, embeddings.pieces())
+        mesh = self._mesh()
         state: dict[str, Tensor] = {}
         for table in embeddings.tables:
             saved = self._saved[table.name]
@@ -82,7 +83,8 @@ class EmbeddingState:
         Raises:
             CheckpointError: (on all ranks) when something is missing.
         """
-        embeddings, channel = self._embeddings, self._embeddings.control
+        embeddings = self._embeddings
+        channel = self._embeddings.control
         check_on_all(channel, lambda: self._check(state_dict))
         with embeddings.rewriting() as views:
             blocks = RowBlocks(channel, views)

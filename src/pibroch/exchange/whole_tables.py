@@ -34,12 +34,15 @@ def gather_tables(
     embeddings: TableStates, tables: Sequence[Table], *, on_all_ranks: bool, row_state: bool
 ) -> dict[str, Tensor]:
     """See :meth:`pibroch.exchange.Embeddings.full_state_dict`."""
-    channel, found = embeddings.control, dict[str, Tensor]()
-    blocks, size = RowBlocks(channel, embeddings.pieces()), channel.ranks.world_size
+    channel = embeddings.control
+    found = dict[str, Tensor]()
+    blocks = RowBlocks(channel, embeddings.pieces())
+    size = channel.ranks.world_size
     for table in tables:
         saved = saved_tables([table], embeddings.optimizers[table.name])[table.name]
         fields = [WEIGHT, *(saved.state if row_state else ())]
-        everything, nothing = range(table.num_rows), range(0)
+        everything = range(table.num_rows)
+        nothing = range(0)
         wanted = [everything if on_all_ranks or rank == 0 else nothing for rank in range(size)]
         numbers = blocks.collect(table, saved, fields, wanted)
         if wanted[channel.ranks.rank]:
@@ -52,7 +55,8 @@ def gather_tables(
 
 def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -> None:
     """See :meth:`pibroch.exchange.Embeddings.load_full_state_dict`."""
-    channel, is_first = embeddings.control, embeddings.control.ranks.rank == 0
+    channel = embeddings.control
+    is_first = embeddings.control.ranks.rank == 0
     saved = saved_tables(embeddings.tables, embeddings.optimizers)
     check_on_all(channel, lambda: _check(embeddings, state, strict) if is_first else None)
     given: list[list[str]] = channel.gather([*state] if is_first else [])
@@ -80,10 +84,8 @@ def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bo
                 "average" in view.state
                 and name_of(embeddings, view.piece.table, "average") not in given[0]
             ):
-                view.state["average"][:], view.state["averaged_at"][:] = (
-                    view.weights,
-                    embeddings.step,
-                )
+                view.state["average"][:] = view.weights
+                view.state["averaged_at"][:] = embeddings.step
             if view.touched is not None:
                 view.touched[:] = True
 

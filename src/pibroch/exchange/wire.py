@@ -43,7 +43,9 @@ class RowWire:
     def __init__(self, channel: Channel, name: str = "float32", compress: bool = False) -> None:
         if name not in WIRES:
             raise ConfigError(f"wire {name!r}", f"one of {', '.join(WIRES)}")
-        self.channel, self.dtype, self.compress = channel, WIRES[name], compress
+        self.channel = channel
+        self.dtype = WIRES[name]
+        self.compress = compress
         self.sent = 0
 
     @property
@@ -154,10 +156,10 @@ class RowWire:
         )
         message = np.concatenate([part.view(np.uint8) for parts in sending for part in parts])
         self.sent += sum(send_counts) - send_counts[self.channel.ranks.rank]
-        received, first = (
-            self.channel.all_to_all(torch.from_numpy(message), send_counts, receive_counts).numpy(),
-            0,
-        )
+        received = self.channel.all_to_all(
+            torch.from_numpy(message), send_counts, receive_counts
+        ).numpy()
+        first = 0
         for part in (part for parts in arriving for part in parts):
             part.view(np.uint8)[:] = received[first : first + part.nbytes]
             first += part.nbytes

@@ -61,7 +61,10 @@ class StartedProcess:
     """
 
     def __init__(self, link: Link, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.pid, self.stdin, self.stdout, self._link = pid, stdin, stdout, link
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self._link = link
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; ``None`` while it runs."""
@@ -94,7 +97,9 @@ class Link:
     """To the server. Threads may ask at once."""
 
     def __init__(self, link: socket.socket) -> None:
-        self._link, self._lock, self._found = link, threading.Lock(), frozenset(sys.modules)
+        self._link = link
+        self._lock = threading.Lock()
+        self._found = frozenset(sys.modules)
         link.settimeout(_TIMEOUT_S)
 
     def start(

@@ -89,7 +89,8 @@ class Loaded(msgspec.Struct, tag=True):
 
 Request = StartProcess | Signal | Keep | Loaded
 Answer = Started | ExitState | KeptDescriptor
-_REQUESTS, _ANSWERS = msgspec.json.Decoder(Request), msgspec.json.Decoder(Answer)
+_REQUESTS = msgspec.json.Decoder(Request)
+_ANSWERS = msgspec.json.Decoder(Answer)
 
 
 def send(link: socket.socket, message: Request | Answer, descriptors: Sequence[int] = ()) -> None:

@@ -73,7 +73,8 @@ class ForkServer:
     def __init__(
         self, program: Callable[[], NoReturn], prepare: Callable[[], Iterator[None]]
     ) -> None:
-        self._program, self._prepare = program, prepare
+        self._program = program
+        self._prepare = prepare
         self._children: list[_Child] = []
         self._memories: dict[str, _Memory] = {}
         self._idle: Iterator[None] = iter(())
@@ -198,7 +199,8 @@ class ForkServer:
                 os.close(descriptor)
 
     def _keep(self, link: socket.socket, request: Keep) -> None:
-        found, is_new = self._memories.get(request.key), False
+        found = self._memories.get(request.key)
+        is_new = False
         if request.num_bytes and (
             found is None or (found.tag, found.num_bytes) != (request.tag, request.num_bytes)
         ):

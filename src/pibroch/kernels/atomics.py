@@ -34,10 +34,12 @@ Then nothing of this module that sleeps may be used.
 _PAUSE = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": ("llvm.aarch64.hint", [1])}.get(
     platform.machine()
 )
-_WAIT, _WAKE = 0, 1
+_WAIT = 0
+_WAKE = 1
 _MONOTONIC = 1
 LINE_BYTES = 64
-_INT64, _INT32 = ir.IntType(64), ir.IntType(32)
+_INT64 = ir.IntType(64)
+_INT32 = ir.IntType(32)
 
 
 def _pointer(builder: Builder, address: Value) -> Value:
@@ -266,7 +268,14 @@ Little-endian machines alone.
 wake: Callable[..., None] = _nothing
 """``wake(address)``: all that sleep there, in any process that maps this memory."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    load, store, add, copy = intrinsic(_load), intrinsic(_store), intrinsic(_add), intrinsic(_copy)
-    stream_line_at, fence = intrinsic(_stream_lines), intrinsic(_fence)
-    pause, give_way, nanoseconds = intrinsic(_pause), intrinsic(_give_way), intrinsic(_nanoseconds)
-    sleep_on, wake = intrinsic(_sleep_on), intrinsic(_wake)
+    load = intrinsic(_load)
+    store = intrinsic(_store)
+    add = intrinsic(_add)
+    copy = intrinsic(_copy)
+    stream_line_at = intrinsic(_stream_lines)
+    fence = intrinsic(_fence)
+    pause = intrinsic(_pause)
+    give_way = intrinsic(_give_way)
+    nanoseconds = intrinsic(_nanoseconds)
+    sleep_on = intrinsic(_sleep_on)
+    wake = intrinsic(_wake)

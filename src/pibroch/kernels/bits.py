@@ -76,7 +76,8 @@ def _half_widened(typingctx: Context, number: Kind) -> Intrinsic | None:
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         if signature.args[0] == types.float32:
             return args[0]
-        wide, kind = builder.zext(args[0], _INT32), ir.FloatType()
+        wide = builder.zext(args[0], _INT32)
+        kind = ir.FloatType()
         small = builder.bitcast(builder.shl(builder.and_(wide, _INT32(0x7FFF)), _INT32(13)), kind)
         size = builder.bitcast(builder.fmul(small, ir.Constant(kind, 2.0**112)), _INT32)
         sign = builder.shl(builder.and_(wide, _INT32(0x8000)), _INT32(16))
@@ -124,6 +125,8 @@ cut_for: Callable[..., Number] = _cut_for_one
 """``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
 what was widened."""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    lowest, count = intrinsic(_lowest), intrinsic(_count)
-    widened, cut_for = intrinsic(_widened), intrinsic(_cut_for)
+    lowest = intrinsic(_lowest)
+    count = intrinsic(_count)
+    widened = intrinsic(_widened)
+    cut_for = intrinsic(_cut_for)
     half_widened = intrinsic(_half_widened)

@@ -16,7 +16,8 @@ from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, V
 
 FLOATS_PER_LINE = 16
 MAX_LINES = 16  # of a row are fetched; the hardware's own prefetcher follows longer ones
-TO_SECOND_LEVEL, TO_FIRST_LEVEL = 2, 3
+TO_SECOND_LEVEL = 2
+TO_FIRST_LEVEL = 3
 _ELEMENTS = (ir.FloatType(), ir.IntType(32), ir.IntType(16))
 MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
@@ -26,7 +27,8 @@ def _hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
 
     For reading, to which cache, data.
     """
-    int32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+    int32 = ir.IntType(32)
+    byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
     return function, [int32(0), int32(level), int32(1)]
@@ -56,7 +58,8 @@ def _prefetch_row(
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         row_stride = cgutils.unpack_tuple(builder, array.strides)[0]
-        byte, int64 = ir.IntType(8).as_pointer(), ir.IntType(64)
+        byte = ir.IntType(8).as_pointer()
+        int64 = ir.IntType(64)
         base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
 
         def fetch(level: int) -> None:
@@ -177,9 +180,7 @@ float_at: Callable[..., np.float32] = _flat
 goes on in the next ones.
 """
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
-    prefetch, prefetch_row, stream_line = (
-        intrinsic(_prefetch),
-        intrinsic(_prefetch_row),
-        intrinsic(_stream_line),
-    )
+    prefetch = intrinsic(_prefetch)
+    prefetch_row = intrinsic(_prefetch_row)
+    stream_line = intrinsic(_stream_line)
     float_at = intrinsic(_float_at)

@@ -49,7 +49,9 @@ FAILED = np.iinfo(np.int64).min
 OURS = ("pibroch-", "rpc-")  # how the names of threads begin that serve the exchange and RPC
 _is_lost = False  # in a forked process
 _is_promised = False  # that OpenMP has computed nothing before a fork
-_INT32, _INT64, _ADDRESS = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
+_INT32 = ir.IntType(32)
+_INT64 = ir.IntType(64)
+_ADDRESS = ir.IntType(8).as_pointer()
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +107,8 @@ def _launcher(kernel: Any) -> Callable[..., None]:
     """
     if not is_there():
         raise RuntimeError("torch's threads cannot be entered here: ask can_run before run")
-    python, name = kernel.py_func, f"{kernel.__name__}_on_team"
+    python = kernel.py_func
+    name = f"{kernel.__name__}_on_team"
     text = (
         f"def {name}(bounds, results, num_threads, *args):\n    run_on_team(kernel, bounds,"
         " results, num_threads, args)\n"

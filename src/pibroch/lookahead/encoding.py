@@ -93,10 +93,13 @@ def decode_plan(parts: Parts) -> StepPlan:
     """
     reader = _Reader(parts, 5)
     number, is_tight, lookahead, num_evicted, has_prefetch = reader.numbers
-    next_step, evicted = reader.take(Transfer), [reader.take(Transfer) for _ in range(num_evicted)]
+    next_step = reader.take(Transfer)
+    evicted = [reader.take(Transfer) for _ in range(num_evicted)]
     prefetch = reader.take(Transfer) if has_prefetch else None
     critical, deferred, local = (reader.take(Gradients) for _ in range(3))
-    places, used, early = reader.array(), reader.array(), reader.array()
+    places = reader.array()
+    used = reader.array()
+    early = reader.array()
     return reader.done(
         StepPlan(
             number,
@@ -120,7 +123,8 @@ def _flat(groups: Sequence[Transfer] | Sequence[Gradients]) -> list[Integers]:
 
 
 def _pack(numbers: Sequence[int], arrays: Sequence[Integers]) -> Parts:
-    head, body = [*map(int, numbers)], [np.empty(0, np.uint8)]
+    head = [*map(int, numbers)]
+    body = [np.empty(0, np.uint8)]
     for array in arrays:
         described, data = _packed(array)
         head += described
@@ -144,7 +148,8 @@ def _packed(array: Integers) -> tuple[list[int], NDArray[np.uint8]]:
     takes_steps = step_width < width
     described = [array.shape[0] if array.ndim > 1 else 0, flat.size, array.itemsize, takes_steps]
     if takes_steps:
-        first, steps[0] = int(flat[0]), step_low
+        first = int(flat[0])
+        steps[0] = step_low
         return [*described, step_low, step_width, first], _bytes(steps - step_low, step_width)
     return [*described, low, width, 0], _bytes(flat - low, width)
 
@@ -153,7 +158,8 @@ def _range(numbers: NDArray[np.int64]) -> tuple[int, int]:
     """The least number, and how many bytes the distance of the greatest to it takes."""
     if not len(numbers):
         return 0, 0
-    low, high = int(numbers.min()), int(numbers.max())
+    low = int(numbers.min())
+    high = int(numbers.max())
     return low, next(width for width in _WIDTHS if high - low < 1 << 8 * width)
 
 
@@ -201,7 +207,8 @@ class _Reader:
         is_whole = length >= 0 and width in _WIDTHS and len(data) == length * width
         if not is_whole or (num_rows and length % num_rows) or length > MOST_NUMBERS:
             raise _torn()
-        self.at, self.body_at = self.at + _FIELDS, end
+        self.at = self.at + _FIELDS
+        self.body_at = end
         numbers = _numbers(data, length, width)
         numbers += low
         if takes_steps and length:

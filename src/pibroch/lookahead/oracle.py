@@ -37,7 +37,8 @@ from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.lookahead.window_step import WindowStep
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
-EARLY, ALL = 0, 1
+EARLY = 0
+ALL = 1
 _FIRST_TOUCHES = 1 << 16
 
 
@@ -128,11 +129,9 @@ class Oracle:
         num_trainers: int | None = None,
         most_rows_in_full: int = MOST_ROWS_IN_FULL,
     ) -> None:
-        num_rows, num_ranks, num_home = (
-            int(bounds[-1]),
-            len(bounds) - 1,
-            int(bounds[rank + 1] - bounds[rank]),
-        )
+        num_rows = int(bounds[-1])
+        num_ranks = len(bounds) - 1
+        num_home = int(bounds[rank + 1] - bounds[rank])
         if lookahead < 1:
             raise ConfigError(f"lookahead {lookahead}", "at least 1 step")
         if capacity < 0:
@@ -147,7 +146,9 @@ class Oracle:
             raise ConfigError(
                 f"{num_home + capacity:,} rows on one rank", "fewer than 2**31", "use more ranks"
             )
-        self.lookahead, self.capacity, self.delayed = lookahead, capacity, delayed
+        self.lookahead = lookahead
+        self.capacity = capacity
+        self.delayed = delayed
         self.step = 0
         """Number of the step that is planned next."""
         self.in_force = lookahead
@@ -206,7 +207,8 @@ class Oracle:
 
     def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
         """Raise ConfigError when no cache of this capacity could hold what one rank reads in a step with these addresses."""
-        site, read = self._site, rows_of_rank
+        site = self._site
+        read = rows_of_rank
         if len(site.bounds) == 2:  # all rows are at home
             return
         if site.design == REPLICATED:
@@ -240,13 +242,17 @@ class Oracle:
         """Plan the next step."""
         self.in_force = min(self.lookahead, self.in_force + 1, max(1, self.num_known - 1))
         self._enter()
-        window, site, slots = self._window, self._site, self._slots
+        window = self._window
+        site = self._site
+        slots = self._slots
         step = self._steps[0]
         critical, deferred, local = settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
         last, done = leaving.close(window, slots, step.begin, step.end)
-        is_tight, evicted, prefetch = self._is_full(1, ALL), list[Transfer](), None
+        is_tight = self._is_full(1, ALL)
+        evicted = list[Transfer]()
+        prefetch = None
         # records go home first, and free the slots that those of the next step take
         if is_tight:
             evicted = [leaving.go_home(window, site, slots, done), *self._shrink(1, ALL)]
@@ -256,7 +262,8 @@ class Oracle:
             if len(self._steps) > 2 and self.in_force > 1:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
-        places, early = self._places(1), self._at_servers(self._early_steps)
+        places = self._places(1)
+        early = self._at_servers(self._early_steps)
         self._states.leave(window.row, last)
         self._steps.popleft()
         self.step += 1
@@ -297,7 +304,8 @@ class Oracle:
         transfer, here = kernels.arrive(self._window, self._site, self._slots, touches)
         if at < len(self._steps):
             step = self._steps[at]
-            step.here, step.is_begun = np.concatenate([step.here, here]), True
+            step.here = np.concatenate([step.here, here])
+            step.is_begun = True
         return transfer
 
     def _coming(self, at: int, which: int) -> Places:
@@ -314,7 +322,8 @@ class Oracle:
 
     def _is_full(self, at: int, which: int) -> bool:
         """Whether some rank has too few slots for the arrival of a step's rows."""
-        touches, used = self._coming(at, which), self._slots.used
+        touches = self._coming(at, which)
+        used = self._slots.used
         if used.max() + len(touches) <= self.capacity:  # enough, whatever arrives
             return False
         needed = np.zeros_like(used)
@@ -338,10 +347,12 @@ class Oracle:
 
     def _at_servers(self, at: int) -> Ints:
         """Of the rows that this rank reads in a step those at home on servers that no step before it in the window touches."""
-        num_trainers, bounds = self._site.num_trainers, self._site.bounds
+        num_trainers = self._site.num_trainers
+        bounds = self._site.bounds
         if not at or at >= len(self._steps) or num_trainers == len(bounds) - 1:
             return np.empty(0, np.int64)
-        window, mine = self._window, self._steps[at].mine
+        window = self._window
+        mine = self._steps[at].mine
         is_new = (window.behind[mine] == 0) & (window.holder[window.number[mine]] == HOME)
         rows: Ints = np.unique(window.row[mine[is_new]]).astype(np.int64)
         return rows[np.searchsorted(rows, bounds[num_trainers]) :]
@@ -354,18 +365,17 @@ class Oracle:
         return places
 
     def _free_all(self) -> None:
-        self._slots.depth[0], self._slots.used[:], self._num_unfilled = (
-            self.capacity,
-            0,
-            self.capacity,
-        )
+        self._slots.depth[0] = self.capacity
+        self._slots.used[:] = 0
+        self._num_unfilled = self.capacity
 
     def _fill_free(self, num_taken: int) -> None:
         """Write as much of the stack of free slots as may be taken now.
 
         What is never used of it takes no memory.
         """
-        begin, end = max(0, int(self._slots.depth[0]) - num_taken), self._num_unfilled
+        begin = max(0, int(self._slots.depth[0]) - num_taken)
+        end = self._num_unfilled
         if begin < end:
             top = self._site.num_home + self.capacity - 1
             self._slots.free[begin:end] = np.arange(top - begin, top - end, -1)
@@ -403,12 +413,11 @@ class Oracle:
         self._window = larger
 
     def _ring(self, size: int) -> Window:
-        words, masks = words_for(self._num_ranks), mask_type(self._num_ranks)
-        row, owner, states = (
-            np.empty(size, self._row_type),
-            np.empty(size, rank_type(self._num_ranks)),
-            self._states,
-        )
+        words = words_for(self._num_ranks)
+        masks = mask_type(self._num_ranks)
+        row = np.empty(size, self._row_type)
+        owner = np.empty(size, rank_type(self._num_ranks))
+        states = self._states
         readers, then, lent = (np.empty((len(words), size), masks) for _ in range(3))
         number, behind, place = (np.empty(size, np.int32) for _ in range(3))
         return Window(

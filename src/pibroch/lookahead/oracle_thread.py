@@ -70,7 +70,8 @@ class Answers:
         with self._lock:
             # the first error is the cause, later ones mostly follow from it
             self._failure = self._failure or error
-            waiting, self._open = list(self._open.values()), {}
+            waiting = list(self._open.values())
+            self._open = {}
         for answer in waiting:
             answer.set_exception(error)
 
@@ -103,7 +104,8 @@ class OracleThread:
     """
 
     def __init__(self, oracle: JointOracle, thread: TaskThread) -> None:
-        self._queue, self._thread = PlanQueue(oracle), thread
+        self._queue = PlanQueue(oracle)
+        self._thread = thread
         self._answers = Answers()
         self.fail = self._answers.fail
 

@@ -96,7 +96,8 @@ class PlanQueue:
             try:
                 self._oracle.add(rows)
             except ConfigError as error:
-                self._refused_after, self._refusal = self._num_steps, error
+                self._refused_after = self._num_steps
+                self._refusal = error
         self._num_steps += 1
 
     def ask(self, number: int, request: PlanRequest) -> None:

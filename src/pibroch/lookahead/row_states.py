@@ -56,7 +56,8 @@ class RowStates:
         num_places = PLACES_PER_ADDRESS if is_full else _FIRST_PLACES
         self._table = table_kernels.empty_table(num_places, row_type)
         size = num_rows if is_full else num_places // PLACES_PER_ADDRESS
-        self._newest, self._holder = np.zeros(size, np.int32), np.full(size, HOME, rank_type)
+        self._newest = np.zeros(size, np.int32)
+        self._holder = np.full(size, HOME, rank_type)
         self._slot = np.empty(size, np.int32)
 
     def arrays(self) -> StateArrays:
@@ -79,7 +80,8 @@ class RowStates:
 
     def clear(self) -> None:
         """Mark all rows as at home and in nobody's window."""
-        self._table.pairs[:], self._table.counts[:] = 0, 0
+        self._table.pairs[:] = 0
+        self._table.counts[:] = 0
 
     def _make_room(self, num_more: int) -> None:
         """Let so many more rows find places."""

@@ -35,7 +35,8 @@ class WindowStep:
 
     def shift(self, by: int) -> None:
         """The touches lie ``by`` further in a larger ring."""
-        self.begin, self.end = self.begin + by, self.end + by
+        self.begin = self.begin + by
+        self.end = self.end + by
         self.mine, self.fresh, self.again, self.here = (
             each + np.int32(by) for each in (self.mine, self.fresh, self.again, self.here)
         )

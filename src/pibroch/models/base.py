@@ -38,7 +38,9 @@ class Model(nn.Module, ABC):
                 "at least 0 dense and 1 categorical features",
                 "check the schema of the data",
             )
-        self.num_dense, self.num_features, self.config = num_dense, num_features, config
+        self.num_dense = num_dense
+        self.num_features = num_features
+        self.config = config
         self.embedding_dropout = Dropout(config.embedding_dropout)
 
     @classmethod

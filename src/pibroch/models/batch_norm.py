@@ -105,7 +105,8 @@ def _combine(moments: Tensor) -> tuple[int, Tensor, Tensor]:
     >>> _combine(torch.tensor([[1.0, 4.0, 0.0], [2.0, 1.0, 2.0]]))  # 4 here; 0 and 2 there
     (3, tensor([2.]), tensor([8.]))
     """
-    counts, (means, squares) = moments[:, :1], moments[:, 1:].chunk(2, 1)
+    counts = moments[:, :1]
+    (means, squares) = moments[:, 1:].chunk(2, 1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total.clamp(min=1)
     return int(total), mean, (squares + counts * (means - mean) ** 2).sum(0)
@@ -137,7 +138,9 @@ class _Normalise(torch.autograd.Function):
         is_weighted: bool,
     ) -> Tensor:
         normalised = (x.float() - mean.float()).mul_(inverse_std.float()).to(x.dtype)
-        ctx.count, ctx.gather, ctx.is_weighted = count, gather, is_weighted
+        ctx.count = count
+        ctx.gather = gather
+        ctx.is_weighted = is_weighted
         ctx.save_for_backward(normalised, weight, inverse_std)
         if weight is None or bias is None:
             return normalised
@@ -147,9 +150,11 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         normalised, weight, inverse_std = ctx.saved_tensors
-        wide_grad, x_hat = grad.float(), normalised.float()
+        wide_grad = grad.float()
+        x_hat = normalised.float()
         product = wide_grad * x_hat
-        grad_bias, grad_weight = wide_grad.sum(0), product.sum(0)
+        grad_bias = wide_grad.sum(0)
+        grad_weight = product.sum(0)
         share, of_samples = (
             (1.0, ctx.count) if ctx.is_weighted else (len(grad) / ctx.count, max(1, len(grad)))
         )

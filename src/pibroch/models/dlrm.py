@@ -24,7 +24,8 @@ class DLRM(Model):
 
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
         super().__init__(num_dense, num_features, config)
-        dim, num_pairs = config.dim, num_features * (num_features + 1) // 2
+        dim = config.dim
+        num_pairs = num_features * (num_features + 1) // 2
         self.bottom: MLP | None = None
         if num_dense:
             widths = (num_dense, *config.bottom, dim)

@@ -70,7 +70,8 @@ def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> 
         module for module in model.modules() if isinstance(module, Dropout)
     ):
         digest = hashlib.blake2b(f"dropout {seed} {step} {layer}".encode(), digest_size=8).digest()
-        module._key, module._first_sample = int.from_bytes(digest, "little"), first_sample
+        module._key = int.from_bytes(digest, "little")
+        module._first_sample = first_sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ def training_flops(model: Model) -> int:
         assert isinstance(module, nn.Linear)
         products.append((3 if wanted else 2) * output.numel() * module.in_features // num_samples)
 
-    num_samples, config = 2, model.config
+    num_samples = 2
+    config = model.config
     hooks = [
         module.register_forward_hook(count)
         for module in model.modules()

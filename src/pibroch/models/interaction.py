@@ -48,7 +48,8 @@ def torch_interaction(bottom: Tensor, embedded: Tensor) -> Tensor:
 class _DotInteraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, embedded: Tensor) -> Tensor:
-        bottom, embedded = bottom.contiguous(), embedded.contiguous()
+        bottom = bottom.contiguous()
+        embedded = embedded.contiguous()
         ctx.save_for_backward(bottom, embedded)
         batch, num_features, dim = embedded.shape
         out = torch.empty(batch, dim + num_features * (num_features + 1) // 2)
@@ -59,7 +60,8 @@ class _DotInteraction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor]:
         bottom, embedded = ctx.saved_tensors
-        grad_bottom, grad_embedded = torch.empty_like(bottom), torch.empty_like(embedded)
+        grad_bottom = torch.empty_like(bottom)
+        grad_embedded = torch.empty_like(embedded)
         _run(kernels.backward, bottom, embedded, grad_out.contiguous(), grad_bottom, grad_embedded)
         return grad_bottom, grad_embedded
 

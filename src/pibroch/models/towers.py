@@ -76,14 +76,17 @@ class LinearTower(TowerModule):
                 "combined or projected vectors",
                 "set one of them above 0",
             )
-        self.width, self.combined, self.projected = width, combined, projected
+        self.width = width
+        self.combined = combined
+        self.projected = projected
         self.combine = Linear(num_features * dim, combined * width) if combined else None
         self.project = Linear(dim, projected * width) if projected else None
         self.num_outputs = combined + projected * num_features
 
     def forward(self, embedded: Tensor) -> Tensor:
         """See :class:`TowerModule`."""
-        num_samples, parts = len(embedded), []
+        num_samples = len(embedded)
+        parts = []
         if self.combine is not None:
             parts.append(
                 self.combine(embedded.flatten(1)).view(num_samples, self.combined, self.width)

@@ -114,7 +114,8 @@ class _WorkingSet(ctypes.Structure):
 if sys.platform == "win32":
 
     def _windows_bytes() -> _WorkingSet:
-        found, kernel = _WorkingSet(ctypes.sizeof(_WorkingSet)), ctypes.WinDLL("kernel32")
+        found = _WorkingSet(ctypes.sizeof(_WorkingSet))
+        kernel = ctypes.WinDLL("kernel32")
         kernel.GetCurrentProcess.restype = ctypes.c_void_p
         kernel.K32GetProcessMemoryInfo.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
         kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(found), found.size)

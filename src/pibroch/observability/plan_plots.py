@@ -50,7 +50,8 @@ def heat_map(matrix: Sequence[Sequence[float]]) -> str:
 def access_curve(curve: Sequence[tuple[float, float]], hot_share: float) -> str:
     """Share of accesses that the rows read most take, and up to where rows have copies."""
     figure, axes = new_axes("share of rows, most read first", "share of accesses")
-    rows, accesses = [row for row, _ in curve], [share for _, share in curve]
+    rows = [row for row, _ in curve]
+    accesses = [share for _, share in curve]
     axes.plot(rows, accesses, color=BLUE)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)

@@ -11,8 +11,12 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, GRID, MUTED = "#1f2933", "#e4e7eb", "#9aa5b1"
-BLUE, ORANGE, GREEN = "#2563eb", "#ea7317", "#15803d"
+INK = "#1f2933"
+GRID = "#e4e7eb"
+MUTED = "#9aa5b1"
+BLUE = "#2563eb"
+ORANGE = "#ea7317"
+GREEN = "#15803d"
 _STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -93,7 +97,8 @@ def roc_plot(curves: dict[str, list[float]], auc: float | None) -> str:
 def calibration_plot(curves: dict[str, list[float]]) -> str:
     """Observed click rate against prediction, in bins of equally many test samples."""
     figure, axes = new_axes("predicted click rate", "observed click rate")
-    predicted, observed = curves["predicted"], curves["observed"]
+    predicted = curves["predicted"]
+    observed = curves["observed"]
     limit = max([*predicted, *observed, 1e-3]) * 1.05
     axes.plot([0, limit], [0, limit], color=MUTED, linestyle="--", label="perfect")
     axes.plot(predicted, observed, color=ORANGE, marker="o", markersize=4, label="test, equal bins")

@@ -59,14 +59,16 @@ class LoggedProgress:
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
-        self._started, self._next_line = time.monotonic(), 0.0
+        self._started = time.monotonic()
+        self._next_line = 0.0
         self._first_step: int | None = None
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
         now = time.monotonic()
         if self._first_step is None:
-            self._started, self._first_step = now, record.step
+            self._started = now
+            self._first_step = record.step
         if now < self._next_line:
             return
         self._next_line = now + SECONDS_BETWEEN_LINES

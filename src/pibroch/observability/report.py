@@ -52,9 +52,12 @@ def read_run(folder: Path) -> RunRecords:
             f"{folder}, which holds no run", "a run directory", "name one that pibroch train made"
         )
     try:
-        records, restarts = _lines(folder / "metrics.jsonl"), _lines(folder / "restarts.jsonl")
-        summary, evaluation = _json(folder / "summary.json"), _json(folder / "evaluation.json")
-        versions, decay_path = _json(folder / "versions.json") or {}, folder / "plan_decay.json"
+        records = _lines(folder / "metrics.jsonl")
+        restarts = _lines(folder / "restarts.jsonl")
+        summary = _json(folder / "summary.json")
+        evaluation = _json(folder / "evaluation.json")
+        versions = _json(folder / "versions.json") or {}
+        decay_path = folder / "plan_decay.json"
         plan_decay = (
             json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
         )
@@ -110,7 +113,8 @@ def write_report(folder: Path, out: Path) -> Path:
 def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
     """Title, explanation and SVG of each plot for which the run has data."""
     evaluation = run.evaluation or {}
-    best_possible, curves = evaluation.get("best_possible_auc"), evaluation.get("curves")
+    best_possible = evaluation.get("best_possible_auc")
+    curves = evaluation.get("curves")
     found: list[tuple[str, str, str]] = []
     if run.training:
         found.append(
@@ -151,7 +155,8 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
 
 def _tiles(run: RunRecords) -> list[tuple[str, str]]:
     """Headline figures as label and text."""
-    summary, evaluation = run.summary, run.evaluation or {}
+    summary = run.summary
+    evaluation = run.evaluation or {}
     if summary is None:
         step = run.training[-1]["step"] if run.training else 0
         return [("state", "not finished"), ("step", f"{step:,}")]
@@ -178,7 +183,8 @@ def _decay_tiles(run: RunRecords) -> list[tuple[str, str]]:
     """How far the plan had decayed at the last look."""
     if not run.plan_decay:
         return []
-    last, moves = run.plan_decay[-1], sum(look["moved_to"] is not None for look in run.plan_decay)
+    last = run.plan_decay[-1]
+    moves = sum(look["moved_to"] is not None for look in run.plan_decay)
     ratio = last["current"] / last["fresh"] if last["fresh"] else 1.0
     return [
         ("plan, of a fresh one's cost", f"{ratio:.2f} at step {last['step']:,}"),

@@ -40,7 +40,8 @@ class JsonLines:
                 f"{error.strerror} while opening {path}", "a disk with room", "free some space"
             ) from error
         self._waiting: deque[bytes] = deque()
-        self._is_refused, self._num_lost = False, 0
+        self._is_refused = False
+        self._num_lost = 0
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
@@ -107,7 +108,8 @@ class TensorBoard:
                 "the extra `tensorboard`",
                 "pip install 'pibroch[tensorboard]'",
             ) from error
-        self._folder, self._num_lost = folder, 0
+        self._folder = folder
+        self._num_lost = 0
         self._writer: SummaryWriter | None = SummaryWriter(str(folder))
 
     def training(self, record: TrainingRecord) -> None:

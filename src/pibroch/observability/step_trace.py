@@ -30,7 +30,8 @@ class StepTrace:
     """
 
     def __init__(self, path: Path, name: str, num_steps: int) -> None:
-        self._path, self._name = path, name
+        self._path = path
+        self._name = name
         self._first = min(STEPS_BEFORE, num_steps // 2) + 1
         self._step = 0
         self._trace: trace.Trace | None = None
@@ -55,7 +56,8 @@ class StepTrace:
             self._end()
 
     def _end(self) -> None:
-        taken, self._trace = self._trace, None
+        taken = self._trace
+        self._trace = None
         if taken is None:
             return
         trace.stop()

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from pibroch.kernels.placement import numba as kernels
 
 Floats = NDArray[np.float64]
-NONE, SOME, ALL = 0, 1, 2
+NONE = 0
+SOME = 1
+ALL = 2
 """How many shards besides the home are to hold a partition.
 
 Layers that are balanced each for itself.
@@ -47,9 +49,11 @@ def place_homes(
     Returns:
         Homes ``[P]``, and how many partitions lie where they do not fit.
     """
-    num_shards, order = len(room), by_worth(weight, memory)
+    num_shards = len(room)
+    order = by_worth(weight, memory)
     layer = np.zeros(len(weight), np.int64) if layer is None else layer
-    home, by_memory = np.zeros(len(weight), np.int64), ~is_access_bound
+    home = np.zeros(len(weight), np.int64)
+    by_memory = ~is_access_bound
     everywhere = layer == ALL
     used = np.full(num_shards, memory[everywhere].sum())
     share = room / room.sum()
@@ -61,7 +65,8 @@ def place_homes(
             members, weight, memory, by_memory, limit, np.zeros(num_shards), used, home
         )
     spread = np.full(num_shards, np.inf)
-    members, nothing = order[everywhere[order]], np.zeros(len(weight))
+    members = order[everywhere[order]]
+    nothing = np.zeros(len(weight))
     kernels.place(
         members,
         memory,

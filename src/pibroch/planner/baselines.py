@@ -105,7 +105,9 @@ def _sum(
     batch_size: int | None,
     home_of: Callable[[TableSize, TableCounts], NDArray[np.integer] | None],
 ) -> Baseline:
-    memory, reads, transfers = np.zeros(num_shards), np.zeros(num_shards), np.zeros(num_shards)
+    memory = np.zeros(num_shards)
+    reads = np.zeros(num_shards)
+    transfers = np.zeros(num_shards)
     for table in tables:
         counts = profile.tables[table.name]
         home = home_of(table, counts)

@@ -61,7 +61,8 @@ def count_dataset(
         DataError: when a feature is not there, tables of one name differ in size, or there are no
             samples.
     """
-    options, progress = options or CountOptions(), progress or (lambda stage, fraction: None)
+    options = options or CountOptions()
+    progress = progress or (lambda stage, fraction: None)
     features_of = features_of or {key: (key,) for key in dataset.schema.keys}
     num_rows = {}
     for table, features in features_of.items():
@@ -78,13 +79,15 @@ def count_dataset(
         raise DataError(
             f"split {options.split} without samples", "at least one sample", "choose another split"
         )
-    counter, loader = (
-        ProfileCounter(num_rows),
-        Loader(split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed),
+    counter = ProfileCounter(num_rows)
+    loader = Loader(
+        split, min(options.batch_size, total), shuffle=options.shuffle, seed=options.seed
     )
     for batch in loader:
         take = min(batch.batch_size, total - counter.num_samples)
-        values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
+        values = batch.values.numpy()
+        offsets = batch.offsets.numpy()
+        size = batch.batch_size
         place = {key: i for i, key in enumerate(batch.keys)}
         bounds = {key: (offsets[i * size], offsets[i * size + take]) for key, i in place.items()}
         ids = {

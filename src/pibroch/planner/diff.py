@@ -64,12 +64,14 @@ def diff(old: Assignment, new: Assignment) -> PlanDiff:
         )
         raise DataError(got, "plans for the same tables and as many shards", "compare other plans")
     held = [holders(plan.home, plan.copies) for plan in (old, new)]
-    tables, sent = {}, np.zeros((old.num_shards, old.num_shards), np.int64)
+    tables = {}
+    sent = np.zeros((old.num_shards, old.num_shards), np.int64)
     for name, rows in old.partition_of.items():
         pairs, counts = np.unique(
             rows.astype(np.uint32) << 16 | new.partition_of[name], return_counts=True
         )
-        before, after = pairs >> 16, pairs & 0xFFFF
+        before = pairs >> 16
+        after = pairs & 0xFFFF
         fresh = held[1][after] & ~held[0][before]
         gone = held[0][before] & ~held[1][after]
         moved = old.home[before] != new.home[after]

@@ -43,8 +43,10 @@ def worst_link(
     >>> worst_link(one_each, profile, [TableSize("a", 2, 8, 8)], ClusterTopology.uniform(2), "inference")
     8.0
     """
-    num_shards, num_partitions = topology.num_ranks, len(assignment.home)
-    reads, summed = np.zeros(num_partitions), np.zeros(num_partitions)
+    num_shards = topology.num_ranks
+    num_partitions = len(assignment.home)
+    reads = np.zeros(num_partitions)
+    summed = np.zeros(num_partitions)
     for table in tables:
         share = profile.tables[table.name].batches / profile.num_batches
         partition = assignment.partition_of[table.name]
@@ -52,7 +54,8 @@ def worst_link(
         summed += np.bincount(
             partition, table.weight_bytes * costs.distinct(share, num_shards), num_partitions
         )
-    home, everywhere = assignment.home.astype(np.int64), assignment.is_everywhere
+    home = assignment.home.astype(np.int64)
+    everywhere = assignment.is_everywhere
     if mode == "training":
         source = np.where(everywhere[:, None], np.arange(num_shards), home[:, None]).astype(
             np.int16
@@ -131,11 +134,11 @@ class DriftWatch:
                 " ranks",
                 "one of each",
             )
-        self.assignment, self._tables, self._topology = assignment, list(tables), topology
-        self._options, self._batch_size = (
-            replace(options, steps=False, batch_size=batch_size),
-            batch_size,
-        )
+        self.assignment = assignment
+        self._tables = list(tables)
+        self._topology = topology
+        self._options = replace(options, steps=False, batch_size=batch_size)
+        self._batch_size = batch_size
         num_rows = {table.name: table.num_rows for table in tables}
         self._sketches = [DecayingSketch(num_rows, capacity, half_life / 2) for _ in range(2)]
         self.num_batches = 0

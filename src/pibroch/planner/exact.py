@@ -78,7 +78,8 @@ def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
 
     Blocks for ``time_limit_s`` at most.
     """
-    num_items, num_shards = len(case.weight), len(case.room)
+    num_items = len(case.weight)
+    num_shards = len(case.room)
     goal, less, equal, room = _program(case)
     num_x = num_items * num_shards * num_shards
     scale = _scale(case)
@@ -152,7 +153,8 @@ def dual_bound(case: Case, link_prices: Floats, memory_prices: Floats) -> float:
 
 
 def _undominated(reading: Floats, holding: Floats) -> list[int]:
-    chosen, least = [], np.inf
+    chosen = []
+    least = np.inf
     for number in np.lexsort((reading, holding)):
         if reading[number] < least:
             chosen.append(int(number))
@@ -185,7 +187,8 @@ def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
 
     scaled.
     """
-    num_items, num_shards = len(case.weight), len(case.room)
+    num_items = len(case.weight)
+    num_shards = len(case.room)
     num_x = num_items * num_shards * num_shards
     num_y = num_items * num_shards
     items, readers, shards = np.meshgrid(

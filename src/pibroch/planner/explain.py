@@ -32,7 +32,8 @@ def megabytes(number: float) -> str:
 
 def headlines(prediction: PlanPrediction) -> list[tuple[str, str]]:
     """What matters first, as label and text."""
-    balance, cost = prediction.balance, links(np.array(prediction.link_cost))
+    balance = prediction.balance
+    cost = links(np.array(prediction.link_cost))
     bound = prediction.worst_link_bound
     lines = [
         ("crossing accesses", f"{prediction.crossing['accesses']:.2%}"),
@@ -59,7 +60,8 @@ def _extra_memory(prediction: PlanPrediction) -> str:
 
     In small tables one partition may be more than a shard's part of it.
     """
-    used, budget = f"{prediction.used_extra:.2%}", f"{prediction.extra:.2%}"
+    used = f"{prediction.used_extra:.2%}"
+    budget = f"{prediction.extra:.2%}"
     is_more = prediction.used_extra > prediction.extra and used != budget
     rounded = ", rounded up to whole partitions of rows on each shard"
     return f"{used} of {budget}{rounded if is_more else ''}"
@@ -93,10 +95,8 @@ def sentences(prediction: PlanPrediction) -> list[str]:
         f"{p.copied_rows:,} rows have copies, {p.copies:,} in all ({p.hot_share:.2%} of the rows)",
     ]
     if p.mode == "training":
-        forward, sync = (
-            links(np.array(p.read_bytes["transfers"])).sum(),
-            links(np.array(p.sync_bytes)).sum(),
-        )
+        forward = links(np.array(p.read_bytes["transfers"])).sum()
+        sync = links(np.array(p.sync_bytes)).sum()
         said.append(
             f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and"
             " sums, ids not counted"
@@ -106,7 +106,8 @@ def sentences(prediction: PlanPrediction) -> list[str]:
 
 def shard_rows(prediction: PlanPrediction) -> list[Row]:
     """By shard: host, memory, lookups, bytes looked up, got and sent (transfers), dearest peer."""
-    transfers, cost = np.array(prediction.read_bytes["transfers"]), np.array(prediction.link_cost)
+    transfers = np.array(prediction.read_bytes["transfers"])
+    cost = np.array(prediction.link_cost)
     np.fill_diagonal(transfers, 0.0)
     np.fill_diagonal(cost, 0.0)
     out = []

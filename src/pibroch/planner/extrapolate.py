@@ -52,10 +52,12 @@ def extrapolate(
     unknown = [name for name in wanted if name not in profile.tables]
     if unknown:
         raise ConfigError(f"rows for table {unknown[0]!r}", f"one of {', '.join(profile.tables)}")
-    rng, tables = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    tables = {}
     num_batches = -(-num_samples // profile.batch_size)
     for name, counts in profile.tables.items():
-        rows, seen = wanted.get(name, len(counts.accesses)), counts.accesses[counts.accesses > 0]
+        rows = wanted.get(name, len(counts.accesses))
+        seen = counts.accesses[counts.accesses > 0]
         if rows < len(seen):
             raise ConfigError(
                 f"{rows:,} rows for table {name!r}", f"at least the {len(seen):,} that were seen"

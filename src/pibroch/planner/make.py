@@ -120,7 +120,8 @@ def make_plan(
         ConfigError: for a topology of another size, or too little memory; both before anything is
             allocated.
     """
-    options, progress = options or PlanOptions(), progress or (lambda stage, fraction: None)
+    options = options or PlanOptions()
+    progress = progress or (lambda stage, fraction: None)
     topology.check(topology.num_ranks if num_shards is None else num_shards)
     profile.check(tables, fingerprint)
     room = rooms(tables, topology, options.extra)
@@ -128,7 +129,8 @@ def make_plan(
     partitioner = Partitioner(tables, profile, options.batch_size)
     progress("counting rows", 1.0)
     trial = _backtrack(partitioner, topology, room, options, progress)
-    partitions, found = trial.partitions, trial.found
+    partitions = trial.partitions
+    found = trial.found
     if found.misfits and np.isfinite(topology.memory_bytes).any():
         check_fit(partitions, found.placed, topology)
     steps = _steps(partitions, topology, tables, options, progress) if options.steps else []
@@ -156,7 +158,8 @@ def predict(
     room: Floats,
 ) -> PlanPrediction:
     """What a placement of partitions costs a step."""
-    num_shards, memory = topology.num_ranks, partitions.memory_bytes
+    num_shards = topology.num_ranks
+    memory = partitions.memory_bytes
     forms: tuple[Form, Form] = ("accesses", "transfers")
     reads = {
         form: costs.traffic(partitions.weight(form), placed.source, num_shards) for form in forms
@@ -172,7 +175,8 @@ def predict(
         if is_training
         else np.zeros((num_shards,) * 2)
     )
-    total, num_rows = float(memory.sum()), int(partitions.num_rows.sum())
+    total = float(memory.sum())
+    num_rows = int(partitions.num_rows.sum())
     return PlanPrediction(
         mode=options.mode,
         policy=options.chosen_policy,
@@ -247,7 +251,8 @@ def least_crossing(partitions: Partitions, extra_bytes: float, num_shards: int) 
 
     Each copy brings one reader's, the most worthy ones first.
     """
-    weight, memory = partitions.weight("accesses"), partitions.memory_bytes
+    weight = partitions.weight("accesses")
+    memory = partitions.memory_bytes
     order = by_worth(weight, memory)
     taken = np.concatenate([[0.0], np.cumsum(memory[order])]) * (num_shards - 1)
     covered = np.concatenate([[0.0], np.cumsum(weight[order])]) / max(1e-300, weight.sum())
@@ -326,7 +331,8 @@ def _place(
 def _is_balanced(
     partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions
 ) -> bool:
-    placed, num_shards = found.placed, topology.num_ranks
+    placed = found.placed
+    num_shards = topology.num_ranks
     used = costs.memory(partitions.memory_bytes, placed.held)
     share = np.where(np.isfinite(topology.memory_bytes), topology.memory_bytes, 1.0)
     work = costs.workload(partitions.weight("accesses"), placed.source, topology.cost)

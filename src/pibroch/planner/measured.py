@@ -69,8 +69,10 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
     config = _config(run)
     if not config:
         return ["the run's configuration cannot be read, so it may be of another plan"]
-    exchange, train = config.get("embedding", {}).get("exchange", {}), config.get("train", {})
-    found, used = [], exchange.get("plan")
+    exchange = config.get("embedding", {}).get("exchange", {})
+    train = config.get("train", {})
+    found = []
+    used = exchange.get("plan")
     if used is None or Path(used).resolve() != plan.resolve():
         found.append(f"the run was placed by {used or exchange.get('placement', 'another rule')}")
     if exchange.get("name") not in ("alltoall", "auto"):

@@ -129,7 +129,8 @@ class Partitioner:
     def __init__(
         self, tables: Sequence[TableSize], profile: AccessProfile, batch_size: int | None = None
     ) -> None:
-        self.tables, self._profile = tuple(tables), profile
+        self.tables = tuple(tables)
+        self._profile = profile
         self.batch_size = batch_size or profile.batch_size
         kinds: dict[tuple[int, int], list[TableSize]] = {}
         for table in tables:
@@ -153,13 +154,15 @@ class Partitioner:
             size = kind.tables[0]
             max_accesses = threshold * self._accesses / size.weight_bytes
             max_rows = max(1, int(threshold * self._memory / size.record_bytes))
-            stops, sums = np.empty(limit, np.int64), np.empty((limit, 3))
+            stops = np.empty(limit, np.int64)
+            sums = np.empty((limit, 3))
             found = kernels.cut(
                 kind.counts, kind.num_rows, kind.batch_sums, max_accesses, max_rows, stops, sums
             )
             if found < 0:
                 return None
-            kind.stops, kind.sums = stops[:found], sums[:found]
+            kind.stops = stops[:found]
+            kind.sums = sums[:found]
             share = (
                 np.maximum(kind.sums[:, 1] / max(max_accesses, 1e-300), 0.0)
                 >= kind.sums[:, 0] / max_rows
@@ -173,7 +176,8 @@ class Partitioner:
         out: dict[str, NDArray[np.uint16]] = {}
         first = 0
         for kind in self._kinds:
-            cursor, current = np.zeros(DENSE_COUNTS, np.int64), np.zeros(DENSE_COUNTS, np.int64)
+            cursor = np.zeros(DENSE_COUNTS, np.int64)
+            current = np.zeros(DENSE_COUNTS, np.int64)
             starts = np.cumsum(kind.num_rows) - kind.num_rows
             is_dense = kind.counts < DENSE_COUNTS
             dense = kind.counts[is_dense]
@@ -193,7 +197,8 @@ class Partitioner:
         return {table.name: out[table.name] for table in self.tables}
 
     def _runs(self, tables: list[TableSize]) -> _Kind:
-        rows, batches = np.zeros(DENSE_COUNTS, np.int64), np.zeros(DENSE_COUNTS, np.int64)
+        rows = np.zeros(DENSE_COUNTS, np.int64)
+        batches = np.zeros(DENSE_COUNTS, np.int64)
         hot: list[tuple[Array, ...]] = []
         for number, table in enumerate(tables):
             counts = self._profile.tables[table.name]
@@ -217,7 +222,8 @@ class Partitioner:
         )
 
     def _partitions(self, parts: Sequence[tuple[_Kind, NDArray[np.bool_]]]) -> Partitions:
-        profile, batch = self._profile, self.batch_size
+        profile = self._profile
+        batch = self.batch_size
         sums = np.concatenate([kind.sums for kind, _ in parts])
         sizes = [np.full((len(kind.sums), 2), kind.tables[0].kind) for kind, _ in parts]
         weight_bytes, record_bytes = np.concatenate(sizes).T

@@ -24,7 +24,8 @@ from pibroch.planner.prediction import PartitionReads
 from pibroch.planner.profile import AccessProfile
 
 Replicas = Literal["gather", "sparse", "dense"]
-ID_BYTES, FLOAT_BYTES = 4, 4
+ID_BYTES = 4
+FLOAT_BYTES = 4
 HEAD_BYTES = 4 * 8
 """Of the counts that each rank sends to each other for every group of tables."""
 
@@ -95,7 +96,8 @@ def partition_reads(
     num_partitions = len(assignment.home)
     num_rows, accesses, batches, dims = (np.zeros(num_partitions) for _ in range(4))
     for table in tables:
-        of, counts = assignment.partition_of[table.name], profile.tables[table.name]
+        of = assignment.partition_of[table.name]
+        counts = profile.tables[table.name]
         here = np.bincount(of, minlength=num_partitions)
         num_rows += here
         accesses += np.bincount(of, counts.accesses, num_partitions)
@@ -148,19 +150,20 @@ def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size:
         return share
     # of a row that was in nearly every batch the share tells little of smaller ones: its accesses
     # do
-    by_share, by_accesses = distinct(share, batch_size / counted), distinct(accesses, batch_size)
+    by_share = distinct(share, batch_size / counted)
+    by_accesses = distinct(accesses, batch_size)
     return np.where(share < 0.5, by_share, by_accesses)
 
 
 def _reads_of(plan: Plan, table: Table, share: Floats) -> _Reads:
-    placement, row_map, size = plan.placements[table.name], plan.row_map, plan.num_shards
+    placement = plan.placements[table.name]
+    row_map = plan.row_map
+    size = plan.num_shards
     if placement.kind == "rows":
         # one pass over the rows for all owners, of which there may be a thousand
         assert row_map is not None, "checked with the plan"
-        partition, num_partitions = (
-            row_map.partition[row_map.rows_of(table.name)],
-            len(row_map.home),
-        )
+        partition = row_map.partition[row_map.rows_of(table.name)]
+        num_partitions = len(row_map.home)
         num_rows, read, heard = (
             np.asarray(np.bincount(partition, amount, num_partitions), np.float64)
             for amount in (np.ones(table.num_rows), share, distinct(share, size))
@@ -202,7 +205,9 @@ def _copies_payload(
     if replicas == "gather":  # ranks send each other all of them
         return read * row_bytes + ID_BYTES * min(read, _words(num_rows))
     # owners sum; they take turns, so that each has about the same of them
-    owned, read, heard = num_rows / size, read / size, heard / size
+    owned = num_rows / size
+    read = read / size
+    heard = heard / size
     words = _words(owned)
     ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
     return (2 * owned if replicas == "dense" else read + heard) * row_bytes + ID_BYTES * ids

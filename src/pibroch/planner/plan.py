@@ -163,7 +163,8 @@ class Plan(BaseModel):
             )
         for table in tables:
             placement = self.placements[table.name]
-            shards, kind = placement.shards, placement.kind
+            shards = placement.shards
+            kind = placement.kind
             right = {
                 "table_wise": len(shards) == 1,
                 "table_wise_pooled": len(shards) == 1,
@@ -207,7 +208,8 @@ class Plan(BaseModel):
 
     def copies(self, table: Table) -> list[tuple[int, Piece]]:
         """The rows of a table that every shard holds, once for each."""
-        placement, rows = self.placements[table.name], range(table.num_rows)
+        placement = self.placements[table.name]
+        rows = range(table.num_rows)
         writer = list(self.placements).index(table.name) % self.num_shards
         if placement.kind == "replicated":
             return [
@@ -237,7 +239,9 @@ class Plan(BaseModel):
     def homes(self, table: Table) -> list[tuple[int, Piece]]:
         """The parts of a table that one shard holds, each with its shard."""
         placement = self.placements[table.name]
-        rows, columns, shards = range(table.num_rows), range(table.dim), placement.shards
+        rows = range(table.num_rows)
+        columns = range(table.dim)
+        shards = placement.shards
         if placement.kind == "replicated":
             return []
         if placement.kind == "rows":

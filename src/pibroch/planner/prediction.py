@@ -181,10 +181,8 @@ class PlanPrediction(BaseModel):
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError, UnicodeDecodeError) as error:
-            need, do = (
-                "what `pibroch plan` wrote beside a plan",
-                "check the path, or make the plan again",
-            )
+            need = "what `pibroch plan` wrote beside a plan"
+            do = "check the path, or make the plan again"
             raise DataError(
                 f"{path}, which is no prediction: {str(error)[:200]}", need, do
             ) from error

@@ -22,8 +22,11 @@ from pibroch.kernels.arrays import Array
 from pibroch.kernels.profile import numba as kernels
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
-FORMAT, VERSION = "pibroch-profile", 1
-_HEADER, _ACCESSES, _BATCHES = "profile", "accesses/", "batches/"
+FORMAT = "pibroch-profile"
+VERSION = 1
+_HEADER = "profile"
+_ACCESSES = "accesses/"
+_BATCHES = "batches/"
 _NEED = "a profile made by `pibroch profile`"
 _REFUSAL = Refusal(DataError, "check the path, or make the profile again")
 Progress = Callable[[str, float], None]
@@ -150,7 +153,8 @@ class AccessProfile:
         }
         tensors: dict[str, Array] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
         for name, counts in self.tables.items():
-            tensors[_ACCESSES + name], tensors[_BATCHES + name] = counts.accesses, counts.batches
+            tensors[_ACCESSES + name] = counts.accesses
+            tensors[_BATCHES + name] = counts.batches
         temporary = path.with_name(path.name + ".new")
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

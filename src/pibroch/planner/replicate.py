@@ -109,7 +109,8 @@ def along_links(
     placed = without_copies(home, len(room))
     available = np.maximum(room - np.bincount(home, memory, len(room)), 0.0)
     link = np.tile(np.bincount(home, weight, len(room)), (len(room), 1)) * cost
-    order, nearer = by_worth(weight, memory), kernels.nearer_shards(cost)
+    order = by_worth(weight, memory)
+    nearer = kernels.nearer_shards(cost)
     kernels.replicate(
         order, weight, memory, home, cost, nearer, available, placed.held, placed.source, link
     )

@@ -24,7 +24,8 @@ def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) 
     Raises:
         ConfigError: when the tables do not fit.
     """
-    total, memory = total_bytes(tables), topology.memory_bytes
+    total = total_bytes(tables)
+    memory = topology.memory_bytes
     if total > memory.sum():
         raise ConfigError(
             f"{memory.sum():,.0f} bytes of memory on {topology.num_ranks} ranks for tables of"

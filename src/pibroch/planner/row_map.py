@@ -112,7 +112,8 @@ class RowMap:
 
     def rows_at(self, table: str, place: int) -> ListedRows:
         """The rows of a table that lie at a place."""
-        count, partition = int(self.counts[table][place]), self.partition[self.rows_of(table)]
+        count = int(self.counts[table][place])
+        partition = self.partition[self.rows_of(table)]
 
         def make() -> Ints:
             ids = np.empty(count, np.int64)
@@ -130,7 +131,8 @@ class RowMap:
             )
         found = {}
         for table in self.num_rows:
-            here, counts = self.rows_of(table), np.zeros(self.num_shards + 1, np.int64)
+            here = self.rows_of(table)
+            counts = np.zeros(self.num_shards + 1, np.int64)
             bad = visit(self.partition[here], self.place_of, counts, self.index[here])
             if bad >= 0:
                 raise ConfigError(

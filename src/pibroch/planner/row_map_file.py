@@ -52,7 +52,8 @@ def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:
     Raises:
         ConfigError: when it is not there, or damaged.
     """
-    folder, name = path.parent, path.name
+    folder = path.parent
+    name = path.name
     if digest is not None:
         verify_file(folder, name, digest, PLAN)
     with TensorFile(folder, name, PLAN) as file:
@@ -63,11 +64,9 @@ def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:
         raise PLAN(f"`tables` {tables.dtype} {list(tables.shape)} in {path}", "JSON in uint8")
     where = f"`tables` in {path}"
     num_rows = checked(_NumRows, parse_json(bytes(tables), where, PLAN), where, PLAN)
-    total, num_partitions, shape = (
-        sum(num_rows.values()),
-        arrays["home"].shape,
-        arrays["copies"].shape,
-    )
+    total = sum(num_rows.values())
+    num_partitions = arrays["home"].shape
+    shape = arrays["copies"].shape
     shapes = {
         "partition": (total,),
         "index": (total,),

@@ -25,7 +25,8 @@ ROUNDS = 4
 SHARD_ROUNDS = 256  # rounds times shards, about
 # below it the search is thorough: greedy choices are coarse where there is little to choose from
 FEW_PARTITIONS = 256
-TRIALS, TRIALS_OF_FEW = 100_000, 50_000
+TRIALS = 100_000
+TRIALS_OF_FEW = 50_000
 TEMPERATURES = (0.3, 0.1)
 LOAD_SHARE = 0.5
 
@@ -72,8 +73,10 @@ def find_placement(
         room_of_homes: ``[W]``, bytes that each may hold if need be for homes to lie level; ``room``
             when absent.
     """
-    memory, cost = partitions.memory_bytes, topology.cost
-    weight, lookup = partitions.weight(form), partitions.weight("accesses")
+    memory = partitions.memory_bytes
+    cost = topology.cost
+    weight = partitions.weight(form)
+    lookup = partitions.weight("accesses")
     chosen = candidates(policy, partitions, weight, topology)
     room_of_homes = room if room_of_homes is None else room_of_homes
     rounds = _num_rounds(topology.num_ranks)
@@ -84,7 +87,8 @@ def find_placement(
     def on_all(home: NDArray[np.int64]) -> PlacedPartitions:
         return everywhere(home, chosen, memory, cost, room)
 
-    nothing, guess = np.full(len(weight), NONE), _guess(chosen, memory, room)
+    nothing = np.full(len(weight), NONE)
+    guess = _guess(chosen, memory, room)
     courses = [(on_all, _all_or_not, guess, rounds if policy != "none" else 1)]
     if policy == "links" and rounds == 1:
         courses.append((along, _all_or_not, guess, 1))
@@ -101,7 +105,8 @@ def find_placement(
             found = Found(placed, _worst(weight, placed, cost), misfits)
             if best is None or (misfits, found.worst_link) < (best.misfits, best.worst_link):
                 best = found
-            before, layer = layer, layers(placed)
+            before = layer
+            layer = layers(placed)
             if np.array_equal(before, layer):
                 break
     assert best is not None, "at least one round was made"
@@ -138,11 +143,9 @@ def _worst(weight: Floats, placed: PlacedPartitions, cost: Floats) -> float:
 def _improved(
     found: Found, partitions: Partitions, form: Form, cost: Floats, room: Floats, policy: Policy
 ) -> Found:
-    weight, lookup, memory = (
-        partitions.weight(form),
-        partitions.weight("accesses"),
-        partitions.memory_bytes,
-    )
+    weight = partitions.weight(form)
+    lookup = partitions.weight("accesses")
+    memory = partitions.memory_bytes
     order = by_worth(weight, memory)
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))

@@ -38,7 +38,8 @@ class DecayingSketch:
     ) -> None:
         if capacity < 1 or (half_life is not None and half_life <= 0):
             raise ConfigError(f"capacity {capacity}, half-life {half_life}", "positive ones")
-        self.num_rows, self.capacity = dict(num_rows), capacity
+        self.num_rows = dict(num_rows)
+        self.capacity = capacity
         sizes = np.fromiter(num_rows.values(), np.int64, len(num_rows))
         self._first = dict(zip(num_rows, np.cumsum(sizes) - sizes, strict=True))
         self._decay = 1.0 if half_life is None else 0.5 ** (1 / half_life)
@@ -62,7 +63,8 @@ class DecayingSketch:
             place = len(self._rows) - self.capacity - 1
             least = np.partition(self._counts[:, 0], place)[place]
             kept = self._counts[:, 0] > least
-            self._rows, self._counts = self._rows[kept], self._counts[kept]
+            self._rows = self._rows[kept]
+            self._counts = self._counts[kept]
             self._counts[:, 0] -= least
             self._error += least
         if self._unit > _LARGEST:
@@ -89,11 +91,13 @@ class DecayingSketch:
             max(1, round(value / self._unit)) for value in (self._samples, self._batches)
         )
         order = np.argsort(self._rows)
-        rows, counts = self._rows[order], np.rint(self._counts[order] / self._unit)
+        rows = self._rows[order]
+        counts = np.rint(self._counts[order] / self._unit)
         tables = {}
         for name, size in self.num_rows.items():
             start, stop = np.searchsorted(rows, [self._first[name], self._first[name] + size])
-            accesses, occurs = np.zeros(size, np.int64), np.zeros(size, np.int32)
+            accesses = np.zeros(size, np.int64)
+            occurs = np.zeros(size, np.int32)
             mine = rows[start:stop] - self._first[name]
             accesses[mine] = counts[start:stop, 0]
             occurs[mine] = np.minimum(np.minimum(counts[start:stop, 1], accesses[mine]), batches)

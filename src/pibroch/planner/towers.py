@@ -22,7 +22,9 @@ from pibroch.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Strategy = Literal["coherent", "diverse"]
-STARTS, ROUNDS, STRESS_STEPS = 8, 50, 500
+STARTS = 8
+ROUNDS = 50
+STRESS_STEPS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +150,23 @@ def balanced_groups(
         raise ConfigError(
             f"{num_towers} towers for {len(points)} features", f"from 1 to {len(points)}"
         )
-    rng, best, groups = np.random.default_rng(seed), np.inf, np.zeros(len(points), np.int64)
+    rng = np.random.default_rng(seed)
+    best = np.inf
+    groups = np.zeros(len(points), np.int64)
     for _ in range(STARTS):
         centres = _spread(points, num_towers, rng)
         assigned = np.full(len(points), -1)
         for _ in range(ROUNDS):
             costs = ((points[:, None] - centres) ** 2).sum(2)
-            before, assigned = assigned, _assign(costs, weights, balance)
+            before = assigned
+            assigned = _assign(costs, weights, balance)
             if np.array_equal(before, assigned):
                 break
             centres = np.stack([points[assigned == tower].mean(0) for tower in range(num_towers)])
         cost = float(((points - centres[assigned]) ** 2).sum())
         if cost < best:
-            best, groups = cost, assigned
+            best = cost
+            groups = assigned
     return [np.flatnonzero(groups == tower).tolist() for tower in range(num_towers)]
 
 
@@ -179,7 +185,8 @@ def partition(
     Raises:
         ConfigError: for more towers than features, or fewer than categories.
     """
-    weight, points = np.asarray(weights, np.float64), coordinates(similarity, strategy)
+    weight = np.asarray(weights, np.float64)
+    points = coordinates(similarity, strategy)
     if categories is None:
         return balanced_groups(points, weight, num_towers, balance)
     names = sorted(set(categories))
@@ -225,7 +232,8 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
     num_features, num_towers = costs.shape
     fewest, most = _sizes(num_features, num_towers, balance.size_ratio)
     once = np.kron(np.eye(num_features), np.ones(num_towers))
-    size, weight = np.tile(np.eye(num_towers), num_features), np.kron(weights, np.eye(num_towers))
+    size = np.tile(np.eye(num_towers), num_features)
+    weight = np.kron(weights, np.eye(num_towers))
     limit = max(balance.bytes_ratio * weights.sum() / num_towers, weights.max())
     while True:
         found = milp(
@@ -247,7 +255,8 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
 
 def _sizes(num_features: int, num_towers: int, ratio: float) -> tuple[int, int]:
     """The fewest and the most features of a tower, so that the most are at most ``ratio`` times the fewest."""
-    fewest, most = num_features // num_towers, -(-num_features // num_towers)
+    fewest = num_features // num_towers
+    most = -(-num_features // num_towers)
     while fewest > 1 and ratio * (fewest - 1) >= most:
         fewest -= 1
     return fewest, max(most, int(ratio * fewest))

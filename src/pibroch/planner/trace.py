@@ -38,13 +38,15 @@ def count_trace(
     Raises:
         DataError: naming the first line that is no index of the table, or when there is no line.
     """
-    progress, digest = progress or (lambda stage, fraction: None), hashlib.sha256()
+    progress = progress or (lambda stage, fraction: None)
+    digest = hashlib.sha256()
     if num_rows is None:
         num_rows = 1 + max(
             (int(ids.max()) for _, ids in _pieces(path, lambda stage, fraction: None)), default=0
         )
     name = table or path.name.split(".")[0]
-    counter, held = ProfileCounter({name: num_rows}), np.empty(0, np.int64)
+    counter = ProfileCounter({name: num_rows})
+    held = np.empty(0, np.int64)
     for first_line, ids in _pieces(path, progress):
         outside = np.flatnonzero((ids < 0) | (ids >= num_rows))
         if len(outside):

@@ -22,7 +22,9 @@ def ids_by_table(
     batch: JaggedBatch, features_of: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[NDArray[np.int64]]]:
     """What a batch reads of each table, as sketches and profiles count it."""
-    values, offsets, size = batch.values.numpy(), batch.offsets.numpy(), batch.batch_size
+    values = batch.values.numpy()
+    offsets = batch.offsets.numpy()
+    size = batch.batch_size
     place = {key: number for number, key in enumerate(batch.keys)}
     bounds = {key: slice(offsets[at * size], offsets[(at + 1) * size]) for key, at in place.items()}
     return {

@@ -70,7 +70,8 @@ class Processors:
     """
 
     def __init__(self, names: Sequence[str], ranks: Ranks) -> None:
-        self.names, self.num_bytes = tuple(names), 0
+        self.names = tuple(names)
+        self.num_bytes = 0
         self._ranks = ranks
         self._turns = cycle(self.names)
         self._lost_at: dict[str, float] = {}
@@ -94,7 +95,8 @@ class Processors:
             DataError: when a processor cannot read the dataset.
         """
         source = list(astuple(Source.of(dataset, loader)))
-        positions, self._turns = islice(_positions(loader), num_batches), cycle(self.names)
+        positions = islice(_positions(loader), num_batches)
+        self._turns = cycle(self.names)
         under_way: deque[_Asked] = deque()
         while True:
             for position in islice(positions, max(0, self._most() - len(under_way))):

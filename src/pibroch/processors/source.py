@@ -70,7 +70,8 @@ def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
     Ids in 4 bytes, no offsets where every bag has one id.
     """
     assert batch.position is not None and batch.weights is None, "made by a loader"
-    values, offsets = batch.values.to(torch.int32), None if is_one_hot else batch.offsets
+    values = batch.values.to(torch.int32)
+    offsets = None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]
     return [batch.dense, values, offsets, batch.labels, place]
 

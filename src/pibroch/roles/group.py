@@ -94,10 +94,8 @@ def join(
         TrainingError: when one does not come in time, or has ended and is not started again.
     """
     members = [(role, number) for role, count in wanted.items() for number in range(count)]
-    store, deadline = (
-        _store(rendezvous, False, *members[0], timeout_s),
-        time.monotonic() + timeout_s,
-    )
+    store = _store(rendezvous, False, *members[0], timeout_s)
+    deadline = time.monotonic() + timeout_s
     for role, number in members:
         try:
             while not _is_there(
@@ -200,9 +198,11 @@ def _store(
     """The rendezvous; ``role`` and ``number`` are who opens it, or who is looked for first."""
     url = urlparse(rendezvous)
     try:
-        host, port = url.hostname, url.port
+        host = url.hostname
+        port = url.port
     except ValueError:
-        host, port = None, None
+        host = None
+        port = None
     if url.scheme != "tcp" or not host or not port:
         raise ConfigError(f"rendezvous {rendezvous!r}", "tcp://HOST:PORT")
     try:

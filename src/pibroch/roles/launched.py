@@ -22,7 +22,9 @@ from pibroch.stores import tcp_store
 FIND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 _POLL_S = 0.1
-_SPLIT, _END, _ENDED = "split", "end", "ended"
+_SPLIT = "split"
+_END = "end"
+_ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class Launcher:
                 " processors by itself",
             )
         self._host, port, rank, size = map(str, found)
-        self.rank, self.num_ranks = int(rank), int(size)
+        self.rank = int(rank)
+        self.num_ranks = int(size)
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         timeout = timedelta(seconds=FIND_TIMEOUT_S)
         try:

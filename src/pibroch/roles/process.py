@@ -132,17 +132,13 @@ class _Keeper:
         threads: int,
         on_restart: OnRestart | None,
     ) -> None:
-        self._members, self._rendezvous, self._threads, self._on_restart = (
-            members,
-            rendezvous,
-            threads,
-            on_restart,
-        )
-        self._stopped, self._ended, self._starting = (
-            threading.Event(),
-            threading.Event(),
-            threading.Lock(),
-        )
+        self._members = members
+        self._rendezvous = rendezvous
+        self._threads = threads
+        self._on_restart = on_restart
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._keep, name="pibroch-roles", daemon=True)
         self._thread.start()
 

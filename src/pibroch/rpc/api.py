@@ -145,7 +145,8 @@ def rpc_sync(
     """
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
-    callee, context = agent.find(to), agent.current_context()
+    callee = agent.find(to)
+    context = agent.current_context()
     result: _T
     if profiling.is_on():
         result = profiling.sync_call(
@@ -173,7 +174,8 @@ def rpc_async(
     """
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
-    callee, context = agent.find(to), agent.current_context()
+    callee = agent.find(to)
+    context = agent.current_context()
     if profiling.is_on():
         return profiling.async_call(
             agent,

@@ -132,7 +132,8 @@ class DistributedOptimizer:
 
 def _results(futures: Mapping[WorkerInfo, torch.futures.Future[Any]]) -> list[Any]:
     """All results; when there are errors, the first with notes of the others."""
-    results, errors = [], []
+    results = []
+    errors = []
     for owner, future in futures.items():
         try:
             results.append(future.wait())

@@ -103,8 +103,10 @@ class RpcBackendOptions:
 
     def __post_init__(self) -> None:
         self._check()
-        maps, devices = dict(self.device_maps or {}), list(self.devices or [])
-        self.device_maps, self.devices = {}, []
+        maps = dict(self.device_maps or {})
+        devices = list(self.devices or [])
+        self.device_maps = {}
+        self.devices = []
         for to, device_map in maps.items():
             self.set_device_map(to, device_map)
         if devices:
@@ -136,7 +138,8 @@ class RpcBackendOptions:
         """
         known = self.device_maps.setdefault(to, {})
         for ours, theirs in device_map.items():
-            source, target = torch.device(ours), torch.device(theirs)
+            source = torch.device(ours)
+            target = torch.device(theirs)
             if known.get(source, target) != target:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, {source} already goes to"

@@ -130,7 +130,10 @@ class RemoteModule(nn.Module):
         on, device, module_rref = state
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.on, made.device, made.is_scriptable, made.module_rref = on, device, False, module_rref
+        made.on = on
+        made.device = device
+        made.is_scriptable = False
+        made.module_rref = module_rref
         return made
 
     def __getstate__(self) -> NoReturn:

@@ -64,7 +64,10 @@ class RRef(Generic[_T]):
         references = _current_references()
         owned = OwnedValue()
         owned.succeed(value)
-        self._fork, self._owned, self._deadline, self.type_hint = None, owned, None, type_hint
+        self._fork = None
+        self._owned = owned
+        self._deadline = None
+        self.type_hint = type_hint
         self._owner = references.agent.info
         self._reference = references.own(owned)
         self._references = references
@@ -82,12 +85,13 @@ class RRef(Generic[_T]):
         ``deadline``: for the value to be made.
         """
         self = cls.__new__(cls)
-        self._fork, self._owned, self._deadline, self.type_hint = None, owned, deadline, None
-        self._owner, self._reference, self._references = (
-            references.agent.info,
-            reference,
-            references,
-        )
+        self._fork = None
+        self._owned = owned
+        self._deadline = deadline
+        self.type_hint = None
+        self._owner = references.agent.info
+        self._reference = reference
+        self._references = references
         return self
 
     @classmethod
@@ -99,8 +103,13 @@ class RRef(Generic[_T]):
         ``deadline`` (monotonic, in seconds): for the owner to have it.
         """
         self = cls.__new__(cls)
-        self._fork, self._owned, self._deadline, self.type_hint = fork, None, deadline, None
-        self._owner, self._reference, self._references = owner, fork.reference, references
+        self._fork = fork
+        self._owned = None
+        self._deadline = deadline
+        self.type_hint = None
+        self._owner = owner
+        self._reference = fork.reference
+        self._references = references
         return self
 
     def __del__(self) -> None:
@@ -281,17 +290,22 @@ class _Proxy:
     """
 
     def __init__(self, rref: RRef[Any], timeout: float) -> None:
-        self._rref, self._timeout = rref, timeout
+        self._rref = rref
+        self._timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         check_method_name(name)
-        rref, timeout, send, profiled = self._rref, self._timeout, self._send, self._profiled
+        rref = self._rref
+        timeout = self._timeout
+        send = self._send
+        profiled = self._profiled
 
         def method(*args: object, **kwargs: object) -> Any:
             rref.check_usable()
             value = [list(args), kwargs]
             if profiling.is_on():
-                agent, owner = rref.references.agent, rref.owner()
+                agent = rref.references.agent
+                owner = rref.owner()
                 return profiled(
                     agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest)
                 )

@@ -61,7 +61,8 @@ class Batcher:
         limits: ServerLimits,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
     ) -> None:
-        self.limits, self._observe = limits, observe
+        self.limits = limits
+        self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Request] = deque()
         self.rows_waiting = 0
@@ -92,10 +93,8 @@ class Batcher:
         Raises:
             Refusal: as there, and 400 for an answer above the bound of bodies.
         """
-        size, most = (
-            4 * num_rows(work) * len(predictor.features) * predictor.dim,
-            self.limits.body_bytes,
-        )
+        size = 4 * num_rows(work) * len(predictor.features) * predictor.dim
+        most = self.limits.body_bytes
         if size > most:
             got = f"got {num_rows(work)} rows, whose embeddings are {size:,} bytes"
             raise Refusal(400, f"{got}; need at most {most:,} in an answer")
@@ -108,7 +107,8 @@ class Batcher:
             Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is
                 full, 503 when the answer takes too long.
         """
-        limits, count = self.limits, num_rows(work)
+        limits = self.limits
+        count = num_rows(work)
         if not 1 <= count <= limits.rows:
             raise Refusal(400, f"got {count} rows; need 1 to {limits.rows} in a request")
         if self._waiting and self.rows_waiting + count > limits.queue_rows:
@@ -143,7 +143,8 @@ class Batcher:
 
         One timer for all, for nearly all have one long before.
         """
-        timeout_s, now = self.limits.answer_timeout_s, self._loop.time()
+        timeout_s = self.limits.answer_timeout_s
+        now = self._loop.time()
         reason = f"no answer within {timeout_s:g} s, as the server has too much to do; try again"
         for request in self._open:
             if now - request.came_at >= timeout_s and not request.answer.done():
@@ -282,7 +283,8 @@ def _lost(batch: Sequence[_Request], error: PibrochError) -> list[Outputs | Exce
 
 def _merged(batch: Sequence[_Request]) -> JaggedBatch:
     """All rows: those of encoded requests first."""
-    predictor, parts = batch[0].predictor, []
+    predictor = batch[0].predictor
+    parts = []
     encoded = [request.work for request in batch if isinstance(request.work, JaggedBatch)]
     raw = [request.work for request in batch if not isinstance(request.work, JaggedBatch)]
     if encoded:
@@ -308,7 +310,8 @@ def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Except
     results: list[Outputs | Exception] = [outputs] * len(batch)
     end = 0
     for place in order:
-        start, end = end, end + batch[place].num_rows
+        start = end
+        end = end + batch[place].num_rows
         part = outputs[start:end]
         if np.isfinite(part).all():
             results[place] = part

@@ -34,7 +34,8 @@ from pibroch.observability.trace import span
 from pibroch.serve.pace import StepPace
 
 logger = logging.getLogger(__name__)
-QUESTIONS, ANSWERS = 0, 1
+QUESTIONS = 0
+ANSWERS = 1
 """Streams of the transport."""
 
 
@@ -114,7 +115,9 @@ class BoundedLagPipeline:
             raise ConfigError(f"bound {bound!r}", f"a number, or {AUTO!r}")
         options = BoundedLagOptions(None if isinstance(bound, str) else bound, transport)
         given = None if bound == AUTO else options.given_bound()
-        self._model, self._embeddings, self._lookup = model, embeddings, InferenceLookup(exchange)
+        self._model = model
+        self._embeddings = embeddings
+        self._lookup = InferenceLookup(exchange)
         self._ranks = embeddings.ranks
         self._window = LagWindow(1, BOUNDS[-1]) if given is None else LagWindow(given)
         self._chooses = given is None
@@ -183,7 +186,9 @@ class BoundedLagPipeline:
         to the end.
         """
         assert not self._requests, "requests on their way; drain() first"
-        first, num_real, source = self._num_asked, 0, iter(batches)
+        first = self._num_asked
+        num_real = 0
+        source = iter(batches)
         self._is_over = False
         while not self._is_over:  # all ranks leave after the same request
             batch = next(source, None)
@@ -281,7 +286,8 @@ class BoundedLagPipeline:
         """Of all ranks."""
         here = self._ranks.rank
         own = self._lookup.answer(request.question.messages[here], self._embeddings.averaged_at)
-        slot, transport = Slot(ANSWERS, request.number), self._transport
+        slot = Slot(ANSWERS, request.number)
+        transport = self._transport
         if transport is None:
             return [own]
         with self._ranks.waiting():
@@ -326,8 +332,10 @@ class BoundedLagPipeline:
 
 
 def _for_one(part: Bytes, peer: int, size: int) -> RankParts:
-    addresses, sizes = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    addresses[peer], sizes[peer] = part.ctypes.data, len(part)
+    addresses = np.zeros(size, np.int64)
+    sizes = np.zeros(size, np.int64)
+    addresses[peer] = part.ctypes.data
+    sizes[peer] = len(part)
     return RankParts(addresses, sizes, part)
 
 

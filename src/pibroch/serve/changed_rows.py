@@ -115,7 +115,8 @@ def find_touched(
         return None
     touched = {}
     for name, table in manifest.tables.items():
-        ids, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        ids = [np.empty(0, np.int64)]
+        widths = [np.empty(0, np.int64)]
         for part in table.parts:
             if part.is_delta:
                 verify_file(folder, part.file, manifest.files[part.file])

@@ -46,7 +46,8 @@ def connection_factory(
     class HttpConnection(_BoundedConnection):
         pass
 
-    HttpConnection.limits, HttpConnection.open_connections = limits, open_connections
+    HttpConnection.limits = limits
+    HttpConnection.open_connections = open_connections
     HttpConnection.row_door = door
     if tls is None:
         return HttpConnection
@@ -63,7 +64,8 @@ class _BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.url, self.headers = b"", []
+        self.url = b""
+        self.headers = []
         self._is_in_head = True
         self._num_bytes = 0  # that came since the packet in which the request began
         self._unsent_bytes = 0
@@ -112,7 +114,8 @@ class _BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._num_bytes = True, 0
+        self._is_in_head = True
+        self._num_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -181,7 +184,8 @@ class _BoundedConnection(HttpToolsProtocol):
         # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has
         # not taken it for an end.
         self.parser = httptools.HttpRequestParser(self)
-        method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
+        method = self.scope["method"].encode()
+        version = self.scope["http_version"].encode()
         lines = [method + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n" + rest
@@ -263,11 +267,13 @@ class _TlsHandshake(asyncio.Protocol):
     """
 
     def __init__(self, context: ssl.SSLContext, make: Callable[[], _BoundedConnection]) -> None:
-        self._context, self._next = context, make()
+        self._context = context
+        self._next = make()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of no other kind
         """See :class:`asyncio.Protocol`."""
-        self._transport, following = transport, self._next
+        self._transport = transport
+        following = self._next
         if not following.open_connections.add(self):
             following.open_connections.remove(self)
             self.abort()

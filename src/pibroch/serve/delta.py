@@ -80,10 +80,12 @@ def export_delta(
         raise CheckpointError(
             f"{since} to begin at, which is no export", "a folder that `pibroch export` wrote"
         )
-    folder, base = find_checkpoint(checkpoint), open_exported(since, verify=is_delta(since))
+    folder = find_checkpoint(checkpoint)
+    base = open_exported(since, verify=is_delta(since))
     based_on = [] if base.files is None else [Path(path).parent for path in base.files.paths]
     refuse_overlap(out, [folder, options.data, since, *based_on])
-    manifest, rows = read_manifest(folder), base.lookup
+    manifest = read_manifest(folder)
+    rows = base.lookup
     assert isinstance(rows, MappedRows) and base.sha256 is not None, "an export's rows are mapped"
     if options.version == base.version:
         raise ConfigError(
@@ -105,7 +107,8 @@ def export_delta(
         files: dict[str, FileDigest] = {}
         files[CHANGED], count = _write_rows(temporary / CHANGED, versions, rows)
         files[DENSE] = write_dense(temporary, folder, manifest)
-        dtype, of_checkpoint = rows.manifest.dtype, version_of(folder, manifest)
+        dtype = rows.manifest.dtype
+        of_checkpoint = version_of(folder, manifest)
         written = DeltaManifest(
             version=options.version
             or content_version(of_checkpoint, dtype, files, str(base.sha256)),

@@ -27,7 +27,8 @@ from pibroch.untrusted import InnerPath, read_manifest
 FORMAT = "pibroch-delta"
 MANIFEST = "delta.json"
 CHANGED = "rows.safetensors"
-ROW_IDS, ROWS = "row_ids", "rows"
+ROW_IDS = "row_ids"
+ROWS = "rows"
 """Tensors in the file of changed rows."""
 
 ORIGIN = "origin.json"

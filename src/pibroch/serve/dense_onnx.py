@@ -22,7 +22,8 @@ from pibroch.serve.model import dense_layers
 from pibroch.train.checkpoint_folder import find_checkpoint
 from pibroch.train.manifest import schema_of
 
-DENSE, EMBEDDING = "dense", "embedding"
+DENSE = "dense"
+EMBEDDING = "embedding"
 OUTPUTS = ("score", "logit")
 _NEEDS = ("onnx", "onnxscript")
 _SAMPLES = 2  # of the batch that is traced; its size is free in the file
@@ -56,7 +57,8 @@ class _Scores(nn.Module):
 
     def __init__(self, layers: nn.Module, has_dense: bool) -> None:
         super().__init__()
-        self.layers, self.has_dense = layers, has_dense
+        self.layers = layers
+        self.has_dense = has_dense
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         embedded = tensors[-1]
@@ -78,11 +80,9 @@ def dense_part(path: Path) -> DensePart:
         )
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
-    config, num_dense, features = (
-        manifest.config.model,
-        len(schema_of(manifest).dense),
-        tuple(manifest.tables),
-    )
+    config = manifest.config.model
+    num_dense = len(schema_of(manifest).dense)
+    features = tuple(manifest.tables)
     layers = dense_layers(config, num_dense, features, dense_state(folder, manifest), str(folder))
     dim = next(iter(manifest.tables.values())).dim
     return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pibroch.serve.gate import App, Receive, Scope, Send
 from pibroch.serve.settings import Refusal
 
-SCORE_PATH, EMBED_PATH = "/score", "/embed"
+SCORE_PATH = "/score"
+EMBED_PATH = "/embed"
 _MODELS = "/v2/models/"
 
 
@@ -62,19 +63,24 @@ class Direct:
         infer: Answering,
         check_bytes: Callable[[int], None],
     ) -> None:
-        self._app, self._answers, self._infer = app, dict(answers), infer
+        self._app = app
+        self._answers = dict(answers)
+        self._infer = infer
         self._check_bytes = check_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; Refusal is for the gate around this."""
         path = scope["path"]
-        answering, model, version = self._answers.get(path), None, None
+        answering = self._answers.get(path)
+        model = None
+        version = None
         if answering is None:
             found = infer_path(path)
             if found is None:
                 await self._app(scope, receive, send)
                 return
-            answering, (model, version) = self._infer, found
+            answering = self._infer
+            (model, version) = found
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

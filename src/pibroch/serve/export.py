@@ -178,12 +178,14 @@ def _write(
     dims = {saved.dim for saved in manifest.tables.values()}
     assert len(dims) == 1, "tables of a run are of one width"
     (dim,) = dims
-    tables, first = [], 0
+    tables = []
+    first = 0
     for name, saved in manifest.tables.items():
         tables.append(ExportedTable(name=name, first_row=first, num_rows=saved.num_rows))
         first += saved.num_rows
     rows_per_shard = max(1, options.shard_bytes // row_bytes(dim, options.dtype))
-    shards, files = [], {}
+    shards = []
+    files = {}
     starts = range(0, first, rows_per_shard)
     for number, start in enumerate(starts):
         name = f"tables/rows-{number:05}-of-{len(starts):05}.safetensors"
@@ -234,10 +236,8 @@ def _chunks(
     end = shard.first_row + shard.num_rows
     for table in tables:
         saved = manifest.tables[table.name]
-        first, after = (
-            max(shard.first_row, table.first_row),
-            min(end, table.first_row + table.num_rows),
-        )
+        first = max(shard.first_row, table.first_row)
+        after = min(end, table.first_row + table.num_rows)
         step = rows_that_fit(4 * saved.dim)
         for start in range(first - table.first_row, after - table.first_row, step):
             rows = range(start, min(start + step, after - table.first_row))
@@ -247,7 +247,8 @@ def _chunks(
 
 def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Records:
     """Weights of some rows of a table, or their averages where the run kept them, float32 ``[r, D]``."""
-    config, saved = manifest.config, manifest.tables[name]
+    config = manifest.config
+    saved = manifest.tables[name]
     plain = plain_table(name, saved.num_rows, saved.dim, config)
     here = MemoryShard(
         [Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype

@@ -21,7 +21,8 @@ from pibroch.errors import CheckpointError, DamagedCheckpointError
 FORMAT = "pibroch-export"
 FORMAT_VERSION = 1
 MANIFEST = "export.json"
-DENSE, VOCABULARIES = "dense.safetensors", "vocabularies.safetensors"
+DENSE = "dense.safetensors"
+VOCABULARIES = "vocabularies.safetensors"
 ROWS = "rows"
 """The tensor in a shard's file."""
 
@@ -32,7 +33,8 @@ WRITE_AGAIN = (
 EXPORT = untrusted.Refusal(DamagedCheckpointError, "export the checkpoint again")
 """How damaged exports and deltas are refused."""
 
-MOST_ROWS, MOST_DIM = 1 << 48, 1 << 20
+MOST_ROWS = 1 << 48
+MOST_DIM = 1 << 20
 VERSION_NAME = "[A-Za-z0-9._-]{1,80}"
 ExportDtype = Literal["float32", "float16", "int8"]
 AnyManifest = TypeVar("AnyManifest", bound=Section)

@@ -44,7 +44,8 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     """
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
-    config, schema = manifest.config, schema_of(manifest)
+    config = manifest.config
+    schema = schema_of(manifest)
     if odd := sorted(manifest.tables.keys() ^ set(schema.keys)):
         raise CHECKPOINT(
             f"{folder}, whose tables and schema differ in {odd[0]!r}", "a table for each feature"
@@ -104,7 +105,8 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
         CheckpointError: when ``data`` is another dataset.
         DataError: when there is no dataset at ``data``.
     """
-    schema, fingerprint = schema_of(manifest), manifest.dataset_fingerprint
+    schema = schema_of(manifest)
+    fingerprint = manifest.dataset_fingerprint
     if data is not None:
         dataset = EncodedDataset.open(data)
         if dataset.fingerprint != fingerprint:
@@ -153,7 +155,8 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
         channel: between ranks that share the tables by rows, each of which calls this; all in this
             process when absent.
     """
-    decay, step = manifest.config.train.average, manifest.progress.step
+    decay = manifest.config.train.average
+    step = manifest.progress.step
     tables = [
         plain_table(name, saved.num_rows, saved.dim, manifest.config)
         for name, saved in manifest.tables.items()

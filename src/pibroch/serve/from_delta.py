@@ -91,7 +91,8 @@ def _with_delta(
         verify_file(folder, name, digest, EXPORT)
     path = folder / CHANGED
     with TensorFile(folder, CHANGED, EXPORT) as file:
-        row_ids, changed = file.mapped(ROW_IDS), file.mapped(ROWS)
+        row_ids = file.mapped(ROW_IDS)
+        changed = file.mapped(ROWS)
     state = load_tensors(folder, DENSE, EXPORT)
     check_written(path, changed, manifest.num_rows, rows.manifest)
     check_finite(folder, CHANGED)

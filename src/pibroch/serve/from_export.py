@@ -52,7 +52,8 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     state = load_tensors(folder, DENSE, EXPORT)
     vocabularies = exported_vocabularies(folder, manifest, verify)
     watch.check_names()
-    num_dense, features = len(manifest.schema_.dense), [table.name for table in manifest.tables]
+    num_dense = len(manifest.schema_.dense)
+    features = [table.name for table in manifest.tables]
     return OpenedModel(
         source=str(folder),
         version=manifest.version,

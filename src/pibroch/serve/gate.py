@@ -53,7 +53,9 @@ class Gate:
         token: str | None,
         open_connections: OpenConnections,
     ) -> None:
-        self._app, self._limits, self._metrics = app, limits, metrics
+        self._app = app
+        self._limits = limits
+        self._metrics = metrics
         self._open_connections = open_connections
         self._expected = None if token is None else f"Bearer {token}".encode()
         self.num_open = 0
@@ -67,7 +69,8 @@ class Gate:
                 return
             await self._app(scope, receive, send)
             return
-        started, status = time.monotonic(), 0
+        started = time.monotonic()
+        status = 0
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -132,7 +135,9 @@ class _BoundedBody:
         limits: ServerLimits,
         open_connections: OpenConnections,
     ) -> None:
-        self._receive, self._limits, self._open_connections = receive, limits, open_connections
+        self._receive = receive
+        self._limits = limits
+        self._open_connections = open_connections
         self._deadline = started + limits.body_timeout_s
         self._is_complete = False
         self.num_bytes = 0

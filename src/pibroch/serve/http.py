@@ -36,7 +36,9 @@ from pibroch.serve.store import ModelStore
 from pibroch.version import __version__
 
 T = TypeVar("T")
-SCORE, LOGIT, EMBEDDING = "score", "logit", "embedding"
+SCORE = "score"
+LOGIT = "logit"
+EMBEDDING = "embedding"
 OUTPUTS = (SCORE, LOGIT, EMBEDDING)
 _BYTES = "application/octet-stream"
 
@@ -70,7 +72,8 @@ class Service:
     """
 
     def __init__(self, store: ModelStore, metrics: ServerMetrics) -> None:
-        self.store, self.metrics = store, metrics
+        self.store = store
+        self.metrics = metrics
         self._parser = ThreadPoolExecutor(1, "pibroch-parse")  # starts when it is first needed
         self.batcher: Batcher | None = None
         self.is_ready = False
@@ -188,7 +191,8 @@ class Service:
 
     async def metrics_text(self) -> Response:
         """For Prometheus."""
-        predictor, name = self.store.current, self.store.name
+        predictor = self.store.current
+        name = self.store.name
         gauges = {
             f'pibroch_model_info{{model="{name}",version="{predictor.version}"}}': 1,
             "pibroch_model_step": predictor.step,
@@ -204,7 +208,8 @@ class Service:
         predictor = self.store.current
         if not predictor.takes_raw:
             raise self._no_raw()
-        kind, most = asked.header("content-type") or "", self._batcher.limits.rows
+        kind = asked.header("content-type") or ""
+        most = self._batcher.limits.rows
         parse = partial(
             parse_raw, asked.body, kind, predictor.schema, predictor.columns, max_rows=most
         )
@@ -252,12 +257,14 @@ class Service:
 
 def build_app(service: Service, open_connections: OpenConnections) -> App:
     """What answers a service's requests, where there is room for the answers."""
-    routed, split = _routed(service), service.store.split
+    routed = _routed(service)
+    split = service.store.split
     answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
     infer: Answering = service.infer
     if split.part is not None and not split.scores:
         refuse = RowService(service.store, split.part).refuse
-        answers, infer = {SCORE_PATH: refuse, EMBED_PATH: refuse}, refuse
+        answers = {SCORE_PATH: refuse, EMBED_PATH: refuse}
+        infer = refuse
     return Direct(routed, answers, infer, open_connections.check_bytes)
 
 
@@ -301,7 +308,8 @@ def _routed(service: Service) -> FastAPI:
 def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
     async def shown() -> None: ...
 
-    shown.__name__, shown.__doc__ = function.__name__, function.__doc__
+    shown.__name__ = function.__name__
+    shown.__doc__ = function.__doc__
     app.router.add_api_route(
         path,
         shown,

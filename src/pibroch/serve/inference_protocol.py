@@ -36,7 +36,8 @@ _KINDS = {
     "FP64": np.float64,
 }
 _LENGTH_BYTES = 4
-_MOST_DIMS, _MOST_EMPTY = 8, 1 << 20
+_MOST_DIMS = 8
+_MOST_EMPTY = 1 << 20
 """Sizes of a shape, and their product without the zeros where it has some.
 
 No bytes of a body stand for that one.
@@ -256,7 +257,8 @@ def answer(
         outputs: float32 ``[B, ...]`` by name; the first is the usual one.
     """
     wanted = request.outputs or {next(iter(outputs)): request.is_binary}
-    tensors, blobs = [], []
+    tensors = []
+    blobs = []
     for output, is_binary in wanted.items():
         values = outputs[output]
         tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(values.shape)}

@@ -21,7 +21,8 @@ from pibroch.serve.predictor import Predictor
 from pibroch.serve.raw_body import RawColumns
 from pibroch.serve.settings import Refusal
 
-DENSE, IDS = "dense", "ids"
+DENSE = "dense"
+IDS = "ids"
 Work = RawColumns | JaggedBatch
 """What is scored: raw columns of B values, or a batch."""
 
@@ -115,7 +116,9 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
     ids = np.empty((size, 0), np.int64)
     if one_hot:
         ids = _typed(inputs[IDS], IDS, (np.int64, np.int32), (size, len(one_hot))).astype(np.int64)
-    values, lengths, place = [], [], 0
+    values = []
+    lengths = []
+    place = 0
     for feature in schema.categorical:
         if feature.multi_hot:
             names = f"{feature.name}.values", f"{feature.name}.lengths"
@@ -172,7 +175,8 @@ def merged_batches(parts: Sequence[JaggedBatch]) -> JaggedBatch:
     """Encoded samples of several requests, of the same features in the same order, one behind the other."""
     if len(parts) == 1:
         return parts[0]
-    num_features, dense = len(parts[0].keys), torch.cat([part.dense for part in parts])
+    num_features = len(parts[0].keys)
+    dense = torch.cat([part.dense for part in parts])
     if all(is_one_hot(part) for part in parts):
         ids = torch.cat([part.values.view(num_features, part.batch_size) for part in parts], 1)
         return JaggedBatch.from_one_hot(dense, parts[0].keys, ids, torch.zeros(len(dense)))

@@ -102,7 +102,8 @@ class Deadline:
     __slots__ = ("_at", "_loop", "_on_passed", "_timer", "_timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_passed: Callable[[], None]) -> None:
-        self._loop, self._on_passed = loop, on_passed
+        self._loop = loop
+        self._on_passed = on_passed
         self._at = self._timer_at = inf
         self._timer: asyncio.TimerHandle | None = None
 
@@ -121,7 +122,8 @@ class Deadline:
         self._at = inf
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_at = None, inf
+            self._timer = None
+            self._timer_at = inf
 
     @property
     def is_set(self) -> bool:
@@ -131,10 +133,12 @@ class Deadline:
     def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = self._loop.call_at(self._at, self._check), self._at
+        self._timer = self._loop.call_at(self._at, self._check)
+        self._timer_at = self._at
 
     def _check(self) -> None:
-        self._timer, self._timer_at = None, inf
+        self._timer = None
+        self._timer_at = inf
         if self._at > self._loop.time():
             if self.is_set:
                 self._start_timer()

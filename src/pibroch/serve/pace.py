@@ -16,7 +16,8 @@ import numpy as np
 from pibroch.collectives.bounded_lag.jitter import Straggler, choose_bound, find_straggler
 
 logger = logging.getLogger(__name__)
-NUM_FIRST, NUM_STEPS = 16, 64
+NUM_FIRST = 16
+NUM_STEPS = 64
 """Steps in which kernels are compiled and nothing is concluded, then so many between two conclusions."""
 
 
@@ -35,11 +36,13 @@ class StepPace:
     """
 
     def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
-        self._rank, self._members = rank, members
+        self._rank = rank
+        self._members = members
         self._times = np.zeros(
             (NUM_STEPS + most_ahead + 1, len(members))
         )  # seconds, of the last steps
-        self._since, self._waited = time.perf_counter(), 0.0
+        self._since = time.perf_counter()
+        self._waited = 0.0
         self._has_warned = False
         self.straggler: Straggler | None = None
         self.waited_for = {member: 0.0 for place, member in enumerate(members) if place != rank}
@@ -48,7 +51,8 @@ class StepPace:
         """A step begins here; nanoseconds that the one before took this rank on its own."""
         now = time.perf_counter()
         own = max(0, int(1e9 * (now - self._since - self._waited)))
-        self._since, self._waited = now, 0.0
+        self._since = now
+        self._waited = 0.0
         self.took(number, self._rank, own)
         return own
 

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError, DataError
 from pibroch.kernels.arrays import Ints
 
-ROWS_PATH, PROTOCOL = "/rows/", "pibroch-rows"
-REQUEST, ANSWER = struct.Struct("<32sI"), struct.Struct("<HI")
+ROWS_PATH = "/rows/"
+PROTOCOL = "pibroch-rows"
+REQUEST = struct.Struct("<32sI")
+ANSWER = struct.Struct("<HI")
 """What comes before the ids of a request, and before the bytes of an answer."""
 MOST_PARTS = 1024
 MOST_ANSWER_BYTES = 32 << 20
@@ -101,7 +103,8 @@ def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:
         raise DataError(f"a body of {len(body):,} bytes", f"1 to {most:,} row ids of 8 bytes")
     row_ids = np.frombuffer(body, "<i8").astype(np.int64, copy=False)
     if int((row_ids - rows.start).view(np.uint64).max()) >= len(rows):
-        low, high = int(row_ids.min()), int(row_ids.max())
+        low = int(row_ids.min())
+        high = int(row_ids.max())
         raise DataError(
             f"rows {low} to {high}", f"rows from {rows.start} to {rows.stop - 1}, which are here"
         )

@@ -67,11 +67,14 @@ class Predictor:
     """
 
     def __init__(self, model: OpenedModel) -> None:
-        self.schema, self.version, self.step = model.schema, model.version, model.step
+        self.schema = model.schema
+        self.version = model.version
+        self.step = model.step
         self.columns = tuple(
             column for column in self.schema.used_columns() if column != self.schema.label
         )
-        self._model, self._dense = model, model.dense.eval().requires_grad_(False)
+        self._model = model
+        self._dense = model.dense.eval().requires_grad_(False)
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
 
     @classmethod

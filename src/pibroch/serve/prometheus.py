@@ -13,10 +13,9 @@ STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
-_SECONDS_PARTS, _ROWS_PARTS = (
-    len(SECONDS) + 2,
-    len(ROWS) + 2,
-)  # buckets, the one above them, the sum
+# buckets, the one above them, the sum
+_SECONDS_PARTS = len(SECONDS) + 2
+_ROWS_PARTS = len(ROWS) + 2
 _SECONDS_AT = len(ENDPOINTS) * (len(STATUSES) + 1)
 _ROWS_AT = _SECONDS_AT + len(ENDPOINTS) * _SECONDS_PARTS
 BEATS_AT = _ROWS_AT + _ROWS_PARTS

@@ -86,7 +86,12 @@ def count_json(text: Bytes) -> tuple[int, int]:
     >>> count_json(np.frombuffer(b'{"columns": {"a": [[1], [], ["],"]]}}', np.uint8))
     (3, 6)
     """
-    longest, num_nested, depth, commas, position, in_text = 0, 0, 0, 0, 0, False
+    longest = 0
+    num_nested = 0
+    depth = 0
+    commas = 0
+    position = 0
+    in_text = False
     while position < len(text):
         byte = text[position]
         if in_text:

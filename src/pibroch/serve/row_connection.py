@@ -64,7 +64,8 @@ class RowConnection(asyncio.Protocol):
     """
 
     def __init__(self, door: RowDoor, connections: set[Any]) -> None:
-        self._door, self._connections = door, connections
+        self._door = door
+        self._connections = connections
         self._waiting = bytearray()
         self._is_busy = self._is_full = self._ends = False
         self._unsent_bytes = self._counted_bytes = 0
@@ -151,7 +152,8 @@ class RowConnection(asyncio.Protocol):
         self._count_bytes()
 
     def _count_bytes(self) -> None:
-        before, self._counted_bytes = self._counted_bytes, len(self._waiting) + self._unsent_bytes
+        before = self._counted_bytes
+        self._counted_bytes = len(self._waiting) + self._unsent_bytes
         if self._counted_bytes == before:
             return
         self._door.open_connections.num_bytes += self._counted_bytes - before

@@ -97,10 +97,8 @@ class _MappedShard:
         """What of it is among these rows."""
         if held is None:
             return self
-        first, after = (
-            max(held.start, self.first_row),
-            min(held.stop, self.first_row + len(self.rows)),
-        )
+        first = max(held.start, self.first_row)
+        after = min(held.stop, self.first_row + len(self.rows))
         return _MappedShard(self.rows[first - self.first_row : after - self.first_row], first)
 
 
@@ -125,7 +123,8 @@ class _Changes:
 
     def redirect(self, row_ids: Ints) -> Ints:
         """Where the newest versions of rows lie."""
-        out, shift = np.empty_like(row_ids), 33 - len(self.slots).bit_length()
+        out = np.empty_like(row_ids)
+        shift = 33 - len(self.slots).bit_length()
         arguments = (row_ids, self.changed, self.slots, shift, self.first, out)
         parallel.run(overlay.redirect, len(row_ids), *arguments, grain=IDS_PER_THREAD)
         return out

@@ -39,7 +39,8 @@ class _Connection:
     """A connection with at most one request on its way."""
 
     def __init__(self, opened: socket.socket) -> None:
-        self._socket, self.process = opened, os.getpid()
+        self._socket = opened
+        self.process = os.getpid()
         self.is_kept = (
             False  # whether it has answered before, so that it may have been closed since
         )
@@ -65,7 +66,8 @@ class _Connection:
     def enter(self, request: bytes, deadline: float) -> None:
         """Make it one for rows; raises _Refused."""
         self.send(request, deadline)
-        head, body = b"", b""
+        head = b""
+        body = b""
         while b"\r\n\r\n" not in head:
             head += self._some(deadline)
             if len(head) > _MOST_HEAD_BYTES:
@@ -136,7 +138,8 @@ class RowHost:
             found = urlsplit(url)
             port = found.port
         except ValueError:
-            found, port = urlsplit(""), None
+            found = urlsplit("")
+            port = None
         if (
             found.scheme not in ("http", "https")
             or not found.hostname
@@ -229,7 +232,8 @@ class RowHost:
 
     def keep(self, connection: _Connection) -> None:
         """For the next request."""
-        connection.is_kept, connection.on_bytes = True, None
+        connection.is_kept = True
+        connection.on_bytes = None
         kept = self._kept if connection.loop is None else self._watched
         if len(kept) < _MOST_KEPT:
             kept.append(connection)
@@ -257,9 +261,13 @@ class RowRequest:
         deadline: float,
         connection: _Connection,
     ) -> None:
-        self._host, self._path, self._request, self._deadline = host, path, request, deadline
+        self._host = host
+        self._path = path
+        self._request = request
+        self._deadline = deadline
         self._connection = connection
-        self._room, self._taken = memoryview(bytearray(ANSWER.size + most_bytes)), 0
+        self._room = memoryview(bytearray(ANSWER.size + most_bytes))
+        self._taken = 0
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_bytes: Callable[[], None]) -> None:
         """Have an event loop call when bytes come, until the answer was taken.

@@ -20,7 +20,8 @@ class RowService:
     """
 
     def __init__(self, store: ModelStore, part: Part) -> None:
-        self._store, self._part = store, part
+        self._store = store
+        self._part = part
 
     def check(self, path: str) -> None:
         """Raise Refusal for the path of another part."""

@@ -33,7 +33,8 @@ from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 
 logger = logging.getLogger(__name__)
-_POLL_S, _BEAT_S = 0.02, 0.5
+_POLL_S = 0.02
+_BEAT_S = 0.5
 _BACKLOG = 1024
 _OTHER_FILES = 256
 """Descriptors for all that is no client's connection: tables, hosts with rows, the event loop."""
@@ -131,7 +132,8 @@ def run_server(
         "pibroch_connections_open": len(open_connections),
         "pibroch_bytes_open": open_connections.num_bytes,
     }
-    part, door = store.split.part, None
+    part = store.split.part
+    door = None
     if part is not None:
         door = RowDoor(RowService(store, part), gate.check, metrics, limits, open_connections)
     tls = None if options.tls is None else _tls_context(*options.tls)
@@ -201,7 +203,8 @@ async def _serve(
     options: ServerOptions,
     announce: Callable[[str], None],
 ) -> None:
-    loop, asked_to_end = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    asked_to_end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)
     service.batcher = Batcher(options.limits, service.metrics.batch)
@@ -221,7 +224,8 @@ async def _serve(
                 f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
             )
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-        service.is_ready, gate.is_draining = False, True
+        service.is_ready = False
+        gate.is_draining = True
         logger.info("ending: %d requests open", gate.num_open)
         if options.drain_s and not serving.done():
             await asyncio.sleep(options.drain_s)

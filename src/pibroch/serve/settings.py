@@ -50,5 +50,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
-        self.status, self.reason, self.headers = status, reason, headers or {}
+        self.status = status
+        self.reason = reason
+        self.headers = headers or {}
         super().__init__(reason)

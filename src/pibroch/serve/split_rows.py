@@ -119,7 +119,8 @@ class RowsAsked:
         try:
             while self._open:
                 request, first, end, url = self._open.pop()
-                found, rows = request.answer(), self._records[first:end]
+                found = request.answer()
+                rows = self._records[first:end]
                 if len(found) != rows.nbytes:
                     raise WorkerLostError(
                         url, f"it answers {len(found)} bytes in place of {rows.nbytes}"
@@ -153,7 +154,8 @@ class SplitRows(MappedRows):
         super().__init__(
             folder, manifest, split.held(sum(table.num_rows for table in manifest.tables))
         )
-        self._sha256, self._split = sha256, split
+        self._sha256 = sha256
+        self._split = split
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
         self._part_bounds = np.array(
             [*(part.of(self.num_rows).start for part in self._parts), self.num_rows]
@@ -192,7 +194,8 @@ class SplitRows(MappedRows):
         """
         row_ids, ids = self._resolved(batch)
         wanted, places = _rising(row_ids)
-        asked, num_bags = self._asked(wanted, waits), len(ids.offsets) - 1
+        asked = self._asked(wanted, waits)
+        num_bags = len(ids.offsets) - 1
         ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
         pooled_BFD = self._zeros(ids)
         out = pooled_BFD.numpy()
@@ -211,8 +214,10 @@ class SplitRows(MappedRows):
 
     def _asked(self, wanted: Ints, waits: bool) -> RowsAsked:
         """Rows by their rising ids: those of other hosts on their way, this one's own and those of deltas there."""
-        records, most = self.empty(len(wanted)), most_ids(self.row_bytes)
-        asked, bounds = RowsAsked(records), wanted.searchsorted(self._part_bounds).tolist()
+        records = self.empty(len(wanted))
+        most = most_ids(self.row_bytes)
+        asked = RowsAsked(records)
+        bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         try:
             for part, host, (first, end) in zip(

@@ -31,7 +31,8 @@ HELD_VERSIONS = 4
 Identity = tuple[str, int, int, int]
 
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 300.0
 """Until something that could not be opened is looked at again: each time twice as long, up to this.
 """
 
@@ -139,7 +140,9 @@ class ModelStore:
         name: str | None = None,
         split: RowSplit | None = None,
     ) -> None:
-        self._path, self._data, self.split = path, data, split or RowSplit()
+        self._path = path
+        self._data = data
+        self.split = split or RowSplit()
         self.name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name) or "model"
         self._refreshing = threading.Lock()
         self._refused: _Refused | None = None
@@ -148,7 +151,8 @@ class ModelStore:
         self._target = find_target(path)
         self.current: Predictor = self._opened(self._target)
         self._coming = None
-        self.num_loaded, self.num_failed = 1, 0
+        self.num_loaded = 1
+        self.num_failed = 0
         self.is_warm = False
         self.warm()
 
@@ -191,7 +195,10 @@ class ModelStore:
             except PibrochError as error:
                 self._refuse(target, error)
                 return False
-            before, self.current, self._target, self._coming = self.current, opened, target, None
+            before = self.current
+            self.current = opened
+            self._target = target
+            self._coming = None
             self._refused = None
             self.num_loaded += 1
             self.is_warm = True
@@ -248,7 +255,8 @@ class ModelStore:
             is_final = False
         if not is_final:
             return
-        before, self._refused = self._refused, _Refused.of(target, str(error), self._refused)
+        before = self._refused
+        self._refused = _Refused.of(target, str(error), self._refused)
         if before is not None and (before.target, before.reason) == (target, str(error)):
             return
         self.num_failed += 1

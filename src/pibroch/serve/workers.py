@@ -33,8 +33,10 @@ from pibroch.serve.server import ServerOptions, listen
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 600.0
-QUICK_END_S, MOST_QUICK_ENDS = 10.0, 5
-_POLL_S, _KILL_S = 0.2, 3.0
+QUICK_END_S = 10.0
+MOST_QUICK_ENDS = 5
+_POLL_S = 0.2
+_KILL_S = 3.0
 _MOST_POLL_S = 1.0
 """A poll that took longer says that this process was stopped itself.
 
@@ -103,7 +105,8 @@ def run_workers(
         tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
         listen(replace(options, shares_port=True)) as held,
     ):
-        metrics, port = Path(folder) / "metrics", held.getsockname()[1]
+        metrics = Path(folder) / "metrics"
+        port = held.getsockname()[1]
         np.zeros((count, SIZE)).tofile(metrics)
         places = [WorkerPlace(number, count, metrics) for number in range(count)]
         crew = _Crew(work, places, port, options.worker_timeout_s)
@@ -166,7 +169,10 @@ class _Crew:
     def __init__(
         self, work: Work, places: Sequence[WorkerPlace], port: int, timeout_s: float
     ) -> None:
-        self._work, self._places, self._port, self._timeout_s = work, places, port, timeout_s
+        self._work = work
+        self._places = places
+        self._port = port
+        self._timeout_s = timeout_s
         self._beats = np.memmap(places[0].metrics, np.float64, "r", shape=(len(places), SIZE))[
             :, BEATS_AT
         ]
@@ -179,7 +185,8 @@ class _Crew:
         What the last one said, ``None`` when asked to end before.
         """
         self._workers = [self._start(place) for place in self._places]
-        deadline, said = time.monotonic() + START_TIMEOUT_S, ""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        said = ""
         with selectors.DefaultSelector() as waiting:
             for worker in self._workers:
                 waiting.register(worker.stdout, selectors.EVENT_READ, worker.stdout)
@@ -205,7 +212,8 @@ class _Crew:
         polled_at = time.monotonic()
         while not asked_to_end.wait(_POLL_S):
             now = time.monotonic()
-            seconds, polled_at = min(now - polled_at, _MOST_POLL_S), now
+            seconds = min(now - polled_at, _MOST_POLL_S)
+            polled_at = now
             for number, worker in enumerate(self._workers):
                 if worker.process.is_alive():
                     if not worker.is_silent(self._beats[number], seconds, self._timeout_s):

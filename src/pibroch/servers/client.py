@@ -78,12 +78,10 @@ class EmbeddingServers:
         channel: Channel,
     ) -> None:
         self.is_float32 = dtype == "float32"
-        self.names, self.bounds, self.dim, self.width = (
-            tuple(names),
-            bounds,
-            dim,
-            optimizer.record_width(dim, dtype),
-        )
+        self.names = tuple(names)
+        self.bounds = bounds
+        self.dim = dim
+        self.width = optimizer.record_width(dim, dtype)
         self._ranks = channel.ranks
         self._workers = ServingWorkers("embedding server", names, channel)
         self._number = 0

@@ -226,7 +226,9 @@ def add(
 
     Of each lane ``num_rows`` rising addresses, as ``kernels.varint`` writes them.
     """
-    data, rows, start = encoded.numpy(), [], 0
+    data = encoded.numpy()
+    rows = []
+    start = 0
     for count in num_rows:
         if not 0 <= count <= len(data) - start:  # a row takes a byte at least
             raise ProtocolError(

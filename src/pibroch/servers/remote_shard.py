@@ -40,11 +40,16 @@ class RemoteRows:
         field: str = "",
         in_cut: bool = False,
     ) -> None:
-        self._servers, self._number, self._rows, self._columns = servers, number, rows, columns
-        self._field, self._in_cut = field, in_cut
+        self._servers = servers
+        self._number = number
+        self._rows = rows
+        self._columns = columns
+        self._field = field
+        self._in_cut = in_cut
         self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
         self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
-        self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
+        self.ndim = len(self.shape)
+        self.itemsize = self.dtype.itemsize
         self.size = int(np.prod(self.shape, dtype=np.int64))
         self.nbytes = self.size * self.itemsize
 
@@ -123,12 +128,13 @@ class RemoteShard:
         optimizer: SparseOptimizer,
         is_cut: bool = False,
     ) -> None:
-        self._optimizer, self._is_cut = optimizer, is_cut
-        self.pieces, self._fields = (
-            tuple(pieces),
-            {"": servers.dim} | optimizer.state_fields(servers.dim),
-        )
-        self._servers, self._number, self._is_tracking = servers, number, False
+        self._optimizer = optimizer
+        self._is_cut = is_cut
+        self.pieces = tuple(pieces)
+        self._fields = {"": servers.dim} | optimizer.state_fields(servers.dim)
+        self._servers = servers
+        self._number = number
+        self._is_tracking = False
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
         self.num_bytes = 4 * servers.width * bounds[-1]
@@ -207,7 +213,9 @@ class RemoteKeptRows:
     """
 
     def __init__(self, servers: EmbeddingServers, number: int, steps: set[int]) -> None:
-        self._servers, self._number, self._steps = servers, number, steps
+        self._servers = servers
+        self._number = number
+        self._steps = steps
 
     def steps(self) -> set[int]:
         """Of which :meth:`restore` is possible, as of the start."""

@@ -29,7 +29,8 @@ class Runs(Generic[S]):
     """
 
     def __init__(self, role: str, what: str) -> None:
-        self._role, self._what = role, what
+        self._role = role
+        self._what = what
         self._lock = threading.Lock()
         self._run = ""
         self._kept: dict[str, tuple[S, Sequence[object]]] = {}
@@ -111,7 +112,8 @@ class Runs(Generic[S]):
                 self._end_run()
 
     def _end_run(self) -> None:
-        ended, self._kept = list(self._kept.values()), {}
+        ended = list(self._kept.values())
+        self._kept = {}
         self._trainers.clear()
         for kept, _ in ended:
             kept.fail(

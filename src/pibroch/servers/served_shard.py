@@ -97,7 +97,8 @@ class ServedShard:
     """
 
     def __init__(self, shard: MemoryShard, optimizer: SparseOptimizer, num_trainers: int) -> None:
-        self.shard, self.optimizer = shard, optimizer
+        self.shard = shard
+        self.optimizer = optimizer
         self.last_cut: MemoryShard | None = None
         self.kept: KeptRows | None = None
         self._rounds: Rounds[_Pending] = Rounds(num_trainers)
@@ -157,7 +158,8 @@ class ServedShard:
         """Fail what waits, and whoever comes later."""
         with self._lock:
             self._failure = self._failure or error
-            waiting, early = self._rounds.clear(), self._early
+            waiting = self._rounds.clear()
+            early = self._early
             self._early = []
         for pending in waiting:
             pending.fail(error)
@@ -207,7 +209,8 @@ class ServedShard:
         return [self._lend(each) for each in swaps]
 
     def _bring_home(self, swap: RecordSwap) -> None:
-        counts, nothing = np.array([[len(swap.home)], [0]]), np.empty(0, np.int64)
+        counts = np.array([[len(swap.home)], [0]])
+        nothing = np.empty(0, np.int64)
         packing.unpack(
             swap.records,
             swap.home,
@@ -220,7 +223,8 @@ class ServedShard:
         self.shard.mark(swap.home)
 
     def _lend(self, swap: RecordSwap) -> Records:
-        records, dim = self.shard.records, self.shard.dim
+        records = self.shard.records
+        dim = self.shard.dim
         if swap.averaged_at is not None:
             return read_rows(self.shard, self.optimizer, swap.lent, swap.averaged_at).ravel()
         counts = np.array([[len(swap.whole)], [len(swap.lent)]])
@@ -230,7 +234,8 @@ class ServedShard:
 
     def _update(self, sums: Sequence[GradientSums]) -> None:
         """One update of each row, by the gradients of all trainers in their order."""
-        first, grouped = sums[0], group_rows(np.concatenate([each.rows for each in sums]))
+        first = sums[0]
+        grouped = group_rows(np.concatenate([each.rows for each in sums]))
         hyper = self.optimizer.hyper(first.learning_rate, first.step)
         gradients = np.concatenate([each.gradients for each in sums])
         update_rows(self.shard, self.optimizer, grouped, gradients, hyper, first.step)

@@ -46,12 +46,14 @@ class ServingWorkers:
     """
 
     def __init__(self, role: str, names: Sequence[str], channel: Channel) -> None:
-        self.role, self.names = role, tuple(names)
+        self.role = role
+        self.names = tuple(names)
         self.timeout_s = channel.ranks.timeout_s
         self._run, self.key = channel.gather([f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)])[
             0
         ]  # rank 0 names the run
-        agent, lost = current_agent(), set[str]()
+        agent = current_agent()
+        lost = set[str]()
         self._lost = lost
         agent.when_lost(lambda worker, incarnation: lost.add(worker.name))
         self._me = [agent.info.name, agent.incarnation]

@@ -217,7 +217,8 @@ class EmbeddingCollection(_Collection):
         for name, vectors in out.items():
             assert isinstance(vectors, JaggedEmbeddings)
             weights = None if ids is None else ids[name.split("@")[0]]
-            lengths, offsets = vectors.lengths().to(self.device), vectors.offsets.to(self.device)
+            lengths = vectors.lengths().to(self.device)
+            offsets = vectors.offsets.to(self.device)
             found[name] = JaggedTensor(vectors.values, weights, lengths, offsets)
         return found
 

@@ -44,12 +44,10 @@ class JaggedTensor:
                 raise DataError(f"{name} of type {tensor.dtype}", "whole numbers", "call .long()")
         if weights is not None and len(weights) != len(values):
             raise DataError(f"{len(weights)} weights of {len(values)} values", "one of each value")
-        self._values, self._weights, self._lengths, self._offsets = (
-            values,
-            weights,
-            lengths,
-            offsets,
-        )
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
 
     def values(self) -> Tensor:
         """All values, ``[V]`` or ``[V, D]``."""
@@ -178,7 +176,8 @@ class KeyedJaggedTensor(JaggedTensor):
         stride: int | None = None,
     ) -> None:
         super().__init__(values, weights, lengths, offsets)
-        self._keys, count = list(keys), self.lengths().numel()
+        self._keys = list(keys)
+        count = self.lengths().numel()
         self._stride = count // max(1, len(self._keys)) if stride is None else stride
         if self._stride * len(self._keys) != count:
             samples = "" if stride is None else f" and {stride} samples"
@@ -364,7 +363,8 @@ class KeyedJaggedTensor(JaggedTensor):
 
     def _parts(self) -> list[JaggedTensor]:
         """Those of each key, in their order."""
-        counts, lengths = self.length_per_key(), self.lengths().view(len(self._keys), self._stride)
+        counts = self.length_per_key()
+        lengths = self.lengths().view(len(self._keys), self._stride)
         values = self._values.split(counts)
         weights = [None] * len(counts) if self._weights is None else self._weights.split(counts)
         return [JaggedTensor(*each) for each in zip(values, weights, lengths, strict=True)]

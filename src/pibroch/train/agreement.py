@@ -28,7 +28,8 @@ def together(channel: Channel, work: Callable[[], T]) -> list[T]:
         PibrochError: on all ranks when it failed on one, of the same class everywhere.
         RankFailedError: when a rank failed with anything else, or was lost.
     """
-    value, problem = None, None
+    value = None
+    problem = None
     try:
         value = work()
     except Exception as error:  # raised again below, once the others know

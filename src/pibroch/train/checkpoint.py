@@ -143,7 +143,8 @@ def save_checkpoint(
         TrainingError: (on all ranks) when a parameter is NaN or infinite.
         RankFailedError: when a rank was lost.
     """
-    views, shapes = embeddings.pieces(), saved_tables(embeddings.tables, embeddings.optimizers)
+    views = embeddings.pieces()
+    shapes = saved_tables(embeddings.tables, embeddings.optimizers)
     own = [Extent.of(view.piece) for view in views if view.piece.is_primary]
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
@@ -331,7 +332,8 @@ def share_of_files(files: Mapping[str, FileDigest], rank: int, world_size: int) 
     >>> share_of_files(files, 0, 2), share_of_files(files, 1, 2)
     (['b'], ['a', 'c'])
     """
-    loads, mine = [0] * world_size, []
+    loads = [0] * world_size
+    mine = []
     for name in sorted(files, key=lambda name: (-files[name].size_bytes, name)):
         taker = min(range(world_size), key=lambda other: (loads[other], other))
         loads[taker] += files[name].size_bytes

@@ -42,7 +42,8 @@ def find_checkpoint(path: Path) -> Path:
     """
     if (path / MANIFEST).exists():
         return path
-    run, program = CheckpointFolder(path / "checkpoints", keep=1), CheckpointFolder(path, keep=1)
+    run = CheckpointFolder(path / "checkpoints", keep=1)
+    program = CheckpointFolder(path, keep=1)
     found = run.best() or run.latest() or program.best() or program.latest()
     if found is None:
         raise CheckpointError(
@@ -95,7 +96,10 @@ class CheckpointFolder:
         channel: Channel | None = None,
         beside: Path | None = None,
     ) -> None:
-        self.folder, self.keep, self.full_every, self.beside = folder, keep, full_every, beside
+        self.folder = folder
+        self.keep = keep
+        self.full_every = full_every
+        self.beside = beside
         self.channel = channel or Ranks.alone().open_channel()
         self._last: Base | None = None
         self.resumed: Base | None = None
@@ -211,7 +215,8 @@ class CheckpointFolder:
 
         A file with the step where the disk takes no links.
         """
-        link, temporary = self.folder / "best", self.folder / "best.new"
+        link = self.folder / "best"
+        temporary = self.folder / "best.new"
         try:
             if step is None or not self.path(step).exists():
                 link.unlink(missing_ok=True)

@@ -27,8 +27,10 @@ from pibroch.train.optimizer_state import encode_optimizer, load_optimizer
 if TYPE_CHECKING:
     from pibroch.train.session import Session
 
-WEIGHTS, OPTIMIZER = "dense.safetensors", "dense_optimizer.safetensors"
-AVERAGES, RANDOM = "dense_average.safetensors", "random.safetensors"
+WEIGHTS = "dense.safetensors"
+OPTIMIZER = "dense_optimizer.safetensors"
+AVERAGES = "dense_average.safetensors"
+RANDOM = "random.safetensors"
 _AVERAGED = "module."  # what torch's averages put before each name
 
 _BY_BYTES = {
@@ -169,17 +171,16 @@ def set_random_state(states: Mapping[str, Tensor], name: str) -> None:
     Raises:
         CheckpointError: when it is none.
     """
-    state, need = states.get(name), f"a state of torch's generator, uint8 [{_RANDOM_BYTES}]"
+    state = states.get(name)
+    need = f"a state of torch's generator, uint8 [{_RANDOM_BYTES}]"
     if state is None or state.dtype != torch.uint8 or state.shape != (_RANDOM_BYTES,):
         got = "absent" if state is None else f"{state.dtype} {list(state.shape)}"
         raise CHECKPOINT(f"{name!r} in {RANDOM}, {got}", need)
     data = state.numpy().tobytes()
     _, left, seeded, after = _TWISTER.unpack_from(data)
     words = np.frombuffer(data, "<u8", _NUM_WORDS, _TWISTER.size)
-    normals, flags = (
-        _NORMALS.unpack_from(data, _TWISTER.size + words.nbytes),
-        _FLAGS.unpack_from(data, _RANDOM_BYTES - 8),
-    )
+    normals = _NORMALS.unpack_from(data, _TWISTER.size + words.nbytes)
+    flags = _FLAGS.unpack_from(data, _RANDOM_BYTES - 8)
     is_at_start = (left, after) == (1, 0)
     if not (
         seeded == 1
@@ -225,7 +226,8 @@ def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
 
     One message from each, which is there twice meanwhile.
     """
-    size, is_first = channel.ranks.world_size, channel.ranks.rank == 0
+    size = channel.ranks.world_size
+    is_first = channel.ranks.rank == 0
     tensors = {
         f"{file}:{name}": each.cpu().clone()
         for file, named in state.items()

@@ -61,12 +61,16 @@ class Trainer:
         trace: StepTrace | None = None,
         replanner: Replanner | None = None,
     ) -> None:
-        self.session, self.saver, self.sink, self.stopwatch = session, saver, sink, stopwatch
+        self.session = session
+        self.saver = saver
+        self.sink = sink
+        self.stopwatch = stopwatch
         self.settings = session.config.train
         self.step = progress.step
         self.monitor = replace(progress.monitor)
         split = session.dataset.split("train")
-        ranks, seed = session.world.ranks, session.config.seed
+        ranks = session.world.ranks
+        seed = session.config.seed
         part = ranks.rank, ranks.world_size
         self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
         if progress.loader is not None:
@@ -74,7 +78,8 @@ class Trainer:
         self.position = self.loader.position
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
-        self._trace, self._replanner = trace, replanner
+        self._trace = trace
+        self._replanner = replanner
         self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
         self._exchanged = ExchangedBytes(session.embeddings.exchange)
         self._first_step = progress.step
@@ -128,7 +133,8 @@ class Trainer:
         return islice(chain.from_iterable(repeat(self.loader)), left)
 
     def _train_step(self, batch: JaggedBatch) -> None:
-        session, step = self.session, self.step + 1
+        session = self.session
+        step = self.step + 1
         if self._trace is not None:
             self._trace.next_step()
         session.world.enter(step)

@@ -14,7 +14,9 @@ from pibroch.collectives.topology import Topology
 from pibroch.kernels import parallel
 from pibroch.kernels.route import numba as routing
 
-MESSAGE_BYTES, ROW_FLOATS, NUM_ROWS = 4 << 20, 64, 1 << 18
+MESSAGE_BYTES = 4 << 20
+ROW_FLOATS = 64
+NUM_ROWS = 1 << 18
 ROUNDS = 5
 
 
@@ -63,7 +65,8 @@ def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Mea
         channel: between the ranks.
         advance: is called after each of ``W (W - 1) / 2`` pairs.
     """
-    rank, size = channel.ranks.rank, channel.ranks.world_size
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
     hosts = Topology.gather(channel).host_of_rank
     mine = np.zeros(size)
     mine[rank] = _own_memory()
@@ -82,11 +85,10 @@ def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Mea
 
 
 def _own_memory() -> float:
-    rng, records = np.random.default_rng(0), np.zeros((NUM_ROWS, ROW_FLOATS), np.float32)
-    rows, out = (
-        rng.permutation(NUM_ROWS)[: NUM_ROWS // 4],
-        np.empty((NUM_ROWS // 4, ROW_FLOATS), np.float32),
-    )
+    rng = np.random.default_rng(0)
+    records = np.zeros((NUM_ROWS, ROW_FLOATS), np.float32)
+    rows = rng.permutation(NUM_ROWS)[: NUM_ROWS // 4]
+    out = np.empty((NUM_ROWS // 4, ROW_FLOATS), np.float32)
     return (
         _best(lambda: parallel.run(routing.gather_rows, len(rows), records, rows, out)) / out.nbytes
     )

@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SHARE = 0.015
 """Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
-SHORTEST_S, FIRST_S, LONGEST_S = 0.5, 2.0, 30.0
-_LATEST, _GROWTH = 5, 1.3
+SHORTEST_S = 0.5
+FIRST_S = 2.0
+LONGEST_S = 30.0
+_LATEST = 5
+_GROWTH = 1.3
 """Cuts, by whose median the time between two is chosen, and how much longer it may become at once.
 
 The first ones touch memory that nobody has touched before, and would make the next ones rare, and
@@ -53,7 +56,8 @@ so larger.
 """
 STATE = "state"
 _LENGTHS = slice(8, 10)
-_ROOM_BYTES, _ROOM_FACTOR = 1 << 20, 4
+_ROOM_BYTES = 1 << 20
+_ROOM_FACTOR = 4
 """For what rank 0 keeps besides tensors, progress of a few hundred bytes; and for weights and up to three numbers of an
 optimizer's for each, which has none before its first step. What is never written to takes no
 memory."""
@@ -163,15 +167,16 @@ class MemoryCuts:
     """
 
     def __init__(self, session: Session) -> None:
-        self.count, self.seconds_taken = 0, 0.0
-        self._session, self._control = session, session.world.control
+        self.count = 0
+        self.seconds_taken = 0.0
+        self._session = session
+        self._control = session.world.control
         given = session.config.train.cut_every_seconds
-        self._pace, self._is_paced = (
-            Pace(self._control, FIRST_S if given is None else given),
-            given is None,
-        )
+        self._pace = Pace(self._control, FIRST_S if given is None else given)
+        self._is_paced = given is None
         self._is_unsettled = False
-        self._has_begun, self._took = False, deque[float](maxlen=_LATEST)
+        self._has_begun = False
+        self._took = deque[float](maxlen=_LATEST)
         self._link = link_to_server() if given != 0 else None
         self._shards = self._now()
         self._tag = hashlib.sha256(session.config.model_dump_json().encode()).hexdigest()[:16]
@@ -186,8 +191,10 @@ class MemoryCuts:
 
         ``None`` on all ranks where there is no memory for it on some.
         """
-        exchange, rank = self._session.embeddings.exchange, self._control.ranks.rank
-        shards, caches = exchange.shards, exchange.caches
+        exchange = self._session.embeddings.exchange
+        rank = self._control.ranks.rank
+        shards = exchange.shards
+        caches = exchange.caches
         if not all(self._control.gather(link is not None)):
             return None
         assert link is not None, "on all ranks"
@@ -288,7 +295,8 @@ class MemoryCuts:
         with span("cut in memory"):
             self._cut(self._kept, progress(), base_step)
         taken = time.perf_counter() - start
-        self.count, self.seconds_taken = self.count + 1, self.seconds_taken + taken
+        self.count = self.count + 1
+        self.seconds_taken = self.seconds_taken + taken
         self._took.append(taken)
         if self._is_paced:
             most = min(LONGEST_S, _GROWTH * self._pace.interval_s)
@@ -308,7 +316,8 @@ class MemoryCuts:
 
     def _cut(self, kept: Sequence[KeptShard], progress: Progress, base_step: int | None) -> None:
         self._session.embeddings.exchange.finish_updates()
-        content, has_moved = self._content(progress, base_step), self._now() != self._shards
+        content = self._content(progress, base_step)
+        has_moved = self._now() != self._shards
         fits = self._state is None or self._state.fits(content)
         if not all(
             self._control.gather(fits and not has_moved)

@@ -41,8 +41,11 @@ class Meter:
     """
 
     def __init__(self, world: World, stopwatch: Stopwatch, exchange: Exchange[Any]) -> None:
-        self._world, self._stopwatch, self._exchange = world, stopwatch, exchange
-        self._loss_sum, self._num_samples = 0.0, 0
+        self._world = world
+        self._stopwatch = stopwatch
+        self._exchange = exchange
+        self._loss_sum = 0.0
+        self._num_samples = 0
         self._seconds, self._samples = stopwatch.read()
         self._waited, self._sent, self._received = self._traffic()
         self._done = exchange.report()
@@ -62,7 +65,8 @@ class Meter:
         seconds, samples = self._stopwatch.read()
         waited, sent, received = self._traffic()
         done = self._exchange.report()
-        elapsed, own = seconds - self._seconds, samples - self._samples
+        elapsed = seconds - self._seconds
+        own = samples - self._samples
         told = self._world.control.gather([self._loss_sum, self._num_samples, own])
         loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
         reading = Reading(
@@ -79,9 +83,14 @@ class Meter:
             ),
             lookahead=done.lookahead or None,
         )
-        self._loss_sum, self._num_samples = 0.0, 0
-        self._seconds, self._samples = seconds, samples
-        self._waited, self._sent, self._received, self._done = waited, sent, received, done
+        self._loss_sum = 0.0
+        self._num_samples = 0
+        self._seconds = seconds
+        self._samples = samples
+        self._waited = waited
+        self._sent = sent
+        self._received = received
+        self._done = done
         return reading
 
     def _traffic(self) -> tuple[float, int, int]:

@@ -80,11 +80,14 @@ class Predictions:
         """Figures and curves over all batches so far; costs one sort."""
         logits, labels = self.arrays()
         order = np.argsort(logits, kind="stable")
-        logits, labels = logits[order], labels[order]  # NaN last
+        # NaN last
+        logits = logits[order]
+        labels = labels[order]
         with np.errstate(invalid="ignore"):
             predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
         negatives, positives = _roc_counts(logits, labels)
-        count, clicks = len(labels), int(labels.sum())
+        count = len(labels)
+        clicks = int(labels.sum())
         logloss = self._loss_sum / count if count else math.nan
         metrics = Metrics(
             auc=math.nan
@@ -122,7 +125,8 @@ def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> fl
 
 def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple[Counts, Counts]:
     """Negatives and positives at or above each distinct logit, from the highest down, starting at 0."""
-    falling, hits = logits[::-1], labels[::-1]
+    falling = logits[::-1]
+    hits = labels[::-1]
     last_of_ties = (
         np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(falling) - 1)
         if len(falling)

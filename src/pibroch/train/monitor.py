@@ -39,7 +39,9 @@ class Monitor:
         if math.isnan(value):
             return False
         if self.best_value is None or value > self.best_value:
-            self.best_step, self.best_value, self.evaluations_since_best = step, value, 0
+            self.best_step = step
+            self.best_value = value
+            self.evaluations_since_best = 0
             return True
         self.evaluations_since_best += 1
         self.plateaus += 1

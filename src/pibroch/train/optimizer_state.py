@@ -70,7 +70,8 @@ def encode_optimizer(
     Raises:
         ConfigError: for a state that cannot be stored.
     """
-    state, tensors = optimizer.state_dict(), dict[str, Tensor]()
+    state = optimizer.state_dict()
+    tensors = dict[str, Tensor]()
     by_name = {
         names[place]: {
             field: encode(value, f"{names[place]}/{field}", tensors)
@@ -112,7 +113,8 @@ def load_optimizer(
     Raises:
         CheckpointError: when it is another optimizer, or over other parameters.
     """
-    groups, state = optimizer.state_dict()["param_groups"], dict[str, dict[str, Any]]()
+    groups = optimizer.state_dict()["param_groups"]
+    state = dict[str, dict[str, Any]]()
     if saved is None:
         for key, tensor in tensors.items():
             name, _, field = key.rpartition("/")

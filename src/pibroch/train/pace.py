@@ -24,7 +24,8 @@ class Pace:
     """
 
     def __init__(self, control: Channel, interval_s: float) -> None:
-        self.interval_s, self._control = interval_s, control
+        self.interval_s = interval_s
+        self._control = control
         self._since = self._looked = time.monotonic()
         self._looked_at: int | None = None
         self._look_at = self.num_agreed = 0
@@ -44,12 +45,16 @@ class Pace:
             return False
         now = time.monotonic()
         if self._looked_at is None:  # how long a step takes is not known yet
-            self._looked, self._looked_at, self._look_at = now, step, step + 1
+            self._looked = now
+            self._looked_at = step
+            self._look_at = step + 1
             return False
         seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
         left = self._since + self.interval_s - now
         steps = max(1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / seconds_per_step))
         found = self._control.gather([left <= 0, steps, is_ready])
-        self._looked, self._looked_at, self._look_at = now, step, step + found[0][1]
+        self._looked = now
+        self._looked_at = step
+        self._look_at = step + found[0][1]
         self.num_agreed += 1
         return bool(found[0][0]) and all(ready for *_, ready in found)

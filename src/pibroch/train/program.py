@@ -182,7 +182,8 @@ def load(
             tables, layers or optimizers.
         RankFailedError: when a rank was lost.
     """
-    channel, where = embeddings.control, Path(path)
+    channel = embeddings.control
+    where = Path(path)
     parts = agreed(channel, lambda: ProgramParts(model, optimizer, scheduler, embeddings))
     names: list[str] | None = on_first(channel, lambda: _candidates(where))
     if names is None:
@@ -218,7 +219,8 @@ def _restore(
     folder: Path, manifest: Manifest, embeddings: Embeddings, parts: ProgramParts, row_state: bool
 ) -> Saved:
     """Everything from one checkpoint; nothing is changed when a file is damaged."""
-    channel, program = embeddings.control, manifest.program
+    channel = embeddings.control
+    program = manifest.program
 
     def check() -> list[str]:
         check_tables(manifest, embeddings, same_state=row_state, weights_alone=not row_state)
@@ -251,15 +253,11 @@ def _fill_rows(folder: Path, manifest: Manifest, embeddings: Embeddings, row_sta
             load_tables(folder, manifest.tables, [replace(view, state={}) for view in views])
             for view in views:
                 if "average" in view.state:
-                    view.state["average"][:], view.state["averaged_at"][:] = (
-                        view.weights,
-                        embeddings.step,
-                    )
+                    view.state["average"][:] = view.weights
+                    view.state["averaged_at"][:] = embeddings.step
     if row_state and manifest.program is None:
-        embeddings.step, embeddings.learning_rate = (
-            manifest.progress.step,
-            manifest.learning_rates["embedding"],
-        )
+        embeddings.step = manifest.progress.step
+        embeddings.learning_rate = manifest.learning_rates["embedding"]
     elif row_state and manifest.program is not None:
         embeddings.step = manifest.program.embedding_step
         settings = _settings_of_groups(manifest.program, embeddings)

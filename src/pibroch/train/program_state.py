@@ -38,7 +38,8 @@ T = TypeVar("T")
 Named: TypeAlias = T | Mapping[str, T] | None
 """None, one, or several by name."""
 
-SCHEDULER, EXTRA = "scheduler.safetensors", "extra.safetensors"
+SCHEDULER = "scheduler.safetensors"
+EXTRA = "extra.safetensors"
 _FILES = {"model": WEIGHTS, "optimizer": OPTIMIZER, "scheduler": SCHEDULER, "extra": EXTRA}
 
 
@@ -193,10 +194,8 @@ class ProgramParts:
             for part in parts_elsewhere(model)
         }
         for part, optimizer in self._optimizers.items():
-            names, tensors = (
-                names_of_parameters(optimizer, self._prefixes),
-                without(_read(folder, part, files), away),
-            )
+            names = names_of_parameters(optimizer, self._prefixes)
+            tensors = without(_read(folder, part, files), away)
             load_optimizer(optimizer, names, tensors, trees.get(part), away)
         for part, scheduler in self._schedulers.items():
             state = decode(_state(trees, part), _read(folder, part, files))
@@ -257,7 +256,8 @@ def load_extra(folder: Path, manifest: Manifest) -> object:
 
 def restore_random(folder: Path, manifest: Manifest, channel: Channel) -> bool:
     """Set torch's random state to this rank's; not where another number of ranks saved it."""
-    ranks, num_saved = channel.ranks, 1 if manifest.program is None else manifest.program.num_ranks
+    ranks = channel.ranks
+    num_saved = 1 if manifest.program is None else manifest.program.num_ranks
     if ranks.world_size != num_saved or RANDOM not in manifest.files:
         return False
     set_random_state(load_tensors(folder, RANDOM), _random_name(ranks.rank))

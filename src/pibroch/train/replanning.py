@@ -27,7 +27,8 @@ from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
-STEPS_PER_LOOK, STEPS_PER_WORD = 25, 5
+STEPS_PER_LOOK = 25
+STEPS_PER_WORD = 5
 """Between two looks at the plan, and between two times that rank 0 tells the others what came of them."""
 MOST_STEPS_OF_A_MOVE = 200
 """A move takes about as many steps, where rows are many.
@@ -49,7 +50,9 @@ class Replanner:
     """
 
     def __init__(self, session: Session, run: RunDirectory, above: float) -> None:
-        self._session, self._run, self._above = session, run, above
+        self._session = session
+        self._run = run
+        self._above = above
         section = session.config.embedding.exchange.for_ranks(session.world.ranks.world_size)
         path = getattr(section, "plan", None)
         if (
@@ -114,7 +117,8 @@ class Replanner:
         """The file of a new plan, if there is to be one."""
         if self._watch is None or self._found is None or not self._has_found():
             return None
-        decay, self._found = self._found.result(), None
+        decay = self._found.result()
+        self._found = None
         path: Path | None = None
         if decay.ratio > self._above:
             path = self._run.path / "plans" / f"step{step}.json"

@@ -70,7 +70,8 @@ def helper_processes(
             cannot be used.
         TrainingError: when one does not come.
     """
-    asked, channel = wanted(config), world.control
+    asked = wanted(config)
+    channel = world.control
     if not asked:
         yield Helpers()
         return

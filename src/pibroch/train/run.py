@@ -105,7 +105,8 @@ def run_training(
 
 
 def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: bool) -> RunResult:
-    settings, channel = session.config.train, session.world.control
+    settings = session.config.train
+    channel = session.world.control
     how = settings.keep, settings.full_checkpoint_every, channel, run.recovery_path
     checkpoints = CheckpointFolder(run.checkpoints_path, *how)
     cuts = MemoryCuts(session)
@@ -169,10 +170,8 @@ def _go_on(
 
     To the newest cut in memory, else to the newest checkpoint.
     """
-    seconds, step = (
-        session.config.train.checkpoint_every_seconds,
-        cuts.newest(checkpoints.newest_step()),
-    )
+    seconds = session.config.train.checkpoint_every_seconds
+    step = cuts.newest(checkpoints.newest_step())
     if step is None:
         progress = checkpoints.resume(session)
         session.fill_rows()
@@ -181,7 +180,8 @@ def _go_on(
         return progress, timed
     if session.config.train.full_checkpoint_every > 1:
         session.embeddings.track_touched()
-    state, base = cuts.state_of(step), checkpoints.newest_before(step)
+    state = cuts.state_of(step)
+    base = checkpoints.newest_before(step)
     timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
     cuts.restore(step, state)
     if state.base_step is not None and (timed.base_step or 0) < state.base_step:
@@ -290,7 +290,8 @@ def _summary_of_finished(
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
     tested: dict[str, Any] = {}
-    metrics, by_link = None, session.world.control.gather(trainer.bytes_sent_to_each)
+    metrics = None
+    by_link = session.world.control.gather(trainer.bytes_sent_to_each)
     if session.dataset.samples["test"]:
         metrics, curves = evaluate(session, "test")
         record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
@@ -321,7 +322,8 @@ def _summary(
     num_restarts: int,
 ) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
-    world, traffic = session.world, session.world.ranks.traffic
+    world = session.world
+    traffic = session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
     figures = [

@@ -65,7 +65,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, rank: int = 0) -> None:
-        self.path, self.rank = path, rank
+        self.path = path
+        self.rank = rank
         self.metrics_path = path / f"ranks/metrics-{rank}.jsonl" if rank else path / "metrics.jsonl"
         self.trace_path = path / "trace" / f"rank{rank}.json"
         self.checkpoints_path = path / "checkpoints"
@@ -262,7 +263,8 @@ class RunDirectory:
         Raises:
             StorageError: when the disk refuses.
         """
-        path, temporary = self.path / name, self.path / f"{name}.new"
+        path = self.path / name
+        temporary = self.path / f"{name}.new"
         try:
             path.parent.mkdir(exist_ok=True)
             temporary.write_text(text, encoding="utf-8")

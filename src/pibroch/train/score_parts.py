@@ -22,7 +22,8 @@ from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError, StorageError
 from pibroch.train.manifest import MANIFEST
 
-MOST_SAMPLES, PARTS_WANTED = 1 << 20, 64
+MOST_SAMPLES = 1 << 20
+PARTS_WANTED = 64
 """Of a part; and how many there are where that is few enough, so that as many processes have something to do."""
 _WHAT = "of.json"
 
@@ -53,7 +54,8 @@ class ScoreParts:
     """
 
     def __init__(self, out: Path, num_samples: int, batch_size: int) -> None:
-        self.out, self.num_samples = out, num_samples
+        self.out = out
+        self.num_samples = num_samples
         self.folder = out.with_name(f"{out.name}.parts")
         num_batches = -(-num_samples // batch_size)
         self.samples_per_part = batch_size * max(

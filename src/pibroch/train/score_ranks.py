@@ -97,7 +97,8 @@ def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manife
     for name, digest in files[world.ranks.rank :: world.ranks.world_size]:
         verify_file(folder, name, digest)
     torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
-    num_dense, state = len(schema_of(manifest).dense), dense_state(folder, manifest)
+    num_dense = len(schema_of(manifest).dense)
+    state = dense_state(folder, manifest)
     dense = dense_layers(
         manifest.config.model, num_dense, list(manifest.tables), state, str(folder)
     )
@@ -122,12 +123,12 @@ class _Work:
         missing: Sequence[int],
         world: World,
     ) -> None:
-        self._parts, self._split, self._world = parts, split, world
+        self._parts = parts
+        self._split = split
+        self._world = world
         self._has_labels = has_labels
-        self._numbers, self._batch_size = (
-            missing[world.ranks.rank :: world.ranks.world_size],
-            batch_size,
-        )
+        self._numbers = missing[world.ranks.rank :: world.ranks.world_size]
+        self._batch_size = batch_size
         self._by_rank = [
             [
                 batch
@@ -147,7 +148,8 @@ class _Work:
         assert next(done, None) is None
 
     def _batches(self, number: int) -> list[range]:
-        samples, size = self._parts.samples(number), self._batch_size
+        samples = self._parts.samples(number)
+        size = self._batch_size
         return [
             range(first, min(first + size, samples.stop))
             for first in range(samples.start, samples.stop, size)

@@ -91,7 +91,8 @@ class Session:
         model: nn.Module = self.model
         averaged: AbstractContextManager[None] = nullcontext()
         if self.averages is not None:
-            model, averaged = self.averages.module, self.embeddings.averaged()
+            model = self.averages.module
+            averaged = self.embeddings.averaged()
         self.set_training(False)
         try:
             with torch.inference_mode(), averaged:
@@ -140,7 +141,8 @@ def build_session(
         has_rows: whether to fill the rows; they take long to make, and a run that goes on has them
             elsewhere.
     """
-    world, helpers = world or World.alone(), helpers or Helpers()
+    world = world or World.alone()
+    helpers = helpers or Helpers()
     if config.train.threads is not None or world.ranks.world_size > 1:
         torch.set_num_threads(config.train.threads or threads_of_rank())
     torch.manual_seed(config.seed)

@@ -72,8 +72,12 @@ class TimedCheckpoints:
     """
 
     def __init__(self, folder: Path, seconds: float, session: Session, base: Base | None) -> None:
-        self.folder, self._interval_s, self._session, self._base = folder, seconds, session, base
-        self.count, self.seconds_taken = 0, 0.0
+        self.folder = folder
+        self._interval_s = seconds
+        self._session = session
+        self._base = base
+        self.count = 0
+        self.seconds_taken = 0.0
         self._control = session.world.control
         self._channel: Channel | None = None
         self._thread: TaskThread | None = None
@@ -108,7 +112,8 @@ class TimedCheckpoints:
         """
         if not self._interval_s:
             return False
-        start, is_idle = time.perf_counter(), self._writing is None or self._writing.done()
+        start = time.perf_counter()
+        is_idle = self._writing is None or self._writing.done()
         is_due = self._pace.is_due(step, is_idle)
         if is_due:
             with span("cut"):
@@ -152,7 +157,8 @@ class TimedCheckpoints:
         """What became of the last one, which has ended."""
         if self._writing is None:
             return
-        base, self._writing = self._writing.result(), None
+        base = self._writing.result()
+        self._writing = None
         for shard in self._session.embeddings.exchange.shards:
             shard.end_cut(base is not None)
         self._base = base or self._base
@@ -187,7 +193,8 @@ class TimedCheckpoints:
 
         On a thread of its own.
         """
-        channel, base = self._channel, self._base
+        channel = self._channel
+        base = self._base
         assert channel is not None
         folder = self.folder / f"step-{step:08d}"
         try:
@@ -256,7 +263,9 @@ def _write(
     base: Base | None,
 ) -> Manifest:
     """The files of all ranks, and what their manifest says."""
-    rank, size, step = channel.ranks.rank, channel.ranks.world_size, content.about["progress"].step
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
+    step = content.about["progress"].step
     tables = {} if base is None else base.manifest.tables
     long = [chain for chain in chains(tables) if len(chain.parts) >= LONGEST_CHAIN * size]
 

@@ -103,13 +103,16 @@ def group_features(
     Raises:
         ConfigError: for numbers of towers that cannot be.
     """
-    features, centres = predictor.features, None
+    features = predictor.features
+    centres = None
     if centred:
         means = Centres(len(features), predictor.dim)
         for part in _some(dataset, features, num_samples):
             means.add(predictor.embed(part))
         centres = means.mean()
-    similarity, lookups, seen = Similarity(len(features), centres), np.zeros(len(features)), 0
+    similarity = Similarity(len(features), centres)
+    lookups = np.zeros(len(features))
+    seen = 0
     for part in _some(dataset, features, num_samples):
         similarity.add(predictor.embed(part))
         lookups += part.lengths().view(len(features), -1).sum(1).numpy()

@@ -23,7 +23,8 @@ _PING = 0x_5A17_0000_5A17_0000
 class Attacker:
     """A connection that is ours to misuse."""
 
-    ID, INCARNATION = 666, 13
+    ID = 666
+    INCARNATION = 13
 
     def __init__(self, target, *, unix=True, timeout_s=PATIENCE_S):
         self.target = target
@@ -86,7 +87,8 @@ class Attacker:
             num_bytes = self.socket.recv_into(self.reader.buffer())
             assert num_bytes, f"closed after {len(self._arrived)} frames"
             self._arrived += self.reader.received(num_bytes)
-        found, self._arrived = self._arrived[:count], self._arrived[count:]
+        found = self._arrived[:count]
+        self._arrived = self._arrived[count:]
         return found
 
     def request(self, metadata, payload=b""):
@@ -175,7 +177,8 @@ def _tens(frames):
 
 def _push(connection, data):
     """Send while taking what comes; false when the connection was closed before all was sent."""
-    view, deadline = memoryview(data), time.monotonic() + PATIENCE_S
+    view = memoryview(data)
+    deadline = time.monotonic() + PATIENCE_S
     connection.setblocking(False)
     while view:
         assert time.monotonic() < deadline, "the worker neither reads nor closes"

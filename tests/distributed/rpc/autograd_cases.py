@@ -27,7 +27,8 @@ def count_messages():
     ours = current_agent().autograd.coordinator
     if hasattr(ours, "is_counted"):
         return
-    ours.is_counted, send = True, ours._send_gradients
+    ours.is_counted = True
+    send = ours._send_gradients
 
     def counting(part, received, gradients):
         _messages.append(received.message)
@@ -100,9 +101,11 @@ def many_at_once(num_threads, num_workers):
 def several_roots():
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with autograd.context() as context:
-        first, second = remote_scaled(x, "w", 1), remote_scaled(x.sin(), "w", 2)
+        first = remote_scaled(x, "w", 1)
+        second = remote_scaled(x.sin(), "w", 2)
         autograd.backward(context, [first.sum(), (first * second).sum(), x.sum()])
-        w1, w2 = weight("w", 1), weight("w", 2)
+        w1 = weight("w", 1)
+        w2 = weight("w", 2)
         theirs = local(lambda: (x * w1).sum() + (x * w1 * x.sin() * w2).sum() + x.sum(), x, w1, w2)
         ours = autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)
         close(ours, theirs)
@@ -181,7 +184,8 @@ def squares(value):
 
 def parameters_sent():
     """Leaves sent as they are, among them a ``Parameter``."""
-    leaf, parameter = torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.full((2,), 3.0))
+    leaf = torch.ones(2, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.full((2,), 3.0))
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     with autograd.context() as context:
         answer = rpc.rpc_sync("worker1", squares, ({"leaves": [leaf, parameter, frozen]},))
@@ -218,7 +222,8 @@ def mixed(x, numbers, constant, flag):
 def mixed_values():
     x = torch.ones(4, requires_grad=True)
     with autograd.context() as context:
-        numbers, constant = torch.tensor([0, 2]), torch.tensor([5.0, 7.0])
+        numbers = torch.tensor([0, 2])
+        constant = torch.tensor([5.0, 7.0])
         answer = rpc.rpc_sync("worker1", mixed, (x, numbers, constant, True))
         assert not answer[1].requires_grad and answer[2:] == [None, "text"]
         autograd.backward(context, [answer[0].sum()])
@@ -244,7 +249,8 @@ def in_place_work():
     for worker in ("worker1", "worker0"):
         x = torch.tensor([-1.0, 2.0], requires_grad=True)
         with autograd.context() as context:
-            y, z = x * 1, x * 3
+            y = x * 1
+            z = x * 3
             total, part = rpc.rpc_sync(worker, changed_in_place, (y.clone(), z.clone()))
             z.mul_(10)  # after it was sent: a new function here, the old one there
             part.add_(1)
@@ -274,7 +280,8 @@ def second_pass_retained():
     with autograd.context() as context:
         y = remote_scaled(x.sin(), "w", 1).sum()
         autograd.backward(context, [y], retain_graph=True)
-        once, there = autograd.get_gradients(context)[x], fetch(context, "w", 1)
+        once = autograd.get_gradients(context)[x]
+        there = fetch(context, "w", 1)
         autograd.backward(context, [y])
         close(autograd.get_gradients(context)[x], 2 * once)
         close(fetch(context, "w", 1), 2 * there)
@@ -329,7 +336,8 @@ class Loud(torch.autograd.Function):
 
 
 def loud_pair(x):
-    quiet, loud = x * weight("w", 1), Loud.apply(x * weight("u", 1))
+    quiet = x * weight("w", 1)
+    loud = Loud.apply(x * weight("u", 1))
     loud.register_hook(lambda gradient: gradient * 1)
     return quiet, loud
 
@@ -421,7 +429,8 @@ def to_nothing(x):
 
 
 def undefined_gradients():
-    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    x = torch.ones(3, requires_grad=True)
+    y = torch.ones(3, requires_grad=True)
     with autograd.context() as context:
         there = rpc.rpc_sync("worker1", to_nothing, (x * 1,))
         autograd.backward(context, [(there * y).sum()])
@@ -461,13 +470,15 @@ def hooks_run_once():
         first, second = rpc.rpc_sync("worker1", hooked, (sent,))
         first.register_hook(lambda gradient: gradient * 3)
         autograd.backward(context, [(first + first * second + sent).sum()])
-        got, there = autograd.get_gradients(context)[x], fetch(context, "h", 1)
+        got = autograd.get_gradients(context)[x]
+        there = fetch(context, "h", 1)
         found = dict(rpc.rpc_sync("worker1", seen))
         assert len(found) == 4 and len(here) == 2
 
     w = weight("h", 1)
     a = x.detach().exp()
-    to_first, to_second = 3 * (1 + a * w * w).detach(), (a * w).detach()
+    to_first = 3 * (1 + a * w * w).detach()
+    to_second = (a * w).detach()
     to_y = to_first + to_second * w.detach()
     to_w = to_y * a + to_second * (a * w).detach()
     to_a = to_y * w.detach()
@@ -532,7 +543,8 @@ def embedding_rows():
             found = rpc.rpc_sync("worker1", rows, (torch.tensor([1, 1, 4]),))
             autograd.backward(context, [(found * torch.tensor([[1.0], [2.0], [3.0]])).sum()])
         expected = torch.zeros(10, 2)
-        expected[1], expected[4] = 6, 6
+        expected[1] = 6
+        expected[4] = 6
         close(rpc.rpc_sync("worker1", row_gradients, (context,)), expected)
 
 
@@ -550,7 +562,8 @@ def no_grad_is_respected():
 
 def gradient_is_ours():
     """Changing one gradient changes no other, and not the sums of later passes."""
-    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    x = torch.ones(3, requires_grad=True)
+    y = torch.ones(3, requires_grad=True)
     with autograd.context() as context:
         loss = rpc.rpc_sync("worker0", torch.add, (x, y)).sum() + (x + y).sum()
         autograd.backward(context, [loss])
@@ -625,7 +638,8 @@ def chained_references():
         second = rpc.remote("worker2", made, (first, 2))
         loss = rpc.remote("worker1", total, (first, second))
         loss.backward(context)
-        w1, w2 = weight("w", 1), weight("w", 2)
+        w1 = weight("w", 1)
+        w2 = weight("w", 2)
         theirs = local(lambda: (x * w1 * (x * w1 * w2)).sum(), x, w1, w2)
         close(
             (autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)),

@@ -11,7 +11,8 @@ import torch
 from pibroch import rpc
 from pibroch.rpc import autograd
 
-SIZE, NUM_PARAMS = 3, 3
+SIZE = 3
+NUM_PARAMS = 3
 UNARY = {
     "sin": torch.sin,
     "tanh": torch.tanh,
@@ -51,7 +52,8 @@ def make_program(seed, num_workers):
 
 def _make(chance, me, num_workers, num_inputs, depth, length):
     """Steps over registers, the first of which are the inputs; and the registers returned."""
-    steps, size = [], num_inputs
+    steps = []
+    size = num_inputs
     for _ in range(length):
         kind = chance.choice(["param", "unary", "binary", "binary", "call", "call"])
         if kind == "param" or not size:

@@ -47,7 +47,8 @@ class _Log(logging.Handler):
 
     def __init__(self):
         super().__init__(logging.INFO)
-        self.lines, self.count = collections.Counter(), 0
+        self.lines = collections.Counter()
+        self.count = 0
 
     def emit(self, record):
         self.count += 1
@@ -61,7 +62,8 @@ class _Log(logging.Handler):
 
 _log = _Log()
 _record: list = []
-_entered, _released = threading.Event(), threading.Event()
+_entered = threading.Event()
+_released = threading.Event()
 _original_send = FrameStream.send
 _seen: collections.Counter = collections.Counter()
 _stalls: list = []

@@ -17,7 +17,9 @@ from pibroch.errors import ConfigError, NotAllowedError, RpcTimeoutError
 from pibroch.rpc import autograd
 from pibroch.rpc.optim import DistributedOptimizer
 
-HERE, PEER, THIRD = "worker0", "worker1", "worker2"
+HERE = "worker0"
+PEER = "worker1"
+THIRD = "worker2"
 PATIENCE_S = 60.0
 _gates: dict = {}
 
@@ -61,7 +63,8 @@ def twice(x, to):
 
 def sparse_leaves():
     for to in (None, THIRD, HERE):
-        ours, theirs = sparse([3.0, 4, 5]), sparse([3.0, 4, 5])
+        ours = sparse([3.0, 4, 5])
+        theirs = sparse([3.0, 4, 5])
         with autograd.context() as context:
             loss = torch.sparse.sum(rpc.rpc_sync(PEER, twice, (ours, to)) * 3.0)
             autograd.backward(context, [loss])
@@ -107,7 +110,8 @@ class SameForBoth(torch.autograd.Function):
 
 
 def sparse_gradients_have_memory_of_their_own():
-    first, second = torch.zeros(4, 3, requires_grad=True), torch.zeros(4, 3, requires_grad=True)
+    first = torch.zeros(4, 3, requires_grad=True)
+    second = torch.zeros(4, 3, requires_grad=True)
     with autograd.context() as context:
         autograd.backward(context, [SameForBoth.apply(first, second).sum()])
         gradients = autograd.get_gradients(context)
@@ -117,7 +121,8 @@ def sparse_gradients_have_memory_of_their_own():
 
 
 def hooks_where_gradients_accumulate():
-    leaf, calls = torch.ones(2, requires_grad=True), []
+    leaf = torch.ones(2, requires_grad=True)
+    calls = []
     y = leaf * 2
     accumulate = y.grad_fn.next_functions[0][0]
     accumulate.register_prehook(lambda gradients: calls.append(("before", gradients[0].tolist())))
@@ -190,7 +195,8 @@ def keep_records():
 
 def take_records():
     logging.getLogger("pibroch.rpc").removeHandler(_records)
-    texts, _records.texts = _records.texts, []
+    texts = _records.texts
+    _records.texts = []
     return texts
 
 
@@ -300,7 +306,8 @@ def layouts():
 class Scale(nn.Module):
     def __init__(self, by, bias=0.0):
         super().__init__()
-        self.by, self.bias = nn.Parameter(torch.tensor(by)), bias
+        self.by = nn.Parameter(torch.tensor(by))
+        self.bias = bias
 
     def forward(self, x, times=1):
         return x * self.by * times + self.bias

@@ -68,7 +68,9 @@ class Crew:
     """``size`` workers named worker0, worker1, … in one group."""
 
     def __init__(self, size, **options):
-        self.size, self.port, self.options = size, free_port(), options
+        self.size = size
+        self.port = free_port()
+        self.options = options
         made = context()
         self.workers = [Worker(made) for _ in range(size)]
         for rank, worker in enumerate(self.workers):

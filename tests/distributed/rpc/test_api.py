@@ -14,7 +14,8 @@ from pibroch.errors import NotAllowedError, RemoteError, RpcError, RpcTimeoutErr
 
 pytestmark = pytest.mark.timeout(120)
 
-HERE, PEER = "worker0", "worker1"
+HERE = "worker0"
+PEER = "worker1"
 PATIENCE_S = 20
 
 
@@ -311,7 +312,8 @@ def case_futures():
     assert all(call.done() for call in calls)
     assert [call.value() for call in torch.futures.collect_all(calls).wait()] == [1, 2, 3, 4, 5]
     assert rpc.rpc_async(PEER, add, (1, 1)).then(lambda done: done.wait() * 10).wait() == 20
-    seen, called = [], threading.Event()
+    seen = []
+    called = threading.Event()
     future = rpc.rpc_async(PEER, add, (1, 1))
     future.add_done_callback(lambda done: (seen.append(done.wait()), called.set()))
     assert called.wait(PATIENCE_S) and seen == [2]

@@ -17,7 +17,8 @@ from pibroch.errors import NotAllowedError
 
 pytestmark = pytest.mark.timeout(120)
 
-HERE, PEER = "worker0", "worker1"
+HERE = "worker0"
+PEER = "worker1"
 DTYPES = [
     *(
         torch.bool,

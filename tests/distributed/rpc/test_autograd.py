@@ -11,7 +11,8 @@ pytestmark = pytest.mark.timeout(240)
 def test_random_graphs_equal_local_autograd(workers, num_workers):
     crew = workers(num_workers)
     crew.run_all(cases.count_messages)
-    expected, counted = 0, sum(crew.run_all(cases.num_messages))
+    expected = 0
+    counted = sum(crew.run_all(cases.num_messages))
     for seed in range(100):
         expected += crew.run(0, programs.check, 1000 * num_workers + seed, num_workers)
     assert (

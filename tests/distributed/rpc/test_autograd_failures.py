@@ -16,7 +16,8 @@ from pibroch.errors import RpcTimeoutError, WorkerLostError
 from pibroch.rpc import autograd
 
 pytestmark = pytest.mark.timeout(120)
-_block, _reached = threading.Event(), threading.Event()
+_block = threading.Event()
+_reached = threading.Event()
 
 
 @pytest.fixture

@@ -33,14 +33,16 @@ PHASES = [
 
 @pytest.mark.slow
 def test_a_measurement_from_start_to_end(tmp_path):
-    options, lineup = Options(True, tmp_path, lambda text: None), topic.lineup(PHASES)
+    options = Options(True, tmp_path, lambda text: None)
+    lineup = topic.lineup(PHASES)
     with pairs(lineup.specs, None, ForeignLoad()) as running:
         members = [member.pid for pair in running for member in pair.members]
         versions = topic.prepare(running, ONE_HOST, options, sizes=1)
         rows = topic.measure_all(running, ONE_HOST, PHASES, options)
     assert not any(Path(f"/proc/{pid}").exists() for pid in members)
     assert {"pibroch", "torch"} <= set(versions)
-    with_references, with_calls = {OURS, topic.TORCH}, {spec.label for spec in lineup.specs}
+    with_references = {OURS, topic.TORCH}
+    with_calls = {spec.label for spec in lineup.specs}
     assert {(row["call"], row["contender"]) for row in rows} == {
         *((call, label) for call in ("identity", "16 in flight") for label in with_calls),
         *((call, label) for call in ("rref", "grad-fwd", "grad-bwd") for label in with_references),
@@ -68,7 +70,8 @@ def test_both_processes_of_a_pair_have_the_variables_of_their_contender():
 def test_the_examples_whose_lines_are_counted_run(label):
     if label == topic.GRPC:
         pytest.importorskip("grpc")
-    script, port = CHECKOUT / "benchmarks" / "workers" / topic.EXAMPLES[label], free_port()
+    script = CHECKOUT / "benchmarks" / "workers" / topic.EXAMPLES[label]
+    port = free_port()
     running = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", str(script)],

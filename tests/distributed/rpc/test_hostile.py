@@ -305,7 +305,8 @@ def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
     asking = crew.run(1, hostility.target)
     crew.workers[1].start(hostility.call_that_waits, "worker0")
     crew.run(0, hostility.wait_until_entered)
-    forged, failure = envelope(["answer"], "forged"), encode(["builtins:ValueError", "forged"])
+    forged = envelope(["answer"], "forged")
+    failure = encode(["builtins:ValueError", "forged"])
     with Attacker(asking) as attacker:
         attacker.shake_hands(expected="worker1")
         for number in range(2000):
@@ -436,7 +437,8 @@ def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind)
 
 
 def test_a_sealed_segment_is_taken_once(crew, victim):
-    descriptor, metadata = descriptors_of("sealed"), encode(1 << 20)
+    descriptor = descriptors_of("sealed")
+    metadata = encode(1 << 20)
     try:
         with Attacker(victim) as attacker:
             attacker.shake_hands()
@@ -507,7 +509,8 @@ def bombarded(crew, victim, seeds, num_frames, admitted):
     sent, connections = bombard(victim, mutations(seeds, num_frames), admitted=admitted)
     assert sent == num_frames and connections > num_frames // 60
     assert crew.run(1, hostility.honest_call, "worker0")
-    after, understood = crew.run(0, hostility.state), crew.run(0, hostility.counted)
+    after = crew.run(0, hostility.state)
+    understood = crew.run(0, hostility.counted)
     assert not crew.run(0, hostility.stalls)
     if admitted:  # most were looked at: the others came behind one that ended its connection
         assert sum(understood.values()) + connections > num_frames * 3 // 4, (

@@ -50,7 +50,8 @@ def leavings(attacker, owner, chance):
     """Endless messages, each of which could leave something behind."""
     body = msgspec.Raw(encode(["call", "hostility:echo"]))
     value = msgspec.Raw(encode([[], {}]))
-    me, number = [attacker.ID, attacker.INCARNATION], 1 << 40
+    me = [attacker.ID, attacker.INCARNATION]
+    number = 1 << 40
     while True:
         number += 7
         other = chance.choice([me, [0, owner], [1, 5], [chance.randrange(2, 1 << 30), 1]])
@@ -133,11 +134,9 @@ def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_the
     crew.run(0, hostility.listen_to_log)
     before = settled(crew, lambda left: not left["busy"])
     memory = crew.run(0, hostility.state)
-    target, owner, chance = (
-        crew.run(0, hostility.target),
-        crew.run(0, hostility.incarnation),
-        random.Random(0),
-    )
+    target = crew.run(0, hostility.target)
+    owner = crew.run(0, hostility.incarnation)
+    chance = random.Random(0)
     with Attacker(target) as attacker:
         attacker.shake_hands()
         messages = leavings(attacker, owner, chance)
@@ -243,7 +242,8 @@ def flood(seconds):
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        end, held = time.monotonic() + seconds, []
+        end = time.monotonic() + seconds
+        held = []
         while time.monotonic() < end:
             with open("/proc/net/unix") as sockets:
                 names = {line.split()[-1][1:] for line in sockets if "@pibroch-" in line}

@@ -113,7 +113,8 @@ def meet_in_a_store(rank, port, path):
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_meeting_in_a_store_that_is_given(processes, tmp_path, kind):
-    pair, port = processes(2), free_port()
+    pair = processes(2)
+    port = free_port()
     for rank, each in enumerate(pair):
         each.start(meet_in_a_store, rank, port, str(tmp_path / "store") if kind == "file" else "")
     assert [each.result(TIMEOUT_S) for each in pair] == ["worker1", "worker0"]

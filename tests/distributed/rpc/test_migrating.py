@@ -64,12 +64,14 @@ def refused(*join_arguments):
 
 def test_a_worker_of_another_kind_of_group_or_with_a_name_that_is_taken_is_refused():
     with contextlib.ExitStack() as stack:
-        crew, stranger = stack.enter_context(contextlib.closing(Crew(1))), Worker()
+        crew = stack.enter_context(contextlib.closing(Crew(1)))
+        stranger = Worker()
         stack.callback(stranger.close)
         is_both, text = stranger.run(refused, "other", 5, None, crew.port, {})
         assert is_both and "RPC group mixes statically and dynamically initialized members" in text
     with contextlib.ExitStack() as stack:
-        port, members = free_port(), [Worker(), Worker(), Worker()]
+        port = free_port()
+        members = [Worker(), Worker(), Worker()]
         for each in members:
             stack.callback(each.close)
         members[0].run(join, "worker0", 0, None, port, {})

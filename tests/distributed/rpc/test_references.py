@@ -342,7 +342,8 @@ def hostile():
         Settled,
     )
 
-    agent, there = current_agent(), rpc.get_worker_info("worker1")
+    agent = current_agent()
+    there = rpc.get_worker_info("worker1")
     theirs = remote("worker1", cases.make, (3,))
     theirs.to_here()
     rpc.rpc_sync("worker1", cases.keep, ("theirs", theirs))
@@ -386,11 +387,9 @@ def expect_from_nobody():
     from pibroch.rpc.references import Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Fetch
 
-    agent, there, creator = (
-        current_agent(),
-        rpc.get_worker_info("worker1"),
-        rpc.get_worker_info("worker2"),
-    )
+    agent = current_agent()
+    there = rpc.get_worker_info("worker1")
+    creator = rpc.get_worker_info("worker2")
     rpc.rpc_sync("worker2", cases.identity, (1,))
     owner = Peer(there.id, agent.incarnation_of(there))
     place = ValuePlace(12345, owner, Peer(creator.id, agent.incarnation_of(creator)), known=False)

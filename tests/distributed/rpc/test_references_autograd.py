@@ -38,7 +38,8 @@ class Scale:
 def through_references():
     """The result of one worker goes to another one without coming here: y = sum(3 (2 x))."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    first, second = rpc.remote("worker1", Scale, (2.0,)), rpc.remote("worker2", Scale, (3.0,))
+    first = rpc.remote("worker1", Scale, (2.0,))
+    second = rpc.remote("worker2", Scale, (3.0,))
     with autograd.context() as context:
         middle = first.remote().forward(x)
         y = second.remote().forward(middle).to_here().sum()

@@ -122,7 +122,8 @@ def test_references_to_a_killed_owner_raise(crew):
 
 def pass_on_to_the_dead(rounds):
     """Send references to a worker that is gone: what was kept for it is let go again."""
-    mine, theirs = rpc.RRef(1), remote("worker2", cases.make, (1,))
+    mine = rpc.RRef(1)
+    theirs = remote("worker2", cases.make, (1,))
     for _ in range(rounds):
         error = raised(rpc.rpc_sync, "worker1", cases.identity, ([mine, theirs],))
         assert error == "WorkerLostError", error
@@ -152,7 +153,8 @@ def leave_with_references():
 
 def after_shutdown():
     rpc.shutdown()
-    mine, theirs = cases.kept["mine"], cases.kept["theirs"]
+    mine = cases.kept["mine"]
+    theirs = cases.kept["theirs"]
     errors = [
         raised(mine.to_here),
         raised(mine.local_value),

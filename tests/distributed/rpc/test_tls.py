@@ -25,7 +25,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
-    ours, theirs = authority(folder, "ours"), authority(folder, "theirs")
+    ours = authority(folder, "ours")
+    theirs = authority(folder, "theirs")
     return {
         "ann": signed(folder, "ann", ours),
         "ben": signed(folder, "ben", ours),

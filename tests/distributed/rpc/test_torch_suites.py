@@ -11,7 +11,10 @@ import pytest
 
 RUNNER = Path(__file__).with_name("torch_suites.py")
 NAMED = ["debug_info"]  # they look at what is inside
-EVERY, NUM_AT_LEAST, LIMIT_S = 6, 40, 240  # generous, for loaded machines
+# generous, for loaded machines
+EVERY = 6
+NUM_AT_LEAST = 40
+LIMIT_S = 240
 
 
 @pytest.mark.timeout(LIMIT_S + 30)

@@ -70,7 +70,8 @@ def call_a_sleeper(to, count):
 
 def fail_of_pending():
     """The errors' types and workers; each must come within the limit."""
-    began, errors = time.monotonic(), []
+    began = time.monotonic()
+    errors = []
     for call in pending:
         try:
             call.wait() if hasattr(call, "wait") else call.to_here(timeout=LOST_WITHIN_S)
@@ -220,7 +221,8 @@ def leave_alone():
 
 def many_calls(to, count):
     """Calls of several kinds and sizes, up to 64 in flight."""
-    small, large = torch.zeros(256), torch.zeros(1 << 18)
+    small = torch.zeros(256)
+    large = torch.zeros(1 << 18)
     in_flight = []
     for number in range(count):
         if number % 500 == 499:

@@ -114,7 +114,8 @@ def load():
     root = Path(torch.__path__[0]) / "testing/_internal"
     loaded = {}
     for file in FILES:
-        name, path = file.rpartition(".")[2], root / f"{file.replace('.', '/')}.py"
+        name = file.rpartition(".")[2]
+        path = root / f"{file.replace('.', '/')}.py"
         spec = importlib.util.spec_from_file_location(f"{WHEEL}.{name}", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = sys.modules[f"torch.testing._internal.{file}"] = module
@@ -169,7 +170,8 @@ class AgentView:
         return self._agent.workers()
 
     def get_debug_info(self):
-        options, requests = self._agent.options, self._agent._requests
+        options = self._agent.options
+        requests = self._agent._requests
         return {
             "agent.num_pending_requests": str(requests.num_pending),
             "agent.thread_pool_size": str(options.num_worker_threads),

@@ -43,7 +43,8 @@ SUITES = {
 GUIDE = Path(__file__).parents[3] / "docs/rpc.md"
 TIMEOUT_S = 60  # of a test
 GRACE_S = 2.0  # for the others, when one worker of a test has failed
-SKIPPED, FAILED = 77, 1
+SKIPPED = 77
+FAILED = 1
 
 
 @dataclass
@@ -65,7 +66,8 @@ def case_class(modules, suite):
     class Case(base, TestCase):
         def __init__(self, name, rank, file_name):
             super().__init__(name)
-            self.rank, self.file_name = rank, file_name
+            self.rank = rank
+            self.file_name = file_name
 
         @property
         def rpc_backend(self):
@@ -185,7 +187,8 @@ def wait_for(pids, deadline):
 
     Then all are killed, and soon after one of them has failed.
     """
-    codes, left = {}, dict(pids)
+    codes = {}
+    left = dict(pids)
     while left and time.monotonic() < deadline:
         for pid in list(left):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -217,7 +220,8 @@ def run_share(tests, log, verbose):
 
     An exit code: whether one failed of which the guide does not say so.
     """
-    is_bad, listed = False, listed_differences()
+    is_bad = False
+    listed = listed_differences()
     for test in tests:
         outcome = run_test(test)
         is_bad |= outcome.status != "passed" and test not in listed

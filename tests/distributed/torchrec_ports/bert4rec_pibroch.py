@@ -7,7 +7,9 @@ from torch import nn
 import pibroch as pb
 from pibroch.torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
-FEATURES, LENGTH, DIM = {"history": 60}, 5, 32
+FEATURES = {"history": 60}
+LENGTH = 5
+DIM = 32
 
 
 class BERT4Rec(nn.Module):

@@ -10,7 +10,9 @@ from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-FEATURES, LENGTH, DIM = {"history": 60}, 5, 32
+FEATURES = {"history": 60}
+LENGTH = 5
+DIM = 32
 
 
 class BERT4Rec(nn.Module):

@@ -37,7 +37,8 @@ def run(rank, world):
 
     pooled = tables(ids)
     for groups in ([["a"], ["b"]], [["b", "a"]], [["a"], ["a", "b"]]):
-        theirs, ours = KeyedTensor.regroup([pooled], groups), type(pooled).regroup([pooled], groups)
+        theirs = KeyedTensor.regroup([pooled], groups)
+        ours = type(pooled).regroup([pooled], groups)
         assert all(torch.equal(one, other) for one, other in zip(theirs, ours, strict=True))
 
     for name, value in (

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-STEPS, SIZE = 20, 12  # of all ranks together
+# of all ranks together
+STEPS = 20
+SIZE = 12
 
 
 def join():
@@ -25,11 +27,11 @@ def draw(step, rank, world, features, most=5):
     ``features`` say of which.
     """
     generator = torch.Generator().manual_seed(step)
-    dense, labels = (
-        torch.randn(SIZE, 4, generator=generator),
-        torch.randint(0, 2, (SIZE,), generator=generator).float(),
-    )
-    mine, lengths, ids = slice(SIZE * rank // world, SIZE * (rank + 1) // world), [], []
+    dense = torch.randn(SIZE, 4, generator=generator)
+    labels = torch.randint(0, 2, (SIZE,), generator=generator).float()
+    mine = slice(SIZE * rank // world, SIZE * (rank + 1) // world)
+    lengths = []
+    ids = []
     for rows in features.values():
         of_feature = torch.randint(1, most + 1, (SIZE,), generator=generator)
         drawn = torch.randint(0, rows, (SIZE, most), generator=generator)

@@ -16,10 +16,8 @@ def shard(model, tables):
     """The model over ranks."""
     topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
     constraints = {table: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
-    planner, sharders = (
-        EmbeddingShardingPlanner(topology=topology, constraints=constraints),
-        get_default_sharders(),
-    )
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    sharders = get_default_sharders()
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
 

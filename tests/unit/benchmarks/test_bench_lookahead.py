@@ -94,7 +94,8 @@ def test_every_section_has_its_line_ups():
 
 
 def test_only_batch_sizes_are_measured_by_the_same_processes():
-    (sizes,), both = topic.groups(in_full(BATCH)), topic.groups(in_full(HOSTS))
+    (sizes,) = topic.groups(in_full(BATCH))
+    both = topic.groups(in_full(HOSTS))
     assert [setting.batch_size for setting in sizes] == [512, 2048, 8192]
     assert [[setting.hosts for setting in group] for group in both] == [[2], [4]]
 
@@ -106,7 +107,8 @@ def test_fbgemm_can_hold_what_torchrec_trains():
 
 def test_batches_outlast_the_lookahead_and_quick_is_shorter():
     for name in LINEUPS:
-        full, (quick,) = in_full(SECTIONS[name]), settings(SECTIONS[name], quick=True)
+        full = in_full(SECTIONS[name])
+        (quick,) = settings(SECTIONS[name], quick=True)
         assert all(
             e.lookahead < s.num_batches
             for s in (*full, quick)
@@ -167,7 +169,8 @@ def test_hot_ids_are_as_hot_as_they_should_be(tmp_path):
     assert rows.min() >= 0
     assert rows.max() < 1000
     assert abs(np.sort(counts)[-10:].sum() / len(ids) - 0.4) < 0.05
-    hot, none = Workload("hot", 2, 200, 2, 1000, 0.4), Workload("hot", 2, 200, 2, 1000, 0.01)
+    hot = Workload("hot", 2, 200, 2, 1000, 0.4)
+    none = Workload("hot", 2, 200, 2, 1000, 0.01)
     assert hot.write(tmp_path) != none.write(tmp_path)
 
 

@@ -18,12 +18,11 @@ def test_a_plain_model_is_pibrochs(name):
     case = Case(
         "absent", MODELS[name].table_dim(7), batch_size=5, num_tables=3, num_dense=4, model=name
     )
-    ours, plain = dense_model(case), plain_model(case)
+    ours = dense_model(case)
+    plain = plain_model(case)
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     generator = torch.Generator().manual_seed(1)
-    dense, embedded = (
-        torch.randn(5, 4, generator=generator),
-        torch.randn(5, 3, case.dim, generator=generator),
-    )
+    dense = torch.randn(5, 4, generator=generator)
+    embedded = torch.randn(5, 3, case.dim, generator=generator)
     torch.testing.assert_close(plain(dense, embedded), ours(dense, embedded))

@@ -41,7 +41,8 @@ def test_a_moment_counts_for_the_innermost_part():
 
 
 def test_parts_of_a_backward_pass_are_found_by_its_nodes():
-    parts, weight = Parts(True), torch.ones(3, requires_grad=True)
+    parts = Parts(True)
+    weight = torch.ones(3, requires_grad=True)
     with parts.part("forward"):
         looked_up = weight * 2
         parts.in_backward("update", looked_up)

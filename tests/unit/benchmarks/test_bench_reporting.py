@@ -89,7 +89,8 @@ def _measured(folder):
 def test_a_page_of_sections_keeps_those_that_were_not_measured_again(tmp_path):
     for section, value in (("second", 1.0), ("first", 2.0), ("second", 3.0)):
         report = make_report()
-        report.title, report.rows = f"The {section}", [{"dim": 16, "p50_ms": value}]
+        report.title = f"The {section}"
+        report.rows = [{"dim": 16, "p50_ms": value}]
         write(report, tmp_path / section)
         page = join(tmp_path, "t: a topic", ("first", "second", "never measured")).read_text()
     headings = [line for line in page.splitlines() if line.startswith("#")]
@@ -109,10 +110,8 @@ def test_a_table_rounds_by_what_a_column_holds():
 
 
 def test_percentiles_and_ratios_by_round():
-    ours, peer = (
-        Times([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]], [1.0]),
-        Times([[4.0, 4.0, 9.0], [3.0, 3.0, 3.0]], [1.0]),
-    )
+    ours = Times([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]], [1.0])
+    peer = Times([[4.0, 4.0, 9.0], [3.0, 3.0, 3.0]], [1.0])
     assert peer.ratios_to(ours) == [2.0, 1.5]
     assert ours.percentile(50) == 2.0
     assert ours.percentile(0) == 1.0
@@ -146,7 +145,8 @@ def test_foreign_load_tells_workers_from_others():
     with subprocess.Popen(
         [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        as_worker, as_other = ForeignLoad(), ForeignLoad()
+        as_worker = ForeignLoad()
+        as_other = ForeignLoad()
         as_worker.add_worker(child.pid)
         child.stdout.readline()
         difference = as_other.share() - as_worker.share()

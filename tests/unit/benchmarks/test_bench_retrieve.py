@@ -16,10 +16,8 @@ from pibroch.planner import Plan
 
 def test_measured_samples_come_after_those_that_plans_are_made_from():
     ids = np.arange(10 * 3 * 2).reshape(10, 3, 2)
-    dense, labels = (
-        np.zeros((10, 2, 13), np.float32),
-        np.arange(20, dtype=np.float32).reshape(10, 2),
-    )
+    dense = np.zeros((10, 2, 13), np.float32)
+    labels = np.arange(20, dtype=np.float32).reshape(10, 2)
     earlier, measured = split_in_time(Arrays(ids, dense, labels), world_size=2, num_measured=3)
     assert np.array_equal(earlier, ids[:4])
     assert measured.ids.shape == (3, 3, 4) and measured.dense.shape == (3, 4, 13)

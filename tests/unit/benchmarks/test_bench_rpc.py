@@ -66,10 +66,8 @@ def test_no_phase_is_measured_twice_in_one_place():
 
 def test_those_who_are_in_no_phase_are_not_started(monkeypatch):
     monkeypatch.setattr(topic, "find_spec", lambda name: None)
-    full, quick = (
-        topic.lineup(topic.phases_on_one_host(False)),
-        topic.lineup(topic.phases_on_one_host(True)),
-    )
+    full = topic.lineup(topic.phases_on_one_host(False))
+    quick = topic.lineup(topic.phases_on_one_host(True))
     assert [spec.label for spec in full.specs] == [OURS, topic.TORCH, topic.TORCH_BASIC]
     assert [spec.label for spec in quick.specs] == [OURS, topic.TORCH]
     assert "gRPC left out" in quick.notes[0]

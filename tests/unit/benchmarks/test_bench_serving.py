@@ -55,7 +55,8 @@ sys.stdin.read()
 
 def test_memory_of_workers_counts_what_they_share_once(tmp_path):
     """Two processes that have read all of one mapped file: its pages are in the sum, and once."""
-    size, file = 64 << 20, tmp_path / "tables"
+    size = 64 << 20
+    file = tmp_path / "tables"
     file.write_bytes(bytes(size))
     command = [sys.executable, "-S", "-c", MAPS, file]
     with subprocess.Popen(

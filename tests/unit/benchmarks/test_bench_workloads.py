@@ -42,7 +42,8 @@ def test_zipf_ids_follow_their_distribution():
 
 def test_written_batches_come_back(tmp_path):
     workload = Workload("zipf", **SHAPE)
-    stored, drawn = Arrays.load(workload.write(tmp_path)), drawn_batches(workload)
+    stored = Arrays.load(workload.write(tmp_path))
+    drawn = drawn_batches(workload)
     assert len(stored) == 3
     for field in ("ids", "dense", "labels"):
         np.testing.assert_array_equal(getattr(stored, field), getattr(drawn, field))

@@ -48,7 +48,8 @@ def test_verify_names_each_damaged_or_missing_file(run):
     whole = run_command("checkpoint", "verify", latest)
     assert whole.returncode == 0 and "are as they were saved" in whole.stdout
     (latest / "tables" / "C3.safetensors").unlink()
-    delta, dense = latest / "tables" / "C5@delta.safetensors", latest / "dense.safetensors"
+    delta = latest / "tables" / "C5@delta.safetensors"
+    dense = latest / "dense.safetensors"
     delta.write_bytes(delta.read_bytes()[:-1])
     content = bytearray(dense.read_bytes())
     content[-1] ^= 1

@@ -12,7 +12,8 @@ from small_run import make_config, run_command, run_installed, train_here
 
 OUTPUTS = {"out", "html", "page", "onnx", "predictions", "run_dir"}
 """Names of parameters that say where something is written."""
-RUN, DATA = "<run>", "<data>"
+RUN = "<run>"
+DATA = "<data>"
 COMMANDS = {
     "data prepare/out": ["data", "prepare", "csv", "<csv>", "--schema", "<schema>", "--out"],
     "data synthesize/out": ["data", "synthesize", "--samples", 200, "--max-table-rows", 9, "--out"],

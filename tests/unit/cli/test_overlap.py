@@ -63,7 +63,8 @@ def test_commands(steps, data, tmp_path, pibroch):
     copy = shutil.copytree(data, tmp_path / "data")
     inside = write_csv(copy / "rows.csv", raw_rows(40))
     assert pibroch("profile", data, "--out", tmp_path / "p")[0] == 0
-    profile, step = tmp_path / "p", steps[0]
+    profile = tmp_path / "p"
+    step = steps[0]
     before = files_below(tmp_path), files_below(step)
     schema = ("--schema", rows)
     for words in (

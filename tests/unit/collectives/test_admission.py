@@ -26,7 +26,8 @@ from pibroch.host import is_loopback, is_one_machine
 from pibroch.ports import free_port
 from pibroch.stores import tcp_store
 
-KEY, TIMEOUT_S = b"the key of this run alone, 32 by", 60.0
+KEY = b"the key of this run alone, 32 by"
+TIMEOUT_S = 60.0
 SECRET = "a secret of this test alone"
 
 
@@ -236,7 +237,9 @@ def be_a_rank(rank, port, pipe):
 
 
 def test_the_store_of_a_run_holds_nothing_secret(alone):
-    port, pipes, ranks = free_port(), [], []
+    port = free_port()
+    pipes = []
+    ranks = []
     alone.setenv("PIBROCH_RPC_SECRET", SECRET)
     for rank in range(2):
         ours, theirs = context().Pipe()

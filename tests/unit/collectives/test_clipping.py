@@ -17,7 +17,8 @@ def test_without_groups_it_is_torch_s_to_the_bit(max_norm):
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1), nn.Linear(2, 2))
     theirs = copy.deepcopy(ours)
-    x, norms = torch.randn(9, 7), []
+    x = torch.randn(9, 7)
+    norms = []
     channel = Ranks.alone().open_channel()
     for model, clip in ((ours, lambda m: clip_grad_norm(m, max_norm, channel)), (theirs, None)):
         model[:2](x).square().sum().backward()  # nothing reaches the third layer

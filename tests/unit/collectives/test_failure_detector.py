@@ -24,7 +24,8 @@ class Three:
     """Rank 0 and two others; what `on_stuck` was told, by rank."""
 
     def __init__(self):
-        (first, of_first), (second, of_second) = connected(), connected()
+        (first, of_first) = connected()
+        (second, of_second) = connected()
         self.stuck = {}
         self.others_are_stuck = threading.Event()
         ends = {0: {1: first, 2: second}, 1: {0: of_first}, 2: {0: of_second}}

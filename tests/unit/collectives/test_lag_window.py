@@ -27,8 +27,11 @@ class SimulatedRank:
     """
 
     def __init__(self, window, num_requests, choices):
-        self.window, self.left, self.choices = window, num_requests, choices
-        self.todo, self.reading = [], None
+        self.window = window
+        self.left = num_requests
+        self.choices = choices
+        self.todo = []
+        self.reading = None
         self.begun = self.returned = 0
         self.most_outstanding = 0
 
@@ -55,7 +58,8 @@ class Network:
 
 def step(rank, ranks, network):
     """One event of a rank that can act; whether there was one."""
-    me, size = ranks[rank], len(ranks)
+    me = ranks[rank]
+    size = len(ranks)
     if not me.todo:
         if me.left and (not me.window.num_outstanding or me.choices.random() < 0.8):
             me.left -= 1

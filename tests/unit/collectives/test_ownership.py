@@ -6,7 +6,9 @@ from pibroch.collectives.ownership import all_parts, is_within, own_parts
 
 def test_parts_are_the_outermost_modules_of_groups_by_name():
     ranks = Ranks(1, 4)
-    inner, outer, other = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    inner = nn.Linear(2, 2)
+    outer = nn.Sequential(nn.Linear(2, 2))
+    other = nn.Linear(2, 2)
     data_parallel(inner, ranks.group([1]))
     outer.append(inner)
     data_parallel(outer, ranks.patient(1.0).group([1]))

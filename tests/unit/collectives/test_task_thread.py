@@ -8,7 +8,8 @@ from pibroch.errors import DataError
 
 
 def test_errands_run_in_order_beside_the_caller():
-    thread, seen = TaskThread(), []
+    thread = TaskThread()
+    seen = []
     futures = [
         thread.submit(lambda i=i: seen.append((i, threading.current_thread().name)) or i)
         for i in range(20)
@@ -20,7 +21,8 @@ def test_errands_run_in_order_beside_the_caller():
 
 
 def test_after_a_failure_nothing_more_is_sent():
-    thread, seen = TaskThread(), []
+    thread = TaskThread()
+    seen = []
 
     def fail():
         raise RuntimeError("the peer is gone")

@@ -60,7 +60,8 @@ def test_ranks_started_again_do_not_look_for_those_before():
     """torchrun's store outlives them, with the addresses at which the ranks before listened."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
     for attempt in (0, 1):
-        before, ranks = store.num_keys(), []
+        before = store.num_keys()
+        ranks = []
         for rank in (0, 1):
             ranks.append(context().Process(target=join_and_die, args=(store.port, attempt, rank)))
             ranks[-1].start()

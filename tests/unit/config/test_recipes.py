@@ -48,7 +48,8 @@ def least(tmp_path):
 
 def test_a_setting_of_an_optimizer_that_nobody_named_is_one_of_the_default(least):
     changes = ["optimizer.lr=0.5", "embedding.optimizer.lr=0.25", "embedding.init.std=0.1"]
-    config, plain = load_recipe(str(least), changes), load_recipe(str(least))
+    config = load_recipe(str(least), changes)
+    plain = load_recipe(str(least))
     assert (config.optimizer.name, config.optimizer.lr) == (plain.optimizer.name, 0.5)
     assert (config.embedding.optimizer.name, config.embedding.optimizer.lr) == ("adam", 0.25)
     assert (config.embedding.init.name, config.embedding.init.std) == ("normal", 0.1)

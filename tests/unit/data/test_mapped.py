@@ -116,7 +116,8 @@ def test_files_are_looked_at_every_now_and_then(folder, monkeypatch):
 
 def test_a_processor_reads_a_dataset_that_came_back(folder, made):
     dataset = EncodedDataset.open(folder)
-    source, processor = Source.of(dataset, Loader(dataset.split("train"), 100)), Processor()
+    source = Source.of(dataset, Loader(dataset.split("train"), 100))
+    processor = Processor()
     first = processor.batch(source, Loader(dataset.split("train"), 100).position)
     shutil.rmtree(folder)
     with pytest.raises(DataError, match="removed"):

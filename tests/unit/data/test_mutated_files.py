@@ -124,7 +124,8 @@ def open_quote(generator: random.Random, parts: list[bytes], separator: bytes) -
     first, last = sorted(generator.sample(range(1, len(parts)), 2))
     begin, _ = place_of_column(parts[first], column, separator)
     _, end = place_of_column(parts[last], column, separator)
-    changed, touched = list(parts), {first}
+    changed = list(parts)
+    touched = {first}
     changed[first] = parts[first][:begin] + b'"' + parts[first][begin:]
     if generator.random() < 0.5:
         changed[last] = parts[last][:end] + b'"' + parts[last][end:]
@@ -190,7 +191,8 @@ def rows_of(
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     """Prepares a file without waiting for the disk, and gives its rows."""
-    fsync, os.fsync = os.fsync, lambda descriptor: None
+    fsync = os.fsync
+    os.fsync = lambda descriptor: None
     folder = tmp_path_factory.mktemp("prepared")
 
     def find(path, kind):
@@ -300,7 +302,8 @@ def test_tables_with_a_wound(tmp_path, rows, compression):
     But no row may be lost, and nothing may crash.
     """
     generator = random.Random(compression)
-    path, num_errors = tmp_path / "clicks.parquet", 0
+    path = tmp_path / "clicks.parquet"
+    num_errors = 0
     whole = write_table(path, records(generator), generator, compression)
     assert [number for number, _ in rows(path, "parquet")] == list(range(NUM_RECORDS))
     for _ in range(NUM_TABLE_WOUNDS):

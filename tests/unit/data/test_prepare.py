@@ -52,7 +52,8 @@ def test_the_whole_path_against_plain_python(prepare_criteo, criteo_file, criteo
     assert report.samples == dataset.samples == {"train": 1400, "validation": 300, "test": 300}
     assert not (tmp_path / "dataset.partial").exists()
     records = [line.split("\t") for line in criteo_lines]
-    train, test = dataset.split("train"), dataset.split("test")
+    train = dataset.split("train")
+    test = dataset.split("test")
     np.testing.assert_array_equal(train.labels, [int(record[0]) for record in records[:1400]])
     for place, key in enumerate(dataset.schema.keys):
         column = criteo_schema().columns.index(key.removesuffix("_bin"))
@@ -158,7 +159,8 @@ def test_a_file_that_was_written_anew_is_read_anew(prepare_criteo, criteo_file, 
     def cut_off(stage: str, fraction: float) -> None:
         raise KeyboardInterrupt
 
-    old, found = criteo_file.read_bytes(), criteo_file.stat()
+    old = criteo_file.read_bytes()
+    found = criteo_file.stat()
     schema = criteo_schema()
     source = TextSource(criteo_file, schema.separator, schema.quotes, schema.columns)
     options = PrepareOptions(piece_bytes=50_000)

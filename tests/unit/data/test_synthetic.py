@@ -81,7 +81,8 @@ def test_a_sample_does_not_depend_on_the_chunk(multi_hot):
 def test_logits_are_the_documented_sum():
     generator = Generator(SyntheticOptions(100, max_table_rows=50, multi_hot=True))
     rows, logits = generator.samples(0, 20)
-    planted, names = generator._planted, generator.schema.keys
+    planted = generator._planted
+    names = generator.schema.keys
     one_hot = [name for name in names if name not in rows.bags]
     for sample in range(20):
         fields = []
@@ -188,7 +189,8 @@ def test_memory_does_not_grow_with_the_samples(tmp_path):
 
 def test_planted_groups_interact_inside_alone_and_are_written_down(tmp_path):
     options = SyntheticOptions(50, max_table_rows=20, groups=4)
-    planted, names = Generator(options)._planted, Generator(options).schema.keys
+    planted = Generator(options)._planted
+    names = Generator(options).schema.keys
     bounds = [*planted.first_row.tolist(), len(planted.effects)]
     factors = {name: planted.effects[bounds[i] : bounds[i + 1], 1:] for i, name in enumerate(names)}
     groups = planted_groups(options)

@@ -42,7 +42,8 @@ def packed(texts: list[bytes]):
 
 
 def reference_hash(data: bytes) -> int:
-    code, mask = 0xCBF29CE484222325, 2**64 - 1
+    code = 0xCBF29CE484222325
+    mask = 2**64 - 1
     for byte in data:
         code = (code ^ byte) * 0x100000001B3 & mask
     code = (code ^ code >> 33) * 0xFF51AFD7ED558CCD & mask

@@ -126,7 +126,8 @@ def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
         fill(ranks, optimizer)
         saved = save(tmp_path / str(number), ranks, optimizer)
         for other in plans:
-            loaded, expected = shards_of(other, optimizer), shards_of(other, optimizer)
+            loaded = shards_of(other, optimizer)
+            expected = shards_of(other, optimizer)
             fill(expected, optimizer)
             for views, right in zip(loaded, expected, strict=True):
                 load_tables(tmp_path / str(number), saved, views)
@@ -198,7 +199,8 @@ def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
 
 
 def test_weights_alone_load_into_another_optimizer(tmp_path):
-    plan, optimizer = Plan.of(TABLES, 1), Adam(lr=0.1)
+    plan = Plan.of(TABLES, 1)
+    optimizer = Adam(lr=0.1)
     ranks = shards_of(plan, optimizer)
     fill(ranks, optimizer)
     saved = save(tmp_path, ranks, optimizer)

@@ -14,7 +14,8 @@ from pibroch.embedding import MemoryShard, RowWiseAdagrad, Table
 from pibroch.embedding import kept_rows as module
 from pibroch.embedding.kept_rows import HEAD_BYTES, KeptRows, newest_common, steps_in
 
-ROWS, DIM = 23, 3
+ROWS = 23
+DIM = 3
 
 
 class Killed(BaseException):
@@ -38,7 +39,8 @@ def train(shard, step):
 
 
 def states(num_steps, seed):
-    shard, found = shard_of(seed), []
+    shard = shard_of(seed)
+    found = []
     for step in range(num_steps + 1):
         if step:
             train(shard, step)
@@ -152,7 +154,8 @@ def cut_short(kept, step, part):
     """A cut by a process that is killed within it."""
     if part == "before":
         return
-    scatter, marks = module.routing.scatter_rows, kept._write_marks
+    scatter = module.routing.scatter_rows
+    marks = kept._write_marks
 
     def killed(*_):
         raise Killed
@@ -177,7 +180,8 @@ def cut_short(kept, step, part):
     except Killed:
         pass
     finally:
-        module.routing.scatter_rows, kept._write_marks = scatter, marks
+        module.routing.scatter_rows = scatter
+        kept._write_marks = marks
 
 
 def test_heads_say_which_steps_are_there():

@@ -82,7 +82,8 @@ def limit_memory():
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a process as Linux does")
 def test_the_command_line_says_that_memory_is_short(tmp_path):
     """What asks for much elsewhere: here the counts of a hashed feature's rows, 16 GB."""
-    clicks, schema = tmp_path / "clicks.csv", tmp_path / "schema.toml"
+    clicks = tmp_path / "clicks.csv"
+    schema = tmp_path / "schema.toml"
     clicks.write_text("y,a\n" + "1,x\n0,y\n" * 20)
     schema.write_text(
         'label = "y"\n[categorical.a]\nencoding = "hash"\nnum_buckets = 2_147_483_000\n'

@@ -49,10 +49,8 @@ def test_bytes_are_those_that_are_held():
 
 
 def test_numbers_are_read_as_float32_and_written_to_the_nearest():
-    rows, written = (
-        NarrowRows(np.zeros((6, 3), np.uint16)),
-        np.random.default_rng(0).normal(size=(6, 3)),
-    )
+    rows = NarrowRows(np.zeros((6, 3), np.uint16))
+    written = np.random.default_rng(0).normal(size=(6, 3))
     rows[:] = written
     assert np.array_equal(rows[:], widened(nearest(written)))
     assert (
@@ -64,7 +62,8 @@ def test_numbers_are_read_as_float32_and_written_to_the_nearest():
     rows[::2, 1:] = np.ones((3, 2))
     rows[:] *= 0.5
     expected = widened(nearest(written))
-    expected[[1, 4]], expected[::2, 1:] = 2.0, 1.0
+    expected[[1, 4]] = 2.0
+    expected[::2, 1:] = 1.0
     assert np.array_equal(rows[:], expected * 0.5)
     assert rows.as_tensor().dtype == torch.bfloat16 and rows.as_tensor()[4, 2] == 0.5
     rows.as_tensor()[4, 2] = 8.0
@@ -101,10 +100,8 @@ def test_whole_states_are_float32_and_load_as_they_were_saved():
 
 
 def test_weights_from_outside_are_rounded():
-    embeddings, given = (
-        pb.Embeddings([NARROW], pb.SGD(lr=0.1)),
-        np.random.default_rng(1).normal(size=(700, 5)),
-    )
+    embeddings = pb.Embeddings([NARROW], pb.SGD(lr=0.1))
+    given = np.random.default_rng(1).normal(size=(700, 5))
     embeddings.load_weights("a", given)
     assert np.array_equal(embeddings.shard.weights("a"), widened(nearest(given)))
 
@@ -139,7 +136,9 @@ def test_an_optimizer_that_has_no_kernel_for_them_is_refused():
 def test_small_steps_arrive_in_the_mean(monkeypatch):
     """Steps of a sixteenth of what 16 bits tell apart at 1: to the nearest, nothing ever moves."""
     table = pb.Table("a", 400, 16, initializer=pb.Uniform(0.0, center=1.0), dtype="bfloat16")
-    ids, num_steps, spacing = torch.arange(400).view(1, -1), 64, 2.0**-7
+    ids = torch.arange(400).view(1, -1)
+    num_steps = 64
+    spacing = 2.0**-7
     batch = pb.JaggedBatch.from_one_hot(torch.zeros(400, 0), ["a"], ids, torch.zeros(400))
     steps = (
         spacing
@@ -155,7 +154,8 @@ def test_small_steps_arrive_in_the_mean(monkeypatch):
             (embeddings(batch) * -step).sum().backward()
         return np.array(embeddings.shard.weights("a"), np.float64) - 1.0
 
-    found, given = moved(), steps.sum(0)[:, 0].double().numpy()
+    found = moved()
+    given = steps.sum(0)[:, 0].double().numpy()
     one_error = spacing * np.sqrt(num_steps / 16 * 15 / 16)  # of one weight: a draw a step
     assert abs((found - given).mean()) < 5 * one_error / np.sqrt(found.size)
     assert (found - given).std() < 1.2 * one_error

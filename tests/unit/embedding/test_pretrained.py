@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 import pibroch as pb
 from pibroch.errors import ConfigError, DataError
 
-ROWS, DIM = 50, 6
+ROWS = 50
+DIM = 6
 WEIGHTS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
 IDS = np.random.default_rng(1).permutation(ROWS)[:20]
 
@@ -133,7 +134,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, embeddings.sh
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors"])
 def test_a_large_matrix_takes_little_memory_beside_its_rows(tmp_path, suffix):
-    weights, path = np.ones((2_000_000, 16), np.float32), tmp_path / f"w.{suffix}"
+    weights = np.ones((2_000_000, 16), np.float32)
+    path = tmp_path / f"w.{suffix}"
     np.save(path, weights) if suffix == "npy" else save_file({"w": torch.from_numpy(weights)}, path)
     ran = subprocess.run(
         [sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True, timeout=120

@@ -56,7 +56,8 @@ def test_a_copy_goes_on_as_the_original_would_and_neither_moves_the_other(way):
     original = pb.Embeddings(TABLES, OPTIMIZERS, seed=1)
     original.learning_rate = 0.25
     train(original, 0)
-    copied, before = WAYS[way](original), state(original)
+    copied = WAYS[way](original)
+    before = state(original)
     for seed in (1, 2):
         train(copied, seed)
     assert all(map(torch.equal, state(original).values(), before.values())), "the copy's alone"
@@ -74,7 +75,8 @@ def test_a_whole_model_with_what_is_set_on_it(way):
     model.table.requires_grad_(False)
     copied = WAYS[way](model)
     assert not copied.training and not copied.table.anchor.requires_grad
-    batch, x = ids(1, 2), ones(2, dtype=torch.bfloat16)
+    batch = ids(1, 2)
+    x = ones(2, dtype=torch.bfloat16)
     assert torch.equal(copied(x, batch), model(x, batch))
     copied.requires_grad_().train()
     before = model.rows
@@ -117,7 +119,9 @@ def test_an_average_of_the_parameters_says_that_rows_are_not_in_it(caplog, buffe
 def test_what_the_warning_says_to_do_averages_both():
     model = Clicks(pb.SGD(lr=0.5, average=0.5))
     mean = AveragedModel(model.net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    optimizer, rows, weights = torch.optim.SGD(model.net.parameters(), lr=0.5), [model.rows], []
+    optimizer = torch.optim.SGD(model.net.parameters(), lr=0.5)
+    rows = [model.rows]
+    weights = []
     for _ in range(3):
         model(ones(2), ids(1, 2)).square().sum().backward()
         optimizer.step()
@@ -125,7 +129,8 @@ def test_what_the_warning_says_to_do_averages_both():
         mean.update_parameters(model.net)
         rows.append(model.rows)
         weights.append(model.net[0].weight.detach().clone())
-    want_rows, want = rows[0], weights[0]
+    want_rows = rows[0]
+    want = weights[0]
     for after in rows[1:]:
         want_rows = 0.5 * want_rows + 0.5 * after
     for after in weights[1:]:

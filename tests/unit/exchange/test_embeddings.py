@@ -72,7 +72,8 @@ def test_learning_rate_can_change_between_steps():
 
 
 def test_state_dict_uses_torchrec_names_and_loads_back():
-    source, target = two_tables(), two_tables(pb.Adam(lr=0.1))
+    source = two_tables()
+    target = two_tables(pb.Adam(lr=0.1))
     source.shard.weights("a")[:] = 7
     assert list(source.state_dict()) == ["embedding_bags.a.weight", "embedding_bags.b.weight"]
     target.load_state_dict(source.state_dict())

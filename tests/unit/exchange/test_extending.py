@@ -24,7 +24,8 @@ from pibroch.config.exchange import (
 from pibroch.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
-EXAMPLE, PAGE = ROOT / "examples" / "own_exchange.py", ROOT / "docs" / "extending.md"
+EXAMPLE = ROOT / "examples" / "own_exchange.py"
+PAGE = ROOT / "docs" / "extending.md"
 
 
 def test_every_block_of_the_page_is_in_the_example():

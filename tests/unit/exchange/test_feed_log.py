@@ -82,7 +82,8 @@ def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
     expected = [answer.wait() for answer in answers[1:]]
 
     other = PlanService(BOUNDS, [8], 2, 2, "lrpp", True, goes_on=True)
-    first_step, first_request = 7, 4
+    first_step = 7
+    first_request = 4
     for number, parts in enumerate(
         STEPS[:3], first_step
     ):  # trainer 1 has told before trainer 0 says where it is
@@ -106,10 +107,8 @@ def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
     for number, parts in enumerate(STEPS[3:], first_step + 3):
         other.add(1, number, 2, [np.array(parts[1])])
     for mine, right in zip(later, expected[1:], strict=True):
-        found, wanted = (
-            decode_plan(parts_of(mine)),
-            decode_plan(Parts(*(part.numpy() for part in right))),
-        )
+        found = decode_plan(parts_of(mine))
+        wanted = decode_plan(Parts(*(part.numpy() for part in right)))
         assert np.array_equal(found.places, wanted.places) and np.array_equal(
             found.used, wanted.used
         )

@@ -26,7 +26,8 @@ class Loader:
     """
 
     def __init__(self, fill, num_buffers=1, own=False):
-        self.fill, self.own = fill, own
+        self.fill = fill
+        self.own = own
         self.buffers = [
             (torch.zeros(1, 2, dtype=torch.int64), torch.zeros(2, 3), torch.zeros(2))
             for _ in range(num_buffers)
@@ -103,7 +104,8 @@ def test_a_loop_that_changes_ids_before_they_are_looked_up_is_refused():
 def test_tensors_of_any_strides_and_types_are_read(num_samples):
     """A rank's part may be one sample, or none, cut out of a larger tensor or spread by a view."""
     dense = torch.zeros(1, 1).expand(num_samples, 2)
-    labels, ids = torch.zeros(8, 2)[:num_samples, 0], torch.zeros(2, 8, dtype=torch.int64)
+    labels = torch.zeros(8, 2)[:num_samples, 0]
+    ids = torch.zeros(2, 8, dtype=torch.int64)
     extra = {
         "narrow": torch.zeros(3, 4, dtype=torch.bfloat16).T,
         "flags": torch.tensor([True])[:num_samples],

@@ -58,7 +58,8 @@ def by_torch(embeddings, batch, weights):
 @pytest.mark.parametrize("trains", [True, False])
 def test_weights_and_rows_get_the_gradients_of_torch(tables, trains):
     optimizers = {"": pb.SGD(lr=1.0), tables[-1].name: pb.SGD(lr=0.5)}
-    embeddings, batch = pb.Embeddings(tables, optimizers, seed=1).train(trains), make_batch()
+    embeddings = pb.Embeddings(tables, optimizers, seed=1).train(trains)
+    batch = make_batch()
     weights = batch.weights.detach().clone().requires_grad_()
     expected, whole = by_torch(embeddings, batch, weights)
     out = embeddings(batch)

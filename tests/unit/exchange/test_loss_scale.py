@@ -35,7 +35,8 @@ def state_of(model):
 def test_the_same_bits_with_a_scale_as_without(kind, options):
     """The scale is a power of two, so that nothing is rounded."""
     scaler = kind("cpu", growth_interval=2) if kind is torch.amp.GradScaler else kind()
-    want, got = steps(None, **options), steps(scaler, **options)
+    want = steps(None, **options)
+    got = steps(scaler, **options)
     assert all(map(torch.equal, state_of(got), state_of(want)))
     assert got.table.step == want.table.step
 
@@ -48,7 +49,8 @@ def test_a_scaler_that_is_off_and_losses_that_it_did_not_scale():
             state_of(steps(None)),
         )
     )
-    model, scaler = Clicks(), torch.amp.GradScaler("cpu")
+    model = Clicks()
+    scaler = torch.amp.GradScaler("cpu")
     before = model.rows
     scaler.scale(model(ones(2), ids(1, 1)).sum())  # and no backward
     model(ones(2), ids(1, 2)).sum().backward()
@@ -56,10 +58,12 @@ def test_a_scaler_that_is_off_and_losses_that_it_did_not_scale():
 
 
 def test_losses_in_lists_and_two_scalers():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     small, large = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (2.0, 4096.0))
     for scaler in (small, large):
-        out, want = model(ones(2), ids(1, 2)), twin(ones(2), ids(1, 2))
+        out = model(ones(2), ids(1, 2))
+        want = twin(ones(2), ids(1, 2))
         first, second = scaler.scale([out.sum(), out.square().sum()])
         (first + second).backward()
         (want.sum() + want.square().sum()).backward()
@@ -89,7 +93,8 @@ def test_overflow_moves_no_row_counts_no_step_and_lowers_the_scale():
 @pytest.mark.parametrize("where", [0, 1, None])
 def test_gradients_of_rows_alone_that_are_not_finite_are_heard_of(where):
     """Of either of two passes before an update, or of a model whose rows are all there is to be trained."""
-    model, scaler = Clicks(), torch.amp.GradScaler("cpu")
+    model = Clicks()
+    scaler = torch.amp.GradScaler("cpu")
     optimizer = (
         model.table.fused_optimizer
         if where is None
@@ -115,7 +120,8 @@ class Constant:
     """A scaler of one's own."""
 
     def __init__(self, scale):
-        self.scale, self.heard = scale, 0
+        self.scale = scale
+        self.heard = 0
 
     def get_scale(self):
         return self.scale
@@ -125,7 +131,9 @@ class Constant:
 
 
 def test_a_scaler_of_ones_own_is_said():
-    model, twin, scaler = Clicks(seed=1), Clicks(seed=1), Constant(256.0)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
+    scaler = Constant(256.0)
     assert model.table.scaled_by(scaler) is model.table
     (model(ones(2), ids(1, 2)).sum() * 256).backward()
     twin(ones(2), ids(1, 2)).sum().backward()

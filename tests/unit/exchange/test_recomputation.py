@@ -62,7 +62,8 @@ class Blocks(nn.Module):
             [pb.Table("a", 6, 4)], optimizer or pb.Adam(lr=0.5, weight_decay=0.1), seed=1
         )
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.ways, self.batches = ways, [ids(1, 2), ids(2, 3), ids(1, 3)] if fixed else None
+        self.ways = ways
+        self.batches = [ids(1, 2), ids(2, 3), ids(1, 3)] if fixed else None
 
     def block(self, number, x):
         batch = [(1, 2), (2, 3), (1, 3)][number]
@@ -134,7 +135,8 @@ def test_what_is_kept_goes_with_the_pass_or_the_graph():
 
 def test_two_passes_over_blocks_of_one_graph():
     """Gradients of inputs alone, then everything: rows are updated by the second."""
-    model, want = Blocks(("checkpoint",) * 3), Blocks(("plain",) * 3)
+    model = Blocks(("checkpoint",) * 3)
+    want = Blocks(("plain",) * 3)
     found = []
     for each in (model, want):
         torch.manual_seed(5)
@@ -151,8 +153,10 @@ def test_two_passes_over_blocks_of_one_graph():
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_reentrant_checkpointing_is_refused_before_a_row_has_moved(num_blocks):
-    table, layer = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0)), nn.Linear(4, 4)
-    before, x = table.shard.records.copy(), torch.ones(2, 4, requires_grad=True)
+    table = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0))
+    layer = nn.Linear(4, 4)
+    before = table.shard.records.copy()
+    x = torch.ones(2, 4, requires_grad=True)
     for _ in range(num_blocks):
         x = checkpoint(lambda x: layer(x + table(ids(1, 2))[:, 0]), x, use_reentrant=True)
     with pytest.raises(TrainingError, match="use_reentrant=False"):
@@ -165,7 +169,8 @@ def test_reentrant_checkpointing_is_refused_before_a_row_has_moved(num_blocks):
 
 
 def test_frozen_and_evaluated_tables_are_looked_up_again():
-    table, layer = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0)), nn.Linear(4, 4)
+    table = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0))
+    layer = nn.Linear(4, 4)
     for reentrant in (False, True):
         for change in (lambda: table.requires_grad_(False), table.eval):
             change()
@@ -181,7 +186,8 @@ def test_frozen_and_evaluated_tables_are_looked_up_again():
 
 def test_a_lookup_without_gradients_in_a_pass_that_moved_rows_is_refused():
     """It is in the forward pass of a block that is made again, where it read the rows as they were."""
-    table, layer = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0)), nn.Linear(4, 4)
+    table = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0))
+    layer = nn.Linear(4, 4)
 
     def block(x):
         with torch.no_grad():
@@ -196,7 +202,8 @@ def test_a_lookup_without_gradients_in_a_pass_that_moved_rows_is_refused():
 
 
 def test_equal_lookups_around_an_update_are_refused():
-    table, layer = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0)), nn.Linear(4, 4)
+    table = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0))
+    layer = nn.Linear(4, 4)
 
     def loss():
         x = torch.ones(2, 4, requires_grad=True)

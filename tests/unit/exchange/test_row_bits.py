@@ -26,6 +26,7 @@ def test_the_same_rows_come_out(id_type, num_rows, step, data):
 
 def test_the_shorter_form_travels():
     series = RowSeries(1, 2, 2_000)
-    few, many = np.array([1, 3, 1999]), np.arange(1, 2_000, 2)
+    few = np.array([1, 3, 1999])
+    many = np.arange(1, 2_000, 2)
     assert [series.packed(rows, np.int32)[1] for rows in (few, many)] == [3, -32]
     assert series.packed(few[:0], np.int32)[1] == 0

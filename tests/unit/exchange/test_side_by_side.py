@@ -36,7 +36,8 @@ def test_all_is_one_tensor_and_parts_are_views_of_it(exchange):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradients_come_from_the_columns_of_the_whole(whole):
-    embeddings, ids = embeddings_of({}), [[1, 2], [3, 3], [0, 8], [5, 6]]
+    embeddings = embeddings_of({})
+    ids = [[1, 2], [3, 3], [0, 8], [5, 6]]
     before = {
         name: embeddings.full_state_dict()[f"embedding_bags.{name}.weight"].clone() for name in DIMS
     }

@@ -107,7 +107,8 @@ def test_autocast():
 
 def test_apply_leaves_rows():
     model = Clicks()
-    before, seen = model.rows, []
+    before = model.rows
+    seen = []
 
     def init(module):
         seen.append(type(module))
@@ -119,7 +120,8 @@ def test_apply_leaves_rows():
 
 
 def test_zero_grad_leaves_rows():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     for each in (model, twin):
         each(ones(2), ids(1, 2)).sum().backward()
         each.zero_grad() if each is model else None
@@ -132,7 +134,8 @@ def test_zero_grad_leaves_rows():
 def test_compiled(whole):
     """What is compiled around a lookup; a lookup itself runs as it is."""
     torch.compiler.reset()
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     compiled = torch.compile(model, backend="eager")
     if not whole:
         model.net.compile(backend="eager")
@@ -144,7 +147,8 @@ def test_compiled(whole):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_as_one_graph_is_refused():
     torch.compiler.reset()
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     whole = torch.compile(model, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
         whole(ones(2), ids(1, 2))
@@ -157,7 +161,8 @@ def test_compiled_as_one_graph_is_refused():
 
 
 def test_functional_call():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     parameters = {name: p.requires_grad_() for name, p in parameters.items()}
     torch.func.functional_call(model, parameters, (ones(2), ids(1, 2))).sum().backward()
@@ -168,7 +173,8 @@ def test_functional_call():
 
 
 def test_transforms_are_refused():
-    model, batch = Clicks(seed=1), ids(1, 2)
+    model = Clicks(seed=1)
+    batch = ids(1, 2)
     parameters = dict(model.named_parameters())
     loss = lambda p, x: torch.func.functional_call(model, p, (x, batch)).sum()  # noqa: E731
     with pytest.raises(TrainingError, match=r"inside a transform of torch\.func"):
@@ -185,7 +191,9 @@ def test_transforms_are_refused():
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_hooks():
-    model, twin, heard = Clicks(seed=1), Clicks(seed=1), []
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
+    heard = []
     table = model.table
     table.register_forward_pre_hook(lambda *_: heard.append("before"))
     table.register_forward_hook(lambda *_: heard.append("after"))
@@ -200,8 +208,10 @@ def test_hooks():
 
 
 def test_gradients_that_were_not_asked_of_rows():
-    model, x = Clicks(), ones(2, requires_grad=True)
-    before, weight = model.rows, model.net[0].weight
+    model = Clicks()
+    x = ones(2, requires_grad=True)
+    before = model.rows
+    weight = model.net[0].weight
     torch.autograd.grad(model(x, ids(1, 2)).sum(), [x, weight])
     model(x, ids(1, 2)).sum().backward(inputs=[x])
     assert torch.equal(model.rows, before) and model.table.step == 0
@@ -212,7 +222,9 @@ def test_gradients_that_were_not_asked_of_rows():
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 def test_double_backward():
-    model, twin, x = Clicks(seed=1), Clicks(seed=1), ones(2, requires_grad=True)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
+    x = ones(2, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x, ids(1, 2)).sum(), x, create_graph=True)
     gradient.square().sum().backward()  # a penalty reaches rows, in one backward
     assert model.table.step == 1 and not torch.equal(model.rows, twin.rows)
@@ -225,7 +237,8 @@ def test_double_backward():
 
 
 def test_anomaly_and_inference_mode():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
         model(ones(2), ids(1, 2)).sum().backward()
     twin(ones(2), ids(1, 2)).sum().backward()
@@ -236,7 +249,8 @@ def test_anomaly_and_inference_mode():
 
 
 def test_a_closure():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), model.table.fused_optimizer):
 
         def closure():
@@ -259,7 +273,8 @@ def test_closures_that_are_evaluated_again():
 
     Around frozen ones LBFGS does what it does to dense layers alone.
     """
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
 
     def closure(model, inputs):
         def loss():
@@ -302,7 +317,8 @@ def test_accumulation():
 
     Rows are updated by each backward, or once by one backward of one lookup.
     """
-    model, whole = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    whole = Clicks(seed=1)
     before = model.rows
     for part in (ids(1, 2), ids(1, 3)):
         (model(ones(2), part).sum() / 4).backward()
@@ -314,7 +330,8 @@ def test_accumulation():
 
 
 def test_clipping():
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     for each in (model, twin):
         rows = each.table(ids(1, 2))
         if each is model:
@@ -331,7 +348,8 @@ def test_clipping():
 
 def test_threads():
     """One thread at a time trains, whichever; lookups that train nothing may run side by side."""
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     for step in range(3):
         thread = Thread(
             target=lambda step=step: model(ones(2), ids(step, 2)).sum().backward(), daemon=True
@@ -356,9 +374,11 @@ def test_what_lightning_does():
 
     ``16-mixed`` scales in it, ``bf16-true`` changes types.
     """
-    model, twin = Clicks(seed=1).bfloat16(), Clicks(seed=1).bfloat16()
+    model = Clicks(seed=1).bfloat16()
+    twin = Clicks(seed=1).bfloat16()
     x = ones(2, dtype=torch.bfloat16)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
     for step in range(3):
 
         def closure(step=step):
@@ -374,7 +394,8 @@ def test_what_lightning_does():
 
 def test_what_accelerate_does():
     """It wraps the forward into autocast, scales the loss divided by the steps to accumulate, and unscales before clipping."""
-    model, twin = Clicks(seed=1), Clicks(seed=1)
+    model = Clicks(seed=1)
+    twin = Clicks(seed=1)
     scaler = torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     forward = model.forward

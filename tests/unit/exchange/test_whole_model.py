@@ -21,7 +21,8 @@ FREEZE = {
 
 @pytest.mark.parametrize("how", FREEZE)
 def test_frozen_rows_stay_and_inputs_have_gradients(how):
-    model, x = Clicks(pb.Adagrad(lr=0.5)), ones(2, requires_grad=True)
+    model = Clicks(pb.Adagrad(lr=0.5))
+    x = ones(2, requires_grad=True)
     before = model.table.shard.records.copy()
     FREEZE[how](model)
     for batch in model.table.feed([ids(1, 2)] * 2):
@@ -43,7 +44,8 @@ def test_frozen_dense_layers_leave_rows_learning():
 
 def test_frozen_between_forward_and_backward_as_a_parameter_is():
     model = Clicks()
-    before, loss = model.rows, model(ones(2), ids(1, 2)).sum()
+    before = model.rows
+    loss = model(ones(2), ids(1, 2)).sum()
     model.requires_grad_(False)
     loss.backward()
     assert torch.equal(model.rows, before) and model.table.step == 0

@@ -35,7 +35,9 @@ class Driver:
     def __init__(self, lookahead):
         self.window = FeedWindow(lookahead)
         self.feed = None
-        self.unannounced, self.admitted, self.looked_up = [], [], []
+        self.unannounced = []
+        self.admitted = []
+        self.looked_up = []
         self.num_numbers = 0
         self.in_flight = self.delivering = None
         self.is_dirty = self.is_open = False
@@ -103,11 +105,13 @@ class Driver:
         assert not self.window.update(left)
         if self.in_flight is None:
             return
-        step, self.in_flight = self.in_flight, None
+        step = self.in_flight
+        self.in_flight = None
         assert self.window.update(step)
         assert not self.window.update(step), "a second time"
         self.window.finish(step)
-        self.delivering, self.is_dirty = step, True
+        self.delivering = step
+        self.is_dirty = True
 
     def do_deliver(self):
         assert self.window.deliver() is self.delivering
@@ -124,7 +128,10 @@ class Driver:
         self.do_announce()
         left = self.in_flight
         assert self.window.leave() == self.is_open
-        self.feed, self.in_flight, self.is_open, self.admitted = None, None, False, []
+        self.feed = None
+        self.in_flight = None
+        self.is_open = False
+        self.admitted = []
         assert left is None or not self.window.update(left), (
             "what was in flight is updated unplanned"
         )

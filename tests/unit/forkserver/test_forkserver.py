@@ -123,7 +123,8 @@ def test_a_fork_is_what_a_started_program_would_be(serving, tmp_path):
 
 
 def test_memory_outlives_the_process_that_asked_for_it(serving, tmp_path):
-    process, found = serving(), []
+    process = serving()
+    found = []
     for number, (tag, num_bytes) in enumerate([("a", 5000), ("a", 5000), ("b", 5000), ("b", 9000)]):
         ask(process, "keep", tag, str(num_bytes), f"kept{number}")
         assert process.stdout.readline() == "0\n"

@@ -31,7 +31,8 @@ def larger(table):
 def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scale):
     rng = np.random.default_rng(seed)
     addresses = np.arange(num_addresses) * scale
-    naive, table = NumberOf(), kernels.empty_table(4, np.dtype(np.int32))
+    naive = NumberOf()
+    table = kernels.empty_table(4, np.dtype(np.int32))
     for _ in range(30):
         some = rng.choice(addresses, int(rng.integers(0, 2 * num_addresses))).tolist()
         while table.counts[0] + len(some) > len(table.pairs) // 4:

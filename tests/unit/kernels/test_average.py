@@ -18,9 +18,11 @@ def batch_of(ids):
 @pytest.mark.parametrize("optimizer", [pb.SGD, pb.Adagrad, pb.RowWiseAdam])
 def test_lazy_averages_are_those_of_every_step(optimizer, dtype):
     embeddings = pb.Embeddings([pb.Table("a", 20, 3, dtype=dtype)], optimizer(lr=0.3, average=0.9))
-    weights, history = embeddings.shard.weights("a"), []
+    weights = embeddings.shard.weights("a")
+    history = []
     history.append(np.array(weights, np.float64))
-    rng, everything = np.random.default_rng(0), batch_of(list(range(20)))
+    rng = np.random.default_rng(0)
+    everything = batch_of(list(range(20)))
     for _ in range(30):
         ids = rng.integers(0, rng.integers(1, 19), 6).tolist()
         (embeddings(batch_of(ids)) * torch.linspace(-1, 2, 18).reshape(6, 1, 3)).sum().backward()

@@ -11,7 +11,8 @@ from pibroch.kernels.dedupe import numba as fast
 
 def grouped(row_ids, sequence=None):
     sequence = np.arange(len(row_ids), dtype=np.int32) if sequence is None else sequence
-    rows, order = np.full(len(row_ids), -7, np.int64), np.full(len(row_ids), -7, np.int32)
+    rows = np.full(len(row_ids), -7, np.int64)
+    order = np.full(len(row_ids), -7, np.int32)
     segments = np.full(len(row_ids), -7, np.int32)
     count = fast.dedupe(row_ids, sequence, rows, segments, order, 0, len(row_ids))
     return rows[:count].tolist(), [*segments[:count].tolist(), len(row_ids)], order.tolist()
@@ -56,8 +57,11 @@ def test_sample_major_sequence_visits_samples_first():
 
 def test_ranges_that_share_no_id_are_grouped_apart():
     row_ids = np.array([5, 4, 5, 90, 80, 90, 80])
-    rows, segments, order = np.zeros(7, np.int64), np.zeros(7, np.int32), np.zeros(7, np.int32)
-    bounds, sequence = [0, 3, 3, 7], np.arange(7, dtype=np.int32)
+    rows = np.zeros(7, np.int64)
+    segments = np.zeros(7, np.int32)
+    order = np.zeros(7, np.int32)
+    bounds = [0, 3, 3, 7]
+    sequence = np.arange(7, dtype=np.int32)
     assert parallel.run_ranges(fast.dedupe, bounds, row_ids, sequence, rows, segments, order) == [
         2,
         0,

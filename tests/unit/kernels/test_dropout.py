@@ -13,7 +13,8 @@ def run(
     x: np.ndarray, p: float, first_sample: int, start: int = 0, stop: int | None = None
 ) -> np.ndarray:
     out = np.full_like(x, 7.0)
-    threshold, scale = np.uint64(round(p * 2**32)), np.float32(1 / (1 - p))
+    threshold = np.uint64(round(p * 2**32))
+    scale = np.float32(1 / (1 - p))
     fast.dropout(
         x,
         out,

@@ -47,7 +47,8 @@ def test_empty_and_lopsided_bags(lengths):
     pooled, expected = (
         np.full((len(lengths) // features, features * 4), np.nan, np.float32) for _ in range(2)
     )
-    none, first = np.empty(0, np.float32), np.arange(features) * 4
+    none = np.empty(0, np.float32)
+    first = np.arange(features) * 4
     fast.gather_pool(records, ids, offsets, none, first, 4, pooled, False, 0, len(lengths))
     naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
@@ -73,7 +74,8 @@ def test_threads_change_no_bit():
     ids, offsets, rng = bags(rng_lengths(6000), 500)
     records = rng.standard_normal((500, 33)).astype(np.float32)
     none = np.empty(0, np.float32)
-    alone, together = np.empty((2000, 96), np.float32), np.empty((2000, 96), np.float32)
+    alone = np.empty((2000, 96), np.float32)
+    together = np.empty((2000, 96), np.float32)
     arguments = (records, ids, offsets, none, np.arange(3) * 32, 32)
     fast.gather_pool(*arguments, alone, False, 0, 6000)
     parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], *arguments, together, False)
@@ -88,7 +90,8 @@ def rng_lengths(count):
 def test_resolve_finds_the_first_bad_id(bad):
     offsets = np.arange(7)
     values = np.array([0, 1, 2, 9, 8, 7])
-    first, limit = np.array([0, 100]), np.array([10, 10])
+    first = np.array([0, 100])
+    limit = np.array([10, 10])
     rows = np.empty(6, np.int64)
     assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == -1
     expected, position = naive.resolve_rows(values, offsets, first, limit)
@@ -102,13 +105,15 @@ def test_resolve_finds_the_first_bad_id(bad):
 def test_resolve_looks_at_the_bags_of_its_range_alone():
     offsets = np.array([0, 2, 2, 3, 3, 5, 7])  # three features, two samples
     values = np.array([0, 99, 1, 1, 99, 2, 2])
-    first, limit = np.array([0, 10, 20]), np.array([10, 10, 10])
+    first = np.array([0, 10, 20])
+    limit = np.array([10, 10, 10])
     expected = np.array([0, 99, 11, 11, 119, 22, 22])
     for start in range(7):
         for stop in range(start, 7):
             rows = np.full(7, -7)
             found = fast.resolve_rows(values, offsets, first, limit, rows, start, stop)
-            begin, end = offsets[start], offsets[stop]
+            begin = offsets[start]
+            end = offsets[stop]
             assert found == next((place for place in (1, 4) if begin <= place < end), -1)
             if found < 0:
                 assert rows[begin:end].tolist() == expected[begin:end].tolist()
@@ -121,9 +126,11 @@ def test_scale_and_sources_as_naive(weighted):
     ids, offsets, rng = bags(RAGGED, 40)
     weights = rng.random(len(ids)).astype(np.float32) if weighted else np.empty(0, np.float32)
     mean = np.array([True, False, True])
-    scale, source = np.empty(len(ids), np.float32), np.empty(len(ids), np.int32)
+    scale = np.empty(len(ids), np.float32)
+    source = np.empty(len(ids), np.int32)
     fast.pooling_scale(offsets, weights, mean, scale)
-    first, rows_per_sample = np.array([4, 0, 7]), 9
+    first = np.array([4, 0, 7])
+    rows_per_sample = 9
     fast.gradient_sources(offsets, first, rows_per_sample, source)
     np.testing.assert_allclose(scale, naive.pooling_scale(offsets, weights, mean), rtol=1e-6)
     assert source.tolist() == naive.gradient_sources(offsets, first, rows_per_sample).tolist()

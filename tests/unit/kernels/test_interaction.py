@@ -42,7 +42,8 @@ def run_forward(bottom: np.ndarray, embedded: np.ndarray) -> np.ndarray:
 def run_backward(
     bottom: np.ndarray, embedded: np.ndarray, grad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    grad_bottom, grad_embedded = np.full_like(bottom, np.nan), np.full_like(embedded, np.nan)
+    grad_bottom = np.full_like(bottom, np.nan)
+    grad_embedded = np.full_like(embedded, np.nan)
     fast.backward(bottom, embedded, grad, grad_bottom, grad_embedded, 0, len(bottom))
     return grad_bottom, grad_embedded
 
@@ -88,19 +89,15 @@ def test_order_of_pairs_is_that_of_torch() -> None:
 
 def test_bits_do_not_depend_on_how_samples_are_divided() -> None:
     bottom, embedded, grad = random_inputs(37, 26, 16)
-    whole, (whole_bottom, whole_embedded) = (
-        run_forward(bottom, embedded),
-        run_backward(bottom, embedded, grad),
-    )
+    whole = run_forward(bottom, embedded)
+    (whole_bottom, whole_embedded) = run_backward(bottom, embedded, grad)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            out, grad_bottom, grad_embedded = (
-                np.empty_like(grad),
-                np.empty_like(bottom),
-                np.empty_like(embedded),
-            )
+            out = np.empty_like(grad)
+            grad_bottom = np.empty_like(bottom)
+            grad_embedded = np.empty_like(embedded)
             parallel.run(fast.forward, 37, bottom, embedded, out, grain=5)
             parallel.run(
                 fast.backward, 37, bottom, embedded, grad, grad_bottom, grad_embedded, grain=5

@@ -5,7 +5,11 @@ import pytest
 
 from pibroch.kernels.mailbox import numba as queue
 
-BELL, WISH, COUNTER, SLOTS, ROOM = 0, 128, 192, 256, 1024
+BELL = 0
+WISH = 128
+COUNTER = 192
+SLOTS = 256
+ROOM = 1024
 
 
 @pytest.fixture
@@ -21,8 +25,10 @@ def words(memory, place):
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 1000])
 def test_a_message_lies_where_its_slot_says(memory, nbytes):
-    base, head = memory.ctypes.data, np.zeros(3, np.int64)
-    source, target = np.arange(nbytes + 1, dtype=np.uint8), np.full(nbytes + 1, 99, np.uint8)
+    base = memory.ctypes.data
+    head = np.zeros(3, np.int64)
+    source = np.arange(nbytes + 1, dtype=np.uint8)
+    target = np.full(nbytes + 1, 99, np.uint8)
     assert not queue.look(base + SLOTS, head)
     queue.leave(base, SLOTS, SLOTS + 64, ROOM, source.ctypes.data, nbytes, base + BELL)
     assert queue.look(base + SLOTS, head) and head.tolist() == [nbytes, ROOM, SLOTS + 64]
@@ -32,7 +38,8 @@ def test_a_message_lies_where_its_slot_says(memory, nbytes):
 
 
 def test_a_slot_that_is_used_again_is_not_taken_for_what_it_said(memory):
-    base, head = memory.ctypes.data, np.zeros(3, np.int64)
+    base = memory.ctypes.data
+    head = np.zeros(3, np.int64)
     slots = [SLOTS, SLOTS + 64]
     for number in range(6):
         queue.leave(base, slots[number % 2], slots[(number + 1) % 2], 0, 0, number, base + BELL)

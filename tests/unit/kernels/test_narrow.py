@@ -45,7 +45,8 @@ def test_to_the_nearest_as_naive_and_as_torch():
     numba.nearest(numbers, found)
     assert np.array_equal(found, naive.nearest(numbers))
     assert np.array_equal(rounded(numbers, np.empty(0, np.uint32)).view(np.uint32) >> 16, found)
-    expected, finite = torch.from_numpy(numbers).bfloat16().float().numpy(), ~np.isnan(numbers)
+    expected = torch.from_numpy(numbers).bfloat16().float().numpy()
+    finite = ~np.isnan(numbers)
     assert np.array_equal(
         naive.widened(found)[finite].view(np.uint32), expected[finite].view(np.uint32)
     )
@@ -85,7 +86,8 @@ def test_what_needs_no_rounding_stays_what_it_is():
 def test_the_distribution_of_rounding_has_no_bias():
     """The share that is rounded up is what is cut over what may be added, within five standard errors, for all that is cut."""
     cut = np.array([1, 2, 100, 0x2000, 0x4000, 0x8000, 0xC000, 0xFFF0, 0xFFFF], np.uint32)
-    num_steps, dim = 400, 256
+    num_steps = 400
+    dim = 256
     for base in (0x3F800000, 0xBD4C0000, 0x00010000):
         numbers = np.repeat((base + cut).view(np.float32)[:, None], dim, 1)
         ups = [
@@ -122,10 +124,8 @@ def test_pools_as_naive(dim, scaled):
     records[:, :dim] = naive.nearest(rng.standard_normal((60, dim)))
     lengths = rng.integers(0, 4, 12)
     offsets = np.concatenate([[0], lengths.cumsum()])
-    ids, scale = (
-        rng.integers(0, 60, lengths.sum()),
-        rng.random(lengths.sum() if scaled else 0).astype(np.float32),
-    )
+    ids = rng.integers(0, 60, lengths.sum())
+    scale = rng.random(lengths.sum() if scaled else 0).astype(np.float32)
     pooled, expected = (np.full((4, 3 * dim), np.nan, np.float32) for _ in range(2))
     first = np.arange(3) * dim
     pooling.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
@@ -139,10 +139,13 @@ def test_pools_as_naive(dim, scaled):
 def test_streams_past_the_caches_what_it_would_have_stored():
     rng = np.random.default_rng(0)
     records = naive.nearest(rng.standard_normal((60, 34)))
-    ids, offsets, none = rng.integers(0, 60, 12), np.arange(13), np.empty(0, np.float32)
+    ids = rng.integers(0, 60, 12)
+    offsets = np.arange(13)
+    none = np.empty(0, np.float32)
     room = np.full(12 * 32 + 16, np.nan, np.float32)
     first = -(room.ctypes.data // 4) % 16
-    pooled, expected = room[first : first + 12 * 32].reshape(4, 96), np.empty((4, 96), np.float32)
+    pooled = room[first : first + 12 * 32].reshape(4, 96)
+    expected = np.empty((4, 96), np.float32)
     how = records, ids, offsets, none, np.arange(3) * 32, 32
     pooling.gather_pool(*how, pooled, True, 0, 12)
     pooling_naive.gather_pool(*how, expected)
@@ -168,7 +171,8 @@ def test_updates_are_those_of_float32_rows_rounded(name, dim):
     )
     stored = records.view(np.uint16)
     for step in (1, 2, 3):
-        hyper, keys = optimizer.hyper(0.1 / step, step).as_float32(), keys_of(step, dim)
+        hyper = optimizer.hyper(0.1 / step, step).as_float32()
+        keys = keys_of(step, dim)
         rounding = Rounding(keys, NO_COLUMNS, -1, 0.0, step)
         beside = beside_others(grouped, gradients, 1, step)
         type(optimizer).narrow_kernel(
@@ -185,17 +189,17 @@ def test_updates_are_those_of_float32_rows_rounded(name, dim):
 
 @pytest.mark.parametrize("name", ["sgd_clipped", "row_wise_adagrad", "adam"])
 def test_threads_change_no_bit_and_untouched_rows_stay(name):
-    optimizer, dim = replace(OPTIMIZERS[name], average=0.9), 24
+    optimizer = replace(OPTIMIZERS[name], average=0.9)
+    dim = 24
     records, _, grouped, gradients = narrow_step(optimizer, dim, num_rows=5000, num_ids=3000)
-    before, together = records.copy(), records.copy()
+    before = records.copy()
+    together = records.copy()
     columns = (grouped.rows % 3).astype(np.int32)
     rounding = Rounding(
         keys_of(1, dim + 2), columns, dim + sum(optimizer.moments(dim).values()), 0.9, 1
     )
-    how, kernel = (
-        (grouped, gradients, optimizer.hyper(0.1, 1).as_float32(), rounding),
-        type(optimizer).narrow_kernel,
-    )
+    how = (grouped, gradients, optimizer.hyper(0.1, 1).as_float32(), rounding)
+    kernel = type(optimizer).narrow_kernel
     kernel(records, records.view(np.uint16), *how, 0, len(grouped.rows))
     bounds = [0, 1, 100, len(grouped.rows)]
     parallel.run_ranges(kernel, bounds, together, together.view(np.uint16), *how)

@@ -8,7 +8,8 @@ from pibroch.kernels.overlay import numba as fast
 
 
 def redirected(row_ids, changed, first):
-    slots, out = fast.slots_of(changed), np.empty_like(row_ids)
+    slots = fast.slots_of(changed)
+    out = np.empty_like(row_ids)
     fast.redirect(
         row_ids, changed, slots, 33 - len(slots).bit_length(), first, out, 0, len(row_ids)
     )

@@ -19,13 +19,16 @@ def test_packs_as_naive_and_unpacks_what_was_packed(dim, width, num_ranks, dtype
     )
     counts = rng.integers(0, 7, (2, num_ranks))
     chosen = rng.permutation(200)
-    whole, lent = chosen[: counts[0].sum()], chosen[100 : 100 + counts[1].sum()]
+    whole = chosen[: counts[0].sum()]
+    lent = chosen[100 : 100 + counts[1].sum()]
     size = int(np.array([width, dim]) @ counts.sum(1))
-    out, right = np.empty(size, np.float32), np.empty(size, np.float32)
+    out = np.empty(size, np.float32)
+    right = np.empty(size, np.float32)
     numba.pack(records, seen(records), whole, lent, counts, dim, out)
     naive.pack(records, seen(records), whole, lent, counts, dim, right)
     assert np.array_equal(out, right)
-    target, expected = np.zeros_like(records), np.zeros_like(records)
+    target = np.zeros_like(records)
+    expected = np.zeros_like(records)
     numba.unpack(out, whole, lent, counts, dim, target, seen(target))
     naive.unpack(out, whole, lent, counts, dim, expected, seen(expected))
     assert np.array_equal(target, expected)

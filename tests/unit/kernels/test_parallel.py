@@ -25,7 +25,8 @@ def test_an_error_in_another_thread_reaches_the_caller():
 
 
 def test_fills_depend_on_the_element_alone():
-    whole, part = np.empty((100, 7), np.float32), np.empty((20, 7), np.float32)
+    whole = np.empty((100, 7), np.float32)
+    part = np.empty((20, 7), np.float32)
     for fill, number in ((fill_uniform, 0.5), (fill_normal, 2.0)):
         fill(whole, np.arange(100), np.uint64(9), np.float32(number), 0, 100)
         fill(part, np.arange(60, 100, 2), np.uint64(9), np.float32(number), 0, 20)

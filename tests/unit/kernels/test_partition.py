@@ -13,7 +13,8 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
     rng = np.random.default_rng(num_rows)
     accesses = (rng.pareto(1.0, num_rows) * 2).astype(np.int64)
     batches = np.minimum(accesses, 5).astype(np.int32)
-    rows, sums = np.zeros(dense, np.int64), np.zeros(dense, np.int64)
+    rows = np.zeros(dense, np.int64)
+    sums = np.zeros(dense, np.int64)
     numba.count_counts(accesses, batches, rows, sums)
     assert rows.sum() == (accesses < dense).sum() and sums.sum() == batches[accesses < dense].sum()
     hot = np.flatnonzero(accesses >= dense)
@@ -21,9 +22,11 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
     counts = np.concatenate([accesses[hot], np.flatnonzero(rows)[::-1]])
     num_of = np.concatenate([np.ones(len(hot), np.int64), rows[np.flatnonzero(rows)[::-1]]])
     batch_sums = np.concatenate([batches[hot], sums[np.flatnonzero(rows)[::-1]]]).astype(float)
-    stops, found = np.empty(1000, np.int64), np.empty((1000, 3))
+    stops = np.empty(1000, np.int64)
+    found = np.empty((1000, 3))
     number = numba.cut(counts, num_of, batch_sums, max_accesses, max_rows, stops, found)
-    cursor, current = np.zeros(dense, np.int64), np.zeros(dense, np.int64)
+    cursor = np.zeros(dense, np.int64)
+    current = np.zeros(dense, np.int64)
     starts = np.cumsum(num_of) - num_of
     cursor[counts[len(hot) :]] = starts[len(hot) :]
     current[counts[len(hot) :]] = np.searchsorted(stops[:number], starts[len(hot) :], side="right")
@@ -41,7 +44,9 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
 
 
 def test_too_many_partitions_are_said():
-    counts, num_rows = np.array([3, 1]), np.array([4, 4])
-    stops, sums = np.empty(7, np.int64), np.empty((7, 3))
+    counts = np.array([3, 1])
+    num_rows = np.array([4, 4])
+    stops = np.empty(7, np.int64)
+    sums = np.empty((7, 3))
     assert numba.cut(counts, num_rows, np.zeros(2), 0.0, 1, stops, sums) == -1
     assert numba.cut(counts, num_rows, np.zeros(2), 6.0, 2, stops, sums) == 4

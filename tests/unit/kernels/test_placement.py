@@ -21,7 +21,9 @@ def case(seed, num_partitions=40, num_shards=4, hosts=2, whole=True):
 
 def place(weight, memory, order, room, by_memory=None):
     num_shards = len(room)
-    load, used, home = np.zeros(num_shards), np.zeros(num_shards), np.zeros(len(weight), np.int64)
+    load = np.zeros(num_shards)
+    used = np.zeros(num_shards)
+    home = np.zeros(len(weight), np.int64)
     by_memory = np.zeros(len(weight), bool) if by_memory is None else by_memory
     misfits = numba.place(order, weight, memory, by_memory, room, load, used, home)
     np.testing.assert_allclose(used, [memory[home == shard].sum() for shard in range(num_shards)])
@@ -87,7 +89,10 @@ def test_algorithm_1_with_and_without_bookkeeping(seed, hosts):
 
 def test_a_heap_has_the_greatest_on_top_whatever_changes():
     rng = np.random.default_rng(0)
-    heap, place, key, size = np.empty(9, np.int16), np.full(9, -1, np.int16), rng.random(9), 0
+    heap = np.empty(9, np.int16)
+    place = np.full(9, -1, np.int16)
+    key = rng.random(9)
+    size = 0
     for shard in range(9):
         size = heaps.push(heap, size, place, key, shard)
     for _ in range(200):

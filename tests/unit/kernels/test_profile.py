@@ -8,11 +8,9 @@ from pibroch.kernels.profile import naive, numba
 def test_counts_of_accesses_and_batches(num_rows, sizes):
     rng = np.random.default_rng(num_rows)
     batches_of_ids = [(rng.random(size) ** 3 * num_rows).astype(np.int64) for size in sizes]
-    accesses, batches, last = (
-        np.zeros(num_rows, np.int64),
-        np.zeros(num_rows, np.int32),
-        np.zeros(num_rows, np.int32),
-    )
+    accesses = np.zeros(num_rows, np.int64)
+    batches = np.zeros(num_rows, np.int32)
+    last = np.zeros(num_rows, np.int32)
     for number, ids in enumerate(batches_of_ids, 1):
         assert numba.count_batch(ids[: len(ids) // 2], number, accesses, batches, last) == -1
         assert numba.count_batch(ids[len(ids) // 2 :], number, accesses, batches, last) == -1

@@ -25,7 +25,9 @@ def test_quantises_as_naive_within_half_a_step(dim):
     weights = (rng.standard_normal((50, dim)) * 10.0 ** rng.integers(-20, 20, (50, 1))).astype(
         np.float32
     )
-    weights[3], weights[4], weights[5] = 0, -2.5, np.float32(1e-42)
+    weights[3] = 0
+    weights[4] = -2.5
+    weights[5] = np.float32(1e-42)
     records = quantised(weights)
     assert np.array_equal(records, naive.quantise(weights))
     found = naive.weights_of(records, dim)

@@ -10,8 +10,11 @@ from pibroch.kernels.atomics import FUTEX_CALL
 from pibroch.kernels.ring import numba as ring
 
 pytestmark = pytest.mark.skipif(FUTEX_CALL is None, reason="the number of futex is not known here")
-SLOT_BYTES, NUM_SLOTS, SIZE = 192, 3, 3
-STRIDE, HEAD_BYTES = ring.HEADER_BYTES + SLOT_BYTES, 256
+SLOT_BYTES = 192
+NUM_SLOTS = 3
+SIZE = 3
+STRIDE = ring.HEADER_BYTES + SLOT_BYTES
+HEAD_BYTES = 256
 
 
 class Memory:
@@ -38,7 +41,8 @@ class Memory:
         addresses, sizes = describe(parts)
         known = np.zeros((SIZE, 2), np.int64) if known is None else known
         pending = (self.links[me][:, 0] != 0).astype(np.int64)
-        place, effort = number % NUM_SLOTS * STRIDE, np.array([10, 10, 40, 0, 4])
+        place = number % NUM_SLOTS * STRIDE
+        effort = np.array([10, 10, 40, 0, 4])
         return ring.take(
             self.links[me],
             self.bells[me],
@@ -72,7 +76,8 @@ def test_messages_arrive_in_their_slots(nbytes):
 
 
 def test_what_is_not_there_is_waited_for_and_reported():
-    memory, came = Memory(), [np.zeros(4, np.uint8)] * SIZE
+    memory = Memory()
+    came = [np.zeros(4, np.uint8)] * SIZE
     assert memory.take(0, 0, came) == ring.PENDING
     memory.put(1, 0, [np.full(4, 9, np.uint8)] * SIZE)
     assert ring.has_arrived(memory.links[0], 1, 0, 1) and not ring.has_arrived(
@@ -83,14 +88,16 @@ def test_what_is_not_there_is_waited_for_and_reported():
 
 
 def test_a_slot_that_was_written_again_is_noticed():
-    memory, parts = Memory(), [np.zeros(4, np.uint8)] * SIZE
+    memory = Memory()
+    parts = [np.zeros(4, np.uint8)] * SIZE
     memory.put(1, 0, parts)
     memory.put(1, NUM_SLOTS, parts)
     assert memory.take(0, 0, parts) == ring.OVERWRITTEN
 
 
 def test_large_messages_lie_in_segments():
-    memory, room = Memory(), np.zeros(10_000, np.uint8)
+    memory = Memory()
+    room = np.zeros(10_000, np.uint8)
     sent = np.random.default_rng(0).integers(0, 256, 5000).astype(np.uint8)
     segments = np.zeros((SIZE, 2), np.int64)
     segments[1] = 7, room.ctypes.data
@@ -118,16 +125,20 @@ def test_large_copies_write_exactly_what_they_should(nbytes, offset):
 
 
 def test_the_bell_tells_of_news():
-    memory, effort = Memory(), np.array([3, 3, 5, 0, 4])
+    memory = Memory()
+    effort = np.array([3, 3, 5, 0, 4])
     assert ring.wait_for_bell(memory.bells[0], 0, effort, 1000) == 0
     memory.put(1, 0, [np.zeros(4, np.uint8)] * SIZE)
     assert ring.wait_for_bell(memory.bells[0], 0, effort, 10_000_000) == 1
 
 
 def test_an_exchange_with_nobody_but_oneself_copies():
-    links, effort = np.zeros((1, 3), np.int64), np.array([3, 3, 5, 0, 4])
-    source, target = np.arange(5, dtype=np.uint8), np.zeros(5, np.uint8)
-    bell, pending = np.zeros(16, np.int64), np.zeros(1, np.int64)
+    links = np.zeros((1, 3), np.int64)
+    effort = np.array([3, 3, 5, 0, 4])
+    source = np.arange(5, dtype=np.uint8)
+    target = np.zeros(5, np.uint8)
+    bell = np.zeros(16, np.int64)
+    pending = np.zeros(1, np.int64)
     places = source.ctypes.data, target.ctypes.data
     assert (
         ring.exchange(links, bell.ctypes.data, 0, 0, 1, *places, 5, pending, effort, 1000)

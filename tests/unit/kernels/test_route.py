@@ -27,12 +27,15 @@ def homes_of(num_rows, num_parts):
 
 @pytest.mark.parametrize("num_parts", [(1, 1, 1), (1, 3, 4), (7, 2, 5)])
 def test_addresses_as_naive_and_one_to_one(num_parts):
-    num_rows, size = (7, 100, 1 << 40), 50
-    homes, rng = homes_of(num_rows, num_parts), np.random.default_rng(0)
+    num_rows = (7, 100, 1 << 40)
+    size = 50
+    homes = homes_of(num_rows, num_parts)
+    rng = np.random.default_rng(0)
     values = np.concatenate([rng.integers(0, rows, size) for rows in num_rows])
     values[-1] = num_rows[-1] - 1
     offsets = np.arange(len(values) + 1)
-    expected, got = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
+    expected = np.empty(len(values), np.int64)
+    got = np.empty(len(values), np.int64)
     assert naive.resolve_addresses(values, offsets, homes, expected) == -1
     assert fast.resolve_addresses(values, offsets, homes, got) == -1
     assert np.array_equal(got, expected)
@@ -61,7 +64,9 @@ def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
         row_map.place_of,
     )
     values = np.concatenate([np.arange(50), np.arange(50), np.arange(50)])
-    offsets, expected, got = np.arange(151), np.empty(150, np.int64), np.empty(150, np.int64)
+    offsets = np.arange(151)
+    expected = np.empty(150, np.int64)
+    got = np.empty(150, np.int64)
     assert naive.resolve_addresses(values, offsets, homes, expected) == -1
     assert fast.resolve_addresses(values, offsets, homes, got) == -1
     assert np.array_equal(got, expected)
@@ -77,15 +82,18 @@ def test_addresses_of_rows_with_homes_of_their_own_as_naive_and_one_to_one():
 
 @pytest.mark.parametrize("bad", [-1, 7, 1 << 33, -(1 << 40)])
 def test_the_first_bad_id_is_found(bad):
-    homes, values = homes_of((7, 100), (1, 3)), np.array([1, 2, bad, bad, 5, 6, 7, 8])
-    offsets, out = np.arange(9), np.empty(8, np.int64)
+    homes = homes_of((7, 100), (1, 3))
+    values = np.array([1, 2, bad, bad, 5, 6, 7, 8])
+    offsets = np.arange(9)
+    out = np.empty(8, np.int64)
     assert fast.resolve_addresses(values, offsets, homes, out) == 2
     assert naive.resolve_addresses(values, offsets, homes, out) == 2
 
 
 @pytest.mark.parametrize("num_ids", [0, 1, 400])
 def test_places_as_naive(num_ids):
-    rng, num_features = np.random.default_rng(num_ids), 3
+    rng = np.random.default_rng(num_ids)
+    num_features = 3
     lengths = np.bincount(rng.integers(0, 33, num_ids), minlength=33)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
     row_ids = (rng.random(num_ids) ** 3 * 50).astype(np.int64)

@@ -36,7 +36,8 @@ def test_updates_as_naive(name, dim):
 def test_gradients_beside_others_update_to_the_bit_alike(name, dim, unit, behind):
     optimizer = OPTIMIZERS[name]
     records, grouped, gradients = a_step(dim, optimizer.record_width(dim), scaled=dim == 64)
-    hyper, beside = optimizer.hyper(0.1, 1).as_float32(), records.copy()
+    hyper = optimizer.hyper(0.1, 1).as_float32()
+    beside = records.copy()
     type(optimizer).kernel(records, grouped, gradients, hyper, 0, len(grouped.rows))
     type(optimizer).kernel(
         beside, *beside_others(grouped, gradients, unit, behind), hyper, 0, len(grouped.rows)
@@ -61,11 +62,13 @@ def test_sums_as_naive(dim, unit, behind, scaled, share):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_threads_change_no_bit_and_untouched_rows_stay(name):
-    optimizer, dim = OPTIMIZERS[name], 24
+    optimizer = OPTIMIZERS[name]
+    dim = 24
     records, grouped, gradients = a_step(
         dim, optimizer.record_width(dim), num_rows=5000, num_ids=3000
     )
-    before, together = records.copy(), records.copy()
+    before = records.copy()
+    together = records.copy()
     arguments = (grouped, gradients, optimizer.hyper(0.1, 1).as_float32())
     type(optimizer).kernel(records, *arguments, 0, len(grouped.rows))
     bounds = [0, 1, 100, len(grouped.rows)]

@@ -54,10 +54,8 @@ def threads(request):
 
 @pytest.mark.parametrize("num_ranges", [2, 4, 9])
 def test_each_range_runs_once_whatever_the_number_of_threads(threads, num_ranges):
-    numbers, bounds = (
-        np.zeros(1000, np.int64),
-        [1000 * i // num_ranges for i in range(num_ranges + 1)],
-    )
+    numbers = np.zeros(1000, np.int64)
+    bounds = [1000 * i // num_ranges for i in range(num_ranges + 1)]
     for _ in range(3):
         found = team.run(fill, bounds, numbers)
         assert found == np.diff(bounds).tolist()
@@ -75,7 +73,8 @@ def test_kernels_are_torchs_threads_and_start_none_of_their_own(threads):
 
 def in_threads(work, count=1, name=None):
     """What ``work`` returns in each of some threads at once."""
-    start, found = threading.Barrier(count), []
+    start = threading.Barrier(count)
+    found = []
 
     def run():
         start.wait(60)
@@ -91,7 +90,8 @@ def in_threads(work, count=1, name=None):
 
 
 def filled():
-    numbers, who = np.zeros(10_000, np.int64), np.zeros(10_000, np.uint64)
+    numbers = np.zeros(10_000, np.int64)
+    who = np.zeros(10_000, np.uint64)
     parallel.run(fill_and_sign, 10_000, numbers, who)
     assert np.array_equal(numbers, np.arange(10_000))
     return len(np.unique(who))

@@ -8,14 +8,16 @@ import pytest
 
 from pibroch.lookahead import Oracle, early_steps
 
-NUM_TRAINERS, BOUNDS = 2, np.array([0, 0, 0, 40, 80])
+NUM_TRAINERS = 2
+BOUNDS = np.array([0, 0, 0, 40, 80])
 
 
 @pytest.mark.parametrize(
     "lookahead, capacity, seed", [(12, 80, 1), (30, 80, 2), (12, 30, 3), (9, 24, 4), (3, 80, 5)]
 )
 def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capacity, seed):
-    rng, num_steps = np.random.default_rng(seed), 60
+    rng = np.random.default_rng(seed)
+    num_steps = 60
     touches = [
         [np.unique(rng.integers(0, 80, rng.integers(0, 7)) ** 2 // 80) for _ in range(NUM_TRAINERS)]
         for _ in range(num_steps)
@@ -27,7 +29,8 @@ def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capaci
     for step in touches:
         for oracle in oracles:
             oracle.add(step)
-    num_early, moved = 0, [set() for _ in oracles]
+    num_early = 0
+    moved = [set() for _ in oracles]
     promised = [[] for _ in oracles]  # (until which plan, rows)
     for each, oracle in enumerate(oracles):
         opening = oracle.open()

@@ -30,7 +30,8 @@ def check_same(one, other):
 @given(st.data())
 @settings(max_examples=30, deadline=None)
 def test_what_an_oracle_says_comes_back(data):
-    num_ranks, num_servers = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2))
+    num_ranks = data.draw(st.integers(1, 4))
+    num_servers = data.draw(st.integers(0, 2))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     num_rows = 12 * (num_ranks + num_servers)
     bounds = np.linspace(0, num_rows, num_ranks + num_servers + 1).astype(np.int64)
@@ -76,7 +77,8 @@ def drawn_plan(rng):
 
     early = travel() if rng.random() < 0.5 else None
     leaving = [travel() for _ in range(rng.integers(0, 4))]
-    places, used = drawn_array(rng, rng.choice([np.int32, np.int64])), drawn_array(rng, np.int64)
+    places = drawn_array(rng, rng.choice([np.int32, np.int64]))
+    used = drawn_array(rng, np.int64)
     return StepPlan(
         int(rng.integers(0, 1 << 40)),
         gradients(),

@@ -11,7 +11,8 @@ import pytest
 from pibroch.embedding.kept_rows import HEAD_BYTES
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
 
-MOST, WIDTH = 12, 5
+MOST = 12
+WIDTH = 5
 
 
 def carrier_of(rows):
@@ -29,7 +30,8 @@ def memory():
 
 
 def test_the_newest_two_steps_are_there_and_come_back_each():
-    room, of_step = memory(), {1: [7, 3], 2: [], 3: list(range(MOST)), 4: [9]}
+    room = memory()
+    of_step = {1: [7, 3], 2: [], 3: list(range(MOST)), 4: [9]}
     KeptSlots(carrier_of(of_step[1]), room, WIDTH).begin(1)
     for step in (2, 3, 4):
         kept = KeptSlots(carrier_of(of_step[step]), room, WIDTH)

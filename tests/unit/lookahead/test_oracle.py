@@ -21,12 +21,15 @@ class Rank:
     """One rank's places: which row's record is in each, in which version."""
 
     def __init__(self, bounds, rank, capacity, **options):
-        self.rank, self.bounds, self.num_home = rank, bounds, int(bounds[rank + 1] - bounds[rank])
+        self.rank = rank
+        self.bounds = bounds
+        self.num_home = int(bounds[rank + 1] - bounds[rank])
         self.oracle = Oracle(bounds, rank, capacity=capacity, **options)
         self.rows = np.full(self.num_home + capacity, EMPTY)
         self.rows[: self.num_home] = np.arange(bounds[rank], bounds[rank + 1])
         self.versions = np.zeros(self.num_home + capacity, np.int64)
-        self.fetched, self.evicted = [], []
+        self.fetched = []
+        self.evicted = []
 
 
 class Lab:
@@ -37,7 +40,8 @@ class Lab:
             Rank(np.array(bounds), rank, capacity, num_trainers=num_trainers, **options)
             for rank in range(num_trainers)
         ]
-        self.bounds, self.servers = bounds, range(num_trainers, len(bounds) - 1)
+        self.bounds = bounds
+        self.servers = range(num_trainers, len(bounds) - 1)
         self.touched = np.zeros(bounds[-1], np.int64)
         self.served = np.zeros(bounds[-1], np.int64)
         self.at_server = np.arange(bounds[-1]) >= bounds[num_trainers]
@@ -68,7 +72,8 @@ class Lab:
                     came = sent[kind, other, rank.rank]
                     assert len(chosen) == len(came)
                     for place, (row, version) in zip(chosen, came, strict=True):
-                        rank.rows[place], rank.versions[place] = row, version
+                        rank.rows[place] = row
+                        rank.versions[place] = version
                         if kind == 0:
                             assert place >= rank.num_home or place == row - rank.bounds[rank.rank]
                             if place < rank.num_home:
@@ -87,7 +92,8 @@ class Lab:
                         self.bounds[server] <= row < self.bounds[server + 1]
                         and self.at_server[row] == 0
                     )
-                    self.served[row], self.at_server[row] = rank.versions[place], 1
+                    self.served[row] = rank.versions[place]
+                    self.at_server[row] = 1
                     rank.evicted.append(int(row))
         lent = []
         for rank, transfer in zip(self.ranks, transfers, strict=True):
@@ -106,7 +112,8 @@ class Lab:
                             and place >= rank.num_home
                         )
                         assert self.at_server[row], "its record is elsewhere"
-                        rank.rows[place], rank.versions[place] = row, self.served[row]
+                        rank.rows[place] = row
+                        rank.versions[place] = self.served[row]
                         if kind == 2:
                             rank.fetched.append(int(row))
                             lent.append(row)
@@ -140,16 +147,12 @@ class Sums:
     """Gradients of a plan with the number of the first received one."""
 
     def __init__(self, gradients, first_received):
-        self.places, self.source, self.segments = (
-            gradients.places,
-            gradients.source,
-            gradients.segments,
-        )
-        self.given, self.counts, self.first_received = (
-            gradients.given,
-            gradients.counts,
-            first_received,
-        )
+        self.places = gradients.places
+        self.source = gradients.source
+        self.segments = gradients.segments
+        self.given = gradients.given
+        self.counts = gradients.counts
+        self.first_received = first_received
 
 
 def run(
@@ -167,7 +170,8 @@ def run(
         "most_rows_in_full": most_in_full,
     }
     lab = Lab(bounds, capacity, len(stream[0]), **options)
-    added, in_force = 0, []
+    added = 0
+    in_force = []
 
     def read_to(step):
         nonlocal added
@@ -402,7 +406,8 @@ def test_a_longer_lookahead_moves_fewer_rows():
 
 def journeys(ranks, transfers):
     """Records and weights of one message as sets of (row, from, to)."""
-    records, weights = set(), set()
+    records = set()
+    weights = set()
     for rank, transfer in zip(ranks, transfers, strict=True):
         ends = np.cumsum(transfer.counts, 1)
         for other in range(transfer.counts.shape[1]):

@@ -84,7 +84,8 @@ def test_plans_are_those_of_state_of_all_rows(
 
 def test_plans_are_the_same_when_more_rows_come_than_there_was_room_for():
     rng = np.random.default_rng(3)
-    num_rows, bounds = 3_000_000, np.array([0, 1_000_000, 3_000_000])
+    num_rows = 3_000_000
+    bounds = np.array([0, 1_000_000, 3_000_000])
     stream = [[np.unique(rng.integers(0, num_rows, 30_000)) for _ in range(2)] for _ in range(12)]
     both = [Oracle(bounds, 1, 5, num_rows, most_rows_in_full=most) for most in (num_rows, 0)]
     check_same_plans(both, stream, 5, restart_at=7)
@@ -101,7 +102,10 @@ def allocated():
 
 
 def test_memory_is_that_of_the_window_however_many_rows_there_are():
-    num_rows, rng, lookahead, batch = MANY_ROWS, np.random.default_rng(1), 4, 5_000
+    num_rows = MANY_ROWS
+    rng = np.random.default_rng(1)
+    lookahead = 4
+    batch = 5_000
     bounds = np.array([0, 0, 0, num_rows // 2, num_rows])  # two trainers in front of two servers
     with allocated() as num_bytes:
         oracle = Oracle(bounds, 0, lookahead, 1_000_000, num_trainers=2)

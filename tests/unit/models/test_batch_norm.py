@@ -12,7 +12,8 @@ from pibroch.models import BatchNorm
 
 def pair(**options: Any) -> tuple[BatchNorm, nn.BatchNorm1d]:
     torch.manual_seed(0)
-    norm, reference = BatchNorm(5, **options), nn.BatchNorm1d(5, **options)
+    norm = BatchNorm(5, **options)
+    reference = nn.BatchNorm1d(5, **options)
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     reference.load_state_dict(norm.state_dict())
@@ -35,7 +36,8 @@ def run(norm: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tens
 def test_one_process_gets_the_bits_of_torch() -> None:
     norm, reference = pair()
     for _ in range(2):
-        x, grad = torch.randn(7, 5), torch.randn(7, 5)
+        x = torch.randn(7, 5)
+        grad = torch.randn(7, 5)
         assert all(
             torch.equal(a, b)
             for a, b in zip(run(norm, x, grad), run(reference, x, grad), strict=True)
@@ -70,7 +72,8 @@ def test_formulas_over_ranks_are_those_of_torch(
     norm, reference = pair(**options)
     norm.gather = lambda vector: vector[None]
     for _ in range(3):
-        x, grad = torch.randn(8, 5, dtype=dtype) * 3 + 1, torch.randn(8, 5, dtype=dtype)
+        x = torch.randn(8, 5, dtype=dtype) * 3 + 1
+        grad = torch.randn(8, 5, dtype=dtype)
         rounding = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
         for got, want in zip(run(norm, x, grad), run(reference, x, grad), strict=True):
             assert got.dtype == want.dtype

@@ -17,7 +17,8 @@ def random_inputs(
 @pytest.mark.parametrize("shape", [(0, 2, 3), (1, 1, 1), (7, 26, 16), (300, 5, 10), (3, 40, 64)])
 def test_values_and_gradients_are_those_of_torch(shape: tuple[int, int, int]) -> None:
     inputs = random_inputs(*shape)
-    out, want = dot_interaction(*inputs), torch_interaction(*inputs)
+    out = dot_interaction(*inputs)
+    want = torch_interaction(*inputs)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(want)
     torch.testing.assert_close(

@@ -15,7 +15,8 @@ def masks(model: torch.nn.Module, x: torch.Tensor, *place: int) -> torch.Tensor:
 
 
 def test_the_place_decides_the_mask() -> None:
-    model, x = Dropout(0.5), torch.ones(7, 40)
+    model = Dropout(0.5)
+    x = torch.ones(7, 40)
     first = masks(model, x, 1, 5, 0)
     assert set(first.unique().tolist()) == {0.0, 2.0}
     assert torch.equal(masks(model, x, 1, 5, 0), first)
@@ -33,9 +34,11 @@ def test_layers_differ() -> None:
 
 
 def test_without_a_place_torch_seeds_it() -> None:
-    model, x = Dropout(0.5), torch.ones(7, 40)
+    model = Dropout(0.5)
+    x = torch.ones(7, 40)
     torch.manual_seed(4)
-    first, second = model(x), model(x)
+    first = model(x)
+    second = model(x)
     assert not torch.equal(first, second)
     torch.manual_seed(4)
     assert torch.equal(model(x), first)
@@ -58,7 +61,8 @@ def test_the_gradient_goes_through_the_same_mask(
 
 
 def test_threads_change_no_bit() -> None:
-    model, x = Dropout(0.25), torch.randn(3000, 400)
+    model = Dropout(0.25)
+    x = torch.randn(3000, 400)
     set_place(model, 1, 2, 3)
     one = model(x)
     torch.set_num_threads(2)
@@ -82,7 +86,8 @@ def test_evaluation_and_zero_pass_through() -> None:
 
 
 def test_copies_go_their_own_way() -> None:
-    model, x = Dropout(0.5), torch.ones(7, 40)
+    model = Dropout(0.5)
+    x = torch.ones(7, 40)
     first = masks(model, x, 1, 5, 0)
     other = copy.deepcopy(model)
     set_place(other, 1, 6, 0)
@@ -101,7 +106,8 @@ def test_a_model_gives_a_sample_its_logit_in_any_part_of_the_batch(name: str) ->
     model = build_model(
         name, 4, 5, dim=3, bottom=(8,), top=(9, 7), dropout=0.3, embedding_dropout=0.2
     )
-    dense, embedded = torch.randn(10, 4), torch.randn(10, 5, model.table_dim(3))
+    dense = torch.randn(10, 4)
+    embedded = torch.randn(10, 5, model.table_dim(3))
     set_place(model, 1, 2, 0)
     whole = model(dense, embedded)
     parts = []

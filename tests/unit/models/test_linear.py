@@ -12,7 +12,8 @@ SHAPES = [(1, 1, 1), (7, 3, 5), (64, 13, 512), (33, 512, 16), (20, 367, 96), (5,
 
 def layer_and_reference(inputs: int, outputs: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
     torch.manual_seed(0)
-    layer, reference = Linear(inputs, outputs, bias=bias), nn.Linear(inputs, outputs, bias=bias)
+    layer = Linear(inputs, outputs, bias=bias)
+    reference = nn.Linear(inputs, outputs, bias=bias)
     reference.load_state_dict(layer.state_dict())
     return layer, reference
 
@@ -25,7 +26,8 @@ def test_values_and_gradients_are_those_of_torch(
 ) -> None:
     layer, reference = layer_and_reference(*shape[1:], bias=bias)
     x = torch.randn(shape[:2], requires_grad=True)
-    out, want = layer(x, relu=relu), reference(x)
+    out = layer(x, relu=relu)
+    want = reference(x)
     want = want.relu() if relu else want
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(want)

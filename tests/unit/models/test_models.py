@@ -95,7 +95,8 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
     """Asked once; DLRM asks after its bottom network, so that their gradient is there before that network's."""
-    model, events = small(name), []
+    model = small(name)
+    events = []
     dense, embedded = random_batch(model)
 
     def embeddings() -> torch.Tensor:
@@ -117,7 +118,8 @@ def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
 
 
 def test_rows_get_their_gradient_before_the_bottom_network() -> None:
-    model, order = small("dlrm"), []
+    model = small("dlrm")
+    order = []
     dense, embedded = random_batch(model)
     assert isinstance(model, DLRM)
     assert model.bottom is not None
@@ -137,7 +139,8 @@ def test_rows_get_their_gradient_before_the_bottom_network() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seed_decides_the_numbers(name: str) -> None:
-    first, second = small(name), small(name)
+    first = small(name)
+    second = small(name)
     batch = random_batch(first)
     assert torch.equal(first(*batch), second(*batch))
 
@@ -186,7 +189,8 @@ def test_dlrm_formula() -> None:
 
 def test_cross_formula():
     torch.manual_seed(0)
-    full, low = CrossNet(6, 2), CrossNet(6, 2, rank=3)
+    full = CrossNet(6, 2)
+    low = CrossNet(6, 2, rank=3)
     x0 = torch.randn(4, 6)
     for net in (full, low):
         x = x0
@@ -197,7 +201,8 @@ def test_cross_formula():
 
 
 def test_dcnv2_structures_differ() -> None:
-    parallel, stacked = small("dcnv2"), small("dcnv2", structure="stacked")
+    parallel = small("dcnv2")
+    stacked = small("dcnv2", structure="stacked")
     assert isinstance(parallel, DCNv2)
     assert isinstance(stacked, DCNv2)
     assert parallel.head.in_features == 7 + 5 * 3 + 4
@@ -205,7 +210,8 @@ def test_dcnv2_structures_differ() -> None:
 
 
 def test_deepfm_is_wide_deep_plus_pairs() -> None:
-    wide, deep_fm = small("wide_deep"), small("deepfm")
+    wide = small("wide_deep")
+    deep_fm = small("deepfm")
     dense, embedded = random_batch(wide)
     vectors = embedded[..., :3]
     pairs = sum((vectors[:, i] * vectors[:, j]).sum(1) for i in range(5) for j in range(i))
@@ -225,7 +231,8 @@ def test_table_width() -> None:
 
 
 def test_state_goes_through_a_dictionary() -> None:
-    first, second = small("dlrm"), build_model("dlrm", 4, 5, dim=3, bottom=(8,), top=(9, 7))
+    first = small("dlrm")
+    second = build_model("dlrm", 4, 5, dim=3, bottom=(8,), top=(9, 7))
     second.load_state_dict(first.state_dict())
     batch = random_batch(first)
     assert torch.equal(first(*batch), second(*batch))

@@ -46,7 +46,8 @@ def test_pass_through_is_the_model_without_towers():
         **options,
         towers={"pass_through": True, "groups": [["0", "1"], ["2", "3"]]},
     )
-    dense, embedded = torch.randn(7, 3), torch.randn(7, 4, 8)
+    dense = torch.randn(7, 3)
+    embedded = torch.randn(7, 4, 8)
     assert isinstance(plain, DLRM) and isinstance(tower, TowerDLRM)
     assert torch.equal(plain(dense, embedded), tower(dense, embedded))
 
@@ -62,7 +63,8 @@ def test_a_tower_sees_its_own_features_alone(name, groups):
         else [[0, 2, 4], [1, 3]]
     )
     embedded = torch.randn(3, 5, 4, requires_grad=True)
-    out, first = model.towers(embedded), 0
+    out = model.towers(embedded)
+    first = 0
     assert out.shape == (3, model.towers.num_outputs, 3)
     for tower, group in zip(model.towers.towers, numbers, strict=True):
         part = out[:, first : first + tower.num_outputs]
@@ -79,7 +81,8 @@ def test_a_module_of_ones_own():
         def forward(self, embedded):
             return embedded.mean(1, keepdim=True)
 
-    towers, embedded = Towers([[1, 2], [0]], lambda _: Mean()), torch.randn(5, 3, 4)
+    towers = Towers([[1, 2], [0]], lambda _: Mean())
+    embedded = torch.randn(5, 3, 4)
     assert torch.equal(towers(embedded), torch.stack([embedded[:, 1:].mean(1), embedded[:, 0]], 1))
 
 

@@ -14,7 +14,9 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.references, self.open_tags, self.num_svg = [], [], 0
+        self.references = []
+        self.open_tags = []
+        self.num_svg = 0
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):

@@ -44,7 +44,8 @@ def steps_in(path):
 
 
 def test_lines_that_a_full_disk_refuses_wait_for_room(tmp_path, caplog):
-    path, limits = tmp_path / "m.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "m.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     sink = JsonLines(path)
     sink.training(training(1))
     with caplog.at_level(logging.INFO, "pibroch"):

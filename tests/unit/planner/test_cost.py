@@ -45,7 +45,8 @@ def test_equations_as_the_paper_writes_them(topology):
 def test_reads_are_local_where_they_can_be_and_cheapest_else(seed):
     topology = ClusterTopology.hierarchical(2, 3, 2.0)
     home, copies, *_ = random_case(seed, 6, 60)
-    source, held = costs.sources(home, copies, topology.cost), costs.holders(home, copies)
+    source = costs.sources(home, copies, topology.cost)
+    held = costs.holders(home, copies)
     for partition in range(60):
         for reader in range(6):
             found = source[partition, reader]

@@ -10,7 +10,8 @@ from pibroch.planner.partition import TableSize
 from pibroch.planner.profile import ProfileCounter
 from pibroch.planner.topology import ClusterTopology
 
-ROWS, BATCH = 2000, 512
+ROWS = 2000
+BATCH = 512
 ABOVE = 1.1  # a plan that costs this many times a fresh one has decayed
 TABLES = [TableSize(name, ROWS, 64, 64) for name in ("a", "b")]
 TOPOLOGY = ClusterTopology.of(
@@ -38,10 +39,8 @@ def planned(options, rng, order):
 def test_a_stationary_stream_is_no_drift_and_a_shifted_one_is_within_50_batches(
     mode, steps, of_fresh
 ):
-    rng, options = (
-        np.random.default_rng(1),
-        PlanOptions(extra=0.1, mode=mode, steps=False, threshold=0.002),
-    )
+    rng = np.random.default_rng(1)
+    options = PlanOptions(extra=0.1, mode=mode, steps=False, threshold=0.002)
     before = np.arange(ROWS)
     assignment, _ = planned(options, rng, before)
     watch = DriftWatch(assignment, TABLES, TOPOLOGY, options, BATCH)

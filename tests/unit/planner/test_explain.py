@@ -27,7 +27,8 @@ PROFILE = zipf_profile({"a": 3000, "b": 40}, 20_000)
 
 @pytest.fixture(scope="module")
 def plans():
-    topology, tables = ClusterTopology.hierarchical(2, 2, 3.0), sizes(PROFILE)
+    topology = ClusterTopology.hierarchical(2, 2, 3.0)
+    tables = sizes(PROFILE)
     one = make_plan(tables, PROFILE, topology, PlanOptions(0.05))
     other = make_plan(
         tables, PROFILE, topology, PlanOptions(0.1, "training", "everywhere", steps=False)
@@ -61,7 +62,8 @@ def test_a_budget_of_less_than_a_row_is_said_to_be_rounded_up(plans):
 
 
 def test_files_that_are_no_plan_are_refused(tmp_path, plans):
-    path, rows = tmp_path / "plan", tmp_path / "plan.rows"
+    path = tmp_path / "plan"
+    rows = tmp_path / "plan.rows"
     save_plan(path, *plans[0])
     for file in (path, rows):
         whole = file.read_bytes()
@@ -94,7 +96,8 @@ def test_sources_are_stored_only_where_they_differ_from_the_rule(plans):
 
 
 def test_each_policy_is_predicted():
-    topology, tables = ClusterTopology.uniform(3), sizes(PROFILE)
+    topology = ClusterTopology.uniform(3)
+    tables = sizes(PROFILE)
     for mode, names in POLICIES.items():
         _, prediction = make_plan(tables, PROFILE, topology, PlanOptions(0.05, mode))
         found = {one.policy: one for one in prediction.policies}
@@ -147,7 +150,8 @@ def test_differences_row_by_row(plans):
     (one, _), (other, _) = plans
     found = diff(one, other)
     for name, table in found.tables.items():
-        before, after = one.partition_of[name], other.partition_of[name]
+        before = one.partition_of[name]
+        after = other.partition_of[name]
         assert table.moved == (one.home[before] != other.home[after]).sum()
         held = [
             costs.holders(p.home, p.copies)[rows] for p, rows in ((one, before), (other, after))

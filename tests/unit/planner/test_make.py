@@ -34,10 +34,12 @@ def counted(assignment, profile, tables, topology):
     if source is None:
         source = costs.sources(assignment.home, assignment.copies, topology.cost)
     held = costs.holders(assignment.home, assignment.copies)
-    memory, lookups = np.zeros(num_shards), np.zeros(num_shards)
+    memory = np.zeros(num_shards)
+    lookups = np.zeros(num_shards)
     reads = {form: np.zeros((num_shards, num_shards)) for form in ("accesses", "transfers")}
     for table in tables:
-        of, counts = assignment.partition_of[table.name], profile.tables[table.name]
+        of = assignment.partition_of[table.name]
+        counts = profile.tables[table.name]
         memory += held[of].sum(axis=0) * table.record_bytes
         amounts = (
             counts.accesses * profile.batch_size / profile.num_samples,
@@ -103,14 +105,16 @@ def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
             mine = costs.links(np.array(prediction.read_bytes[form]) * topology.cost)
             theirs = costs.links(other.traffic(form) * topology.cost)
             assert mine.max() <= theirs.max() and mine.mean() <= theirs.mean(), (name, form)
-    even, least = found["memory_greedy"], found["access_greedy"]
+    even = found["memory_greedy"]
+    least = found["access_greedy"]
     assert max(prediction.memory_bytes) <= 1.01 * even.memory_bytes.max() * (1 + prediction.extra)
     if topology.cost.max() == 1 or objective == "accesses":
         assert max(prediction.lookup_bytes) <= 1.01 * least.lookup_bytes().max()
 
 
 def test_one_per_cent_does_nearly_what_the_hottest_rows_can(profile):
-    tables, num_shards = sizes(profile), 8
+    tables = sizes(profile)
+    num_shards = 8
     options = PlanOptions(0.01, objective="accesses", steps=False)
     _, prediction = make_plan(tables, profile, ClusterTopology.uniform(num_shards), options)
     accesses = np.sort(np.concatenate([counts.accesses for counts in profile.tables.values()]))[
@@ -140,7 +144,8 @@ def test_equal_arguments_give_equal_plans(profile, plan):
 
 
 def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
-    topology, tables = ClusterTopology.uniform(4), sizes(profile, 64, 68)
+    topology = ClusterTopology.uniform(4)
+    tables = sizes(profile, 64, 68)
     plans = {
         policy: make_plan(
             tables, profile, topology, PlanOptions(0.05, "training", policy, steps=False)
@@ -150,7 +155,8 @@ def test_training_copies_rows_everywhere_or_nowhere_and_safely(profile):
     sent = {}
     for policy, (assignment, prediction) in plans.items():
         assert (assignment.is_everywhere | ~assignment.copies.any(axis=1)).all()
-        reads, sync = np.array(prediction.read_bytes["transfers"]), np.array(prediction.sync_bytes)
+        reads = np.array(prediction.read_bytes["transfers"])
+        sync = np.array(prediction.sync_bytes)
         sent[policy] = costs.links(reads).sum() + costs.links(sync).sum()
         assert prediction.policy == policy and prediction.mode == "training"
     assert sent["safe"] <= sent["none"] * (1 + 1e-9)
@@ -220,7 +226,8 @@ def test_hundreds_of_shards_take_seconds(topology):
 
 
 def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):
-    tables, topology = sizes(profile), ClusterTopology.uniform(8)
+    tables = sizes(profile)
+    topology = ClusterTopology.uniform(8)
     with pytest.raises(DataError, match="one of data other"):
         make_plan(tables, profile, topology, fingerprint="other")
     with pytest.raises(DataError, match="without table 'x'"):

@@ -34,7 +34,8 @@ def test_each_row_is_in_one_partition_of_bounded_size(threshold):
     parts = partitioner.cut(threshold)
     partition_of = partitioner.assign()
     assert list(partition_of) == [size.name for size in sizes]
-    rows, accesses = np.zeros(len(parts), np.int64), np.zeros(len(parts), np.int64)
+    rows = np.zeros(len(parts), np.int64)
+    accesses = np.zeros(len(parts), np.int64)
     for size in sizes:
         of = partition_of[size.name]
         assert of.dtype == np.uint16 and len(of) == size.num_rows
@@ -82,7 +83,8 @@ def test_transfers_of_other_batch_sizes():
 
 
 def test_bytes_of_rows_and_records():
-    table, narrow = Table("a", 10, 16), Table("b", 10, 16, dtype="bfloat16")
+    table = Table("a", 10, 16)
+    narrow = Table("b", 10, 16, dtype="bfloat16")
     assert TableSize.of(table).kind == (64, 64) and TableSize.of(narrow).kind == (32, 32)
     assert TableSize.of(table, RowWiseAdagrad(lr=1.0)).kind == (64, 68)
     assert TableSize.of(narrow, SGD(lr=1.0)).kind == (32, 32)

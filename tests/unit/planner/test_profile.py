@@ -99,7 +99,8 @@ def test_files_that_are_no_profile_are_refused(tmp_path):
 
 
 def test_a_profile_of_other_tables_or_data_is_refused():
-    profile, tables = small(), [Table("a", 3, 4), Table("b", 2, 4)]
+    profile = small()
+    tables = [Table("a", 3, 4), Table("b", 2, 4)]
     profile.check(tables, "abc")
     with pytest.raises(DataError, match=r"need one of data xyz"):
         profile.check(tables, "xyz")

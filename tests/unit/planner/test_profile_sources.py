@@ -70,7 +70,11 @@ def test_a_real_trace():
 
 
 def test_what_a_source_is(tmp_path):
-    options, quiet = CountOptions(batch_size=100), lambda stage, fraction: None
+    options = CountOptions(batch_size=100)
+
+    def quiet(stage, fraction):
+        return None
+
     (tmp_path / "t.txt").write_text("1\n0\n1\n")
     trace = make_profile(tmp_path / "t.txt", options, {"": 4}, None, quiet)
     assert trace.tables["t"].accesses.tolist() == [1, 2, 0, 0]
@@ -120,7 +124,8 @@ def test_thinning_an_extrapolated_profile_gives_the_sample_back():
         true, guess = (np.sort(p.tables[name].accesses)[::-1].cumsum() for p in (full, made))
         places = [100, 1000, 10_000, 50_000, 150_000]
         np.testing.assert_allclose(guess[places] / guess[-1], true[places] / true[-1], rtol=0.05)
-    occurs, accesses = made.tables["a"].batches, made.tables["a"].accesses
+    occurs = made.tables["a"].batches
+    accesses = made.tables["a"].accesses
     assert (
         (occurs <= accesses).all()
         and (occurs[accesses > 0] >= 1).all()
@@ -146,7 +151,8 @@ def test_extrapolation_refuses_what_cannot_be():
 
 @pytest.mark.parametrize("capacity", [50, 400, 10_000])
 def test_a_sketch_is_never_too_high_and_too_low_by_its_error_at_most(capacity):
-    sketch, ids = DecayingSketch({"a": 5000, "b": 10}, capacity), zipf_ids(40_000)
+    sketch = DecayingSketch({"a": 5000, "b": 10}, capacity)
+    ids = zipf_ids(40_000)
     for start in range(0, 40_000, 1000):
         part = ids[start : start + 1000]
         sketch.add({"a": [part[:400], part[400:]], "b": [part % 10]}, 1000)

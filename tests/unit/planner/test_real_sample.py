@@ -41,7 +41,9 @@ def test_hot_rows_of_earlier_samples_serve_later_ones(tmp_path):
     )
     assignment, prediction = make_plan(tables, first, ClusterTopology.uniform(8), budget)
     assert prediction.copied_rows <= REPLICAS
-    held, crossing, reads = costs.holders(assignment.home, assignment.copies), 0, 0
+    held = costs.holders(assignment.home, assignment.copies)
+    crossing = 0
+    reads = 0
     for name, partition in assignment.partition_of.items():
         later = whole.tables[name].accesses - first.tables[name].accesses
         reads += 8 * later.sum()

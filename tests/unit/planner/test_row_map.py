@@ -36,7 +36,8 @@ def test_every_row_has_one_home_or_is_everywhere(num_shards, copies):
 
 def test_kernels_as_naive():
     rng = np.random.default_rng(0)
-    partition, place_of = rng.integers(0, 7, 500).astype(np.uint16), rng.integers(0, 4, 7)
+    partition = rng.integers(0, 7, 500).astype(np.uint16)
+    place_of = rng.integers(0, 4, 7)
     index, counts, slow_index, slow_counts = (
         np.zeros(size, dtype) for size, dtype in 2 * ((500, np.uint32), (4, int))
     )
@@ -44,7 +45,8 @@ def test_kernels_as_naive():
     assert naive.number_rows(partition, place_of, slow_counts, slow_index) == -1
     assert np.array_equal(index, slow_index) and np.array_equal(counts, slow_counts)
     for place in range(4):
-        out, slow = np.empty(500, np.int64), np.empty(500, np.int64)
+        out = np.empty(500, np.int64)
+        slow = np.empty(500, np.int64)
         found = fast.rows_at(partition, place_of, place, out)
         assert found == naive.rows_at(partition, place_of, place, slow) == counts[place]
         assert np.array_equal(out[:found], slow[:found])
@@ -119,7 +121,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 
 def test_every_flip_in_either_file_is_noticed(tmp_path):
-    path, rng = tmp_path / "plan.json", np.random.default_rng(0)
+    path = tmp_path / "plan.json"
+    rng = np.random.default_rng(0)
     random_plan(TABLES, 3, 1, copies=True).save(path)
     for file in (path, path.with_name("plan.json.rows")):
         whole = file.read_bytes()

@@ -11,7 +11,8 @@ from planner_cases import few_rows, random_case
 
 
 def check(partitions, found, topology, room):
-    placed, memory = found.placed, partitions.memory_bytes
+    placed = found.placed
+    memory = partitions.memory_bytes
     assert found.misfits == 0
     assert (costs.memory(memory, placed.held) <= room * (1 + 1e-9)).all()
     rows = np.arange(len(partitions))
@@ -39,7 +40,8 @@ def test_worst_link_is_within_a_hundredth_of_the_bound(seed):
 def test_few_rows_against_the_optimum(seed, num_items):
     rng = np.random.default_rng(seed)
     topology = ClusterTopology.uniform(3)
-    weight, memory = rng.integers(1, 50, num_items).astype(float), np.ones(num_items)
+    weight = rng.integers(1, 50, num_items).astype(float)
+    memory = np.ones(num_items)
     case = Case(weight, memory, topology.cost, np.full(3, np.ceil(num_items / 3) + 1))
     best = optimum(case, 20.0)
     assert best.held is not None and (memory @ best.held <= case.room).all()

@@ -17,10 +17,8 @@ def test_from_toml_and_json(tmp_path):
     content = {"host_of_rank": [0, 0, 1], "memory_bytes": [8e9, 8e9, 4e9]}
     content["cost"] = [[0.5, 1, 3], [1, 0.5, 3], [3, 3, 0.5]]
     (tmp_path / "t.json").write_text(json.dumps(content | {"p2p_bandwidth": 2e9}))
-    one, other = (
-        ClusterTopology.load(tmp_path / "t.toml"),
-        ClusterTopology.load(tmp_path / "t.json"),
-    )
+    one = ClusterTopology.load(tmp_path / "t.toml")
+    other = ClusterTopology.load(tmp_path / "t.json")
     assert one.host_of_rank == other.host_of_rank == (0, 0, 1)
     assert one.cost.tolist() == other.cost.tolist() == content["cost"]
     assert one.memory_bytes.tolist() == [8e9, 8e9, 4e9] and one.p2p_bandwidth == 2e9
@@ -32,7 +30,8 @@ def test_from_toml_and_json(tmp_path):
 
 
 def test_made_ones():
-    flat, deep = ClusterTopology.uniform(3, 5.0), ClusterTopology.hierarchical(2, 2, 4.21)
+    flat = ClusterTopology.uniform(3, 5.0)
+    deep = ClusterTopology.hierarchical(2, 2, 4.21)
     assert flat.memory_bytes.tolist() == [5.0] * 3 and flat.cost.sum() == 6
     assert deep.cost[0].tolist() == [0, 1, 4.21, 4.21] and np.isinf(deep.memory_bytes).all()
 

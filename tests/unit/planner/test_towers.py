@@ -30,7 +30,9 @@ def adjusted_rand(left, right):
     pairs = lambda counts: (counts * (counts - 1) / 2).sum()  # noqa: E731
     table = np.zeros((left.max() + 1, right.max() + 1))
     np.add.at(table, (left, right), 1)
-    both, rows, columns = pairs(table), pairs(table.sum(1)), pairs(table.sum(0))
+    both = pairs(table)
+    rows = pairs(table.sum(1))
+    columns = pairs(table.sum(0))
     expected = rows * columns / pairs(np.array([len(left)]))
     return (both - expected) / ((rows + columns) / 2 - expected)
 
@@ -62,7 +64,8 @@ def test_diverse_groups_have_some_of_each_block():
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 8, 26])
 def test_groups_are_even_in_size_and_bytes(num_towers):
     rng = np.random.default_rng(num_towers)
-    points, weights = rng.normal(size=(26, 2)), rng.uniform(1, 2, 26)
+    points = rng.normal(size=(26, 2))
+    weights = rng.uniform(1, 2, 26)
     groups = balanced_groups(points, weights, num_towers, Balance(1.5, 1.1))
     sizes = np.array([len(group) for group in groups])
     assert sizes.sum() == 26 and (labels(groups, 26) >= 0).all()
@@ -137,7 +140,8 @@ def test_without_means_interactions_alone_tell_what_is_alike():
     for part in embedded.split(200):
         centres.add(part)
     torch.testing.assert_close(centres.mean()[3], embedded[100:, 3].mean(0))
-    plain, centred = Similarity(4), Similarity(4, centres.mean())
+    plain = Similarity(4)
+    centred = Similarity(4, centres.mean())
     for part in embedded.split(200):
         plain.add(part)
         centred.add(part)

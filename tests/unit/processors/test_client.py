@@ -26,7 +26,9 @@ class Answers:
     """In place of the network: what was asked for and not taken yet, in bytes."""
 
     def __init__(self):
-        self.under_way, self.most_bytes, self.most = 0, 0, 0
+        self.under_way = 0
+        self.most_bytes = 0
+        self.most = 0
 
     def ask(self, name, function, arguments, timeout):
         plain = function(*arguments)
@@ -39,7 +41,8 @@ class Answers:
 
 class _Answer:
     def __init__(self, answers, answer):
-        self._answers, self._answer = answers, answer
+        self._answers = answers
+        self._answer = answer
 
     def wait(self):
         plain = self._answer.wait()

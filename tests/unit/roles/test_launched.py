@@ -56,7 +56,8 @@ def launchers(monkeypatch):
 
 def test_all_know_the_layout_and_rank_0_waits_for_those_who_end(launchers):
     first, second = launchers
-    seen, waits = [], threading.Event()
+    seen = []
+    waits = threading.Event()
 
     def serve():
         layout = second.layout()

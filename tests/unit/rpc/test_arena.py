@@ -190,7 +190,8 @@ def test_wrong_use_is_refused():
 
 def test_tens_of_thousands_of_live_blocks_cost_no_more_than_a_few():
     def seconds_of_2000(live: int) -> float:
-        owner, rng = Owner(), random.Random(3)
+        owner = Owner()
+        rng = random.Random(3)
         sizes = [rng.randrange(64, 4096) for _ in range(live + 2000)]
         places = [owner.allocate(n) for n in sizes[:live]]
         rng.shuffle(places)

@@ -223,7 +223,8 @@ def test_a_name_that_leads_elsewhere_is_refused_where_it_is_sent(callables):
     with pytest.raises(NotAllowedError, match="something else"):
         callables.name(wrapping)  # says that it is `function`
     made = types.FunctionType(function.__code__, {}, "gone")
-    made.__module__, made.__qualname__ = HERE, "gone"
+    made.__module__ = HERE
+    made.__qualname__ = "gone"
     with pytest.raises(NotAllowedError, match="nothing"):
         callables.name(made)
 

@@ -37,7 +37,8 @@ def test_calls_expire_in_time_and_not_before():
 
 def test_the_calls_of_a_lost_peer():
     calls = PendingCalls()
-    one, other = object(), object()
+    one = object()
+    other = object()
     for number in range(10):
         calls.add(call(number, one if number % 2 else other), now=0.0)
     assert sorted(each.number for each in calls.take_of(one)) == [1, 3, 5, 7, 9]
@@ -61,7 +62,10 @@ def test_finished_calls_do_not_pile_up_behind_one_that_lasts():
     )
 )
 def test_every_call_ends_exactly_once(steps):
-    calls, now, ended, started = PendingCalls(), 0.0, [], []
+    calls = PendingCalls()
+    now = 0.0
+    ended = []
+    started = []
     for number, (timeout_s, finishes, passes) in enumerate(steps):
         calls.add(call(number, timeout_s=timeout_s), now)
         started.append((number, now + timeout_s if timeout_s else None))

@@ -15,7 +15,8 @@ from pibroch.rpc.values.known_callables import checked_callables
 
 CALLABLES = Callables(())
 ONE = torch.ones(1)
-ROW, COLUMN = torch.ones(1, 1 << 20), torch.ones(1 << 20, 1)
+ROW = torch.ones(1, 1 << 20)
+COLUMN = torch.ones(1 << 20, 1)
 LARGE = 1 << 40
 
 

@@ -19,7 +19,8 @@ DEAF = SimpleNamespace(**dict.fromkeys(("on_message", "on_failure", "on_lost"), 
 
 def arrived(*infos):
     """The tensors of an answer, or the text of its error."""
-    messages, failures = [], []
+    messages = []
+    failures = []
     inbox = SimpleNamespace(
         on_message=lambda connection, message: messages.append(message.tensors),
         on_failure=lambda connection, number, metadata: failures.append(str(metadata)),
@@ -74,7 +75,8 @@ def num_tensors_of(size):
 
 
 def test_a_request_that_meets_a_lost_connection_says_why_it_was_lost():
-    connection, failures = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF), []
+    connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF)
+    failures = []
     connection.lose("it does not listen")
     packer = SimpleNamespace(send=lambda *args: args[-1]())
     loop = SimpleNamespace(call_at=lambda *_: None)

@@ -43,7 +43,8 @@ class Outcome:
 
     def __init__(self, loop, port, is_wanted=lambda: True, unix=None):
         self._done = threading.Event()
-        self.admitted, self.error = None, None
+        self.admitted = None
+        self.error = None
         address = Address("elsewhere" if unix is None else "here", unix, "127.0.0.1", port)
         start = Dialling(
             loop,
@@ -121,7 +122,8 @@ class LateLoop:
 
 
 def test_a_loop_that_is_late_does_not_take_a_connection_for_none(listener):
-    loop, refused = LateLoop(), []
+    loop = LateLoop()
+    refused = []
     sock = socket.create_connection(listener.getsockname())
     core = Client(SECRET, Identity("ann", 1, 1), "ben", Purpose(1))
     admission = Admission(loop, sock, core, 1.0, lambda sock: None, refused.append)
@@ -150,7 +152,8 @@ def test_nobody_dials_when_nobody_wants_it_any_more(loop, listener):
 
 
 def test_a_full_queue_is_tried_again(loop):
-    name, waiting = f"pibroch-test-{secrets.token_hex(8)}", []
+    name = f"pibroch-test-{secrets.token_hex(8)}"
+    waiting = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)
         listener.listen(1)
@@ -159,7 +162,8 @@ def test_a_full_queue_is_tried_again(loop):
             waiting[-1].setblocking(False)
             if waiting[-1].connect_ex("\0" + name) == errno.EAGAIN:
                 break
-        outcome, tried_again = Outcome(loop, 0, unix=name), threading.Event()
+        outcome = Outcome(loop, 0, unix=name)
+        tried_again = threading.Event()
         loop.call_soon(lambda: loop.call_at(dialling.time.monotonic() + 0.2, tried_again.set))
         assert tried_again.wait(PATIENCE_S) and not outcome.is_over
         listener.settimeout(PATIENCE_S)

@@ -36,7 +36,8 @@ class TwoArguments(Exception):
 
     def __init__(self, code, text):
         constructed.append(code)
-        self.code, self.text = code, text
+        self.code = code
+        self.text = text
         super().__init__(f"{code}: {text}")
 
 

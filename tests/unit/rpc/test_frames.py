@@ -25,7 +25,8 @@ from pibroch.rpc.transport.frames import (
     seal,
 )
 
-MAX_METADATA, MAX_PAYLOAD = 1 << 20, 1 << 21
+MAX_METADATA = 1 << 20
+MAX_PAYLOAD = 1 << 21
 
 frames = st.lists(
     st.tuples(
@@ -60,13 +61,15 @@ class Receiver:
 
         As many as one of ``sizes`` in turn, never more than there is room for.
         """
-        view, turn = memoryview(data), 0
+        view = memoryview(data)
+        turn = 0
         while view:
             target = self.reader.buffer()
             assert target.nbytes > 0, "no room to read into: the stream would look closed"
             size = min(len(view), target.nbytes, sizes[turn % len(sizes)])
             target[:size] = view[:size]
-            view, turn = view[size:], turn + 1
+            view = view[size:]
+            turn = turn + 1
             for frame in self.reader.received(size):
                 self.frames.append(
                     (

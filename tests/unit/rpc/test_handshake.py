@@ -20,37 +20,43 @@ def client(secret=SECRET, expected="ben", **kwargs):
 
 def shake(client, server, step=None):
     """Carries bytes both ways, ``step`` at a time, until both are done."""
-    to_client, to_server = server.start(), client.start()
+    to_client = server.start()
+    to_server = client.start()
     for _ in range(10_000):
         if client.done and server.done:
             return
         if to_client:
             cut = step or len(to_client)
-            data, to_client = to_client[:cut], to_client[cut:]
+            data = to_client[:cut]
+            to_client = to_client[cut:]
             to_server += client.receive(data)
         if to_server:
             cut = step or len(to_server)
-            data, to_server = to_server[:cut], to_server[cut:]
+            data = to_server[:cut]
+            to_server = to_server[cut:]
             to_client += server.receive(data)
     raise AssertionError("the handshake does not end")
 
 
 @pytest.mark.parametrize("step", [None, 1, 7, 50])
 def test_both_learn_who_the_other_is(step):
-    a, b = client(), Server(SECRET, BEN)
+    a = client()
+    b = Server(SECRET, BEN)
     shake(a, b, step)
     assert (a.peer, b.peer, b.purpose) == (BEN, ANN, PURPOSE)
     assert (a.version, b.version, a.surplus, b.surplus) == (1, 1, b"", b"")
 
 
 def test_the_server_says_magic_versions_and_nonce_only_before_the_proof():
-    first, second = Server(SECRET, BEN).start(), Server(SECRET, BEN).start()
+    first = Server(SECRET, BEN).start()
+    second = Server(SECRET, BEN).start()
     assert first[:12] == MAGIC + bytes([1, 0, 1, 0]) and len(first) == 44
     assert first[12:] != second[12:]
 
 
 def test_bytes_after_the_handshake_are_kept():
-    a, b = client(), Server(SECRET, BEN)
+    a = client()
+    b = Server(SECRET, BEN)
     reply = b.receive(a.receive(b.start()) + b"early")
     assert b.done and b.surplus == b"early"
     a.receive(reply + b"frame")
@@ -81,7 +87,8 @@ def test_a_wrong_secret_is_refused_and_both_say_so():
 
 
 def test_a_stranger_does_not_learn_the_servers_name():
-    a, b = client(b"another secret, long enough"), Server(SECRET, BEN)
+    a = client(b"another secret, long enough")
+    b = Server(SECRET, BEN)
     refused(a, b)
     assert b"ben" not in b.refusal and len(b.refusal) == 3
 
@@ -95,7 +102,8 @@ def test_a_wrong_worker_is_named():
 
 
 def test_versions_are_negotiated():
-    a, b = client(versions=(1, 4)), Server(SECRET, BEN, versions=(2, 3))
+    a = client(versions=(1, 4))
+    b = Server(SECRET, BEN, versions=(2, 3))
     shake(a, b)
     assert a.version == b.version == 3
 
@@ -106,7 +114,8 @@ def test_versions_without_a_common_one_are_refused():
 
 
 def test_versions_cannot_be_lowered_on_the_way():
-    a, b = client(versions=(1, 3)), Server(SECRET, BEN, versions=(1, 3))
+    a = client(versions=(1, 3))
+    b = Server(SECRET, BEN, versions=(1, 3))
     hello = bytearray(b.start())
     hello[10] = 1  # highest version
     with pytest.raises(AuthenticationError):
@@ -114,7 +123,8 @@ def test_versions_cannot_be_lowered_on_the_way():
 
 
 def test_a_client_that_chooses_another_version_is_refused():
-    a, b = client(versions=(1, 1)), Server(SECRET, BEN, versions=(1, 1))
+    a = client(versions=(1, 1))
+    b = Server(SECRET, BEN, versions=(1, 1))
     b._versions = (2, 2)  # the server changed its mind: its hello and what it accepts differ
     at_client, at_server = refused(a, b)
     assert "does not speak version 1" in str(at_client) and "version 1 by worker 'ann'" in str(
@@ -123,7 +133,8 @@ def test_a_client_that_chooses_another_version_is_refused():
 
 
 def test_a_repeated_handshake_is_refused():
-    a, b = client(), Server(SECRET, BEN)
+    a = client()
+    b = Server(SECRET, BEN)
     recorded = a.receive(b.start())
     b.receive(recorded)
     again = Server(SECRET, BEN)
@@ -133,7 +144,8 @@ def test_a_repeated_handshake_is_refused():
 
 
 def test_a_recorded_server_cannot_be_played_back():
-    a, b = client(), Server(SECRET, BEN)
+    a = client()
+    b = Server(SECRET, BEN)
     hello = b.start()
     reply = b.receive(a.receive(hello))
     fresh = client()
@@ -196,7 +208,8 @@ def test_no_changed_byte_goes_unnoticed(data):
 
     One of the two refuses, and neither is done with a wrong peer.
     """
-    a, b = client(), Server(SECRET, BEN)
+    a = client()
+    b = Server(SECRET, BEN)
     turn = data.draw(st.integers(0, 2))
     flip = lambda message: _flipped(message, data.draw(st.integers(0, 8 * len(message) - 1)))  # noqa: E731
     try:

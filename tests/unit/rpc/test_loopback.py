@@ -12,7 +12,9 @@ from pibroch.rpc.values.messages import Answer, Envelope, encode
 
 
 def test_tensors_are_handed_over_and_only_answers_at_once():
-    messages, failures, soon = [], [], []
+    messages = []
+    failures = []
+    soon = []
     inbox = SimpleNamespace(
         on_message=lambda connection, message: messages.append((connection, message)),
         on_failure=lambda connection, number, metadata: failures.append((number, metadata)),

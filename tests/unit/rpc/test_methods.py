@@ -163,7 +163,8 @@ def test_new_memory_shows_nothing_of_before():
 
 def test_an_embedding_bag_checks_its_bags():
     bag = torch.nn.EmbeddingBag(5, 2)
-    ids, net = torch.tensor([0, 1, 4]), torch.nn.Sequential(bag)
+    ids = torch.tensor([0, 1, 4])
+    net = torch.nn.Sequential(bag)
     assert find(bag, "forward")(ids, torch.tensor([0, 2])).shape == (2, 2)
     assert find(net, "0")(ids, torch.tensor([0, 3])).shape == (2, 2)
     for wrong in (torch.tensor([0, 1 << 40]), torch.tensor([-1, 2]), torch.tensor([2, 0])):

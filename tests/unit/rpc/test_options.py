@@ -11,7 +11,8 @@ CUDA = [torch.device(f"cuda:{index}") for index in range(4)]
 
 
 def test_torchs_fields_have_torchs_defaults():
-    ours, theirs = RpcBackendOptions(), torch_rpc.TensorPipeRpcBackendOptions()
+    ours = RpcBackendOptions()
+    theirs = torch_rpc.TensorPipeRpcBackendOptions()
     names = [
         name for name in inspect.signature(type(theirs)).parameters if not name.startswith("_")
     ]
@@ -35,7 +36,8 @@ def test_nothing_is_trusted_that_was_not_asked_for():
 
 
 def test_two_options_share_nothing():
-    first, second = RpcBackendOptions(), RpcBackendOptions()
+    first = RpcBackendOptions()
+    second = RpcBackendOptions()
     first.set_device_map("w", {"cuda:0": "cuda:1"})
     first.limits.waiting_strangers = 1
     assert second.device_maps == {}

@@ -25,7 +25,9 @@ def pool():
 
 def submit_all(pool, tasks):
     """Run them, and wait for all."""
-    left, lock, done = [len(tasks)], threading.Lock(), threading.Event()
+    left = [len(tasks)]
+    lock = threading.Lock()
+    done = threading.Event()
 
     def counted(task):
         def run():
@@ -52,7 +54,10 @@ def test_at_most_so_many_run_at_a_time_and_that_many_do(pool, monkeypatch):
     monkeypatch.setattr(
         pools, "_STUCK_S", PATIENCE_S
     )  # who computes and gets no core looks stuck, and is joined by others
-    running, most, lock, all_there = [0], [0], threading.Lock(), threading.Barrier(4)
+    running = [0]
+    most = [0]
+    lock = threading.Lock()
+    all_there = threading.Barrier(4)
 
     def task():
         with lock:

@@ -22,7 +22,8 @@ def loop():
 
 
 def run_on(loop, function):
-    done, results = threading.Event(), []
+    done = threading.Event()
+    results = []
 
     def run():
         results.append(function())
@@ -43,7 +44,9 @@ def test_functions_run_in_order_on_one_thread(loop):
 
 
 def test_who_wakes_a_loop_that_has_just_ended_writes_into_no_descriptor_of_others(monkeypatch):
-    loop, write, pipes = Reactor("ending"), os.eventfd_write, []
+    loop = Reactor("ending")
+    write = os.eventfd_write
+    pipes = []
     loop.start()
 
     def end_first(fd, value):
@@ -62,7 +65,9 @@ def test_who_wakes_a_loop_that_has_just_ended_writes_into_no_descriptor_of_other
 
 
 def test_timers_run_in_the_order_of_their_times(loop):
-    ran, done, now = [], threading.Event(), time.monotonic()
+    ran = []
+    done = threading.Event()
+    now = time.monotonic()
     for delay in (0.06, 0.02, 0.04):
         loop.call_at(now + delay, lambda delay=delay: ran.append((delay, time.monotonic() - now)))
     loop.call_at(now + 0.08, done.set)
@@ -88,7 +93,8 @@ def test_held_up_again_and_again(loop):
 
 
 def test_a_completion_that_says_that_it_will_wait(loop):
-    asked, answered = threading.Event(), threading.Event()
+    asked = threading.Event()
+    answered = threading.Event()
 
     def waits():
         loop.step_aside()

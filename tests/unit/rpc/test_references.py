@@ -24,8 +24,12 @@ from pibroch.rpc.references.messages import (
 )
 from pibroch.rpc.references.table import MAX_LOST_REMEMBERED
 
-OWNER, USER, OTHER = Peer(0, 100), Peer(1, 101), Peer(2, 102)
-R, FORK, CHILD = 7, 8, 9
+OWNER = Peer(0, 100)
+USER = Peer(1, 101)
+OTHER = Peer(2, 102)
+R = 7
+FORK = 8
+CHILD = 9
 
 
 def place(known=True, creator=OWNER):
@@ -254,7 +258,8 @@ def test_the_memory_of_the_lost_is_bounded():
 
 
 def test_batches_are_bounded_on_the_wire():
-    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(News).decode
+    encode = msgspec.msgpack.encode
+    decode = msgspec.msgpack.Decoder(News).decode
     news = News(1, 2, [Register(place(), 3), Dropped(1, 2), Confirmed(1, 2)])
     assert decode(encode(news)) == news
     with pytest.raises(msgspec.ValidationError):

@@ -105,7 +105,8 @@ class World:
         return to if hears_of_a_loss or (life.worker + to.worker) % 2 else Peer(to.worker, ANY_LIFE)
 
     def share(self, handle, receiver):
-        table, child = self.tables[handle.life], next(self.numbers)
+        table = self.tables[handle.life]
+        child = next(self.numbers)
         to = self.known(handle.life, receiver)
         if handle.fork is None:
             if handle.reference not in table.owners.entries:
@@ -233,7 +234,8 @@ class World:
     def step(self, action):
         kind, a, b, flag = action
         lives = self.lives()
-        life, other = lives[a % len(lives)], lives[b % len(lives)]
+        life = lives[a % len(lives)]
+        other = lives[b % len(lives)]
         if kind == "deliver":
             if self.flying:
                 self.deliver(self.flying[a % len(self.flying)])

@@ -102,7 +102,8 @@ def _find_together(directory, barrier, found):
 
 def test_processes_that_start_together_agree(temporary):
     fork = multiprocessing.get_context("fork")
-    barrier, found = fork.Barrier(8), fork.Queue()
+    barrier = fork.Barrier(8)
+    found = fork.Queue()
     processes = [
         fork.Process(target=_find_together, args=(str(temporary), barrier, found)) for _ in range(8)
     ]

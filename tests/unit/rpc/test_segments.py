@@ -26,7 +26,8 @@ from pibroch.rpc.transport.segments import (
     write,
 )
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 
 
 def open_fds() -> int:

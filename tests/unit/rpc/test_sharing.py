@@ -22,7 +22,9 @@ class NoTimers:
 
 @pytest.mark.parametrize("_", range(20))
 def test_a_tensor_is_not_put_into_memory_that_is_gone(_):
-    sent, dropped, failures = [], [], []
+    sent = []
+    dropped = []
+    failures = []
     sharing = Sharing(
         NoTimers(), lambda buffers, segments: sent.append(segments), dropped.append, 1 << 30
     )

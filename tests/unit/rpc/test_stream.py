@@ -30,7 +30,8 @@ def loop():
 
 
 def run_on(loop, function):
-    done, results = threading.Event(), []
+    done = threading.Event()
+    results = []
     loop.call_soon(lambda: (results.append(function()), done.set()))
     assert done.wait(PATIENCE_S)
     return results[0]
@@ -42,7 +43,9 @@ class Ends:
     def __init__(self, loop, max_payload_bytes=0):
         self.sock, self.theirs = socket.socketpair()
         self.sock.setblocking(False)
-        self.frames, self.arrived, self.reasons = [], threading.Semaphore(0), []
+        self.frames = []
+        self.arrived = threading.Semaphore(0)
+        self.reasons = []
         reader = FrameReader(
             1000, max_payload_bytes, lambda frame: [memoryview(bytearray(frame.payload_bytes))]
         )
@@ -72,17 +75,20 @@ def test_the_loop_sleeps_between_the_pieces_of_a_long_payload(loop, make_ends):
     ends = make_ends(size)
     run_on(loop, lambda: ends.stream.start(b""))
     ends.theirs.sendall(header(Kind.BULK, 1, 0, size))
-    began, cpu_before = time.monotonic(), run_on(loop, time.thread_time)
+    began = time.monotonic()
+    cpu_before = run_on(loop, time.thread_time)
     for _ in range(NUM_PIECES):
         ends.theirs.sendall(PIECE)
         time.sleep(PAUSE_S)
     assert ends.arrived.acquire(timeout=PATIENCE_S) and ends.frames[0].payload_bytes == size
-    took_s, cpu_s = time.monotonic() - began, run_on(loop, time.thread_time) - cpu_before
+    took_s = time.monotonic() - began
+    cpu_s = run_on(loop, time.thread_time) - cpu_before
     assert cpu_s < took_s / 3, f"{cpu_s:.3f} s of CPU in {took_s:.3f} s"
 
 
 def test_a_caller_leaves_what_comes_before_the_start(loop, make_ends):
-    ends, frame = make_ends(), header(Kind.NOTE, 0, 5, 0) + b"hello"
+    ends = make_ends()
+    frame = header(Kind.NOTE, 0, 5, 0) + b"hello"
     ends.theirs.sendall(frame[10:])
     ends.stream.read_until(lambda: bool(ends.frames), 0.1)
     run_on(loop, lambda: ends.stream.start(frame[:10]))
@@ -91,7 +97,8 @@ def test_a_caller_leaves_what_comes_before_the_start(loop, make_ends):
 
 
 def test_a_caller_waits_no_longer_because_of_the_frames_of_others(loop, make_ends):
-    ends, timeout_s = make_ends(), 2.0
+    ends = make_ends()
+    timeout_s = 2.0
     run_on(loop, lambda: ends.stream.start(b""))
     late = threading.Timer(0.5 * timeout_s, ends.theirs.sendall, (header(Kind.NOTE, 0, 0, 0),))
     late.start()
@@ -117,7 +124,9 @@ class ByHand:
     """A loop that runs what it was given when it is told to."""
 
     def __init__(self):
-        self.soon, self.reader, self.spin_s = [], threading.local(), 0.0
+        self.soon = []
+        self.reader = threading.local()
+        self.spin_s = 0.0
         self.call_soon = self.soon.append
 
     def is_here(self):
@@ -146,7 +155,8 @@ def test_a_peer_that_writes_on_and_on_but_reads_nothing_does_not_keep_the_loop(m
     monkeypatch.setattr(frames, "READ_AHEAD_BYTES", 4096)
     monkeypatch.setattr(stream_module, "_READS_AT_A_TIME", 1)
     monkeypatch.setattr(stream_module, "_LAST_ROUNDS", 1)
-    loop, num_frames = ByHand(), 150
+    loop = ByHand()
+    num_frames = 150
     ends = Ends(loop)
     ends.stream.start(b"")
     ends.theirs.sendall((header(Kind.NOTE, 1, 900, 0) + bytes(900)) * num_frames)
@@ -159,7 +169,8 @@ def test_a_peer_that_writes_on_and_on_but_reads_nothing_does_not_keep_the_loop(m
 
 def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, monkeypatch):
     monkeypatch.setattr(stall, "STALL_S", 0.2)
-    ends, good = make_ends(), header(Kind.NOTE, 0, 4, 0) + b"good"
+    ends = make_ends()
+    good = header(Kind.NOTE, 0, 4, 0) + b"good"
     run_on(loop, lambda: ends.stream.start(b""))
     ends.theirs.sendall(
         good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good

@@ -199,7 +199,8 @@ def test_tensors_of_every_type_and_shape(dtype, shape):
 
 
 def test_tensors_are_out_of_band_and_in_order():
-    a, b = torch.ones(2), torch.zeros(3, dtype=torch.int64)
+    a = torch.ones(2)
+    b = torch.zeros(3, dtype=torch.int64)
     raw, tensors, _ = CODEC.encode({"x": [a, (b, a)]})
     assert tensors[0] is a and tensors[1] is b and len(raw) < 40
     back = decode(bytes(raw), tensors)
@@ -520,7 +521,8 @@ def test_many_numbers_that_are_different_are_a_set():
 
 
 def test_where_the_values_of_a_sparse_tensor_lie_cannot_be_changed_afterwards():
-    indices, values = torch.tensor([[0, 1]]), torch.ones(2)
+    indices = torch.tensor([[0, 1]])
+    values = torch.ones(2)
     sparse = decode(pack(Ext(Code.SPARSE, pack([0, 1, [2], False]))), [indices, values])
     indices.fill_(1 << 40)
     assert sparse.to_dense().tolist() == [1, 1]

@@ -16,7 +16,8 @@ def clicks(tmp_path_factory):
     from raw_clicks import prepared, raw_rows
     from small_run import make_config, train_here
 
-    folder, rows = tmp_path_factory.mktemp("clicks"), raw_rows(3000)
+    folder = tmp_path_factory.mktemp("clicks")
+    rows = raw_rows(3000)
     data = prepared(folder / "data", rows)
     run, _ = train_here(make_config(data, "train.average=0.9", "train.steps=30"), folder / "run")
     return SimpleNamespace(rows=rows, data=data, run=run.path)

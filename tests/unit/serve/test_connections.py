@@ -59,7 +59,8 @@ def opened(server, *sent):
 
 def received_from(client, again=b""):
     """All that comes until the server closes, while these bytes are sent now and then."""
-    received, deadline = b"", time.monotonic() + WITHIN_S
+    received = b""
+    deadline = time.monotonic() + WITHIN_S
     client.settimeout(0.05)
     while time.monotonic() < deadline:
         try:
@@ -138,7 +139,8 @@ def test_answers_that_nobody_reads(export, hasty):
 
 
 def test_a_head_is_bounded_to_the_byte(hasty):
-    start, end = b"GET /v2 HTTP/1.1\r\nhost: a\r\nx: ", b"\r\nconnection: close\r\n\r\n"
+    start = b"GET /v2 HTTP/1.1\r\nhost: a\r\nx: "
+    end = b"\r\nconnection: close\r\n\r\n"
     for length, status in ((65_000, b"200"), (66_000, b"431"), (80_000, b"431"), (300_000, b"431")):
         with opened(hasty) as client:
             client.sendall(start + b"x" * length + end)
@@ -252,7 +254,8 @@ def test_the_end_comes_within_its_time(export, tmp_path, is_encrypted):
 
     Open requests are let end for a second, and no longer.
     """
-    options, context = ["--shutdown-timeout", 1], None
+    options = ["--shutdown-timeout", 1]
+    context = None
     if is_encrypted:
         by = authority(tmp_path, "authority")
         certificate, key, _ = signed(tmp_path, "server", by)
@@ -265,7 +268,8 @@ def test_the_end_comes_within_its_time(export, tmp_path, is_encrypted):
             client = stack.enter_context(opened(server))
             return client if context is None else stack.enter_context(context.wrap_socket(client))
 
-        unread, half = opened_here(), opened_here()
+        unread = opened_here()
+        half = opened_here()
         half.sendall(SCORE + b"content-length: 100\r\n\r\n{")
         stack.enter_context(opened(server))  # not even a handshake
         unread.sendall(embedded(export.row))
@@ -308,7 +312,8 @@ def test_health_beside_connections_that_do_nothing_good(export):
     count = SOAK or 120
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
-    slow, unread = SCORE + b"content-length: 50000\r\n\r\n[", embedded(export.row, 1000)
+    slow = SCORE + b"content-length: 50000\r\n\r\n["
+    unread = embedded(export.row, 1000)
     kinds = (b"", READY, READY * 60, b"GET /v2/hea", slow, unread)
     times = [each for name in ("body", "idle", "write") for each in (f"--{name}-timeout", 300)]
     for most in (2 * count, count // 2):
@@ -345,7 +350,8 @@ def test_heads_of_health_and_of_all_that_can_be_got(hasty):
         "/metrics",
         "/docs",
     ):
-        found, got = hasty.ask("HEAD", path), hasty.ask("GET", path)
+        found = hasty.ask("HEAD", path)
+        got = hasty.ask("GET", path)
         assert found.status == got.status == 200 and found.body == b"", path
         assert path == "/metrics" or found.headers["content-length"] == str(len(got.body))
     missing = hasty.ask("HEAD", "/score")

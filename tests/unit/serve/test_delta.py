@@ -102,7 +102,8 @@ def test_training_says_which_rows_changed(steps, batch, tmp_path):
     They may even be damaged.
     """
     export_checkpoint(steps[5], tmp_path / "1", ExportOptions("int8"))
-    expected, counts = {}, []
+    expected = {}
+    counts = []
     for step in (10, 20):
         export_checkpoint(steps[step], tmp_path / f"whole{step}", ExportOptions("int8"))
         expected[step] = logits(tmp_path / f"whole{step}", batch)

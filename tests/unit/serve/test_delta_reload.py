@@ -29,7 +29,9 @@ def line(clicks, tmp_path_factory):
 
     Folders in their order, and the scores of each by version.
     """
-    folder, rows, expected = tmp_path_factory.mktemp("line"), clicks.rows[:24], {}
+    folder = tmp_path_factory.mktemp("line")
+    rows = clicks.rows[:24]
+    expected = {}
     count = RELOADS * (1 + DELTAS_PER_RELOAD)
     steps = [
         "train.checkpoint_every=3",
@@ -43,10 +45,8 @@ def line(clicks, tmp_path_factory):
     run, _ = train_here(config, folder / "run")
     parts = []
     for number in range(1, count + 1):
-        checkpoint, out = (
-            run.path / "checkpoints" / f"step-{3 * number:08d}",
-            folder / "all" / str(number),
-        )
+        checkpoint = run.path / "checkpoints" / f"step-{3 * number:08d}"
+        out = folder / "all" / str(number)
         if number % (1 + DELTAS_PER_RELOAD) == 1:
             export_checkpoint(checkpoint, out, ExportOptions("int8"))
         else:
@@ -60,7 +60,8 @@ def line(clicks, tmp_path_factory):
 
 def test_each_answer_is_of_one_version(line, tmp_path):
     """No request is lost, no answer is of two versions, and each new one is soon seen."""
-    models, fresh = tmp_path / "ctr", []
+    models = tmp_path / "ctr"
+    fresh = []
     shutil.copytree(line.parts[0][0], models / "1")
     with serving(models, "--reload-every", 0.05) as server, Load(server, line) as load:
         load.until_seen(line.parts[0][1])

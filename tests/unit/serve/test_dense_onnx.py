@@ -30,7 +30,8 @@ def test_scores_are_the_predictors(onnxruntime, data, tmp_path, model):
         tmp_path / "run",
     )
     export_onnx(run.path, tmp_path / "dense.onnx")
-    session, predictor = opened(onnxruntime, tmp_path / "dense.onnx"), pb.Predictor.open(run.path)
+    session = opened(onnxruntime, tmp_path / "dense.onnx")
+    predictor = pb.Predictor.open(run.path)
     about = session.get_modelmeta().custom_metadata_map
     assert about["pibroch.version"] == predictor.version
     assert tuple(json.loads(about["pibroch.features"])) == predictor.features
@@ -66,7 +67,8 @@ def test_without_dense_features(onnxruntime, tmp_path):
     torch.manual_seed(1)
     model = build_model("dlrm", 0, 3, dim=4, top=[8])
     write_onnx(DensePart(model, 0, ("a", "b", "c"), 4, "1"), tmp_path / "dense.onnx")
-    session, embedded = opened(onnxruntime, tmp_path / "dense.onnx"), torch.randn(5, 3, 4)
+    session = opened(onnxruntime, tmp_path / "dense.onnx")
+    embedded = torch.randn(5, 3, 4)
     assert [each.name for each in session.get_inputs()] == ["embedding"]
     (logit,) = session.run(["logit"], {"embedding": embedded.numpy()})
     assert np.abs(logit - model(torch.zeros(5, 0), embedded).detach().numpy()).max() < 1e-5

@@ -35,7 +35,8 @@ def batches(clicks):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_are_those_of_the_checkpoint(clicks, exports, batches, dtype):
-    expected, found = pb.Predictor.open(clicks.run), pb.Predictor.open(exports / dtype)
+    expected = pb.Predictor.open(clicks.run)
+    found = pb.Predictor.open(exports / dtype)
     for batch in batches:
         difference = (found(batch) - expected(batch)).abs().max()
         assert difference <= BOUND[dtype]
@@ -67,7 +68,8 @@ def test_float32_in_many_shards_has_the_bits_of_the_checkpoint(data, tmp_path, c
     run, _ = train_here(make_config(data, *CASES[case]), tmp_path / "run")
     manifest = export_checkpoint(run.path, tmp_path / "export", ExportOptions(shard_bytes=3000))
     assert len(manifest.shards) > 2
-    expected, found = pb.Predictor.open(run.path), pb.Predictor.open(tmp_path / "export")
+    expected = pb.Predictor.open(run.path)
+    found = pb.Predictor.open(tmp_path / "export")
     for batch in Loader(EncodedDataset.open(data).split("test"), 100):
         assert torch.equal(found.logits(batch), expected.logits(batch))
 

@@ -122,7 +122,8 @@ def test_raw_rows_in_every_form(ctr):
 
 
 def test_embeddings_of_raw_rows_and_of_ids(ctr):
-    rows, predictor = ctr.rows[:40], pb.Predictor.open(ctr.folder / "ctr")
+    rows = ctr.rows[:40]
+    predictor = pb.Predictor.open(ctr.folder / "ctr")
     expected = predictor.embed(predictor.encode(rows)).numpy()
     found = ctr.server.ask("POST", "/embed", {"rows": rows})
     assert found.status == 200 and found.json["model_version"] == predictor.version
@@ -203,7 +204,8 @@ def test_metadata_and_health(ctr):
 
 
 def test_requests_at_once_get_their_own_answers(ctr):
-    before, found = ctr.server.metric('pibroch_requests_total{endpoint="score",status="200"}'), {}
+    before = ctr.server.metric('pibroch_requests_total{endpoint="score",status="200"}')
+    found = {}
 
     def client(number):
         connection = ctr.server.connect()
@@ -230,7 +232,8 @@ def test_requests_at_once_get_their_own_answers(ctr):
 def test_ten_thousand_rows_of_the_criteo_sample(tmp_path):
     from pibroch.config import load_recipe
 
-    data, count = tmp_path / "criteo", 10_000
+    data = tmp_path / "criteo"
+    count = 10_000
     assert run_command("data", "prepare", "criteo", SAMPLE, "--out", data).returncode == 0
     recipe = Path(__file__).parents[3] / "recipes/criteo_kaggle_sample.toml"
     config = load_recipe(
@@ -273,11 +276,9 @@ def _start():
 def _auc(path, data):
     from pibroch.train.metrics import Predictions
 
-    predictor, samples, predictions = (
-        pb.Predictor.open(path),
-        EncodedDataset.open(data).split("test"),
-        Predictions(),
-    )
+    predictor = pb.Predictor.open(path)
+    samples = EncodedDataset.open(data).split("test")
+    predictions = Predictions()
     batch = batch_of(samples, np.arange(len(samples)))
     predictions.add(predictor.logits(batch).numpy(), batch.labels.numpy())
     return predictions.result()[0].auc

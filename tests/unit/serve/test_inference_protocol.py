@@ -53,7 +53,8 @@ KINDS = st.sampled_from(["BOOL", "UINT8", "INT64", "UINT64", "FP16", "FP32", "FP
 @st.composite
 def requests(draw):
     """A body and the length of its JSON, as its header says it."""
-    tensors, blobs = [], []
+    tensors = []
+    blobs = []
     for number in range(draw(st.integers(0, 2))):
         shape = draw(st.lists(SIZES, max_size=9))
         text = f'{{"name":"a{number}","datatype":"{draw(KINDS)}","shape":{shape}'

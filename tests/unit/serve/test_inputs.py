@@ -19,7 +19,8 @@ def batch_of(rng, size, is_one_hot):
 
 def bags(batch):
     """Ids by sample and feature."""
-    ends, size = batch.offsets.tolist(), batch.batch_size
+    ends = batch.offsets.tolist()
+    size = batch.batch_size
     return [
         [batch.values[ends[f * size + b] : ends[f * size + b + 1]].tolist() for f in range(3)]
         for b in range(size)

@@ -31,7 +31,8 @@ SCRIPT = Path(__file__).parents[2] / "mutated_folders.py"
 
 
 def program(folder):
-    embeddings, model = pb.Embeddings([pb.Table("a", 9, 4)], pb.Adagrad(lr=0.1)), nn.Linear(4, 1)
+    embeddings = pb.Embeddings([pb.Table("a", 9, 4)], pb.Adagrad(lr=0.1))
+    model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -66,7 +67,9 @@ def outcomes(kind, folder, first, stop):
     """
     command = [sys.executable, SCRIPT, kind, folder, str(first), str(stop)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        said, number, limit_s = b"", first, START_S
+        said = b""
+        number = first
+        limit_s = START_S
         deadline = time.monotonic() + limit_s
         while number < stop:
             is_there = select.select([child.stdout], [], [], max(0, deadline - time.monotonic()))[0]
@@ -88,7 +91,9 @@ def outcomes(kind, folder, first, stop):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_refused_in_words_or_the_same(originals, kind):
-    counts, faults, number = collections.Counter(), {}, 0
+    counts = collections.Counter()
+    faults = {}
+    number = 0
     while number < EACH:
         for at, said in outcomes(kind, originals[kind], number, EACH):
             counts[said.partition(" ")[0]] += 1

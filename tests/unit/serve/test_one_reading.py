@@ -227,7 +227,8 @@ def tensors(frame):
 
     Typed tensors where a column has no gaps, else texts.
     """
-    head, data = [], []
+    head = []
+    data = []
     for name in COLUMNS:
         series = frame[name]
         kind = KINDS.get(series.dtype)
@@ -255,7 +256,8 @@ def expect(batch, dataset):
     trained = batch_of(dataset.split("train"), np.arange(ROWS))
     assert np.array_equal(batch.offsets, trained.offsets)
     for name in batch.keys:
-        one, other = batch.select((name,)), trained.select((name,))
+        one = batch.select((name,))
+        other = trained.select((name,))
         assert one.values.tolist() == other.values.tolist(), name
     assert np.array_equal(batch.dense, trained.dense)
     unknown = {name: (trained.select((name,)).values == 0).sum() for name in COLUMNS}
@@ -306,7 +308,8 @@ def field(rng, wild):
 
 
 def line_texts(rng):
-    ends, wild = rng.choice(["\n", "\r\n", "\r\r\n"]), rng.random() < 0.3
+    ends = rng.choice(["\n", "\r\n", "\r\r\n"])
+    wild = rng.random() < 0.3
     lines = [
         ",".join([rng.choice("01"), field(rng, wild), field(rng, wild)])
         for _ in range(rng.randrange(1, 5))
@@ -318,7 +321,9 @@ def line_texts(rng):
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_line_is_read_alike(seed):
     """Some 2,500 lines a draw; what preparation leaves out is refused."""
-    rng, num_read, num_refused = random.Random(seed), 0, 0
+    rng = random.Random(seed)
+    num_read = 0
+    num_refused = 0
     parser = PieceParser(LINES, ("y", "a", "b"), Layout(",", True))
     encoders = {feature.name: FeatureEncoder(feature) for feature in LINES.categorical}
     for _ in range(1000):

@@ -95,7 +95,8 @@ def test_it_needs_neither_the_data_nor_the_run(data, batches, run, tmp_path):
 def test_evaluation_goes_through_it(data, run):
     dataset = EncodedDataset.open(data)
     metrics = evaluate_checkpoint(run.path, dataset, "test")
-    predictor, predictions = pb.Predictor.open(run.path), Predictions()
+    predictor = pb.Predictor.open(run.path)
+    predictions = Predictions()
     for batch in Loader(dataset.split("test"), predictor.config.train.evaluate_batch_size):
         predictions.add(predictor.logits(batch).numpy(), batch.labels.numpy())
     assert metrics == predictions.result()[0]
@@ -104,7 +105,8 @@ def test_evaluation_goes_through_it(data, run):
 def test_four_threads_at_once_get_the_same_bits(batches, run):
     predictor = pb.Predictor.open(run.path)
     expected = [predictor(batch) for batch in batches]
-    start, found = threading.Barrier(4), {}
+    start = threading.Barrier(4)
+    found = {}
 
     def ask(number):
         start.wait(60)
@@ -128,7 +130,8 @@ def test_a_new_thread_computes_on_the_programs_number_of_threads(batches, run):
     openmp = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
     number = 1 if openmp.omp_get_num_procs() > 1 else 2
     torch.set_num_threads(number)
-    predictor, found = pb.Predictor.open(run.path), []
+    predictor = pb.Predictor.open(run.path)
+    found = []
     predictor._dense.register_forward_pre_hook(
         lambda *_: found.append(openmp.omp_get_max_threads())
     )
@@ -169,7 +172,8 @@ def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
 
 
 def test_bad_batches_are_refused(batches, run):
-    predictor, batch = pb.Predictor.open(run.path), batches[0]
+    predictor = pb.Predictor.open(run.path)
+    batch = batches[0]
     with pytest.raises(DataError, match="got a dict to predict"):
         predictor({})
     with pytest.raises(DataError, match=r"dense features \[100, 12\]"):

@@ -39,7 +39,9 @@ def test_raw_rows_score_as_evaluation_does(clicks, predictor, evaluated):
 
 
 def test_from_several_threads(clicks, predictor, evaluated):
-    rows, found, start = clicks.rows[-450:], {}, threading.Barrier(4)
+    rows = clicks.rows[-450:]
+    found = {}
+    start = threading.Barrier(4)
 
     def ask(number):
         start.wait(60)

@@ -60,7 +60,8 @@ def encoded(name, **changes):
     }
 
 
-INFER, SCORE = "/v2/models/ctr/infer", "/score"
+INFER = "/v2/models/ctr/infer"
+SCORE = "/score"
 WRONG = {
     "no JSON": (SCORE, b"{", 400, "no JSON"),
     "other JSON": (SCORE, {"row": []}, 400, "another form"),
@@ -214,9 +215,11 @@ def test_a_flood_is_counted_before_it_is_read_and_stops_nobody(small):
     Others are answered meanwhile.
     """
     with serving(small.export) as server:
-        before, slowest = peak_bytes(server), 0.0
+        before = peak_bytes(server)
+        slowest = 0.0
         for name, (body, headers, reason) in FLOODS.items():
-            path, answers = INFER if name == "a tensor" else SCORE, []
+            path = INFER if name == "a tensor" else SCORE
+            answers = []
             flood = threading.Thread(
                 target=lambda: answers.append(server.ask("POST", path, body, headers))  # noqa: B023
             )
@@ -385,7 +388,8 @@ def resident_bytes(pid):
 
 def mutated(body, headers, rng):
     """A request with a few bytes changed, removed or added, and perhaps a header."""
-    body, headers = bytearray(body), dict(headers)
+    body = bytearray(body)
+    headers = dict(headers)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(body) + 1)
         kind = rng.randrange(5)
@@ -475,8 +479,10 @@ def originals(row):
 
 @pytest.mark.timeout(0 if SOAK else 280)
 def test_thousands_of_mutated_requests(small):
-    rng, known = random.Random(11), originals(small.row)
-    statuses, connection = {}, small.server.connect()
+    rng = random.Random(11)
+    known = originals(small.row)
+    statuses = {}
+    connection = small.server.connect()
     for path, body, headers in known:
         assert ask(connection, "POST", path, body, headers).status == 200
     resident = []

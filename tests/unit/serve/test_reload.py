@@ -25,7 +25,8 @@ RELOAD = ("--reload-every", 0.05)
 @pytest.fixture(scope="module")
 def versions(clicks, tmp_path_factory):
     """Exports of one checkpoint whose scores differ, and those scores by version."""
-    folder, rows = tmp_path_factory.mktemp("versions"), clicks.rows[:24]
+    folder = tmp_path_factory.mktemp("versions")
+    rows = clicks.rows[:24]
     expected = {}
     for dtype in ("float32", "int8", "float16"):
         export_checkpoint(clicks.run, folder / dtype, ExportOptions(dtype))
@@ -41,7 +42,8 @@ def versions(clicks, tmp_path_factory):
 
 def replace(source, out):
     """What ``pibroch export --overwrite`` does at its end: another folder takes the name."""
-    fresh, old = out.with_name("fresh"), out.with_name("old")
+    fresh = out.with_name("fresh")
+    old = out.with_name("old")
     shutil.copytree(source, fresh)
     out.rename(old)
     fresh.rename(out)
@@ -115,7 +117,9 @@ def test_sigterm_lets_open_requests_end(versions):
 
 def test_sigterm_under_load_while_it_drains(versions):
     with serving(versions.folder / "int8", "--drain", 1) as server:
-        answers, failures, stop = [], [], threading.Event()
+        answers = []
+        failures = []
+        stop = threading.Event()
 
         def client():
             while not stop.is_set():

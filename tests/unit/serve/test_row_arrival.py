@@ -63,9 +63,12 @@ class ThreadHost:
         num_answers=1 << 20,
         num_silent_after=1 << 20,
     ):
-        self.part, self.predictor = part, Predictor.open_split(folder, RowSplit(part))
-        self._tls, self._piece_bytes = tls, piece_bytes
-        self._num_answers, self._num_left = num_answers, num_silent_after
+        self.part = part
+        self.predictor = Predictor.open_split(folder, RowSplit(part))
+        self._tls = tls
+        self._piece_bytes = piece_bytes
+        self._num_answers = num_answers
+        self._num_left = num_silent_after
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http{'s' if tls else ''}://localhost:{self._listener.getsockname()[1]}"
         self._open = []
@@ -129,7 +132,8 @@ def split_predictor(exported, **options):
 @pytest.fixture
 def handed_over(monkeypatch):
     """Batches that went to the thread."""
-    found, hand_over = [], Batcher._hand_over
+    found = []
+    hand_over = Batcher._hand_over
     monkeypatch.setattr(
         Batcher, "_hand_over", lambda self, batch: (found.append(batch), hand_over(self, batch))
     )
@@ -155,7 +159,8 @@ def test_the_loop_asks_on_connections_that_are_open(
     """
     tls = None
     if is_tls:
-        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        certificate = tmp_path / "cert.pem"
+        key = tmp_path / "key.pem"
         ec = (
             "-newkey",
             "ec",
@@ -206,7 +211,8 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
 
     async def ask():
         batcher = Batcher(ServerLimits())
-        ticks, times = 0, []
+        ticks = 0
+        times = []
 
         async def tick():
             nonlocal ticks

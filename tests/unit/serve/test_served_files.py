@@ -34,7 +34,8 @@ def rewritten(source, folder, file, change):
     change(tensors)
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     save_file({name: tensors[name] for name in order}, folder / file)
-    data, content = (folder / file).read_bytes(), json.loads((folder / "export.json").read_text())
+    data = (folder / file).read_bytes()
+    content = json.loads((folder / "export.json").read_text())
     digest = hashlib.sha256(data).hexdigest()
     content["files"][file] = {"size_bytes": len(data), "sha256": digest}
     del content["sha256"]
@@ -53,7 +54,8 @@ def of_slots(change):
     def changed(tensors):
         name = feature_of(tensors)
         codes, slots = change(tensors[f"{name}.codes"], tensors[f"{name}.slots"])
-        tensors[f"{name}.codes"], tensors[f"{name}.slots"] = codes, slots
+        tensors[f"{name}.codes"] = codes
+        tensors[f"{name}.slots"] = slots
 
     return changed
 

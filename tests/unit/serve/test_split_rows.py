@@ -46,8 +46,10 @@ def line(clicks, tmp_path_factory):
 
     Raw ``.rows`` and the scores of them by version; ``.few`` rows.
     """
-    folder, rows = tmp_path_factory.mktemp("split"), clicks.rows[:40]
-    many, few = SimpleNamespace(rows=rows, expected={}), SimpleNamespace(rows=rows[:8], expected={})
+    folder = tmp_path_factory.mktemp("split")
+    rows = clicks.rows[:40]
+    many = SimpleNamespace(rows=rows, expected={})
+    few = SimpleNamespace(rows=rows[:8], expected={})
     every = (
         "train.checkpoint_every=3",
         "train.steps=9",
@@ -75,7 +77,9 @@ class HereHost:
     """A host of this very process: what travels, without a wire."""
 
     def __init__(self, folder, part):
-        self.url, self.part, self.asked = f"part {part.number}", part, []
+        self.url = f"part {part.number}"
+        self.part = part
+        self.asked = []
         self.predictor = Predictor.open_split(folder, RowSplit(part))
 
     def ask(self, path, request, most_bytes, deadline, waits=True):
@@ -96,7 +100,8 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
 
     Each host and one that holds nothing score alike.
     """
-    base, delta = tmp_path / "1", tmp_path / "2"
+    base = tmp_path / "1"
+    delta = tmp_path / "2"
     export_checkpoint(line.checkpoints[0], base, ExportOptions(dtype, shard_bytes=700))
     export_delta(line.checkpoints[1], base, delta)
     hosts = tuple(HereHost(base, Part(number, count)) for number in range(1, count + 1))
@@ -201,7 +206,8 @@ class Wire(asyncio.Transport):
 
     def __init__(self):
         super().__init__()
-        self.written, self.is_closed = b"", False
+        self.written = b""
+        self.is_closed = False
 
     def write(self, data):
         self.written += data
@@ -223,7 +229,8 @@ class Wire(asyncio.Transport):
 
     def take(self):
         """Status and bytes of each answer since the last time."""
-        found, rest = [], self.written
+        found = []
+        rest = self.written
         self.written = b""
         while rest:
             status, length = ANSWER.unpack_from(rest)
@@ -266,10 +273,12 @@ def test_requests_for_rows_are_checked(line):
         assert refused.value.status == 401
 
     async def ask():
-        wire, connections = Wire(), set()
+        wire = Wire()
+        connections = set()
         connection = RowConnection(door, connections)
         connection.connection_made(wire)
-        right, expected = request_of(sha256, wanted), (200, rows.exported(wanted).tobytes())
+        right = request_of(sha256, wanted)
+        expected = (200, rows.exported(wanted).tobytes())
         for byte in right * 2:  # however it is cut
             connection.data_received(bytes([byte]))
         assert wire.take() == [expected, expected]

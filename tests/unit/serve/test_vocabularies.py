@@ -66,7 +66,8 @@ def test_prepared_with_what_was_known_predicts_as_by_hand(
     clicks, sources, tomorrow, tmp_path, source
 ):
     rows, path = tomorrow
-    data, out = tmp_path / "day", tmp_path / "scores.csv"
+    data = tmp_path / "day"
+    out = tmp_path / "scores.csv"
     ran = run_command(
         "data", "prepare", "csv", path, "--vocabularies", sources[source], "--out", data
     )
@@ -151,7 +152,8 @@ def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
     rows, path = tomorrow
     names = [name for name in COLUMNS if name != "clicked"]
     lines = [",".join(row[name] for name in names) for row in rows]
-    bare, headless = tmp_path / "bare.csv", tmp_path / "headless.csv"
+    bare = tmp_path / "bare.csv"
+    headless = tmp_path / "headless.csv"
     bare.write_text("\n".join([",".join(names), *lines]) + "\n", encoding="utf-8")
     headless.write_text("\n".join(lines) + "\n", encoding="utf-8")
     pl.read_csv(bare, infer_schema=False).write_parquet(tmp_path / "bare.parquet")
@@ -160,7 +162,8 @@ def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
         "data", "prepare", "csv", bare, "--vocabularies", clicks.run, "--unlabelled", "--out", data
     )
     assert ran.returncode == 0, ran.stderr
-    dataset, labelled = EncodedDataset.open(data), tmp_path / "labelled"
+    dataset = EncodedDataset.open(data)
+    labelled = tmp_path / "labelled"
     known = find_vocabularies(clicks.run)
     options = PrepareOptions(SplitRule.parse("test"), vocabularies=known, has_labels=False)
     prepare(

@@ -10,7 +10,9 @@ from pibroch.servers.rounds import Rounds
 
 @given(st.integers(1, 4), st.integers(0, 6), st.data())
 def test_rounds_come_whole_and_in_order(num_trainers, num_rounds, data):
-    rounds, taken, sent = Rounds(num_trainers), [], [0] * num_trainers
+    rounds = Rounds(num_trainers)
+    taken = []
+    sent = [0] * num_trainers
     while min(sent) < num_rounds:
         trainer = data.draw(
             st.sampled_from([t for t in range(num_trainers) if sent[t] < num_rounds])

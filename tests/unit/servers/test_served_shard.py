@@ -18,7 +18,8 @@ from pibroch.servers.runs import Runs
 from pibroch.servers.served_shard import GradientSums, RecordSwap, ServedShard
 from pibroch.servers.spec import ShardSpec
 
-DIM, WIDTH = 3, 6
+DIM = 3
+WIDTH = 6
 TABLES = [pb.Table("a", 5, DIM), pb.Table("b", 4, DIM, initializer=pb.Normal(0.5))]
 
 
@@ -70,7 +71,8 @@ def test_a_round_waits_for_all_and_for_the_round_before():
 
 def test_gradients_update_each_row_once_in_the_order_of_the_trainers():
     optimizer = pb.Adam(lr=0.1, average=0.9)
-    home, alone = make(3, optimizer), make(1, optimizer)
+    home = make(3, optimizer)
+    alone = make(1, optimizer)
     rng = np.random.default_rng(0)
     parts = [(rows(1, 2), 2), (rows(), 0), (rows(2, 8), 2)]
     gradients = [rng.normal(size=(count, DIM)).astype(np.float32) for _, count in parts]
@@ -122,7 +124,8 @@ def test_who_waits_hears_of_a_failure_and_whoever_comes_later():
 
 
 def test_many_threads_lose_nothing():
-    home, num_rounds = make(4), 200
+    home = make(4)
+    num_rounds = 200
 
     def visit(trainer):
         for number in range(num_rounds):

@@ -51,15 +51,14 @@ def features(weighted=False):
 
 def wanted(collection, ids, readers, weighted):
     """By torch's own function from the collection's weights: name, feature, table, mode."""
-    state, found = collection.state_dict(), {}
+    state = collection.state_dict()
+    found = {}
     for name, feature, table, mode in readers:
         part = ids[feature]
         weight = state[f"embedding_bags.{table}.weight"]
         scale = part.weights() if weighted else torch.ones(len(part.values()))
-        rows, sample = (
-            weight[part.values().long()] * scale[:, None],
-            torch.arange(3).repeat_interleave(part.lengths()),
-        )
+        rows = weight[part.values().long()] * scale[:, None]
+        sample = torch.arange(3).repeat_interleave(part.lengths())
         total = torch.zeros(3, weight.shape[1]).index_add(0, sample, rows)
         found[name] = total / part.lengths().clamp(min=1)[:, None] if mode == "mean" else total
     return found
@@ -116,7 +115,8 @@ def test_rows_learn_what_torch_s_embedding_bag_learns():
     weights = {
         name: each.clone().requires_grad_() for name, each in collection.state_dict().items()
     }
-    ids, target = features(), torch.randn(3, 24, generator=torch.manual_seed(0))
+    ids = features()
+    target = torch.randn(3, 24, generator=torch.manual_seed(0))
     for _ in range(3):
         loss = functional.mse_loss(collection(ids).values(), target)
         parts = [
@@ -153,7 +153,8 @@ def test_vectors_an_id_have_torchrec_s_names_and_values():
     assert collection.embedding_names_by_table() == [["a", "b@t1"], ["b@t2"]]
     assert collection.embedding_dim() == 4 and collection.need_indices()
     ids = features(weighted=True)
-    out, state = collection(ids), collection.state_dict()
+    out = collection(ids)
+    state = collection.state_dict()
     assert list(out) == ["a", "b@t1", "b@t2"]
     for name, feature, table in (("a", "a", "t1"), ("b@t1", "b", "t1"), ("b@t2", "b", "t2")):
         part = out[name]
@@ -238,7 +239,8 @@ def test_features_that_are_no_such_thing_are_refused():
 
 def test_the_ids_of_a_fed_batch_are_known_again(caplog):
     collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
-    calls, prepare = [], collection._prepare
+    calls = []
+    prepare = collection._prepare
     collection._prepare = lambda batch: calls.append(batch) or prepare(batch)
     batches = [SimpleNamespace(ids=features(), label=i) for i in range(4)]
     with caplog.at_level(logging.WARNING):
@@ -291,7 +293,8 @@ def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(devi
     model = torch.nn.ModuleList([bags, vectors, torch.nn.Linear(24 + 12, 1)]).to(where)
     ids = features(weighted=True).to(where)
     ids.weights().requires_grad_()
-    pooled, part = model[0](ids), model[1](ids)["b@t2"]
+    pooled = model[0](ids)
+    part = model[1](ids)["b@t2"]
     found = [
         pooled.values(),
         part.values(),
@@ -304,7 +307,8 @@ def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(devi
     model[2](torch.cat([pooled.values(), part.to_padded_dense(3).flatten(1)], 1)).sum().backward()
     assert (bags.step, vectors.step) == (1, 1)
     assert (ids.weights().grad != 0).all() and not model[1](ids)["a"].values().isnan().any()
-    plain, ignored = EmbeddingBagCollection(bag_configs(), optimizer=SGD), features(weighted=True)
+    plain = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
+    ignored = features(weighted=True)
     ignored.weights().requires_grad_()
     out = plain(ignored).values()
     assert torch.equal(out, plain(features()).values())

@@ -4,7 +4,8 @@ import torch
 from pibroch.errors import ConfigError, DataError
 from pibroch.torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-KEYS, LENGTHS = ["a", "b"], torch.tensor([2, 0, 1, 1, 1, 0], dtype=torch.int32)
+KEYS = ["a", "b"]
+LENGTHS = torch.tensor([2, 0, 1, 1, 1, 0], dtype=torch.int32)
 
 
 def ids(weights=None):

@@ -102,7 +102,8 @@ def test_torchrec_s_dlrm_computes_the_same_logits(trained, data, tmp_path, varia
     except MissingDependencyError as error:
         pytest.skip(error.got)
     export_checkpoint(checkpoint_of(trained[variant]), tmp_path / "model.pt", "torchrec")
-    batch, rows = some_batch(data), EncodedDataset.open(data).num_rows
+    batch = some_batch(data)
+    rows = EncodedDataset.open(data).num_rows
     model = read_manifest(checkpoint_of(trained[variant])).config.model
     np.savez(
         tmp_path / "batch.npz",
@@ -113,10 +114,8 @@ def test_torchrec_s_dlrm_computes_the_same_logits(trained, data, tmp_path, varia
         bottom=[*model.bottom, model.dim],
         top=[*model.top, 1],
     )
-    script, files = (
-        Path(__file__).with_name("torchrec_forward.py"),
-        ("model.pt", "batch.npz", "logits.npy"),
-    )
+    script = Path(__file__).with_name("torchrec_forward.py")
+    files = ("model.pt", "batch.npz", "logits.npy")
     arguments = [python, script, *(tmp_path / file for file in files)]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -134,10 +133,8 @@ def test_an_export_comes_back_and_trains_on(trained, data, tmp_path, system, wra
         torch.save(
             {f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "model.pt"
         )
-    config, run = (
-        make_config(data, *VARIANTS["averaged"], "train.steps=3"),
-        RunDirectory(tmp_path / "run"),
-    )
+    config = make_config(data, *VARIANTS["averaged"], "train.steps=3")
+    run = RunDirectory(tmp_path / "run")
     import_checkpoint(tmp_path / "model.pt", run, system, config, EncodedDataset.open(data))
     np.testing.assert_array_equal(our_logits(run, data), our_logits(trained["plain"], data))
     assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").num_samples > 0

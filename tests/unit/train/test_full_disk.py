@@ -39,7 +39,9 @@ class Filling:
     """Fills the disk after one step, and makes room after another."""
 
     def __init__(self, disk, full_at, free_at):
-        self._filler, self._full_at, self._free_at = disk / "filler", full_at, free_at
+        self._filler = disk / "filler"
+        self._full_at = full_at
+        self._free_at = free_at
 
     def training(self, record):
         if record.step == self._full_at:

@@ -145,7 +145,8 @@ def test_random_states_are_those_of_a_generator(saved, tmp_path):
             assert torch.equal(torch.get_rng_state(), state)
         # a position so far on that the next numbers would be read behind the last
         state = state.numpy().copy()
-        state[8:12], state[16:24] = [112, 2, 0, 0], [112, 2, 0, 0, 0, 0, 0, 0]
+        state[8:12] = [112, 2, 0, 0]
+        state[16:24] = [112, 2, 0, 0, 0, 0, 0, 0]
         with pytest.raises(CheckpointError, match="no generator"):
             set_random_state({"torch": torch.from_numpy(state)}, "torch")
     finally:

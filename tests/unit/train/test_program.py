@@ -160,11 +160,10 @@ class Wide(nn.Module):
 
 
 def test_several_parts_tables_inside_a_model_and_types_of_every_kind(tmp_path):
-    wide, deep = Wide(1), nn.Linear(2, 2)
-    models, optimizers = (
-        {"wide": wide, "deep": deep},
-        {"deep/1": torch.optim.SGD(deep.parameters(), lr=0.5)},
-    )
+    wide = Wide(1)
+    deep = nn.Linear(2, 2)
+    models = {"wide": wide, "deep": deep}
+    optimizers = {"deep/1": torch.optim.SGD(deep.parameters(), lr=0.5)}
     extra = {
         "tuple": (1, [2.5, None]),
         3: "int",
@@ -180,7 +179,8 @@ def test_several_parts_tables_inside_a_model_and_types_of_every_kind(tmp_path):
     assert not any("deep%2F1" in name for name in files)  # no state, no file
     assert not any(b"embedding_bags" in content for content in files.values())
 
-    other, models["deep"] = Wide(2), nn.Linear(2, 2)
+    other = Wide(2)
+    models["deep"] = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(models["deep"].parameters(), lr=0.1)
     saved = pb.load(
         tmp_path, other.tables, model={**models, "wide": other}, optimizer={"deep/1": optimizer}

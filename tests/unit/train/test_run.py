@@ -206,7 +206,8 @@ def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
     )
     datasets = []
     for number, towns in enumerate((range(20), range(20, 40))):
-        random, path = np.random.default_rng(number), tmp_path / f"{number}.csv"
+        random = np.random.default_rng(number)
+        path = tmp_path / f"{number}.csv"
         path.write_text(
             "".join(f"{int(town % 3 == 0)},town{town}\n" for town in random.choice(towns, 2000))
         )

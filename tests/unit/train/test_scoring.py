@@ -51,10 +51,8 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
     metrics = evaluate_checkpoint(run, dataset, "test", tmp_path / f"again-{name}")
     assert read(tmp_path / f"again-{name}").equals(found)
     order = found["score"].to_numpy()
-    positive, negative = (
-        order[found["label"].to_numpy() == 1],
-        order[found["label"].to_numpy() == 0],
-    )
+    positive = order[found["label"].to_numpy() == 1]
+    negative = order[found["label"].to_numpy() == 0]
     above = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
     assert metrics.auc == pytest.approx(
         above, abs=1e-4
@@ -63,7 +61,8 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
 
 
 def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path):
-    dataset, out = EncodedDataset.open(data), tmp_path / "scores.parquet"
+    dataset = EncodedDataset.open(data)
+    out = tmp_path / "scores.parquet"
     predictor, folder = open_for(run, dataset)
     done = []
 

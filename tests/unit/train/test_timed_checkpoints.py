@@ -37,7 +37,9 @@ class Until(FanOut):
 
     def __init__(self, run, last, before=lambda step: None):
         super().__init__([])
-        self._run, self._last, self._before = run, last, before
+        self._run = run
+        self._last = last
+        self._before = before
 
     def training(self, record):
         for thread in list(task_thread._RUNNING):
@@ -75,7 +77,8 @@ def expected(data, tmp_path_factory):
 
 
 def test_a_long_chain_becomes_short_and_goes_on_to_the_same_bits(data, tmp_path, expected):
-    config, run = make_config(data, *LONG, EVERY_STEP), RunDirectory(tmp_path / "run")
+    config = make_config(data, *LONG, EVERY_STEP)
+    run = RunDirectory(tmp_path / "run")
     for last in (12, 24):  # twice: the second chain begins in the first
         train_until(config, run, last)
         names = sorted(path.name for path in run.recovery_path.glob("step-*"))
@@ -96,7 +99,8 @@ def test_a_long_chain_becomes_short_and_goes_on_to_the_same_bits(data, tmp_path,
 
 
 def test_a_damaged_one_is_set_aside_for_the_one_before(data, tmp_path, expected, caplog):
-    config, run = make_config(data, *LONG, EVERY_STEP), RunDirectory(tmp_path / "run")
+    config = make_config(data, *LONG, EVERY_STEP)
+    run = RunDirectory(tmp_path / "run")
     train_until(config, run, 12)
     (run.recovery_path / "step-00000011" / "dense.safetensors").write_bytes(b"other")
     with caplog.at_level(logging.INFO):
@@ -108,7 +112,8 @@ def test_a_damaged_one_is_set_aside_for_the_one_before(data, tmp_path, expected,
 def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(
     data, tmp_path, expected, caplog
 ):
-    config, run = make_config(data, *LONG, EVERY_STEP), RunDirectory(tmp_path / "run")
+    config = make_config(data, *LONG, EVERY_STEP)
+    run = RunDirectory(tmp_path / "run")
     run.create(config)
     run.recovery_path.write_text("no folder")
 

@@ -24,7 +24,8 @@ def run(data, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["tower_dlrm", "tower_dcn"])
 def test_groups_that_were_found_train_a_model_with_towers(run, data, tmp_path, name):
-    out, page = tmp_path / "groups.json", tmp_path / "map.html"
+    out = tmp_path / "groups.json"
+    page = tmp_path / "map.html"
     asked = [
         "--checkpoint",
         run,

@@ -43,7 +43,8 @@ def prepare_clicks(tmp_path_factory):
     )
 
     def make(num_mixed):
-        path, text = folder / str(num_mixed), folder / f"{num_mixed}.csv"
+        path = folder / str(num_mixed)
+        text = folder / f"{num_mixed}.csv"
         if not path.exists():
             text.write_text(
                 "".join(f"{int(k % 3 == 0 and k < num_mixed)},town{k % 9}\n" for k in range(300))

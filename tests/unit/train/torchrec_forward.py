@@ -13,7 +13,8 @@ from torchrec.models.dlrm import DLRM
 
 state_path, batch_path, out_path = sys.argv[1:]
 batch = np.load(batch_path)
-dense, ids = torch.from_numpy(batch["dense"]), torch.from_numpy(batch["ids"])
+dense = torch.from_numpy(batch["dense"])
+ids = torch.from_numpy(batch["ids"])
 names, rows, bottom, top = (batch[key].tolist() for key in ("names", "rows", "bottom", "top"))
 tables = [
     EmbeddingBagConfig(

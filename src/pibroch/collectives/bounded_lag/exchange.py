@@ -118,7 +118,8 @@ class LaggedAllToAll:
             target: of those that come.
             nbytes: of each part.
         """
-        shared, window = self._shared, self.window
+        shared = self._shared
+        window = self.window
         if shared is None or nbytes > shared.slot_bytes:
             return False
         with self._lock:

@@ -18,7 +18,8 @@ BOUNDS = (1, 2, 4, 8)
 """Among which is chosen."""
 TOLERATED_SHARE = 0.02
 """Of a step, by which a smaller bound may be slower than the largest one."""
-LEAST_EXCESS_SHARE, LEAST_STANDARD_ERRORS = 0.1, 4.0
+LEAST_EXCESS_SHARE = 0.1
+LEAST_STANDARD_ERRORS = 4.0
 """By which a rank's mean exceeds every other's, when it counts as always slow and not as unlucky in these steps."""
 
 
@@ -63,9 +64,11 @@ def find_straggler(times: NDArray[np.float64]) -> Straggler | None:
     if num_ranks < 2 or num_steps < 2:
         return None
     # a rank slow by chance in these steps is no straggler: ask for several standard errors
-    means, errors = times.mean(0), times.var(0, ddof=1) / num_steps
+    means = times.mean(0)
+    errors = times.var(0, ddof=1) / num_steps
     second, first = (int(rank) for rank in np.argsort(means, kind="stable")[-2:])
-    excess, chance = means[first] - means[second], np.sqrt(errors[first] + errors[second])
+    excess = means[first] - means[second]
+    chance = np.sqrt(errors[first] + errors[second])
     if excess <= LEAST_EXCESS_SHARE * means[second] or excess <= LEAST_STANDARD_ERRORS * chance:
         return None
     return Straggler(first, float(means[first]), float(means[second]))

@@ -31,7 +31,8 @@ class Patience:
     """
 
     def __init__(self, members: Sequence[int], timeout_s: float) -> None:
-        self._members, self._timeout_s = members, timeout_s
+        self._members = members
+        self._timeout_s = timeout_s
         self._since = time.monotonic()
         self._stopped_since: dict[int, float] = {}
 

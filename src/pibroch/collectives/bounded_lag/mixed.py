@@ -20,9 +20,13 @@ class MixedTransport(LaggedTransport):
     """
 
     def __init__(self, local: SharedMemoryTransport, remote: StreamTransport) -> None:
-        self._local, self._remote = local, remote
-        self.rank, self.world_size, self.members = local.rank, local.world_size, local.members
-        self.num_slots, self.timeout_s = local.num_slots, local.timeout_s
+        self._local = local
+        self._remote = remote
+        self.rank = local.rank
+        self.world_size = local.world_size
+        self.members = local.members
+        self.num_slots = local.num_slots
+        self.timeout_s = local.timeout_s
         self.peers = tuple(sorted((*local.peers, *remote.peers)))
         # by peer, so that a question about one goes to the transport that has it
         self._of = {p: part for part in (local, remote) for p in part.peers}

@@ -29,11 +29,19 @@ from pibroch.collectives.bounded_lag.rendezvous import ConnectedPeers, process_a
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
 
-HEADER_BYTES, LINE_BYTES = 64, 64
-SEQUENCE, NBYTES, ADDRESS = 0, 1, 2
+HEADER_BYTES = 64
+LINE_BYTES = 64
+SEQUENCE = 0
+NBYTES = 1
+ADDRESS = 2
 """Words of a slot's header."""
-SLEEP_S, SPIN_S, LEAST_NAP_S, MOST_NAP_S = 0.1, 0.00005, 0.00002, 0.002
-LONG_S, LONG_NAP_S = 0.02, 0.005  # who has waited so long may be so late
+SLEEP_S = 0.1
+SPIN_S = 0.00005
+LEAST_NAP_S = 0.00002
+MOST_NAP_S = 0.002
+# who has waited so long may be so late
+LONG_S = 0.02
+LONG_NAP_S = 0.005
 PROGRESS_S = 0.002
 END_S = 2.0
 """How long a rank that has closed lets others get what it has put."""
@@ -102,24 +110,31 @@ class MpiTransport(LaggedTransport):
         num_streams: int = 1,
         timeout_s: float = 300.0,
     ) -> None:
-        self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
-        self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
+        self.rank = rank
+        self.world_size = len(members)
+        self.num_slots = num_slots
+        self.members = members
+        self.timeout_s = timeout_s
+        self.slot_bytes = slot_bytes
         self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
         self.peers = tuple(sorted(self._links))
         self._processes = {p: process_at(link) for p, link in peers.local.items()}
-        self._mpi, self._stride = mpi, HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
+        self._mpi = mpi
+        self._stride = HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
         self._head_bytes = -(-8 * len(members) // LINE_BYTES) * LINE_BYTES
         rings = num_streams * len(members) * num_slots
         self._communicator = self._communicate(tuple(members))
         self._windows = self._open(tuple(members), self._head_bytes + rings * self._stride)
-        self._inbox, self._overflow = self._windows.inbox, self._windows.overflow
+        self._inbox = self._windows.inbox
+        self._overflow = self._windows.overflow
         memory = np.frombuffer(self._inbox.tomemory(), np.uint8)
         self._memory: Bytes = memory
         self._notes: Ints = memory[: 8 * len(members)].view(np.int64)
         slots = memory[self._head_bytes :].reshape(
             num_streams, len(members), num_slots, self._stride
         )
-        self._slots, self._headers = slots, slots[..., :HEADER_BYTES].view(np.int64)
+        self._slots = slots
+        self._headers = slots[..., :HEADER_BYTES].view(np.int64)
         self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
         self._got: dict[
             tuple[int, int, int], tuple[int, Bytes]
@@ -130,10 +145,12 @@ class MpiTransport(LaggedTransport):
 
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""
-        place, peers = slot.number % self.num_slots, self.peers if only is None else (only,)
+        place = slot.number % self.num_slots
+        peers = self.peers if only is None else (only,)
         headers = np.zeros((len(peers), 3), np.int64)
         for header, p in zip(headers, peers, strict=True):
-            nbytes, at = int(going.sizes[p]), self._place(slot.stream, place)
+            nbytes = int(going.sizes[p])
+            at = self._place(slot.stream, place)
             header[:] = slot.number + 1, nbytes, 0
             if nbytes > self.slot_bytes:
                 header[ADDRESS] = self._keep(slot.stream, place, p, int(going.addresses[p]), nbytes)
@@ -156,10 +173,12 @@ class MpiTransport(LaggedTransport):
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
-        pending, seen = list(self.peers), 0
+        pending = list(self.peers)
+        seen = 0
         while pending:
             for p in [p for p in pending if self.has_arrived(slot, p)]:
-                view, expected = self.view(slot, p), int(coming.sizes[p])
+                view = self.view(slot, p)
+                expected = int(coming.sizes[p])
                 if len(view) != expected:
                     raise InputError(
                         f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
@@ -201,7 +220,8 @@ class MpiTransport(LaggedTransport):
 
     def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`; what comes makes the sum of all slots' numbers larger."""
-        start, nap = time.perf_counter(), LEAST_NAP_S
+        start = time.perf_counter()
+        nap = LEAST_NAP_S
         while (news := int(self._headers[..., SEQUENCE].sum())) == seen:
             waited = time.perf_counter() - start
             if waited > SLEEP_S:
@@ -242,7 +262,8 @@ class MpiTransport(LaggedTransport):
         )
 
     def _send(self, address: int, nbytes: int, peer: int, place: int) -> None:
-        memory, byte = (ctypes.c_char * nbytes).from_address(address), self._mpi.BYTE
+        memory = (ctypes.c_char * nbytes).from_address(address)
+        byte = self._mpi.BYTE
         self._inbox.Put([memory, byte], peer, [place, nbytes, byte])
 
     def _keep(self, stream: int, place: int, peer: int, source: int, nbytes: int) -> int:
@@ -259,7 +280,8 @@ class MpiTransport(LaggedTransport):
         return address
 
     def _get(self, peer: int, address: int, target: Bytes, number: int) -> None:
-        byte, patience = self._mpi.BYTE, Patience(self.members, self.timeout_s)
+        byte = self._mpi.BYTE
+        patience = Patience(self.members, self.timeout_s)
         request = self._overflow.Rget([target, byte], peer, [address, len(target), byte])
         looked = time.perf_counter()
         while not request.Test():
@@ -306,11 +328,9 @@ class MpiTransport(LaggedTransport):
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> _MpiWindows:
         """New windows between all members, and an end to those that all have closed."""
-        opened, mpi, communicator = (
-            self._opened.setdefault(members, []),
-            self._mpi,
-            self._communicator,
-        )
+        opened = self._opened.setdefault(members, [])
+        mpi = self._mpi
+        communicator = self._communicator
         closed = np.array([each.is_closed for each in opened], np.int64)
         if opened:
             communicator.Allreduce(closed.copy(), closed, mpi.MIN)

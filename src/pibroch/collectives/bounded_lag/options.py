@@ -11,7 +11,8 @@ from pibroch.integers import whole_number
 SLOT_BYTES = 1 << 16
 AUTO = "auto"
 TRANSPORTS = ("auto", "stream", "gloo", "mpi")
-BOUND_VARIABLE, TRANSPORT_VARIABLE = "PIBROCH_BLS_BOUND", "PIBROCH_BLS_TRANSPORT"
+BOUND_VARIABLE = "PIBROCH_BLS_BOUND"
+TRANSPORT_VARIABLE = "PIBROCH_BLS_TRANSPORT"
 
 
 @dataclass(slots=True)
@@ -48,9 +49,11 @@ class BoundedLagOptions:
             ConfigError: for what is no number, or a negative one.
         """
         if self.bound is not None:
-            found, where = self.bound, "bound"
+            found = self.bound
+            where = "bound"
         else:
-            text, where = os.environ.get(BOUND_VARIABLE, AUTO), BOUND_VARIABLE
+            text = os.environ.get(BOUND_VARIABLE, AUTO)
+            where = BOUND_VARIABLE
             if text == AUTO:
                 return None
             if not text.lstrip("-").isdecimal():

@@ -55,12 +55,10 @@ class LaggedWork(dist.Work):
         received: list[Tensor],
     ) -> None:
         super().__init__()
-        self._exchange, self._number, self._outputs, self._received = (
-            exchange,
-            number,
-            outputs,
-            received,
-        )
+        self._exchange = exchange
+        self._number = number
+        self._outputs = outputs
+        self._received = received
 
     def wait(self, timeout: timedelta = _NO_TIME) -> bool:
         """Block until this request and all before it are complete; the group's time limit holds."""
@@ -122,7 +120,9 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         size = len(members)
         bound = options.resolved_bound()  # raises before any rank waits for another
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows the other constructor, of no subclass
-        self._rank, self._size, self._name = rank, size, ""
+        self._rank = rank
+        self._size = size
+        self._name = ""
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -168,7 +168,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
                 opts, "asyncOp", True
             )  # not in torch 2.6
             if exchange is not None:
-                source, target = input.data_ptr(), output.data_ptr()
+                source = input.data_ptr()
+                target = output.data_ptr()
                 with _span("bls:all_to_all"):
                     if is_waited_for and exchange.exchange(source, target, each):
                         return None
@@ -176,7 +177,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
                 if number is not None:
                     return LaggedWork(exchange, number, [output], [output])
             sizes = [each] * self._size
-            going, coming = _consecutive(input, sizes), _consecutive(output, sizes)
+            going = _consecutive(input, sizes)
+            coming = _consecutive(output, sizes)
         else:
             going = _consecutive(input, _bytes_of(input, input_split_sizes, self._size))
             coming = _consecutive(output, _bytes_of(output, output_split_sizes, self._size))

@@ -38,7 +38,8 @@ SLEEP_US = 100_000
 """The longest sleep between two looks at the others."""
 SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
-MANY_CORES, FEW_CORES = (400, 1000, 2000, 0, 32), (20, 1000, 50, 0, 32)
+MANY_CORES = (400, 1000, 2000, 0, 32)
+FEW_CORES = (20, 1000, 50, 0, 32)
 """Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
 
 With a core for each rank of the host, and without.
@@ -68,9 +69,13 @@ class SharedMemoryTransport(LaggedTransport):
         num_streams: int = 1,
         timeout_s: float = 300.0,
     ) -> None:
-        self.rank, self.world_size, self.num_slots = rank, len(members), num_slots
+        self.rank = rank
+        self.world_size = len(members)
+        self.num_slots = num_slots
         self.peers = tuple(sorted(links))
-        self.members, self.timeout_s, self.slot_bytes = members, timeout_s, slot_bytes
+        self.members = members
+        self.timeout_s = timeout_s
+        self.slot_bytes = slot_bytes
         self._stride = ring.HEADER_BYTES + -(-slot_bytes // 64) * 64
         self._sockets = links
         rings = num_streams * self.world_size * num_slots
@@ -86,7 +91,8 @@ class SharedMemoryTransport(LaggedTransport):
         self._is_peer = (self._links[:, 0] != 0).astype(np.int64)
         self._pending = np.zeros(self.world_size, np.int64)
         shape = (num_streams, num_slots, self.world_size, 2)
-        self._going, self._coming = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._going = np.zeros(shape, np.int64)
+        self._coming = np.zeros(shape, np.int64)
         self._no_segments = np.zeros((self.world_size, 2), np.int64)
         self._room = np.zeros(shape[:3], np.int64)  # bytes of the segments that go out
         self._own: dict[tuple[int, int, int], OwnSegment] = {}
@@ -119,11 +125,9 @@ class SharedMemoryTransport(LaggedTransport):
             return
         place = slot.number % self.num_slots
         segments = self._segments_for(slot.stream, place, going, (only,))
-        at, address, nbytes = (
-            self._place(slot.stream, place),
-            int(going.addresses[only]),
-            int(going.sizes[only]),
-        )
+        at = self._place(slot.stream, place)
+        address = int(going.addresses[only])
+        nbytes = int(going.sizes[only])
         ring.put_one(self._links[only], at, slot.number + 1, address, nbytes, segments[only])
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
@@ -199,7 +203,8 @@ class SharedMemoryTransport(LaggedTransport):
 
     def view(self, slot: Slot, peer: int) -> Bytes:
         """See :class:`LaggedTransport`."""
-        stream, place = slot.stream, slot.number % self.num_slots
+        stream = slot.stream
+        place = slot.number % self.num_slots
         start = int(self._links[peer, ring.READ]) + self._place(stream, place) - self._inbox.address
         sequence, nbytes, segment = (
             int(word) for word in self._inbox.array[start : start + 24].view(np.int64)
@@ -252,8 +257,10 @@ class SharedMemoryTransport(LaggedTransport):
         return inbox + HEAD_BYTES + sender * self.num_slots * self._stride
 
     def _take_pending(self, slot: Slot, coming: RankParts) -> None:
-        stream, place = slot.stream, slot.number % self.num_slots
-        known, at = self._coming[stream, place], self._place(stream, place)
+        stream = slot.stream
+        place = slot.number % self.num_slots
+        known = self._coming[stream, place]
+        at = self._place(stream, place)
         patience: Patience | None = None
         while True:
             outcome = ring.take(
@@ -319,7 +326,8 @@ class SharedMemoryTransport(LaggedTransport):
         except OSError as error:
             raise self.lost(p, None, ENDED) from error
         segment.close_fd()
-        self._own[stream, place, p], self._room[stream, place, p] = segment, size
+        self._own[stream, place, p] = segment
+        self._room[stream, place, p] = size
         self._going[stream, place, p] = segment.segment_id, segment.address
         return segment.segment_id, segment.address
 

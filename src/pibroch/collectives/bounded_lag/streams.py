@@ -22,7 +22,10 @@ from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.ring.numba import copy_bytes
 
-PING, PONG, LOST, GOODBYE = -1, -2, -3, -4
+PING = -1
+PONG = -2
+LOST = -3
+GOODBYE = -4
 """In place of a stream: are you there; yes; I give up because of the rank that the number says.
 
 Nothing more will come.
@@ -68,9 +71,15 @@ class StreamTransport(LaggedTransport):
         timeout_s: float,
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        self.peers, self.rank, self.world_size = tuple(sorted(peers)), rank, len(members)
-        self.members, self.num_slots, self.timeout_s = members, num_slots, timeout_s
-        self._on_news, self._changed, self._news = on_news, threading.Condition(), 0
+        self.peers = tuple(sorted(peers))
+        self.rank = rank
+        self.world_size = len(members)
+        self.members = members
+        self.num_slots = num_slots
+        self.timeout_s = timeout_s
+        self._on_news = on_news
+        self._changed = threading.Condition()
+        self._news = 0
         self._came: dict[tuple[int, int, int], Bytes] = {}
         self._ended: dict[int, str] = {}
         self._blamed: tuple[int, int] | None = None  # by whom, and who
@@ -137,7 +146,8 @@ class StreamTransport(LaggedTransport):
                         slot.number,
                         patience,
                     )
-            part, expected = self._came[slot.stream, slot.number, p], int(coming.sizes[p])
+            part = self._came[slot.stream, slot.number, p]
+            expected = int(coming.sizes[p])
             if len(part) != expected:
                 raise InputError(
                     f"{len(part)} bytes from rank {self.members[p]} in exchange {slot.number}",

@@ -45,7 +45,8 @@ class TcpTransport(StreamTransport):
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(list(links), rank, members, num_slots, timeout_s, on_news)
-        self._links, self._outboxes = links, {p: _Outbox(link) for p, link in links.items()}
+        self._links = links
+        self._outboxes = {p: _Outbox(link) for p, link in links.items()}
         self.listen()
         _OPEN.add(self)
 
@@ -89,7 +90,8 @@ class _Outbox:
     """What goes to one peer, in order."""
 
     def __init__(self, link: socket.socket) -> None:
-        self._link, self._changed = link, threading.Condition()
+        self._link = link
+        self._changed = threading.Condition()
         self._left: deque[bytes] = deque()
         self._thread: threading.Thread | None = None
         self._is_broken = self._is_closed = False
@@ -158,7 +160,8 @@ def _started(work: Callable[[], None]) -> threading.Thread:
 
 def _fill(link: socket.socket, room: Bytes) -> bool:
     """Read as many bytes; false when the stream ends before."""
-    place, view = 0, room.data
+    place = 0
+    view = room.data
     while place < len(room):
         try:
             got = link.recv_into(view[place:])

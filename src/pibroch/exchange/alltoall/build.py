@@ -81,7 +81,8 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     if chosen.replicas not in WAYS:
         raise ConfigError(f"replicas {chosen.replicas!r}", f"one of {', '.join(WAYS)}")
     check_same_options(setup.channel, {"replicas": chosen.replicas})
-    wire, ranks = chosen.wire_on(setup), setup.channel.ranks
+    wire = chosen.wire_on(setup)
+    ranks = setup.channel.ranks
     plan = chosen.plan_of(setup, ranks.world_size, "ranks")
 
     def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:

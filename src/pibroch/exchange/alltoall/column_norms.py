@@ -66,7 +66,8 @@ def with_whole_rows(
     pairs = ((totals, totals), (totals, weights), (weights, weights))
     parts = np.stack([np.einsum("ud,ud->u", a, b, dtype=np.float64) for a, b in pairs], axis=1)
     sums, dims = yield from _over_columns(layout, rank, shard, updates, parts)
-    clip, decay = np.ones(num_rows), hyper.weight_decay
+    clip = np.ones(num_rows)
+    decay = hyper.weight_decay
     if hyper.max_norm:
         clip = np.minimum(1.0, hyper.max_norm / np.maximum(np.sqrt(sums[:, 0]), 1e-300))
         totals *= clip[:, None].astype(np.float32)

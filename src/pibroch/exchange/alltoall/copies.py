@@ -52,7 +52,10 @@ class OwnedCopies(ABC):
     gradients_go_along: bool
 
     def __init__(self, num_rows: int, rank: int, world_size: int, own: Ints) -> None:
-        self.num_rows, self.rank, self.world_size, self.own = num_rows, rank, world_size, own
+        self.num_rows = num_rows
+        self.rank = rank
+        self.world_size = world_size
+        self.own = own
         self._owned = group_rows(own[:0])
         self._counts: list[int] = []
         self._rows = own[:0]
@@ -155,7 +158,8 @@ class DenseSums(OwnedCopies):
 
     def sums(self, received: Records, own: Records) -> Talk[Records]:
         """See :class:`OwnedCopies`."""
-        counts, width = self._owned_counts(), own.shape[1]
+        counts = self._owned_counts()
+        width = own.shape[1]
         firsts = np.cumsum([0, *counts])
         everything = np.zeros((self.num_rows, width), np.float32)
         everything[firsts[self.own % self.world_size] + self.own // self.world_size] = own

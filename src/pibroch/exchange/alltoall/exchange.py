@@ -59,7 +59,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
             wire.channel,
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
         )
-        self.wire, self._groups_under = wire, groups_under
+        self.wire = wire
+        self._groups_under = groups_under
         self._movement: RowMovement | None = None
         self._moved: Future[bool] | None = None
         self._num_to_update = 0
@@ -169,10 +170,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._movement = self._moved = None
         self._use(movement.after)
         for pending in self._announced:
-            pending.routes, pending.rows = (
-                self.announce(pending.batch, pending.is_real).routes,
-                None,
-            )
+            pending.routes = self.announce(pending.batch, pending.is_real).routes
+            pending.rows = None
 
     def forget(self) -> None:
         """See :class:`Exchange`."""

@@ -83,7 +83,8 @@ class GroupLanes:
 
     def _spans(self, batch: JaggedBatch) -> list[slice]:
         """Of each reader, its ids among those of the group."""
-        offsets, size = batch.offsets_of(self.space.features), batch.batch_size
+        offsets = batch.offsets_of(self.space.features)
+        size = batch.batch_size
         ends = [int(offsets[place * size]) for place in range(len(self.space.features) + 1)]
         return [slice(start, end) for start, end in pairwise(ends)]
 

@@ -53,7 +53,8 @@ class InferenceLookup:
     """
 
     def __init__(self, exchange: AllToAllExchange) -> None:
-        self._exchange, self._lanes = exchange, exchange.lanes
+        self._exchange = exchange
+        self._lanes = exchange.lanes
         self.num_ranks = self._lanes[0].world_size
         self._head_bytes = 8 * (3 + 2 * len(self._lanes))
 
@@ -85,7 +86,8 @@ class InferenceLookup:
 
     def nothing(self, width: int, is_real: bool, took_ns: int = 0) -> Question:
         """The question of a batch without samples, of so many dense features."""
-        none, offsets = torch.empty(0), torch.zeros(1, dtype=torch.int64)
+        none = torch.empty(0)
+        offsets = torch.zeros(1, dtype=torch.int64)
         keys = self._exchange.features
         return self.ask(
             JaggedBatch(torch.empty(0, width), keys, none.long(), offsets, none), is_real, took_ns
@@ -107,7 +109,8 @@ class InferenceLookup:
             averaged_at: answer with moving averages as of this step instead of the weights.
         """
         numbers = message[: self._head_bytes].view(np.int64).tolist()
-        parts, start = [], self._head_bytes
+        parts = []
+        start = self._head_bytes
         for lane, nbytes, note in zip(self._lanes, numbers[3::2], numbers[4::2], strict=True):
             vectors = lane.answer(message[start : start + nbytes], numbers[0], note, averaged_at)
             start += _padded(nbytes)
@@ -121,9 +124,12 @@ class InferenceLookup:
             question: that was asked.
             answers: of each rank; not needed any more afterwards.
         """
-        starts, pooled, room = [0] * self.num_ranks, [], self._exchange.room_for(question.batch)
+        starts = [0] * self.num_ranks
+        pooled = []
+        room = self._exchange.room_for(question.batch)
         for lane, part in zip(self._lanes, question.lanes, strict=True):
-            width, dtype = lane.layout.width, lane.wire.dtype
+            width = lane.layout.width
+            dtype = lane.wire.dtype
             vectors = []
             for p, count in enumerate(part.num_vectors):
                 nbytes = count * width * dtype.itemsize

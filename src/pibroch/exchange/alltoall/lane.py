@@ -105,16 +105,15 @@ class Lane(ABC):
         spare_rows: int = 0,
         make_room: MakeRoom = empty_rows,
     ) -> None:
-        self.layout, self.optimizer, self.channel, self.wire = (
-            layout,
-            group.optimizer,
-            wire.channel,
-            wire,
-        )
+        self.layout = layout
+        self.optimizer = group.optimizer
+        self.channel = wire.channel
+        self.wire = wire
         self.columns: Columns | None = None
         if group.columns is not None:
             self.columns = group.columns.part(layout.places, layout.first_columns, layout.width)
-        self.rank, self.world_size = self.channel.ranks.rank, self.channel.ranks.world_size
+        self.rank = self.channel.ranks.rank
+        self.world_size = self.channel.ranks.world_size
         pieces = layout.pieces[self.rank]
         self.shard = MemoryShard(
             pieces, layout.width, self.optimizer, seed, spare_rows, layout.dtype, make_room

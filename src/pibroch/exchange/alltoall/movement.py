@@ -59,13 +59,16 @@ class LaneMovement:
     def between(cls, before: RowLane, after: RowLane) -> LaneMovement:
         """Find where each row of this rank is to go."""
         new = _places(after.layout)
-        targets, places, mine = [], [], []
+        targets = []
+        places = []
+        mine = []
         for piece in before.layout.pieces[before.rank]:
             target, place = (numbers[ids_of(piece.rows)] for numbers in new[piece.table.name])
             targets.append(target)
             places.append(place)
         empty = np.empty(0, np.int64)
-        target, place = np.concatenate([empty, *targets]), np.concatenate([empty, *places])
+        target = np.concatenate([empty, *targets])
+        place = np.concatenate([empty, *places])
         is_copy = np.arange(len(target)) < before.layout.num_replicated
         target = np.where(is_copy & (target == EVERYWHERE), before.rank, target)
         mine = ~is_copy | (target == before.rank)
@@ -82,7 +85,8 @@ class LaneMovement:
         """The next rows that nothing has updated; costs what they do."""
         progress = self.before.shard.progress
         assert progress is not None, "while they move"
-        found, count = [np.empty(0, np.int64)], 0
+        found = [np.empty(0, np.int64)]
+        count = 0
         while self.cursor < len(progress) and count < most:
             rows = self.cursor + np.flatnonzero(
                 progress[self.cursor : self.cursor + ROWS_PER_LOOK] == UNTOUCHED
@@ -111,7 +115,8 @@ class LaneMovement:
             rows: of the shard.
             left: how many this rank has yet, beside these.
         """
-        world_size, shard = self.before.world_size, self.before.shard
+        world_size = self.before.world_size
+        shard = self.before.shard
         assert shard.progress is not None, "while they move"
         by_rank = [
             rows[(self.target[rows] == p) | (self.target[rows] == EVERYWHERE)]
@@ -159,7 +164,9 @@ class RowMovement:
         wire: RowWire,
         rows_per_step: int,
     ) -> None:
-        self.after, self._wire, self._rows_per_step = after, wire, rows_per_step
+        self.after = after
+        self._wire = wire
+        self._rows_per_step = rows_per_step
         self._lanes = [LaneMovement.between(*pair) for pair in _pairs(before, after)]
         self._stage = COLD
         self._hot: list[Ints] = []
@@ -174,10 +181,8 @@ class RowMovement:
             chosen = [lane.next_cold(most) for lane in self._lanes]
             left = sum(len(lane.target) - lane.cursor for lane in self._lanes)
         else:
-            chosen, self._hot = (
-                [rows[:most] for rows in self._hot],
-                [rows[most:] for rows in self._hot],
-            )
+            chosen = [rows[:most] for rows in self._hot]
+            self._hot = [rows[most:] for rows in self._hot]
             left = sum(map(len, self._hot))
         if self._send(chosen, left) == 0:
             self._stage += 1
@@ -219,7 +224,8 @@ def _pairs(
                     " rows",
                 )
             assert isinstance(first, RowLane), "just looked"
-        one, other = old.lanes[0], new.lanes[0]
+        one = old.lanes[0]
+        other = new.lanes[0]
         assert isinstance(one, RowLane) and isinstance(other, RowLane), "just looked"
         yield one, other
 
@@ -230,7 +236,8 @@ def _places(layout: LaneLayout) -> dict[str, tuple[Ints, Ints]]:
     for rank, pieces in enumerate(layout.pieces):
         first = 0
         for piece in pieces:
-            table, ids = piece.table, ids_of(piece.rows)
+            table = piece.table
+            ids = ids_of(piece.rows)
             nothing = np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, np.int64)
             ranks, places = found.setdefault(table.name, nothing)
             ranks[ids] = EVERYWHERE if first < layout.num_replicated else rank

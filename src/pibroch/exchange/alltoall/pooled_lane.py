@@ -73,11 +73,13 @@ class BagRoute(Route):
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
-        lane, counts = self.lane, [len(ids.offsets) - 1 for ids in self.bags]
+        lane = self.lane
+        counts = [len(ids.offsets) - 1 for ids in self.bags]
         if lane.is_frozen:
             return
         received = yield from lane.carry(gradients, self._own_bags(), counts)
-        ends, size = np.cumsum([0, *counts]), max(1, sum(self.num_samples))
+        ends = np.cumsum([0, *counts])
+        size = max(1, sum(self.num_samples))
         totals = []
         for p, grouped in enumerate(self.grouped):
             total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
@@ -168,7 +170,8 @@ class PooledLane(Lane):
 
     def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
         """Of each reader its columns, and views of its bags' ``vectors`` ``[B, D]``, which are there owner by owner."""
-        layout, columns = self.layout, self.columns
+        layout = self.layout
+        columns = self.columns
         assert columns is not None, "owners pool"
         firsts = iter(columns.first.tolist())
         for part, count in zip(
@@ -190,8 +193,10 @@ class PooledLane(Lane):
                 "weights that are learned with a placement where owners pool",
                 "a placement under which rows travel, e.g. table_wise",
             )
-        offsets, values = batch.offsets.numpy(), batch.values.numpy()
-        addresses, problem = np.empty(len(values), np.int64), None
+        offsets = batch.offsets.numpy()
+        values = batch.values.numpy()
+        addresses = np.empty(len(values), np.int64)
+        problem = None
         bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
         if bad >= 0:
             problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
@@ -206,7 +211,8 @@ class PooledLane(Lane):
         """What one owner hears of its bags."""
         ends = np.cumsum([0, *self.layout.num_features_of_shard])
         bags_per_feature = (len(offsets) - 1) // max(1, int(ends[-1]))
-        first, last = ends[owner] * bags_per_feature, ends[owner + 1] * bags_per_feature
+        first = ends[owner] * bags_per_feature
+        last = ends[owner + 1] * bags_per_feature
         span = slice(offsets[first], offsets[last])
         lengths = np.diff(offsets[first : last + 1]).astype(np.int32)
         rows = (addresses[span] - self.layout.bounds[owner]).astype(self.id_type)
@@ -218,7 +224,8 @@ class PooledLane(Lane):
         num_bags = num_features * num_samples
         lengths = message[: 4 * num_bags].view(np.int32)
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        num_ids, start = int(offsets[-1]), 4 * num_bags
+        num_ids = int(offsets[-1])
+        start = 4 * num_bags
         end = start + num_ids * np.dtype(self.id_type).itemsize
         rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(
             np.int64
@@ -254,7 +261,8 @@ class PartialSumLane(PooledLane):
 
     def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
         """See :class:`PooledLane`; a reader comes once for each shard of its table."""
-        layout, columns = self.layout, self.columns
+        layout = self.layout
+        columns = self.columns
         assert columns is not None, "owners pool"
         for part, readers in zip(
             vectors.split(self.bags_of(num_samples)), layout.readers_of_shard, strict=True

@@ -87,10 +87,12 @@ class RowRoute(DistinctRoute):
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
         """See :class:`Route`."""
-        lane, counts = self.lane, self.wanted
+        lane = self.lane
+        counts = self.wanted
         if lane.is_frozen:
             return
-        layout, optimizer = lane.layout, lane.optimizer
+        layout = lane.layout
+        optimizer = lane.optimizer
         own = gradients[:0]
         if layout.num_replicated:
             parts = gradients.split(counts)
@@ -104,7 +106,8 @@ class RowRoute(DistinctRoute):
             )
             counts = [count + len(copied) for count, copied in zip(counts, along, strict=True)]
         came = received = yield from lane.carry(gradients, counts, self.update_counts)
-        updates, hyper = self.updates, optimizer.hyper(learning_rate, step)
+        updates = self.updates
+        hyper = optimizer.hyper(learning_rate, step)
         if needs_whole_rows(layout, optimizer):
             updates, received, hyper = yield from with_whole_rows(
                 layout, lane.rank, lane.shard, updates, received, hyper
@@ -134,7 +137,8 @@ class RowLane(Lane):
 
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
         """See :class:`Lane`."""
-        layout, rank = self.layout, self.rank
+        layout = self.layout
+        rank = self.rank
         ids, problem = self.resolve(batch.pick(layout.features))
         here = DistinctRows.of(ids)
         rows = here.grouped.rows
@@ -161,7 +165,8 @@ class RowLane(Lane):
             own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], packed[p][0]])
             for p in range(self.world_size)
         ]
-        asked_counts, lengths = received[:, 2].tolist(), received[:, 3].tolist()
+        asked_counts = received[:, 2].tolist()
+        lengths = received[:, 3].tolist()
         lengths[rank] = 0  # among its own
         sizes = [count + abs(length) for count, length in zip(asked_counts, lengths, strict=True)]
         came = yield Values(
@@ -174,7 +179,8 @@ class RowLane(Lane):
         if copies is not None:
             yield from copies.hear(updated, self.id_type)
             if not copies.gradients_go_along:
-                updated, update_counts = asked, asked_counts
+                updated = asked
+                update_counts = asked_counts
             places = np.flatnonzero(updated >= layout.num_replicated)
             updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
         return RowRoute(
@@ -199,7 +205,8 @@ class RowLane(Lane):
 
     def _owned_copies(self, own: RowIds) -> OwnedCopies | None:
         """This rank's copied rows, where owners sum their gradients."""
-        way, num_rows = WAYS[self.replicas], self.layout.num_replicated
+        way = WAYS[self.replicas]
+        num_rows = self.layout.num_replicated
         if way is None or not num_rows or self.world_size == 1 or self.is_frozen:
             return None
         return way(num_rows, self.rank, self.world_size, own.astype(np.int64))
@@ -239,8 +246,10 @@ class RowLane(Lane):
         Where one is outside its table, no ids and the error, for all ranks to hear of.
         """
         layout = self.layout
-        values, offsets = batch.values.numpy(), batch.offsets.numpy()
-        addresses, problem = np.empty(len(values), np.int64), None
+        values = batch.values.numpy()
+        offsets = batch.offsets.numpy()
+        addresses = np.empty(len(values), np.int64)
+        problem = None
         bad = routing.resolve_addresses(
             values, offsets, layout.homes if homes is None else homes, addresses
         )
@@ -269,7 +278,8 @@ def _apart(
     ends = np.cumsum(
         [count + abs(length) for count, length in zip(counts, lengths, strict=True)]
     ).tolist()
-    asked, both = [], []
+    asked = []
+    both = []
     for end, count, length in zip(ends, counts, lengths, strict=True):
         start = end - abs(length)
         asked.append(numbers[start - count : start].astype(np.int64))

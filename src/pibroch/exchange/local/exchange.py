@@ -37,7 +37,8 @@ class LocalExchange(Exchange[list[BatchIds]]):
         for _, problem in found:
             if problem is not None:
                 raise problem
-        handle, room = [ids for ids, _ in found], room_for(self._groups, batch)
+        handle = [ids for ids, _ in found]
+        room = room_for(self._groups, batch)
         return [
             self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)
         ], handle
@@ -45,8 +46,10 @@ class LocalExchange(Exchange[list[BatchIds]]):
     def _pooled(
         self, number: int, ids: BatchIds, room: Tensor | None, averaged_at: int | None
     ) -> Tensor:
-        each, shard = self._groups[number], self._held[number]
-        records, rows = shard.stored, ids.row_ids
+        each = self._groups[number]
+        shard = self._held[number]
+        records = shard.stored
+        rows = ids.row_ids
         if averaged_at is not None:
             records = read_rows(shard, each.optimizer, ids.row_ids, averaged_at)
             rows = rising(len(ids.row_ids)).astype("int64")

@@ -10,7 +10,8 @@ from pydantic import AliasChoices, Field, model_validator
 
 from pibroch.config.exchange import ExchangeSpec, PlacedSection
 
-SERVER, ORACLE = "embedding-server", "oracle"
+SERVER = "embedding-server"
+ORACLE = "oracle"
 
 
 class LookaheadSection(PlacedSection):

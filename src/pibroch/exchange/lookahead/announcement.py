@@ -146,8 +146,11 @@ class Announcer:
     """
 
     def __init__(self, channel: Channel, tells_rows: bool, purposes: BytesByPurpose) -> None:
-        self._channel, self._tells_rows, self._purposes = channel, tells_rows, purposes
-        self._rank, self._world_size = channel.ranks.rank, channel.ranks.world_size
+        self._channel = channel
+        self._tells_rows = tells_rows
+        self._purposes = purposes
+        self._rank = channel.ranks.rank
+        self._world_size = channel.ranks.world_size
         self._room = np.zeros(self._world_size, np.int64)  # for each rank's rows
 
     def announce(self, here: Prepared, is_real: bool) -> Announcement:
@@ -173,7 +176,8 @@ class Announcer:
 
     def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[Bytes]]:
         """The numbers that head each rank's message, and its encoded rows."""
-        size, encoded = self._world_size, np.concatenate([lane.encoded for lane in here.lanes])
+        size = self._world_size
+        encoded = np.concatenate([lane.encoded for lane in here.lanes])
         of_lanes = [
             number for lane in here.lanes for number in (len(lane.grouped.rows), len(lane.encoded))
         ]

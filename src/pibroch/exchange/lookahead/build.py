@@ -78,7 +78,8 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
         TrainingError: when a server or the oracle cannot be reached.
     """
     chosen = options_of(LookaheadOptions, "lookahead", options)
-    channel, ranks = setup.channel, setup.channel.ranks
+    channel = setup.channel
+    ranks = setup.channel.ranks
     wire = chosen.wire_on(setup)
     if chosen.servers:
         plan = behind(chosen.plan_of(setup, len(chosen.servers), "servers"), ranks.world_size)
@@ -122,7 +123,8 @@ class _Held:
         self, setup: Setup, chosen: LookaheadOptions, layouts: Sequence[LaneLayout], wire: RowWire
     ) -> None:
         optimizers = [each.optimizer for each in setup.groups]
-        self.purposes, self._wire = BytesByPurpose(), wire
+        self.purposes = BytesByPurpose()
+        self._wire = wire
         self.spare = spare_rows(layouts, optimizers, chosen.cache_rows, setup.channel)
         self.lanes: list[RowLane] = []
         self.shards: list[Shard] = []
@@ -156,7 +158,9 @@ class _Held:
 
     def take(self, lanes: Iterable[RowLane]) -> None:
         """Rows have moved to these lanes."""
-        self.lanes, self.shards, self.carriers = [], [], []
+        self.lanes = []
+        self.shards = []
+        self.carriers = []
         for lane in lanes:
             self._add(lane, [lane.shard], None)
 
@@ -189,8 +193,10 @@ class _Held:
 
 def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Planner:
     """The way to the central oracle, or an oracle of this rank's own where there is none."""
-    bounds, channel = [lane.layout.bounds for lane in held.lanes], held.lanes[0].channel
-    ranks, how = channel.ranks, (chosen.cache, chosen.delayed_sync)
+    bounds = [lane.layout.bounds for lane in held.lanes]
+    channel = held.lanes[0].channel
+    ranks = channel.ranks
+    how = (chosen.cache, chosen.delayed_sync)
     if chosen.oracle is None:
         lanes = zip(bounds, held.spare, strict=True)
         return LocalPlanner(

@@ -59,14 +59,15 @@ class Carrier:
     def __init__(
         self, lane: RowLane, purposes: BytesByPurpose, homes: ServerHomes | None = None
     ) -> None:
-        self.shard, self.wire, self._bounds, self._optimizer = (
-            lane.shard,
-            lane.wire,
-            lane.layout.bounds,
-            lane.optimizer,
-        )
-        self.is_frozen, self.purposes, self._homes = lane.is_frozen, purposes, homes
-        self._channel, self._num_home = lane.channel, len(lane.shard.records)
+        self.shard = lane.shard
+        self.wire = lane.wire
+        self._bounds = lane.layout.bounds
+        self._optimizer = lane.optimizer
+        self.is_frozen = lane.is_frozen
+        self.purposes = purposes
+        self._homes = homes
+        self._channel = lane.channel
+        self._num_home = len(lane.shard.records)
         self._num_ranks = lane.world_size
         self._row_of_slot = np.empty(
             0, np.int64
@@ -85,7 +86,8 @@ class Carrier:
 
         Rounded to the wire's type wherever they are.
         """
-        space, dim = self.shard.stored_space, self.shard.dim
+        space = self.shard.stored_space
+        dim = self.shard.dim
         if self.wire.is_exact:
             return space, places[row_of_position]
         rows = np.empty((len(places), dim), np.float32)
@@ -124,15 +126,16 @@ class Carrier:
 
         Transfers by purpose, in one message to each rank.
         """
-        records, stored, dim = self.shard.space, self.shard.stored_space, self.shard.dim
+        records = self.shard.space
+        stored = self.shard.stored_space
+        dim = self.shard.dim
         num_home = self._num_home
         widths = np.array([records.shape[1], dim])
         transfer = reduce(merged, transfers.values())
-        send_counts, receive_counts = widths @ transfer.counts[:2], widths @ transfer.counts[2:]
-        sent, received = (
-            np.empty(int(send_counts.sum()), np.float32),
-            np.empty(int(receive_counts.sum()), np.float32),
-        )
+        send_counts = widths @ transfer.counts[:2]
+        receive_counts = widths @ transfer.counts[2:]
+        sent = np.empty(int(send_counts.sum()), np.float32)
+        received = np.empty(int(receive_counts.sum()), np.float32)
         packing.pack(
             records,
             stored,
@@ -160,7 +163,8 @@ class Carrier:
 
     def _note_rows(self, slots: Ints, rows: Ints) -> None:
         """Records of rows came into slots."""
-        known, most = len(self._row_of_slot), int(slots.max(initial=-1)) + 1
+        known = len(self._row_of_slot)
+        most = int(slots.max(initial=-1)) + 1
         if most > known:
             more = min(max(most, 2 * known), len(self.shard.space) - self._num_home) - known
             self._row_of_slot = np.concatenate([self._row_of_slot, np.full(more, NOBODY, np.int64)])
@@ -258,7 +262,8 @@ class Carrier:
 
     def bring_home(self) -> Talk[None]:
         """Write all ranks' ``returned`` records to their homes."""
-        (rows, records), self.returned = self.returned, _NOTHING
+        (rows, records) = self.returned
+        self.returned = _NOTHING
         yield from self._write(rows, records, np.arange(len(rows)))
 
     @property
@@ -277,8 +282,10 @@ class Carrier:
 
     def _write(self, rows: Ints, records: Records, places: Ints) -> Talk[None]:
         """Write records of some rows, by their places among ``records``, to their homes."""
-        channel, order = self._channel, np.argsort(rows, kind="stable")
-        rows, places = rows[order], places[order]
+        channel = self._channel
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        places = places[order]
         if self._homes is not None:
             self.purposes.add("write back", self._homes.write(rows, records, places))
             return
@@ -318,7 +325,8 @@ def merged(first: Transfer, second: Transfer) -> Transfer:
         return second
 
     def join(kind: int, one: Ints, other: Ints) -> Ints:
-        ends, other_ends = np.cumsum(first.counts[kind])[:-1], np.cumsum(second.counts[kind])[:-1]
+        ends = np.cumsum(first.counts[kind])[:-1]
+        other_ends = np.cumsum(second.counts[kind])[:-1]
         pairs = zip(np.split(one, ends), np.split(other, other_ends), strict=True)
         return np.concatenate([part for pair in pairs for part in pair])
 

@@ -64,7 +64,8 @@ class EarlyRows:
     """
 
     def __init__(self, servers: EmbeddingServers, steps: int) -> None:
-        self._servers, self._steps = servers, steps
+        self._servers = servers
+        self._steps = steps
         self._asked: deque[_EarlyRequest] = deque()
 
     def ask(self, step: int, rows: Ints) -> None:

@@ -69,18 +69,25 @@ class LookaheadExchange(Exchange[Step | Routed]):
         lookahead: int,
         planned_now: Callable[[], PlannedLanes] | None = None,
     ) -> None:
-        self._unplanned, self._wire, self._announcer = unplanned, unplanned.wire, announcer
+        self._unplanned = unplanned
+        self._wire = unplanned.wire
+        self._announcer = announcer
         self.reads_ahead = unplanned.reads_ahead
-        self._planned_now, self._has_moved, self._last_feed = planned_now, False, 0
+        self._planned_now = planned_now
+        self._has_moved = False
+        self._last_feed = 0
         self._use(planned)
-        self._ranks, self._planner_thread = self._wire.channel.ranks, planner_thread
+        self._ranks = self._wire.channel.ranks
+        self._planner_thread = planner_thread
         self._communication = self._ranks.communication
         self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
 
     def _use(self, planned: PlannedLanes) -> None:
         """Plan over these from now on."""
-        self._lanes, self.shards, self._planner = planned.lanes, planned.shards, planned.planner
+        self._lanes = planned.lanes
+        self.shards = planned.shards
+        self._planner = planned.planner
         self.caches = self._carriers = planned.carriers
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
@@ -92,8 +99,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
             yield from self._unplanned.feed(batches, trains)
             return
         self._leave_plan()
-        feed, reach = self._begin_feed(), Reach(self._window.lookahead)
-        ahead, announcing = deque[Step](), deque[Step]()
+        feed = self._begin_feed()
+        reach = Reach(self._window.lookahead)
+        ahead = deque[Step]()
+        announcing = deque[Step]()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
             step = Step(batch, is_real, feed)
             self._window.read(step)
@@ -119,7 +128,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
             feed = self._begin_again(feed, ahead)
 
     def _begin_feed(self) -> int:
-        self._last_feed, self._has_moved = self._window.begin_feed(), False
+        self._last_feed = self._window.begin_feed()
+        self._has_moved = False
         if self.is_moving:
             self._window.leave()
         return self._last_feed
@@ -200,7 +210,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         No rates, no updates.
         """
         with span("wait for plan"):
-            plans, announced = step.plan.result(), step.announced.result()
+            plans = step.plan.result()
+            announced = step.announced.result()
         self._count_planned(plans)
         lanes = zip(self._carriers, announced.here.lanes, gradients, plans, strict=True)
         with span("sum gradients"):
@@ -275,7 +286,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         following = self._window.following()
         if following is not None:
             known = self._window.num_known(following, self._window.lookahead + 1)
-            following.places, following.plan = arrived, self._planner.plan(following.feed, known)
+            following.places = arrived
+            following.plan = self._planner.plan(following.feed, known)
 
     def _carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
         """Rows of all lanes."""

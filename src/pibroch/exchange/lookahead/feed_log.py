@@ -131,5 +131,6 @@ class FeedLog:
 
     def _forget_requests(self, first: int) -> None:
         """Those before a number."""
-        self._requests, self.first_request = self._requests[first - self.first_request :], first
+        self._requests = self._requests[first - self.first_request :]
+        self.first_request = first
         self._unanswered = {number for number in self._unanswered if number >= self.first_request}

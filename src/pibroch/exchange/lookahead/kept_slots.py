@@ -50,10 +50,8 @@ class KeptSlots:
         self._slots = slots
         self._head = memory[:HEAD_BYTES].view(np.int64)
         most = (len(memory) - HEAD_BYTES) // (8 + 4 * width) // 2
-        rows, records = (
-            memory[HEAD_BYTES : HEAD_BYTES + 16 * most],
-            memory[HEAD_BYTES + 16 * most :],
-        )
+        rows = memory[HEAD_BYTES : HEAD_BYTES + 16 * most]
+        records = memory[HEAD_BYTES + 16 * most :]
         self._rows: Ints = rows.view(np.int64).reshape(2, most)
         self._records = records[: 8 * most * width].view(np.float32).reshape(2, most, width)
 
@@ -91,7 +89,8 @@ class KeptSlots:
 
     def cut(self, step: int) -> None:
         """Keep the records in slots as they are after a step. Takes tens of nanoseconds each."""
-        steps, (rows, places) = self._head[STEPS], self._slots.cached()
+        steps = self._head[STEPS]
+        (rows, places) = self._slots.cached()
         place = int(np.argmin(steps))
         steps[place] = 0
         self._rows[place, : len(rows)] = rows

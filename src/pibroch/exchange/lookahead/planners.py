@@ -92,5 +92,6 @@ class LocalPlanner(Planner):
         return self._oracle.ask(number, request)
 
     def _tell(self, feed: int, announcement: Announcement) -> None:
-        rows, announcement.rows = announcement.rows, ()
+        rows = announcement.rows
+        announcement.rows = ()
         self._oracle.add(feed, rows)

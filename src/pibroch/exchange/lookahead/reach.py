@@ -4,7 +4,8 @@ from __future__ import annotations
 
 AHEAD_BYTES = 2 << 30
 """Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
-FIRST, MORE_A_STEP = 8, 2
+FIRST = 8
+MORE_A_STEP = 2
 """Batches before a feed's first step, which is not to wait for all of them, and how many further with each step."""
 
 
@@ -27,7 +28,8 @@ class Reach:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self.steps = most, min(FIRST, most)
+        self._most = most
+        self.steps = min(FIRST, most)
 
     def step_begins(self) -> None:
         """A batch was handed out."""

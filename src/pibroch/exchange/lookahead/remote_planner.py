@@ -66,10 +66,15 @@ class RemotePlanner(Planner):
         count: Callable[[str, int], None],
     ) -> None:
         super().__init__()
-        self._thread, self._name, self._rank, self._count = thread, name, channel.ranks.rank, count
+        self._thread = thread
+        self._name = name
+        self._rank = channel.ranks.rank
+        self._count = count
         self._answers = Answers()
         self._workers = ServingWorkers("oracle", [name], channel)
-        self._settings, self._log, self._life = settings, FeedLog(), 0
+        self._settings = settings
+        self._log = FeedLog()
+        self._life = 0
         with self._workers.explained(name):
             self._workers.configure(name, plan_service.configure, settings).wait()
 
@@ -182,7 +187,9 @@ class RemotePlanner(Planner):
         raise error
 
     def _tell_again(self) -> None:
-        workers, name, log = self._workers, self._name, self._log
+        workers = self._workers
+        name = self._name
+        log = self._log
         workers.find_again(name)
         with workers.explained(name):
             workers.configure(name, plan_service.configure, self._settings, True).wait()

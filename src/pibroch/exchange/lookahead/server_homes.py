@@ -47,7 +47,9 @@ class ServerHomes:
     """
 
     def __init__(self, servers: EmbeddingServers, channel: Channel, early_steps: int) -> None:
-        self._servers, self._channel, self._num_ranks = servers, channel, channel.ranks.world_size
+        self._servers = servers
+        self._channel = channel
+        self._num_ranks = channel.ranks.world_size
         self.early = EarlyRows(servers, early_steps)
 
     def begin(self, transfer: Transfer, leaving: Ints, records: Records) -> Coming:
@@ -58,10 +60,8 @@ class ServerHomes:
             leaving: rows that go to servers, grouped by server.
             records: theirs, flat.
         """
-        first, counts = (
-            transfer.counts[:, : self._num_ranks].sum(1),
-            transfer.counts[:, self._num_ranks :],
-        )
+        first = transfer.counts[:, : self._num_ranks].sum(1)
+        counts = transfer.counts[:, self._num_ranks :]
         rows = transfer.rows_in[first[2] :], transfer.lent_in[first[3] :]
         begins_so = (
             self._servers.is_float32
@@ -97,7 +97,8 @@ class ServerHomes:
             int(len(whole) * widths[0] + len(lent) * widths[1])
             for whole, lent in zip(*parts, strict=True)
         ]
-        came, at = np.empty(sum(sizes), np.float32), 0
+        came = np.empty(sum(sizes), np.float32)
+        at = 0
         self._servers.collect(coming.answers, sizes, came)
         for of_server in zip(*parts, strict=True):
             for rows, places in zip(kinds, of_server, strict=True):
@@ -132,7 +133,8 @@ class ServerHomes:
             records: ``[places, W]``.
             slots: where each row's record is among them.
         """
-        servers, row_bytes = self._servers, int(4 * records.shape[1])
+        servers = self._servers
+        row_bytes = int(4 * records.shape[1])
         rows_per_round = max(1, ROUND_BYTES // row_bytes)
         rounds: list[int] = self._channel.gather(-(-len(rows) // rows_per_round))
         num_rounds = max(rounds)

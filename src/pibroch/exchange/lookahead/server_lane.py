@@ -35,7 +35,9 @@ class ServerRoute(DistinctRoute):
 
     def fetch(self, averaged_at: int | None) -> Talk[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
-        servers, wanted, width = self.lane.servers, self._rows(), self.lane.layout.width
+        servers = self.lane.servers
+        wanted = self._rows()
+        width = self.lane.layout.width
         nothing = servers.no_rows()
         answers = servers.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
         rows = np.empty((len(wanted.rows), width), np.float32)
@@ -79,7 +81,8 @@ class ServerLane(RowLane):
         names: Sequence[str],
     ) -> None:
         super().__init__(layout, group, seed, wire, spare_rows)
-        pieces, bounds = layout.pieces[self.world_size :], layout.bounds[self.world_size :]
+        pieces = layout.pieces[self.world_size :]
+        bounds = layout.bounds[self.world_size :]
         self.servers = EmbeddingServers(
             names, pieces, bounds, layout.width, layout.dtype, self.optimizer, seed, self.channel
         )

@@ -93,7 +93,8 @@ class FeedWindow(Generic[S]):
 
     def take_read(self) -> list[S]:
         """The batches to announce, in their order."""
-        read, self._read = self._read, []
+        read = self._read
+        self._read = []
         return read
 
     def admit(self, step: S) -> bool:
@@ -122,7 +123,8 @@ class FeedWindow(Generic[S]):
 
         Whether the window opens by that, and its rows must be fetched first.
         """
-        opens, self.is_open = not self.is_open, True
+        opens = not self.is_open
+        self.is_open = True
         return opens
 
     def fly(self, step: S) -> None:
@@ -141,11 +143,13 @@ class FeedWindow(Generic[S]):
 
     def finish(self, step: S) -> None:
         """A step is updated as planned: the rest of its plan is due when the backward pass ends."""
-        self._is_dirty, self._delivering = True, step
+        self._is_dirty = True
+        self._delivering = step
 
     def deliver(self) -> S | None:
         """A backward pass ends: the step whose plan goes on now, if there is one."""
-        step, self._delivering = self._delivering, None
+        step = self._delivering
+        self._delivering = None
         return step
 
     def following(self) -> S | None:
@@ -172,7 +176,8 @@ class FeedWindow(Generic[S]):
         """
         self._known.clear()
         self.feed = self._in_flight = None
-        was_open, self.is_open = self.is_open, False
+        was_open = self.is_open
+        self.is_open = False
         return was_open
 
     def forget_numbers(self) -> None:
@@ -181,5 +186,6 @@ class FeedWindow(Generic[S]):
 
     def must_write_home(self) -> bool:
         """Homes are to be read: whether they lack updates, which are written to them now."""
-        is_dirty, self._is_dirty = self._is_dirty, False
+        is_dirty = self._is_dirty
+        self._is_dirty = False
         return is_dirty

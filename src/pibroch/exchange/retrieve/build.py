@@ -45,19 +45,22 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
     chosen = options_of(RetrieveOptions, "retrieve", options)
     if chosen.replicas not in WAYS:
         raise ConfigError(f"replicas {chosen.replicas!r}", f"one of {', '.join(WAYS)}")
-    channel, ranks = setup.channel, setup.channel.ranks
+    channel = setup.channel
+    ranks = setup.channel.ranks
     declared = None if chosen.hosts is None else list(chosen.hosts)
     check_same_options(channel, {"replicas": chosen.replicas, "hosts": declared})
     if declared is not None and len(declared) != ranks.world_size:
         raise ConfigError(
             f"hosts {declared} of {ranks.world_size} ranks", "the number of each rank's host"
         )
-    wire, plan = chosen.wire_on(setup), chosen.plan_of(setup, ranks.world_size, "ranks")
+    wire = chosen.wire_on(setup)
+    plan = chosen.plan_of(setup, ranks.world_size, "ranks")
     hosts = Topology.gather(channel).host_of_rank if declared is None else declared
     host = HostMemory(ranks, hosts)
 
     def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:
-        copies, groups = HostCopies.of(of, hosts, ranks.rank), []
+        copies = HostCopies.of(of, hosts, ranks.rank)
+        groups = []
         for each in setup.groups:
             lanes = [
                 RetrieveLane(layout, each, seed, wire, make_room=host.room)

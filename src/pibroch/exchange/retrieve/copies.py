@@ -47,10 +47,8 @@ class HostCopies:
     @classmethod
     def of(cls, plan: Plan, hosts: Sequence[int], rank: int) -> HostCopies | None:
         """For the host of a rank; ``None`` where the plan has no copies for it."""
-        row_map, ranks = (
-            plan.row_map,
-            tuple(p for p in range(len(hosts)) if hosts[p] == hosts[rank]),
-        )
+        row_map = plan.row_map
+        ranks = tuple(p for p in range(len(hosts)) if hosts[p] == hosts[rank])
         if row_map is None or row_map.num_shards != len(hosts):
             return None
         held = holders(row_map.home, row_map.copies)
@@ -139,11 +137,14 @@ class LaneCopies:
 
         Weights that travel narrow are kept as they come.
         """
-        homes, tables = layout.homes, _readers(layout, copies.row_map)
-        num_holders, num_parts = len(copies.ranks), homes.first_address.shape[1]
+        homes = layout.homes
+        tables = _readers(layout, copies.row_map)
+        num_holders = len(copies.ranks)
+        num_parts = homes.first_address.shape[1]
         firsts = np.zeros((len(layout.features), num_parts + num_holders), np.int64)
         firsts[:, :num_parts] = homes.first_address
-        bounds, sources = layout.bounds.tolist(), []
+        bounds = layout.bounds.tolist()
+        sources = []
         for holder in range(num_holders):
             parts = [layout.bounds[:0]]
             for table, features in tables.items():

@@ -58,7 +58,8 @@ class RetrieveExchange(AllToAllExchange):
         gets: RemoteGets,
         groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
     ) -> None:
-        self._host, self._gets = host, gets
+        self._host = host
+        self._gets = gets
         self._held = HeldRows(wire.channel.ranks.timeout_s)
         super().__init__(groups, wire, groups_under)
         self._one_at_a_time = threading.Lock()
@@ -189,7 +190,8 @@ class RetrieveExchange(AllToAllExchange):
         False where some home has a later version.
         """
         own = sum(p < lane.rank for p in lane.near)
-        sources, rows = copies.sources[own], lane.copied[lane.world_size + own]
+        sources = copies.sources[own]
+        rows = lane.copied[lane.world_size + own]
         order = np.argsort(sources)
         for start in range(0, len(order), ROWS_PER_GET):
             chosen = order[start : start + ROWS_PER_GET]

@@ -25,7 +25,9 @@ from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
 
-OK, REFUSED, NEWER = 0, 1, 2
+OK = 0
+REFUSED = 1
+NEWER = 2
 GET_TIMEOUT_S = 30.0
 """After so long without an answer a rank counts as lost.
 
@@ -61,7 +63,8 @@ class RemoteGets:
     """
 
     def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
-        self._ranks, here = ranks, ranks.rank
+        self._ranks = ranks
+        here = ranks.rank
         self.peers = tuple(p for p in range(ranks.world_size) if hosts[p] != hosts[here])
         self._asking: dict[int, socket.socket] = {}
         self._answering: dict[int, socket.socket] = {}
@@ -84,7 +87,8 @@ class RemoteGets:
     def serve(self, holder: Holder, num_lanes: int) -> None:
         """Answer the other hosts from now on."""
         for p, link in self._answering.items():
-            name, arguments = f"pibroch-get-{p}", (p, link, holder, num_lanes)
+            name = f"pibroch-get-{p}"
+            arguments = (p, link, holder, num_lanes)
             threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
 
     def ask(self, p: int, version: int, averaged_at: int | None, rows: Sequence[RowIds]) -> None:
@@ -112,7 +116,8 @@ class RemoteGets:
             RankFailedError: when it ended, or has not answered in time.
             TrainingError: when it refused.
         """
-        link, head = self._asking[p], np.empty(2, np.int64)
+        link = self._asking[p]
+        head = np.empty(2, np.int64)
         try:
             _fill(link, head.view(np.uint8))
             state, nbytes = head.tolist()
@@ -171,11 +176,13 @@ class RemoteGets:
 
 def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> Bytes:
     """What goes back for a request."""
-    state, found = OK, list[Bytes]()
+    state = OK
+    found = list[Bytes]()
     try:
         answer = holder.answer(version, averaged_at, rows)
     except PibrochError as error:
-        state, found = REFUSED, [np.frombuffer(str(error).encode(), np.uint8)]
+        state = REFUSED
+        found = [np.frombuffer(str(error).encode(), np.uint8)]
     else:
         if isinstance(answer, int):
             return np.array([NEWER, answer], np.int64).view(np.uint8)
@@ -191,7 +198,8 @@ def _fill(link: socket.socket, room: Bytes) -> None:
     Raises:
         ConnectionError: when the stream ends before.
     """
-    place, view = 0, room.data
+    place = 0
+    view = room.data
     while place < len(room):
         got = link.recv_into(view[place:])
         if got == 0:

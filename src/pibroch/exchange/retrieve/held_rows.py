@@ -44,7 +44,8 @@ class HeldRows:
     def __init__(self, timeout_s: float) -> None:
         self.lanes: Sequence[RetrieveLane] = ()
         self._timeout_s = timeout_s
-        self._version, self._changed = 0, threading.Condition()
+        self._version = 0
+        self._changed = threading.Condition()
         self._writer = threading.get_ident()
 
     @property

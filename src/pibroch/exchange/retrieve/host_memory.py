@@ -29,7 +29,8 @@ from pibroch.kernels.words import numba as words
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096
-VERSION, COPIED = 0, 64
+VERSION = 0
+COPIED = 64
 """Places of the numbers: how often rows were written from outside, and the version, plus one, of the copies for the host."""
 LOOK_US = 100_000
 """The longest wait between two looks at the other process."""
@@ -80,7 +81,8 @@ class HostMemory:
     """
 
     def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
-        self._ranks, here = ranks, ranks.rank
+        self._ranks = ranks
+        here = ranks.rank
         mine = [p for p in range(ranks.world_size) if hosts[p] == hosts[here]]
         self.neighbours = tuple(p for p in mine if p != here)
         self._links: dict[int, socket.socket] = {}
@@ -144,7 +146,8 @@ class HostMemory:
         Raises:
             RankFailedError: when it ended before, or the time of a collective is over.
         """
-        address, start = self._foreign[p].address + place, time.monotonic()
+        address = self._foreign[p].address + place
+        start = time.monotonic()
         while words.wait(address, least, LOOK_US) < least:
             has_ended = _has_hung_up(
                 self._links[p]

@@ -25,7 +25,8 @@ def share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
             lane.near[p] = NeighbourRows.of(of_rank[number][:num_bytes], lane.shard)
         lane.near = dict(sorted(lane.near.items()))
     for number, (lane, rows) in enumerate(own.items(), len(lanes)):
-        copies, dim = lane.copies, lane.layout.width
+        copies = lane.copies
+        dim = lane.layout.width
         assert copies is not None, "chosen by it"
         copied = {}
         for holder, p in enumerate(lane.near):

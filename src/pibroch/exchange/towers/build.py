@@ -117,7 +117,8 @@ def _plan_inside(
     number: int,
 ) -> Plan:
     """Where the tables of a group of hosts lie among its members."""
-    placement, members = chosen.placement, places.groups[number]
+    placement = chosen.placement
+    members = places.groups[number]
     if chosen.plan is not None or isinstance(placement, Plan):
         plan = Plan.load(Path(chosen.plan)) if chosen.plan is not None else placement
         return within(plan_for(tables, plan, places.num_ranks, "ranks"), held, members)

@@ -107,22 +107,20 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
             wire.channel,
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
         )
-        self.groups, self.places, self.tables, self.wire, self._inside = (
-            groups,
-            places,
-            tables,
-            wire,
-            inside,
-        )
+        self.groups = groups
+        self.places = places
+        self.tables = tables
+        self.wire = wire
+        self._inside = inside
         rank = self._ranks.rank
-        self.peers, self.served = places.peers_of(rank), places.served_by(rank)
+        self.peers = places.peers_of(rank)
+        self.served = places.served_by(rank)
         self.group = places.group_of(rank)
-        self._order, self._num_slots = places.order_of(self.group), places.most_served(self.group)
-        self.here, self._inner_wire, self.members = (
-            tables[self.group],
-            inside.wire,
-            inside.wire.channel.ranks,
-        )
+        self._order = places.order_of(self.group)
+        self._num_slots = places.most_served(self.group)
+        self.here = tables[self.group]
+        self._inner_wire = inside.wire
+        self.members = inside.wire.channel.ranks
         self.shards = inside.shards
         largest = max(table.num_rows for each in groups for table in each.space.tables)
         self._id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
@@ -172,7 +170,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B,
         widths[g']]``.
         """
-        width, size = widths[self.group], peers.batch.batch_size
+        width = widths[self.group]
+        size = peers.batch.batch_size
         floats = (
             vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
         )
@@ -198,7 +197,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         came = self._on_wire(
             lambda: self._carry("gradients", self.peers, floats, self.served, counts)
         )
-        parts, shares = zip(came, self.served, strict=True), peers.shares
+        parts = zip(came, self.served, strict=True)
+        shares = peers.shares
         return torch.cat(
             [part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts]
         )
@@ -217,12 +217,15 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
                 "weights that are learned with a placement where owners pool",
                 "a placement under which rows travel, e.g. table_wise",
             )
-        kind, problem = kind_of(batch), self._problem(batch)
+        kind = kind_of(batch)
+        problem = self._problem(batch)
         messages = [
             packed(batch.pick(tables.features), kind, self._id_type) for tables in self.tables
         ]
         heads = torch.zeros(self._ranks.world_size, 4, dtype=torch.int64)
-        heads[:, 0], heads[:, 1], heads[:, 2] = -1 if problem else batch.batch_size, is_real, kind
+        heads[:, 0] = -1 if problem else batch.batch_size
+        heads[:, 1] = is_real
+        heads[:, 2] = kind
         for peer, message in zip(self.peers, messages, strict=True):
             heads[peer, 3] = len(message)
         came = self.wire.channel.exchange_counts(heads)
@@ -250,7 +253,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         return next((problem for problem in found if problem is not None), None)
 
     def _ids_of_slots(self, messages: Sequence[Bytes], heads: Tensor) -> list[Bytes]:
-        counts, size = [0] * self._ranks.world_size, self._ranks.world_size
+        counts = [0] * self._ranks.world_size
+        size = self._ranks.world_size
         parts = dict(zip(self.peers, messages, strict=True))
         for peer, message in parts.items():
             counts[peer] = len(message)
@@ -268,7 +272,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
     def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
         """Steps (b) to (e), and (f) where no module is between."""
         talks = [route.fetch(averaged_at) for way in routes.lanes for route in way.routes]
-        fetched, num_slots = together(self._inner_wire, talks), len(routes.slots)
+        fetched = together(self._inner_wire, talks)
+        num_slots = len(routes.slots)
         found = []
         for number, slot in enumerate(routes.slots):
             room = self._inside.room_for(slot)
@@ -318,7 +323,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         for n, way in moving:
             for slot, share in enumerate(of_slot):
                 talks.append(way.send(slot, way.combine(slot, by_slot[slot][n], share)))
-        came, num_slots = together(self._inner_wire, talks), len(peers.slots)
+        came = together(self._inner_wire, talks)
+        num_slots = len(peers.slots)
         of_lane = [
             rates.learning_rates[number]
             for number, each in zip(self.here.number_of, self._inside.groups, strict=True)
@@ -346,8 +352,10 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
 
         Returns what came from each of ``by``.
         """
-        before, size = self.wire.sent, self._ranks.world_size
-        going, coming = [0] * size, [0] * size
+        before = self.wire.sent
+        size = self._ranks.world_size
+        going = [0] * size
+        coming = [0] * size
         parts = dict(zip(to, floats, strict=True))
         for rank, part in parts.items():
             going[rank] = len(part)

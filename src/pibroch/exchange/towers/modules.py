@@ -43,7 +43,8 @@ class PlacedTowers(nn.Module):
         self, towers: Towers, held: Sequence[int], to_home: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__()
-        self.groups, self.num_outputs = towers.groups, towers.num_outputs
+        self.groups = towers.groups
+        self.num_outputs = towers.num_outputs
         self.towers = nn.ModuleDict({str(number): towers.towers[number] for number in held})
         self._num_features = [len(self.groups[number]) for number in held]
         self._to_home = to_home  # a function, which a deep copy of the model shares
@@ -186,7 +187,9 @@ class _ToHome(torch.autograd.Function):
     def forward(
         ctx: Any, outputs: Tensor, exchange: TowersExchange, peers: PeerBatch, widths: Sequence[int]
     ) -> tuple[Tensor, ...]:
-        ctx.exchange, ctx.peers, ctx.widths = exchange, peers, widths
+        ctx.exchange = exchange
+        ctx.peers = peers
+        ctx.widths = widths
         return tuple(exchange.to_home(outputs.contiguous(), peers, widths))
 
     @staticmethod

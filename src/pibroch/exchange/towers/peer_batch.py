@@ -11,7 +11,9 @@ from pibroch.data.batch import one_hot_offsets
 from pibroch.exchange.rows import is_one_hot
 from pibroch.kernels.arrays import Bytes
 
-ONE_HOT, WEIGHTED, BY_ID = 1, 2, 4
+ONE_HOT = 1
+WEIGHTED = 2
+BY_ID = 4
 """What numbers in a head say of a batch: each bag has one id, so that lengths do not travel; ids have weights; rows are wanted
 id by id."""
 
@@ -37,20 +39,26 @@ def unpacked(
     message: Bytes, num_samples: int, kind: int, features: tuple[str, ...], id_type: DTypeLike
 ) -> JaggedBatch:
     """What :func:`packed` was given, without dense features and labels."""
-    num_bags, data = len(features) * num_samples, message.tobytes()  # copied: may lie unaligned
-    id_bytes, weight_bytes = np.dtype(id_type).itemsize, 4 * bool(kind & WEIGHTED)
+    # copied: may lie unaligned
+    num_bags = len(features) * num_samples
+    data = message.tobytes()
+    id_bytes = np.dtype(id_type).itemsize
+    weight_bytes = 4 * bool(kind & WEIGHTED)
     num_ids = num_bags
     if not kind & ONE_HOT:
         num_ids = (len(data) - 4 * num_bags) // (id_bytes + weight_bytes)
     values = np.frombuffer(data, id_type, num_ids).astype(np.int64)
-    offsets, at, weights = one_hot_offsets(num_bags), num_ids * id_bytes, None
+    offsets = one_hot_offsets(num_bags)
+    at = num_ids * id_bytes
+    weights = None
     if not kind & ONE_HOT:
         lengths = np.frombuffer(data, np.int32, num_bags, at)
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
         at += 4 * num_bags
     if kind & WEIGHTED:
         weights = torch.from_numpy(np.frombuffer(data, np.float32, num_ids, at).copy())
-    nothing, labels = torch.empty(num_samples, 0), torch.zeros(num_samples)
+    nothing = torch.empty(num_samples, 0)
+    labels = torch.zeros(num_samples)
     return JaggedBatch(
         nothing,
         features,

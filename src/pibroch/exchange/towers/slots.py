@@ -43,7 +43,9 @@ class LaneSlots(ABC, Generic[L, S]):
     """
 
     def __init__(self, lane: L, routes: Sequence[S], order: Order) -> None:
-        self.lane, self.routes, self.order = lane, routes, order
+        self.lane = lane
+        self.routes = routes
+        self.order = order
 
     @abstractmethod
     def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
@@ -94,12 +96,14 @@ class RowSlots(LaneSlots[RowLane, RowRoute]):
         self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
     ) -> Talk[None]:
         """See :class:`LaneSlots`."""
-        lane, optimizer = self.lane, self.lane.optimizer
+        lane = self.lane
+        optimizer = self.lane.optimizer
         parts = [
             _split(rows, route.asked_counts) for rows, route in zip(came, self.routes, strict=True)
         ]
         gradients = np.concatenate([parts[slot][member] for member, slot in self.order])
-        updates, hyper = self._updates, optimizer.hyper(rate, step)
+        updates = self._updates
+        hyper = optimizer.hyper(rate, step)
         if needs_whole_rows(lane.layout, optimizer):
             updates, gradients, hyper = yield from with_whole_rows(
                 lane.layout, lane.rank, lane.shard, updates, gradients, hyper

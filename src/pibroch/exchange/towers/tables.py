@@ -55,7 +55,8 @@ class TablesHere:
         groups = group_tables(tables, optimizers)
         features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
         number_of = tuple(number[each.space.tables[0].name] for each in groups)
-        here, there = _columns(groups), _columns(everywhere)
+        here = _columns(groups)
+        there = _columns(everywhere)
         pairs = sorted((place.start, place, there[reader]) for reader, place in here.items())
         width = max((place.stop for place in here.values()), default=0)
         return cls(
@@ -121,7 +122,8 @@ class TablesHere:
         for number, each in enumerate(self.groups):
             if batch.by_id or not each.space.is_pooled:
                 there = self.everywhere[self.number_of[number]]
-                spans, theirs = _spans(each, batch), _spans(there, batch)
+                spans = _spans(each, batch)
+                theirs = _spans(there, batch)
                 parts.append(
                     (
                         found[number],
@@ -226,7 +228,8 @@ def _readers(each: TableGroup) -> list[tuple[str, str]]:
 
 def _spans(each: TableGroup, batch: JaggedBatch) -> dict[tuple[str, str], slice]:
     """Of each reader its ids among those of the group."""
-    offsets, size = batch.offsets_of(each.space.features), batch.batch_size
+    offsets = batch.offsets_of(each.space.features)
+    size = batch.batch_size
     readers = _readers(each)
     ends = [int(offsets[n * size]) for n in range(len(readers) + 1)]
     return {reader: slice(ends[n], ends[n + 1]) for n, reader in enumerate(readers)}
@@ -238,7 +241,8 @@ def _joined(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     for here, there in pairs:
         if joined and joined[-1][0].stop == here.start and joined[-1][1].stop == there.start:
             before = joined.pop()
-            here, there = slice(before[0].start, here.stop), slice(before[1].start, there.stop)
+            here = slice(before[0].start, here.stop)
+            there = slice(before[1].start, there.stop)
         joined.append((here, there))
     return tuple(joined)
 

@@ -32,5 +32,6 @@ class NumberOf:
             if self.free:
                 self.number[address] = self.free.pop()
             else:
-                self.number[address], self.num_given = self.num_given, self.num_given + 1
+                self.number[address] = self.num_given
+                self.num_given = self.num_given + 1
         return self.number[address]

@@ -84,8 +84,12 @@ def find_or_add(table: AddressTable, addresses: RowIds, numbers: NDArray[np.int3
         addresses: of any integer type.
         numbers: int32 ``[len(addresses)]``.
     """
-    pairs, free, counts = table.pairs, table.free, table.counts
-    num_bits, mask, final = num_bits_of(table), np.uint64(len(pairs) - 1), len(addresses) - 1
+    pairs = table.pairs
+    free = table.free
+    counts = table.counts
+    num_bits = num_bits_of(table)
+    mask = np.uint64(len(pairs) - 1)
+    final = len(addresses) - 1
     for i in range(len(addresses)):
         prefetch(
             pairs,
@@ -105,15 +109,20 @@ def find_or_add(table: AddressTable, addresses: RowIds, numbers: NDArray[np.int3
                 number = counts[1]
                 counts[1] += 1
             counts[0] += 1
-            pairs[at, 0], pairs[at, 1] = key, number
+            pairs[at, 0] = key
+            pairs[at, 1] = number
         numbers[i] = pairs[at, 1]
 
 
 @kernel
 def remove(table: AddressTable, addresses: RowIds) -> None:
     """Take distinct addresses out that are there; their numbers may be given to others."""
-    pairs, free, counts = table.pairs, table.free, table.counts
-    num_bits, mask, final = num_bits_of(table), np.uint64(len(pairs) - 1), len(addresses) - 1
+    pairs = table.pairs
+    free = table.free
+    counts = table.counts
+    num_bits = num_bits_of(table)
+    mask = np.uint64(len(pairs) - 1)
+    final = len(addresses) - 1
     size = np.uint64(len(pairs))
     for i in range(len(addresses)):
         prefetch(
@@ -134,7 +143,8 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
             wanted = place_of(np.int64(pairs[at, 0]) - 1, num_bits)
             # it was pushed over the hole, or from there
             if (at + size - wanted) & mask >= (at + size - hole) & mask:
-                pairs[hole, 0], pairs[hole, 1] = pairs[at, 0], pairs[at, 1]
+                pairs[hole, 0] = pairs[at, 0]
+                pairs[hole, 1] = pairs[at, 1]
                 hole = at
             at = (at + np.uint64(1)) & mask
         pairs[hole, 0] = 0
@@ -144,12 +154,14 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
 def copy_into(table: AddressTable, larger: AddressTable) -> None:
     """Enter all addresses with their numbers into an empty table with more places."""
     pairs = larger.pairs
-    num_bits, mask = num_bits_of(larger), np.uint64(len(pairs) - 1)
+    num_bits = num_bits_of(larger)
+    mask = np.uint64(len(pairs) - 1)
     for i in range(len(table.pairs)):
         if table.pairs[i, 0] != 0:
             at = place_of(np.int64(table.pairs[i, 0]) - 1, num_bits)
             while pairs[at, 0] != 0:
                 at = (at + np.uint64(1)) & mask
-            pairs[at, 0], pairs[at, 1] = table.pairs[i, 0], table.pairs[i, 1]
+            pairs[at, 0] = table.pairs[i, 0]
+            pairs[at, 1] = table.pairs[i, 1]
     larger.free[: table.counts[2]] = table.free[: table.counts[2]]
     larger.counts[:] = table.counts

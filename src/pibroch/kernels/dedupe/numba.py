@@ -81,13 +81,17 @@ def dedupe(
         return 0
     lowest = highest = row_ids[sequence[start]]
     for i in range(start, stop):
-        lowest, highest = min(lowest, row_ids[sequence[i]]), max(highest, row_ids[sequence[i]])
+        lowest = min(lowest, row_ids[sequence[i]])
+        highest = max(highest, row_ids[sequence[i]])
     span_bits = _num_bits(highest - lowest)
     num_passes = max(1, (span_bits + RADIX_BITS - 1) // RADIX_BITS)
     digit_bits = (span_bits + num_passes - 1) // num_passes
-    digits, mask = 1 << digit_bits, np.uint64((1 << digit_bits) - 1)
-    num_ids, first = np.uint64(stop - start), np.uint64(start)
-    source, target = np.empty(num_ids, np.uint32), np.empty(num_ids, np.uint32)
+    digits = 1 << digit_bits
+    mask = np.uint64((1 << digit_bits) - 1)
+    num_ids = np.uint64(stop - start)
+    first = np.uint64(start)
+    source = np.empty(num_ids, np.uint32)
+    target = np.empty(num_ids, np.uint32)
     for i in range(num_ids):
         source[i] = sequence[first + i]
     places = np.empty(digits, np.uint32)
@@ -103,12 +107,15 @@ def dedupe(
             target[places[mine]] = position
             places[mine] += 1
         source, target = target, source
-    end, last_row = start, lowest - 1
+    end = start
+    last_row = lowest - 1
     for i in range(num_ids):
         position = source[i]
         row = row_ids[position]
         order[first + i] = position
         if row != last_row:
-            rows[end], segments[end] = row, first + i
-            end, last_row = end + 1, row
+            rows[end] = row
+            segments[end] = first + i
+            end = end + 1
+            last_row = row
     return end - start

@@ -31,7 +31,8 @@ def dropout(
     Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the
     one of counter ``number * H + c``: its lower and its upper half.
     """
-    out, num_columns = np.empty_like(x_BC), x_BC.shape[1]
+    out = np.empty_like(x_BC)
+    num_columns = x_BC.shape[1]
     hashes = (num_columns + 1) // 2
     for b in range(len(x_BC)):
         for c in range(num_columns):

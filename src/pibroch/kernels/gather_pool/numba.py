@@ -39,7 +39,8 @@ def resolve_rows(
     num_features = len(first_row)
     num_samples = (len(offsets) - 1) // num_features
     for feature in range(num_features):
-        first, limit = first_row[feature], num_rows[feature]
+        first = first_row[feature]
+        limit = num_rows[feature]
         begin = offsets[min(max(start, feature * num_samples), stop)]
         end = offsets[min(max(start, (feature + 1) * num_samples), stop)]
         num_bad = 0
@@ -75,12 +76,17 @@ def gather_pool(
     D = 64).
     """
     num_samples, num_columns = pooled_BS.shape
-    last, width, floats = len(row_ids) - 1, records.shape[1], (dim * records.itemsize + 3) // 4
-    scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
+    last = len(row_ids) - 1
+    width = records.shape[1]
+    floats = (dim * records.itemsize + 3) // 4
+    scaled = len(scale) > 0
+    is_long = floats > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
-        sample, column = bag - feature * num_samples, np.uint64(first_columns[np.uint64(feature)])
-        begin, end = offsets[bag], offsets[bag + 1]
+        sample = bag - feature * num_samples
+        column = np.uint64(first_columns[np.uint64(feature)])
+        begin = offsets[bag]
+        end = offsets[bag + 1]
         if begin == end:
             for d in range(dim):
                 pooled_BS[sample, column + np.uint64(d)] = 0.0
@@ -133,7 +139,8 @@ def pooling_scale(
     num_samples = (len(offsets) - 1) // len(mean_of_feature)
     weighted = len(weights) > 0
     for bag in range(len(offsets) - 1):
-        begin, end = offsets[bag], offsets[bag + 1]
+        begin = offsets[bag]
+        end = offsets[bag + 1]
         factor = np.float32(1.0)
         if mean_of_feature[bag // num_samples] and end > begin:
             factor = np.float32(1.0) / np.float32(end - begin)

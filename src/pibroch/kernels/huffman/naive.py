@@ -16,7 +16,8 @@ def code_lengths(numbers: bytes) -> dict[int, int]:
     lengths = dict.fromkeys((number for _, number, _ in heap), 1 if len(heap) == 1 else 0)
     heapq.heapify(heap)
     while len(heap) > 1:
-        (one, tie, few), (other, _, more) = heapq.heappop(heap), heapq.heappop(heap)
+        (one, tie, few) = heapq.heappop(heap)
+        (other, _, more) = heapq.heappop(heap)
         for number in few + more:
             lengths[number] += 1
         heapq.heappush(heap, (one + other, tie, few + more))
@@ -25,10 +26,13 @@ def code_lengths(numbers: bytes) -> dict[int, int]:
 
 def codes(lengths: Mapping[int, int]) -> dict[int, str]:
     """Canonical codes: shorter before longer, among equally long ones by number."""
-    found, code, before = {}, 0, 0
+    found = {}
+    code = 0
+    before = 0
     for number, length in sorted(lengths.items(), key=lambda item: (item[1], item[0])):
         code <<= length - before
-        found[number], before = format(code, f"0{length}b"), length
+        found[number] = format(code, f"0{length}b")
+        before = length
         code += 1
     return found
 

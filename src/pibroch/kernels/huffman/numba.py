@@ -39,7 +39,9 @@ def encode(numbers: Bytes, out: Bytes) -> int:
     for i in range(HEADER):
         out[i] = lengths[2 * i] | (lengths[2 * i + 1] << 4)
     words = out[HEADER:].view(np.uint32)
-    pending, num_bits, filled = np.uint64(0), np.uint64(0), 0
+    pending = np.uint64(0)
+    num_bits = np.uint64(0)
+    filled = 0
     for i in range(len(numbers)):
         number = numbers[i]
         pending |= codes[number] << num_bits
@@ -65,12 +67,17 @@ def decode(encoded: Bytes, numbers: Bytes) -> int:
         return -1
     lengths = np.zeros(256, np.int64)
     for i in range(HEADER):
-        lengths[2 * i], lengths[2 * i + 1] = encoded[i] & 15, encoded[i] >> 4
+        lengths[2 * i] = encoded[i] & 15
+        lengths[2 * i + 1] = encoded[i] >> 4
     table = np.zeros(1 << MAX_LENGTH, np.uint64)
     if not _fill_table(lengths, table):
         return -1
-    words, last = encoded[HEADER:].view(np.uint32), np.uint64((1 << MAX_LENGTH) - 1)
-    pending, num_bits, taken, i = np.uint64(0), 0, 0, 0
+    words = encoded[HEADER:].view(np.uint32)
+    last = np.uint64((1 << MAX_LENGTH) - 1)
+    pending = np.uint64(0)
+    num_bits = 0
+    taken = 0
+    i = 0
     safe = len(numbers) - _MANY
     while i < len(numbers):
         if num_bits < MAX_LENGTH:
@@ -117,7 +124,9 @@ def _histogram(numbers: Bytes) -> Ints:
 @kernel
 def _find_lengths(counts: Ints, lengths: Ints) -> None:
     """Bits of each number's code: Huffman's; where they are too many, others give way."""
-    order, num = np.empty(256, np.int64), 0  # those that occur, the rarest first
+    # those that occur, the rarest first
+    order = np.empty(256, np.int64)
+    num = 0
     for number in range(256):
         if counts[number] > 0:
             at = num
@@ -129,10 +138,12 @@ def _find_lengths(counts: Ints, lengths: Ints) -> None:
     if num == 1:
         lengths[order[0]] = 1
         return
-    parent, weight = np.zeros(2 * num, np.int64), np.empty(2 * num, np.int64)
+    parent = np.zeros(2 * num, np.int64)
+    weight = np.empty(2 * num, np.int64)
     for each in range(num):
         weight[each] = counts[order[each]]
-    leaf, node = 0, num
+    leaf = 0
+    node = num
     for made in range(
         num, 2 * num - 1
     ):  # the two lightest of leaves and nodes, both of which are in order of weight
@@ -146,7 +157,8 @@ def _find_lengths(counts: Ints, lengths: Ints) -> None:
                 node += 1
             weight[made] += weight[lightest]
             parent[lightest] = made
-    depth, per_length = np.zeros(2 * num, np.int64), np.zeros(MAX_LENGTH + 1, np.int64)
+    depth = np.zeros(2 * num, np.int64)
+    per_length = np.zeros(MAX_LENGTH + 1, np.int64)
     for each in range(2 * num - 3, -1, -1):
         depth[each] = depth[parent[each]] + 1
     for each in range(num):
@@ -203,9 +215,12 @@ def _fill_table(lengths: Ints, table: Array) -> bool:
         if lengths[number] > 0:
             for rest in range(1 << (MAX_LENGTH - lengths[number])):
                 at = np.int64(codes[number]) | (rest << lengths[number])
-                first[at], bits[at] = number, lengths[number]
+                first[at] = number
+                bits[at] = lengths[number]
     for at in range(1 << MAX_LENGTH):
-        entry, num, used = 0, 0, 0
+        entry = 0
+        num = 0
+        used = 0
         while num < _MANY and used + bits[at >> used] <= MAX_LENGTH:
             entry |= first[at >> used] << (8 * num)
             used += bits[at >> used]

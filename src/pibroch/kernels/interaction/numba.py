@@ -30,9 +30,12 @@ def forward(bottom_BD: Records, embedded_BFD: Records, out: Records, start: int,
 
     All arrays are contiguous.
     """
-    num_features, dim = embedded_BFD.shape[1], embedded_BFD.shape[2]
-    num_vectors, depth = num_features + 1, _padded(dim, LANES)
-    height, width = _padded(num_vectors, ROWS), _padded(num_vectors, LANES)
+    num_features = embedded_BFD.shape[1]
+    dim = embedded_BFD.shape[2]
+    num_vectors = num_features + 1
+    depth = _padded(dim, LANES)
+    height = _padded(num_vectors, ROWS)
+    width = _padded(num_vectors, LANES)
     vectors_MD = np.zeros((height, depth), np.float32)
     vectors_DM = np.zeros((depth, width), np.float32)
     dots_MM = np.zeros((height, width), np.float32)
@@ -66,9 +69,12 @@ def backward(
     stop: int,
 ) -> None:
     """Fill ``grad_bottom_BD[start:stop]`` and ``grad_embedded_BFD[start:stop]`` as `naive.backward` does."""
-    num_features, dim = embedded_BFD.shape[1], embedded_BFD.shape[2]
-    num_vectors, depth = num_features + 1, _padded(dim, LANES)
-    height, width = _padded(num_vectors, ROWS), _padded(num_vectors, LANES)
+    num_features = embedded_BFD.shape[1]
+    dim = embedded_BFD.shape[2]
+    num_vectors = num_features + 1
+    depth = _padded(dim, LANES)
+    height = _padded(num_vectors, ROWS)
+    width = _padded(num_vectors, LANES)
     vectors_MD = np.zeros((height, depth), np.float32)
     lower_MM = np.zeros((height, width), np.float32)  # its diagonal and upper triangle stay zero
     symmetric_MM = np.zeros((width, width), np.float32)

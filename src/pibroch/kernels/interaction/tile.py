@@ -21,7 +21,8 @@ from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, V
 ROWS = 4  # independent sums: as many as a multiply-add takes cycles
 LANES = 16
 
-INT32, INT64 = ir.IntType(32), ir.IntType(64)
+INT32 = ir.IntType(32)
+INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(ir.FloatType(), LANES)
 FLOAT_BYTES = 4
 
@@ -31,7 +32,8 @@ class _MatrixInMemory:
 
     def __init__(self, context: Context, builder: Builder, kind: Kind, value: Value) -> None:
         array = context.make_array(kind)(context, builder, value)
-        self.builder, self.strides = builder, cgutils.unpack_tuple(builder, array.strides)
+        self.builder = builder
+        self.strides = cgutils.unpack_tuple(builder, array.strides)
         self.base = builder.bitcast(array.data, ir.IntType(8).as_pointer())
 
     def at(self, row: Value, column: Value, kind: ir.Type) -> Value:
@@ -101,7 +103,8 @@ def _transpose_tile(
                 for q in quarters
                 for k in (q + half, LANES + q + half, q + half + 1, LANES + q + half + 1)
             ]
-            upper, lower = _shuffle(builder, a, b, mask), _shuffle(builder, c, d, mask)
+            upper = _shuffle(builder, a, b, mask)
+            lower = _shuffle(builder, c, d, mask)
             for odd in (0, 1):
                 mask = [k + 2 * odd for q in quarters for k in (q, q + 1, LANES + q, LANES + q + 1)]
                 columns = _shuffle(
@@ -119,17 +122,20 @@ def _multiply_tile_plainly(
     out: Records, row: int, column: int, left: Records, right: Records, depth: int
 ) -> None:
     """``out[tile] = (left[:, :depth] @ right[:depth])[tile]`` for the tile that begins at ``(row, column)``."""
-    rows, columns = slice(row, row + ROWS), slice(column, column + LANES)
+    rows = slice(row, row + ROWS)
+    columns = slice(column, column + LANES)
     out[rows, columns] = left[rows, :depth] @ right[:depth, columns]
 
 
 def _transpose_tile_plainly(out: Records, source: Records, row: int, column: int) -> None:
     """``out.T[tile] = source[tile]`` for the tile that begins at ``(row, column)``."""
-    rows, columns = slice(row, row + ROWS), slice(column, column + LANES)
+    rows = slice(row, row + ROWS)
+    columns = slice(column, column + LANES)
     out[columns, rows] = source[rows, columns].T
 
 
 multiply_tile: Callable[..., None] = _multiply_tile_plainly
 transpose_tile: Callable[..., None] = _transpose_tile_plainly
 if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-    multiply_tile, transpose_tile = intrinsic(_multiply_tile), intrinsic(_transpose_tile)
+    multiply_tile = intrinsic(_multiply_tile)
+    transpose_tile = intrinsic(_transpose_tile)

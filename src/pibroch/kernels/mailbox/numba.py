@@ -13,7 +13,11 @@ from pibroch.kernels.atomics import add, load, store
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.ring.numba import copy_bytes, ring_bell
 
-IS_THERE, NBYTES, PLACE, NEXT, SLOT_BYTES = 0, 8, 16, 24, 64
+IS_THERE = 0
+NBYTES = 8
+PLACE = 16
+NEXT = 24
+SLOT_BYTES = 64
 """Of a slot: whether it is written, its message's size, where that lies and the slot after it, both in the writer's segment."""
 
 
@@ -56,7 +60,9 @@ def look(slot: int, head: Ints) -> bool:
     """
     if load(slot + IS_THERE) == 0:
         return False
-    head[0], head[1], head[2] = load(slot + NBYTES), load(slot + PLACE), load(slot + NEXT)
+    head[0] = load(slot + NBYTES)
+    head[1] = load(slot + PLACE)
+    head[2] = load(slot + NEXT)
     return True
 
 

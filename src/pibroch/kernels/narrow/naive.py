@@ -9,7 +9,9 @@ from pibroch.kernels.arrays import Array, Records
 
 Halves = NDArray[np.uint16]
 Words = Array  # 32 bits each, as uint64
-SPECIAL, MANTISSA, QUIET = 0x7F800000, 0x007FFFFF, 0x00400000
+SPECIAL = 0x7F800000
+MANTISSA = 0x007FFFFF
+QUIET = 0x00400000
 
 
 def widened(numbers: Array) -> Array:

@@ -13,7 +13,9 @@ from pibroch.kernels.arrays import Records
 from pibroch.kernels.policy import kernel
 
 Words = NDArray[np.uint32]
-SPECIAL, MANTISSA, QUIET = np.uint32(0x7F800000), np.uint32(0x007FFFFF), np.uint32(0x00400000)
+SPECIAL = np.uint32(0x7F800000)
+MANTISSA = np.uint32(0x007FFFFF)
+QUIET = np.uint32(0x00400000)
 
 
 @kernel

@@ -13,10 +13,9 @@ from pibroch.kernels.arrays import Ints
 from pibroch.kernels.policy import kernel
 
 _EMPTY = -1
-_FACTOR, _WORD = (
-    0x9E3779B1,
-    0xFFFFFFFF,
-)  # Fibonacci hashing of 31 bits, whose product fits a signed word
+# Fibonacci hashing of 31 bits, whose product fits a signed word
+_FACTOR = 0x9E3779B1
+_WORD = 0xFFFFFFFF
 
 
 def slots_of(changed: Ints) -> NDArray[np.int32]:

@@ -10,7 +10,9 @@ from pibroch.kernels.narrow.naive import nearest, widened
 
 def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:
     """For each rank and kind of rows: kind, first row, end of the rows, first float in the message."""
-    found, first, at = [], [0, 0], 0
+    found = []
+    first = [0, 0]
+    at = 0
     for rank in range(counts.shape[1]):
         for kind in range(2):
             end = first[kind] + int(counts[kind, rank])

@@ -21,7 +21,8 @@ def copy_out(
     records: Stored, places: Ints, width: int, out: Records, at: int, begin: int, end: int
 ) -> int:
     """Write ``width`` numbers of each of ``places[begin:end]`` as float32 to ``out`` from ``at`` on; returns where they end."""
-    last, floats = len(places) - 1, (width * records.itemsize + 3) // 4
+    last = len(places) - 1
+    floats = (width * records.itemsize + 3) // 4
     is_long = floats > MAX_SHORT_DIM
     for i in range(begin, end):
         prefetch_row(records, places[min(i + AHEAD, last)], floats, is_long)
@@ -63,11 +64,14 @@ def pack(
         dim: weights in a row.
         out: float32, as long as all of it.
     """
-    at, first_whole, first_lent = 0, 0, 0
+    at = 0
+    first_whole = 0
+    first_lent = 0
     for rank in range(counts.shape[1]):
         end = first_whole + counts[0, rank]
         at = copy_out(records, whole, records.shape[1], out, at, first_whole, end)
-        first_whole, end = end, first_lent + counts[1, rank]
+        first_whole = end
+        end = first_lent + counts[1, rank]
         at = copy_out(stored, lent, dim, out, at, first_lent, end)
         first_lent = end
 
@@ -86,10 +90,13 @@ def unpack(
 
     Arguments as in :func:`pack`, as the receiver knows them.
     """
-    at, first_whole, first_lent = 0, 0, 0
+    at = 0
+    first_whole = 0
+    first_lent = 0
     for rank in range(counts.shape[1]):
         end = first_whole + counts[0, rank]
         at = copy_in(message, at, whole, records.shape[1], records, first_whole, end)
-        first_whole, end = end, first_lent + counts[1, rank]
+        first_whole = end
+        end = first_lent + counts[1, rank]
         at = copy_in(message, at, lent, dim, stored, first_lent, end)
         first_lent = end

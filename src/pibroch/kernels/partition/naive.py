@@ -21,10 +21,15 @@ def partition(accesses: NDArray[np.int64], max_accesses: float, max_rows: int) -
     [1, 0, 2, 1, 2, 2]
     """
     out = np.empty(len(accesses), np.int64)
-    number, rows, sum_ = 0, 0, 0
+    number = 0
+    rows = 0
+    sum_ = 0
     for row in np.argsort(-accesses, kind="stable"):
         if rows and (rows + 1 > max_rows or sum_ + accesses[row] > max_accesses):
-            number, rows, sum_ = number + 1, 0, 0
+            number = number + 1
+            rows = 0
+            sum_ = 0
         out[row] = number
-        rows, sum_ = rows + 1, sum_ + accesses[row]
+        rows = rows + 1
+        sum_ = sum_ + accesses[row]
     return out

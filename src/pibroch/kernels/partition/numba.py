@@ -58,10 +58,14 @@ def cut(
         P, or -1 when ``limit`` is too few.
     """
     limit = len(stops)
-    place, end = 0, 0
-    rows, accesses, batches = 0, 0, 0.0
+    place = 0
+    end = 0
+    rows = 0
+    accesses = 0
+    batches = 0.0
     for run in range(len(counts)):
-        count, left = counts[run], num_rows[run]
+        count = counts[run]
+        left = num_rows[run]
         mean_batches = batch_sums[run] / max(1, left)
         while left > 0:
             take = min(left, max_rows - rows)
@@ -73,26 +77,27 @@ def cut(
             if take <= 0:
                 if place == limit:
                     return -1
-                stops[place], sums[place, 0], sums[place, 1], sums[place, 2] = (
-                    end,
-                    rows,
-                    accesses,
-                    batches,
-                )
+                stops[place] = end
+                sums[place, 0] = rows
+                sums[place, 1] = accesses
+                sums[place, 2] = batches
                 place += 1
-                rows, accesses, batches = 0, 0, 0.0
+                rows = 0
+                accesses = 0
+                batches = 0.0
                 continue
             left -= take
             end += take
-            rows, accesses, batches = (
-                rows + take,
-                accesses + take * count,
-                batches + take * mean_batches,
-            )
+            rows = rows + take
+            accesses = accesses + take * count
+            batches = batches + take * mean_batches
     if rows:
         if place == limit:
             return -1
-        stops[place], sums[place, 0], sums[place, 1], sums[place, 2] = end, rows, accesses, batches
+        stops[place] = end
+        sums[place, 0] = rows
+        sums[place, 1] = accesses
+        sums[place, 2] = batches
         place += 1
     return place
 
@@ -116,11 +121,13 @@ def assign(
     for row in range(len(accesses)):
         count = np.uint64(accesses[row])
         if count < dense:
-            place, partition = cursor[count], current[count]
+            place = cursor[count]
+            partition = current[count]
             while place >= stops[partition]:
                 partition += 1
             out[row] = first + partition
-            cursor[count], current[count] = place + 1, partition
+            cursor[count] = place + 1
+            current[count] = partition
 
 
 @kernel

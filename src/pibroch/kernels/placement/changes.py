@@ -15,7 +15,11 @@ from pibroch.kernels.policy import kernel
 NEIGHBOURS = 64  # partitions on either side, in order, that one is exchanged with
 ATTEMPTS = 32  # to find a partition that crosses the worst link
 MOST_TOUCHED = 6  # partitions by one change
-COPY, MOVE, SWAP, REDIRECT = 0, 2, 3, 4  # kinds of changes; 1 is a copy, too
+# kinds of changes; 1 is a copy, too
+COPY = 0
+MOVE = 2
+SWAP = 3
+REDIRECT = 4
 
 
 @kernel
@@ -56,7 +60,8 @@ def choose_pair(
 ) -> bool:
     """A partition that crosses a link, and another: like it, or any; whether they were found."""
     num_partitions, num_shards = placed.held.shape
-    reader, shard = link // num_shards, link % num_shards
+    reader = link // num_shards
+    shard = link % num_shards
     for _ in range(ATTEMPTS):
         p = problem.order[random(state, num_partitions)]
         if placed.source[p, reader] == shard and problem.weight[p] > 0:
@@ -65,7 +70,8 @@ def choose_pair(
             if random(state, 2) == 0:
                 near = problem.place_of[p] + random(state, 2 * NEIGHBOURS + 1) - NEIGHBOURS
                 place = min(max(near, 0), num_partitions - 1)
-            touched[0], touched[1] = p, problem.order[place]
+            touched[0] = p
+            touched[1] = problem.order[place]
             return bool(touched[1] != p)
     return False
 
@@ -73,7 +79,9 @@ def choose_pair(
 @kernel
 def _mend_sources(partition: int, problem: Problem, placed: Placed) -> None:
     """Lead readers to themselves, or away from shards that hold the partition no longer, or to cheaper ones."""
-    home, cost, nearer = placed.home[partition], problem.cost, problem.nearer
+    home = placed.home[partition]
+    cost = problem.cost
+    nearer = problem.nearer
     for reader in range(len(cost)):
         best = placed.source[partition, reader]
         if placed.held[partition, reader]:
@@ -120,10 +128,13 @@ def _copy(
     Returns:
         The number of partitions that were touched, 0 where it was not possible.
     """
-    memory, room, p = problem.memory, problem.room[shard], touched[0]
+    memory = problem.memory
+    room = problem.room[shard]
+    p = touched[0]
     if placed.held[p, shard]:
         return 0
-    count, free = 1, room - sums.used[shard]
+    count = 1
+    free = room - sums.used[shard]
     candidate = touched[1]
     for _ in range(ATTEMPTS):
         if free >= memory[p]:
@@ -153,13 +164,15 @@ def _move_home(p: int, shard: int, problem: Problem, placed: Placed, sums: Sums)
 
     Returns how many partitions were touched.
     """
-    before, size = placed.home[p], problem.memory[p]
+    before = placed.home[p]
+    size = problem.memory[p]
     if before == shard:
         return 0
     if not placed.held[p, shard]:
         if sums.used[shard] + size > problem.room[shard]:
             return 0
-        placed.held[p, before], placed.held[p, shard] = False, True
+        placed.held[p, before] = False
+        placed.held[p, shard] = True
         sums.used[before] -= size
         sums.used[shard] += size
     placed.home[p] = shard
@@ -172,7 +185,10 @@ def _swap_homes(p: int, q: int, problem: Problem, placed: Placed, sums: Sums) ->
 
     Returns how many were touched.
     """
-    a, b, used, held = placed.home[p], placed.home[q], sums.used, placed.held
+    a = placed.home[p]
+    b = placed.home[q]
+    used = sums.used
+    held = placed.held
     if a == b or held[p, b] or held[q, a]:
         return 0
     more = problem.memory[q] - problem.memory[p]
@@ -180,10 +196,14 @@ def _swap_homes(p: int, q: int, problem: Problem, placed: Placed, sums: Sums) ->
         more < 0 and used[b] - more > problem.room[b]
     ):
         return 0
-    held[p, a], held[p, b], held[q, b], held[q, a] = False, True, False, True
+    held[p, a] = False
+    held[p, b] = True
+    held[q, b] = False
+    held[q, a] = True
     used[a] += more
     used[b] -= more
-    placed.home[p], placed.home[q] = b, a
+    placed.home[p] = b
+    placed.home[q] = a
     return 2
 
 
@@ -203,10 +223,13 @@ def change(
     Returns:
         How many partitions it touched, 0 where it was not possible.
     """
-    p, q, num_shards = touched[0], touched[1], len(sums.load)
+    p = touched[0]
+    q = touched[1]
+    num_shards = len(sums.load)
     for number in range(2):
         one = touched[number]
-        old.home[number], old.held[number] = placed.home[one], placed.held[one]
+        old.home[number] = placed.home[one]
+        old.held[number] = placed.held[one]
     if kind == REDIRECT:
         count = 1
     elif kind < MOVE:
@@ -240,4 +263,5 @@ def take_back(
         if kind < MOVE:
             placed.held[one, reader] = number > 0
         elif kind != REDIRECT:
-            placed.home[one], placed.held[one] = old.home[number], old.held[number]
+            placed.home[one] = old.home[number]
+            placed.held[one] = old.held[number]

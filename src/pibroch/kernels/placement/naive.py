@@ -33,10 +33,12 @@ def replicate(
     order: Array, weight: Array, memory: Array, home: Array, cost: Array, available: Array
 ) -> tuple[Array, Array]:
     """Holders ``[P, W]`` and sources ``[P, W]``; every link is summed anew for each copy."""
-    num_partitions, num_shards = len(home), len(cost)
+    num_partitions = len(home)
+    num_shards = len(cost)
     held = np.zeros((num_partitions, num_shards), bool)
     held[np.arange(num_partitions), home] = True
-    available, going = available.copy(), set(range(num_shards))
+    available = available.copy()
+    going = set(range(num_shards))
     source = np.array([sources_of(held[p], home[p], cost) for p in range(num_partitions)])
     while going:
         reader = min(going, key=lambda shard: (-available[shard], shard))

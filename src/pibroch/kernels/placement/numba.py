@@ -49,11 +49,14 @@ def place(
     Returns:
         The number of partitions that fitted nowhere and lie on the emptiest shard all the same.
     """
-    num_shards, misfits = len(room), 0
+    num_shards = len(room)
+    misfits = 0
     level = used / room
     for place in range(len(order)):
         partition = order[place]
-        size, best, emptiest = memory[partition], -1, 0
+        size = memory[partition]
+        best = -1
+        emptiest = 0
         for shard in range(num_shards):
             if level[shard] < level[emptiest]:
                 emptiest = shard
@@ -126,14 +129,16 @@ def nearer_shards(cost: Floats) -> Nearer:
         for shard in range(num_shards):
             if shard != reader:
                 starts[reader + 1] += cost[reader, shard] < dearest[reader]
-    shards, scratch = np.empty(starts[-1], np.int16), np.empty(num_shards, np.int16)
+    shards = np.empty(starts[-1], np.int16)
+    scratch = np.empty(num_shards, np.int16)
     prices = np.empty(num_shards)
     for reader in range(num_shards):
         count = 0
         for step in range(1, num_shards):
             shard = (reader + step) % num_shards
             if cost[reader, shard] < dearest[reader]:
-                scratch[count], prices[count] = shard, cost[reader, shard]
+                scratch[count] = shard
+                prices[count] = cost[reader, shard]
                 count += 1
         cheapest_first = np.argsort(prices[:count], kind="mergesort")
         for number in range(count):
@@ -149,7 +154,8 @@ def _seen_from_shards(nearer: Nearer) -> Nearer:
     for shard in nearer.shards:
         starts[shard + 1] += 1
     starts = np.cumsum(starts)
-    readers, ends = np.empty(len(nearer.shards), np.int16), starts[:-1].copy()
+    readers = np.empty(len(nearer.shards), np.int16)
+    ends = starts[:-1].copy()
     for reader in range(num_shards):
         for shard in nearer.shards[nearer.starts[reader] : nearer.starts[reader + 1]]:
             readers[ends[shard]] = reader
@@ -236,7 +242,8 @@ def _offers(order: Ints, weight: Floats, home: Ints, nearer: Nearer, num_shards:
         if weight[partition] > 0:
             starts[home[partition] + 1] += 1
     starts = np.cumsum(starts)
-    places, ends = np.empty(starts[-1], np.int64), starts[:-1].copy()
+    places = np.empty(starts[-1], np.int64)
+    ends = starts[:-1].copy()
     for place in range(len(order)):
         at_home = home[order[place]]
         if weight[order[place]] > 0:
@@ -264,7 +271,8 @@ def _relief(
     offers: Offers,
 ) -> int:
     """The first place of what the reader gets from ``shard`` and has room for; -1 for none."""
-    pointer, is_near = offers.pointer, offers.is_near[reader, shard]
+    pointer = offers.pointer
+    is_near = offers.is_near[reader, shard]
     end = len(order) if is_near else offers.starts[shard + 1]
     for at in range(pointer[reader, shard], end):
         place = at if is_near else offers.places[at]
@@ -317,12 +325,14 @@ def replicate(
     Returns:
         The number of copies that were added.
     """
-    num_shards, added = len(available), 0
+    num_shards = len(available)
+    added = 0
     offers = _offers(order, weight, home, nearer, num_shards)
     worst_first = np.empty((num_shards, num_shards), np.int16)  # a heap of links for each reader
     place_of = np.full((num_shards, num_shards), np.int16(-1))
     num_links = np.zeros(num_shards, np.int64)
-    freest_first, rank_of = np.empty(num_shards, np.int16), np.full(num_shards, np.int16(-1))
+    freest_first = np.empty(num_shards, np.int16)
+    rank_of = np.full(num_shards, np.int16(-1))
     num_readers = 0
     turning = _seen_from_shards(nearer)
     for reader in range(num_shards):
@@ -333,7 +343,8 @@ def replicate(
                     worst_first[reader], num_links[reader], place_of[reader], link[reader], shard
                 )
     while num_readers > 0:
-        reader, found = freest_first[0], -1
+        reader = freest_first[0]
+        found = -1
         while found < 0 and num_links[reader] > 0:
             shard = worst_first[reader, 0]
             if link[reader, shard] <= 0:
@@ -364,7 +375,9 @@ def replicate(
                 other, reader, before, home[partition], cost
             ):
                 continue
-            links, heap, place = link[other], worst_first[other], place_of[other]
+            links = link[other]
+            heap = worst_first[other]
+            place = place_of[other]
             links[before] -= weight[partition] * cost[other, before]
             if place[before] >= 0:
                 sink(heap, num_links[other], place, links, before)

@@ -51,7 +51,8 @@ class Best(NamedTuple):
 
 @kernel
 def _energy_of_links(link: Floats) -> float:
-    num_shards, total = len(link), 0.0
+    num_shards = len(link)
+    total = 0.0
     for i in range(num_shards):
         for j in range(num_shards):
             if i != j:
@@ -114,7 +115,8 @@ def _begin(placed: Placed) -> Best:
     """Take the placement of now for the best one."""
     num_partitions = len(placed.home)
     copy = Placed(placed.home.copy(), placed.held.copy(), placed.source.copy())
-    is_changed, changed = np.zeros(num_partitions, np.bool_), np.empty(num_partitions, np.int64)
+    is_changed = np.zeros(num_partitions, np.bool_)
+    changed = np.empty(num_partitions, np.int64)
     return Best(copy, is_changed, changed, np.zeros(1, np.int64))
 
 
@@ -132,7 +134,8 @@ def _note(touched: Ints, best: Best) -> None:
 def _save(placed: Placed, best: Best) -> None:
     """Make the placement of now the best one: only what was noted is copied, not all P partitions."""
     for one in best.changed[: best.num_changed[0]]:
-        best.placed.home[one], best.placed.held[one] = placed.home[one], placed.held[one]
+        best.placed.home[one] = placed.home[one]
+        best.placed.held[one] = placed.held[one]
         best.placed.source[one] = placed.source[one]
         best.is_changed[one] = False
     best.num_changed[0] = 0
@@ -179,16 +182,15 @@ def improve(
     energy = best_energy = _energy(sums, load_scale)
     best = _begin(placed)
     state = np.array([np.uint64(seed * 2 + 0x9E3779B97F4A7C15)], np.uint64)
-    touched, old, used = (
-        np.empty(MOST_TOUCHED, np.int64),
-        empty_placed(MOST_TOUCHED, num_shards),
-        np.empty(num_shards),
-    )
+    touched = np.empty(MOST_TOUCHED, np.int64)
+    old = empty_placed(MOST_TOUCHED, num_shards)
+    used = np.empty(num_shards)
     for trial in range(num_trials):
         link = choose_link(num_shards, worst_link(sums.link, worst), state)
         if not choose_pair(touched, link, problem, placed, state):
             continue
-        kind, reader = random(state, 5 if may_copy else 4), link // num_shards
+        kind = random(state, 5 if may_copy else 4)
+        reader = link // num_shards
         num_copies = placed.held[touched[0]].sum()
         if kind == REDIRECT and num_copies == 1:  # nowhere else to read from
             continue
@@ -218,10 +220,8 @@ def improve(
         else:
             take_back(kind, touched[:count], reader, old, problem, placed, sums)
             sums.used[:] = used
-    placed.home[:], placed.held[:], placed.source[:] = (
-        best.placed.home,
-        best.placed.held,
-        best.placed.source,
-    )
+    placed.home[:] = best.placed.home
+    placed.held[:] = best.placed.held
+    placed.source[:] = best.placed.source
     sum_up(problem, placed, sums)
     return _cost_of_worst(sums.link, _worst_of_readers(sums.link)) * first

@@ -72,9 +72,12 @@ def high_power(x: float) -> float:
 @kernel
 def turn(partition: int, before: Shards, problem: Problem, placed: Placed, sums: Sums) -> None:
     """Move what readers get of a partition from the shards ``before`` to those they read from now."""
-    weight, lookup, link = problem.weight[partition], problem.lookup[partition], sums.link
+    weight = problem.weight[partition]
+    lookup = problem.lookup[partition]
+    link = sums.link
     for reader in range(len(sums.load)):
-        old, new = before[reader], placed.source[partition, reader]
+        old = before[reader]
+        new = placed.source[partition, reader]
         if old == new:
             continue
         # a shard that reads from itself pays on the diagonal, which no goal looks at
@@ -96,9 +99,12 @@ def turn(partition: int, before: Shards, problem: Problem, placed: Placed, sums:
 def sum_up(problem: Problem, placed: Placed, sums: Sums) -> None:
     """Work links, loads and memory out anew, of all partitions."""
     # anew: additions and subtractions of changes leave rounding errors behind
-    sums.link[:], sums.load[:], sums.used[:] = 0.0, 0.0, 0.0
+    sums.link[:] = 0.0
+    sums.load[:] = 0.0
+    sums.used[:] = 0.0
     for partition in range(len(placed.home)):
-        weight, lookup = problem.weight[partition], problem.lookup[partition]
+        weight = problem.weight[partition]
+        lookup = problem.lookup[partition]
         for reader in range(len(sums.used)):
             shard = placed.source[partition, reader]
             sums.link[reader, shard] += weight * problem.cost[reader, shard]

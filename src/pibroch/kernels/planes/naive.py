@@ -10,7 +10,8 @@ from pibroch.kernels.arrays import Array, Bytes
 def split(numbers: Array, low: Bytes, top: Bytes) -> None:
     """All numbers' lowest bytes, then their second ones, and so on; the highest ones to ``top``."""
     planes = numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T
-    low[:], top[:] = planes[:-1], planes[-1]
+    low[:] = planes[:-1]
+    top[:] = planes[-1]
 
 
 def join(low: Bytes, top: Bytes, numbers: Array) -> None:

@@ -17,7 +17,8 @@ def count(
     >>> accesses.tolist(), batches.tolist()
     ([1, 0, 3], [1, 0, 2])
     """
-    accesses, batches = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int32)
+    accesses = np.zeros(num_rows, np.int64)
+    batches = np.zeros(num_rows, np.int32)
     for ids in batches_of_ids:
         np.add.at(accesses, ids, 1)
         batches[np.unique(ids)] += 1

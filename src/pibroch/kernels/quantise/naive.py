@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Bytes, Ints, Records
 
-HEADER_BYTES, LEVELS = 8, 255
+HEADER_BYTES = 8
+LEVELS = 255
 SMALLEST_SCALE = np.float32(1e-30)
 """A row whose weights lie closer together is taken as all alike: one over the scale must be finite.
 """
@@ -33,7 +34,8 @@ def quantise(weights: Records) -> Bytes:
     """
     num_rows, dim = weights.shape
     wide = weights.astype(np.float64)
-    low, high = wide.min(1, keepdims=True), wide.max(1, keepdims=True)
+    low = wide.min(1, keepdims=True)
+    high = wide.max(1, keepdims=True)
     scale = ((high - low) / LEVELS).astype(np.float32)
     scale[scale < SMALLEST_SCALE] = 0
     steps = np.divide(wide - low, scale, out=np.zeros_like(wide), where=scale > 0)

@@ -32,11 +32,13 @@ def quantise(weights: Records, records: Bytes, words: Records, start: int, stop:
     for row in range(start, stop):
         low = high = weights[row, 0]
         for d in range(1, dim):
-            low, high = min(low, weights[row, d]), max(high, weights[row, d])
+            low = min(low, weights[row, d])
+            high = max(high, weights[row, d])
         scale = np.float32((np.float64(high) - np.float64(low)) / LEVELS)
         if scale < SMALLEST_SCALE:
             scale = np.float32(0.0)
-        words[row, 0], words[row, 1] = scale, low
+        words[row, 0] = scale
+        words[row, 1] = low
         for d in range(dim):
             steps = 0.0
             if scale > 0:
@@ -65,8 +67,11 @@ def add_bytes(
     ``words`` is ``records`` as float32 ``[R, W / 4]``.
     """
     num_samples, _, dim = pooled_BFD.shape
-    num_rows, floats, last = len(records), words.shape[1], len(row_ids) - 1
-    scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
+    num_rows = len(records)
+    floats = words.shape[1]
+    last = len(row_ids) - 1
+    scaled = len(scale) > 0
+    is_long = floats > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
         sample = bag - feature * num_samples
@@ -78,7 +83,8 @@ def add_bytes(
             if row < 0 or row >= num_rows:
                 continue
             factor = scale[position] if scaled else np.float32(1.0)
-            step, offset = factor * words[row, 0], factor * words[row, 1]
+            step = factor * words[row, 0]
+            offset = factor * words[row, 1]
             for d in range(dim):
                 pooled_BFD[sample, feature, d] += offset + step * np.float32(
                     records[row, HEADER_BYTES + d]
@@ -101,8 +107,11 @@ def add_numbers(
     float32 ``[R, D]``, or the bits of float16 as uint16.
     """
     num_samples, _, dim = pooled_BFD.shape
-    num_rows, floats, last = len(records), (dim * records.itemsize + 3) // 4, len(row_ids) - 1
-    scaled, is_long = len(scale) > 0, floats > MAX_SHORT_DIM
+    num_rows = len(records)
+    floats = (dim * records.itemsize + 3) // 4
+    last = len(row_ids) - 1
+    scaled = len(scale) > 0
+    is_long = floats > MAX_SHORT_DIM
     for bag in range(start, stop):
         feature = bag // num_samples
         sample = bag - feature * num_samples

@@ -30,16 +30,29 @@ from pibroch.kernels.atomics import (
 )
 from pibroch.kernels.policy import kernel
 
-WRITE, READ, BELL = 0, 1, 2
+WRITE = 0
+READ = 1
+BELL = 2
 """Columns of ``links`` int64 ``[W, 3]``.
 
 Addresses of the ring that this process writes to, the one it reads, its bell.
 """
-SEQUENCE, NBYTES, SEGMENT, HEADER_BYTES = 0, 8, 16, 64
+SEQUENCE = 0
+NBYTES = 8
+SEGMENT = 16
+HEADER_BYTES = 64
 SLEEPERS = 64
 """Behind a bell: how many sleep on it."""
-ARRIVED, PENDING, OVERWRITTEN, OTHER_SIZE, UNKNOWN_SEGMENT = 0, 1, 2, 3, 4
-SPINS, YIELDS, MOST_SPINS, CALM, PENALTY = 0, 1, 2, 3, 4
+ARRIVED = 0
+PENDING = 1
+OVERWRITTEN = 2
+OTHER_SIZE = 3
+UNKNOWN_SEGMENT = 4
+SPINS = 0
+YIELDS = 1
+MOST_SPINS = 2
+CALM = 3
+PENALTY = 4
 """Places in ``effort`` int64 ``[5]``.
 
 Turns in which a wait looks again at once, then gives way, before it sleeps; and more.
@@ -50,7 +63,8 @@ core to a stranger, who keeps it for a time slice; who sleeps gets it back at on
 So the next ``CALM`` waits do not give way: ``PENALTY`` of them, which doubles each time and goes
 down by one with each wait that could have given way.
 """
-LEAST_PENALTY, MOST_PENALTY = 32, 512
+LEAST_PENALTY = 32
+MOST_PENALTY = 512
 STREAMED_BYTES = 2 << 20
 LONG_NS = 100_000
 
@@ -162,9 +176,11 @@ def put_equal(
         addresses: int64 ``[W]``, filled here: the places of the parts that come.
         sizes: int64 ``[W]``, filled here.
     """
-    size, nothing = len(links), np.zeros(2, np.int64)
+    size = len(links)
+    nothing = np.zeros(2, np.int64)
     for p in range(size):
-        addresses[p], sizes[p] = target + p * nbytes, nbytes
+        addresses[p] = target + p * nbytes
+        sizes[p] = nbytes
     for step in range(1, size):
         p = (me + step) % size
         put_one(links[p], place, sequence, source + p * nbytes, nbytes, nothing)
@@ -361,7 +377,8 @@ def exchange(
         sleep_us: as there.
     """
     size = len(links)
-    addresses, sizes = np.empty(size, np.int64), np.full(size, nbytes, np.int64)
+    addresses = np.empty(size, np.int64)
+    sizes = np.full(size, nbytes, np.int64)
     nothing = np.zeros((size, 2), np.int64)
     for p in range(size):
         addresses[p] = source + p * nbytes

@@ -22,7 +22,8 @@ def resolve_addresses(
             return position
         if homes.first_mapped[feature] >= 0:
             place = int(homes.first_mapped[feature]) + value
-            row, part = int(homes.number[place]), int(homes.part_of[homes.partition[place]])
+            row = int(homes.number[place])
+            part = int(homes.part_of[homes.partition[place]])
         else:
             row, part = divmod(value, int(homes.num_parts[feature]))
         addresses[position] = homes.first_address[feature, part] + row

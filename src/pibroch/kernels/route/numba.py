@@ -63,8 +63,10 @@ def resolve_addresses(
     num_features = len(homes.num_rows)
     num_samples = (len(offsets) - 1) // num_features
     for feature in range(num_features):
-        limit, parts = homes.num_rows[feature], homes.num_parts[feature]
-        begin, end = offsets[feature * num_samples], offsets[(feature + 1) * num_samples]
+        limit = homes.num_rows[feature]
+        parts = homes.num_parts[feature]
+        begin = offsets[feature * num_samples]
+        end = offsets[(feature + 1) * num_samples]
         num_bad = 0
         for position in range(begin, end):
             num_bad += (values[position] < 0) | (values[position] >= limit)
@@ -114,7 +116,8 @@ def gather_rows(
     records: Stored, rows: NDArray[np.int64], out: Records, start: int, stop: int
 ) -> None:
     """Copy the weights of ``rows[start:stop]`` to ``out`` ``[U, D]``, as float32."""
-    dim, last = out.shape[1], len(rows) - 1
+    dim = out.shape[1]
+    last = len(rows) - 1
     floats = (dim * records.itemsize + 3) // 4
     is_long = floats > MAX_SHORT_DIM
     for u in range(start, stop):
@@ -129,7 +132,8 @@ def scatter_rows(
     given: Records, rows: NDArray[np.int64], records: Records, start: int, stop: int
 ) -> None:
     """Copy rows ``start`` to ``stop`` of ``given`` ``[U, W]`` to ``rows[start:stop]`` of ``records``, which are distinct."""
-    width, last = given.shape[1], len(rows) - 1
+    width = given.shape[1]
+    last = len(rows) - 1
     is_long = width > MAX_SHORT_DIM
     for u in range(start, stop):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, last)], width, is_long)

@@ -74,7 +74,8 @@ def adagrad(record: Row, gradient: Row, hyper: Hyper) -> None:
 
 def row_wise_adagrad(record: Row, gradient: Row, hyper: Hyper) -> None:
     """As Adagrad with one ``s += mean(g²)`` a row."""
-    weights, squares = record[:-1], record[-1:]
+    weights = record[:-1]
+    squares = record[-1:]
     g = prepare(weights, gradient, hyper)
     squares += (g**2).mean()
     weights -= hyper.lr * g / (np.sqrt(squares) + hyper.eps)
@@ -97,7 +98,9 @@ def adam(record: Row, gradient: Row, hyper: Hyper) -> None:
 def row_wise_adam(record: Row, gradient: Row, hyper: Hyper) -> None:
     """As Adam with one ``v`` a row, of ``mean(g²)``."""
     dim = len(gradient)
-    weights, first, second = record[:dim], record[dim : 2 * dim], record[2 * dim :]
+    weights = record[:dim]
+    first = record[dim : 2 * dim]
+    second = record[2 * dim :]
     g = prepare(weights, gradient, hyper)
     first += (1 - hyper.beta1) * (g - first)
     second += (1 - hyper.beta2) * ((g**2).mean() - second)

@@ -67,16 +67,17 @@ def load(
     scratch: Records,
 ) -> None:
     """Copy the rows ``first`` to ``last`` to ``scratch`` ``[rows, D + state]``."""
-    width, num_rows = records.shape[1], len(rows)
+    width = records.shape[1]
+    num_rows = len(rows)
     is_long = width > MAX_SHORT_DIM
-    state, found = (
-        records[:, (dim + 1) // 2 :],
-        scratch[:, dim:],
-    )  # sums of indices would keep loops from being vectors
+    # sums of indices would keep loops from being vectors
+    state = records[:, (dim + 1) // 2 :]
+    found = scratch[:, dim:]
     num_state = state.shape[1]
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
-        row, i = rows[u], u - first
+        row = rows[u]
+        i = u - first
         for d in range(dim):
             scratch[i, d] = widened(stored[row, d])
         for d in range(num_state):
@@ -94,10 +95,12 @@ def store(
     scratch: Records,
 ) -> None:
     """The inverse of :func:`load`, of weights that were rounded."""
-    state, found = records[:, (dim + 1) // 2 :], scratch[:, dim:]
+    state = records[:, (dim + 1) // 2 :]
+    found = scratch[:, dim:]
     num_state = state.shape[1]
     for u in range(first, last):
-        row, i = rows[u], u - first
+        row = rows[u]
+        i = u - first
         for d in range(dim):
             stored[row, d] = cut_for(stored, scratch[i, d])
         for d in range(num_state):
@@ -120,7 +123,8 @@ def run(
     keys, columns, average_at, decay, step = rounding
     dim = gradients.shape[1] * rows_per_gradient
     scratch = np.empty((ROWS_AT_ONCE, dim + records.shape[1] - (dim + 1) // 2), np.float32)
-    words, here = scratch.view(np.uint32), np.arange(ROWS_AT_ONCE)
+    words = scratch.view(np.uint32)
+    here = np.arange(ROWS_AT_ONCE)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         count = last - first

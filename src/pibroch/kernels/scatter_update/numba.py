@@ -70,12 +70,18 @@ def combine(
     Decoupled decay is applied to the weights.
     """
     rows, segments, order, source, scale, _, _ = grouped
-    dim, width, num_rows, last_place = totals.shape[1], records.shape[1], len(rows), len(order) - 1
+    dim = totals.shape[1]
+    width = records.shape[1]
+    num_rows = len(rows)
+    last_place = len(order) - 1
     unit = gradients.shape[1]
-    scaled, is_long = len(scale) > 0, dim > MAX_SHORT_DIM
+    scaled = len(scale) > 0
+    is_long = dim > MAX_SHORT_DIM
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
-        begin, end, i = segments[u], segments[u + 1], u - first
+        begin = segments[u]
+        end = segments[u + 1]
+        i = u - first
         prefetch_row(
             gradients,
             np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
@@ -127,12 +133,18 @@ def sum_gradients(
     grouped: Grouped, gradients: Records, share: np.float32, totals: Records, start: int, stop: int
 ) -> None:
     """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
-    segments, order, source, scale = grouped.segments, grouped.order, grouped.source, grouped.scale
-    dim, last_place, scaled = totals.shape[1], len(order) - 1, len(scale) > 0
+    segments = grouped.segments
+    order = grouped.order
+    source = grouped.source
+    scale = grouped.scale
+    dim = totals.shape[1]
+    last_place = len(order) - 1
+    scaled = len(scale) > 0
     unit = gradients.shape[1]
     is_long = dim > MAX_SHORT_DIM
     for u in range(start, stop):
-        begin, end = segments[u], segments[u + 1]
+        begin = segments[u]
+        end = segments[u + 1]
         prefetch_row(
             gradients,
             np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
@@ -164,13 +176,15 @@ def sgd(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Stochastic gradient descent; no state."""
-    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             for d in range(dim):
                 records[row, d] -= hyper.lr * totals[i, d]
 
@@ -187,13 +201,15 @@ def adagrad(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Adagrad; state: sum of squares ``[D]``."""
-    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             for d in range(dim):
                 total = totals[i, d]
                 square = records[row, dim + d] + total * total
@@ -206,17 +222,16 @@ def row_wise_adagrad(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Row-wise Adagrad; state: sum of mean squares ``[1]``."""
-    dim, rows, means = (
-        gradients.shape[1] * grouped.rows_per_gradient,
-        grouped.rows,
-        grouped.mean_squares,
-    )
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
+    means = grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             square = np.float32(0.0)
             for d in range(dim):
                 square += totals[i, d] * totals[i, d]
@@ -232,18 +247,23 @@ def adam(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Adam on touched rows; state: first and second moment ``[2 * D]``."""
-    dim, rows = gradients.shape[1] * grouped.rows_per_gradient, grouped.rows
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
-    rate, root = hyper.lr / hyper.correction1, np.float32(1.0) / np.sqrt(hyper.correction2)
-    fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
+    rate = hyper.lr / hyper.correction1
+    root = np.float32(1.0) / np.sqrt(hyper.correction2)
+    fresh1 = np.float32(1.0) - hyper.beta1
+    fresh2 = np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             for d in range(dim):
                 total = totals[i, d]
-                mean, square = records[row, dim + d], records[row, 2 * dim + d]
+                mean = records[row, dim + d]
+                square = records[row, 2 * dim + d]
                 mean += fresh1 * (total - mean)
                 square += fresh2 * (total * total - square)
                 records[row, dim + d] = mean
@@ -256,18 +276,18 @@ def row_wise_adam(
     records: Records, grouped: Grouped, gradients: Records, hyper: Hyper, start: int, stop: int
 ) -> None:
     """Adam with one second moment a row; state: first moment ``[D]``, second moment ``[1]``."""
-    dim, rows, means = (
-        gradients.shape[1] * grouped.rows_per_gradient,
-        grouped.rows,
-        grouped.mean_squares,
-    )
+    dim = gradients.shape[1] * grouped.rows_per_gradient
+    rows = grouped.rows
+    means = grouped.mean_squares
     totals = np.empty((ROWS_AT_ONCE, dim), np.float32)
-    fresh1, fresh2 = np.float32(1.0) - hyper.beta1, np.float32(1.0) - hyper.beta2
+    fresh1 = np.float32(1.0) - hyper.beta1
+    fresh2 = np.float32(1.0) - hyper.beta2
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)
         combine(records, grouped, gradients, hyper, first, last, totals)
         for u in range(first, last):
-            row, i = rows[u], u - first
+            row = rows[u]
+            i = u - first
             square = np.float32(0.0)
             for d in range(dim):
                 square += totals[i, d] * totals[i, d]

@@ -10,9 +10,11 @@ def encode(numbers: Iterable[int]) -> bytes:
 
     All but the last have the top bit set.
     """
-    out, before = bytearray(), 0
+    out = bytearray()
+    before = 0
     for number in numbers:
-        gap, before = number - before, number
+        gap = number - before
+        before = number
         while gap >= 128:
             out.append(gap % 128 + 128)
             gap //= 128
@@ -22,7 +24,10 @@ def encode(numbers: Iterable[int]) -> bytes:
 
 def decode(encoded: bytes) -> list[int]:
     """The numbers that :func:`encode` got."""
-    numbers, number, gap, shift = [], 0, 0, 0
+    numbers = []
+    number = 0
+    gap = 0
+    shift = 0
     for byte in encoded:
         gap += byte % 128 << shift
         shift += 7

@@ -20,7 +20,8 @@ def encode(numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
 
     Returns how many bytes were written.
     """
-    before, filled = np.int64(0), 0
+    before = np.int64(0)
+    filled = 0
     for number in numbers:
         gap = number - before
         before = number
@@ -39,9 +40,12 @@ def decode(encoded: NDArray[np.uint8], numbers: Array) -> int:
 
     Returns how many bytes they took, or -1 where these do not hold so many.
     """
-    at, number = 0, 0
+    at = 0
+    number = 0
     for i in range(len(numbers)):
-        gap, shift, byte = 0, 0, 128
+        gap = 0
+        shift = 0
+        byte = 128
         while byte >= 128:
             if at == len(encoded) or shift > 56:
                 return -1

@@ -29,15 +29,19 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, P
     """
     for word in range(len(window.words)):
         add_bits(window.lent[word, begin:end], BITS * word, -1, slots.used)
-    last, num_last = np.empty(end - begin, np.int32), np.uint64(0)
-    newest, number_of, holders = window.newest, window.number, window.holder
+    last = np.empty(end - begin, np.int32)
+    num_last = np.uint64(0)
+    newest = window.newest
+    number_of = window.number
+    holders = window.holder
     for at in range(begin, end):
         prefetch(newest, np.int64(number_of[min(at + AHEAD, end - 1)]))
         last[num_last] = at
         num_last += np.uint64(
             newest[np.uint64(number_of[at])] == at + 1
         )  # no later touch in the window
-    leaving, num_leaving = np.empty(num_last, np.int32), np.uint64(0)
+    leaving = np.empty(num_last, np.int32)
+    num_leaving = np.uint64(0)
     for at in last[:num_last]:
         number = np.uint64(number_of[at])
         newest[number] = 0
@@ -58,11 +62,13 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
         begin: index of its first touch.
         gap: how much lower the number of the first touch is that has not been trained.
     """
-    found, num_found = np.empty(len(touches), np.int32), 0
+    found = np.empty(len(touches), np.int32)
+    num_found = 0
     for at in touches:
         number = window.number[at]
         if window.holder[number] != HOME and window.behind[at] > at - begin + gap:
-            window.owner[at], window.place[at] = window.holder[number], window.slot[number]
+            window.owner[at] = window.holder[number]
+            window.place[at] = window.slot[number]
             found[num_found] = at
             num_found += 1
     return found[:num_found].copy()
@@ -71,21 +77,23 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
 @kernel
 def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transfer:
     """List the records that go home from the slots of the touches' owners, and free these."""
-    num_ranks, here = len(site.bounds) - 1, site.rank
+    num_ranks = len(site.bounds) - 1
+    here = site.rank
     counts = np.zeros((4, num_ranks), np.int64)
     for at in leaving:
-        home, holder = home_of(site.bounds, np.int64(window.row[at])), np.int64(window.owner[at])
+        home = home_of(site.bounds, np.int64(window.row[at]))
+        holder = np.int64(window.owner[at])
         counts[0, home] += holder == here
         counts[2, holder] += home == here
         slots.used[holder] -= 1  # every rank keeps count for all: it must know where there is room
     position = starts_of(counts)
-    records_out, records_in = (
-        np.empty(counts[0].sum(), np.int64),
-        np.empty(counts[2].sum(), np.int64),
-    )
-    rows_in, nothing = np.empty(len(records_in), np.int64), np.empty(0, np.int64)
+    records_out = np.empty(counts[0].sum(), np.int64)
+    records_in = np.empty(counts[2].sum(), np.int64)
+    rows_in = np.empty(len(records_in), np.int64)
+    nothing = np.empty(0, np.int64)
     for at in leaving:
-        row, holder = np.int64(window.row[at]), np.int64(window.owner[at])
+        row = np.int64(window.row[at])
+        holder = np.int64(window.owner[at])
         home = home_of(site.bounds, row)
         window.holder[window.number[at]] = HOME
         if holder == here:
@@ -94,9 +102,7 @@ def go_home(window: Window, site: Site, slots: Slots, leaving: Places) -> Transf
             slots.free[slots.depth[0]] = window.place[at]
             slots.depth[0] += 1
         if home == here:
-            records_in[position[2, holder]], rows_in[position[2, holder]] = (
-                row - site.bounds[here],
-                row,
-            )
+            records_in[position[2, holder]] = row - site.bounds[here]
+            rows_in[position[2, holder]] = row
             position[2, holder] += 1
     return Transfer(records_out, nothing, records_in, nothing, counts, rows_in, nothing)

@@ -40,7 +40,10 @@ class NaiveWindow:
         lookahead: int,
         design: str = "lrpp",
     ) -> None:
-        self.bounds, self.touches, self.lookahead, self.design = bounds, touches, lookahead, design
+        self.bounds = bounds
+        self.touches = touches
+        self.lookahead = lookahead
+        self.design = design
         self.trainers = range(len(touches[0]))
         self.holder: dict[int, int] = {}  # of the rows that are not at home
         self.owner: dict[tuple[int, int], int] = {}
@@ -68,7 +71,8 @@ class NaiveWindow:
         In other designs it is always the home, or a trainer in place of a server.
         """
         # readers of the next step come first: the record is there then without another journey
-        home, among = self.home(row), [rank for rank in readers if rank in then] or readers
+        home = self.home(row)
+        among = [rank for rank in readers if rank in then] or readers
         if self.design == "lrpp":
             return next(rank for rank in (source, home, among[row % len(among)]) if rank in among)
         return home if home in self.trainers else row % len(self.trainers)
@@ -81,7 +85,8 @@ class NaiveWindow:
         is_known = step + 1 < len(self.touches) and step + 1 <= planned + self.lookahead
         moves = Moves()
         for row in rows:
-            home, readers = self.home(row), self.readers(step, row)
+            home = self.home(row)
+            readers = self.readers(step, row)
             source = self.holder.get(row, home)
             owner = self.choose(
                 row, source, readers, self.readers(step + 1, row) if is_known else []

@@ -56,8 +56,13 @@ def enter(
         end: index behind its last one so far.
         touches: int32 ``[len(rows)]``, receives the touches.
     """
-    mask, words, final = len(window.row) - 1, window.words, len(rows) - 1
-    newest, row_of, readers_of, behind_of = window.newest, window.row, window.readers, window.behind
+    mask = len(window.row) - 1
+    words = window.words
+    final = len(rows) - 1
+    newest = window.newest
+    row_of = window.row
+    readers_of = window.readers
+    behind_of = window.behind
     number_of = window.number
     for i in range(len(rows)):
         prefetch(newest, np.int64(numbers[min(i + AHEAD, final)]))
@@ -90,7 +95,11 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
     """
     mask = len(window.row) - 1
     touches = np.empty((2, end - begin), np.int32)  # the new ones, and the others
-    num_fresh, num_again, behind_of, then_of, words = 0, 0, window.behind, window.then, window.words
+    num_fresh = 0
+    num_again = 0
+    behind_of = window.behind
+    then_of = window.then
+    words = window.words
     for at in range(begin, end):
         for word in range(len(words)):
             then_of[word, at] = 0
@@ -115,13 +124,15 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
     words = window.words
     for at in touches:
         row = np.int64(window.row[at])
-        home, holder = home_of(site.bounds, row), np.int64(window.holder[window.number[at]])
+        home = home_of(site.bounds, row)
+        holder = np.int64(window.holder[window.number[at]])
         source = home if holder == HOME else holder
         owner = owner_of(site, words, window.readers, window.then, at, source, home, row)
         is_lent = np.int64(0)  # to the source, which keeps its slot for the step
         for word in range(len(words)):
             borrowers = np.int64(window.readers[word, at]) | always_reading(site, words, word)
-            had, owns = bit_in(words, word, source), bit_in(words, word, owner)
+            had = bit_in(words, word, source)
+            owns = bit_in(words, word, owner)
             taken = slots_taken(borrowers, had, owns, owner == home)
             is_lent |= borrowers & had
             for place in range(min(BITS, len(needed) - BITS * word)):
@@ -136,64 +147,82 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
     Returns also the touches that concern this rank: it owns the row, or reads it.
     """
-    here, bounds, words, num_words = site.rank, site.bounds, window.words, len(window.words)
-    row_of, readers_of, then_of, owners, lent_of = (
-        window.row,
-        window.readers,
-        window.then,
-        window.owner,
-        window.lent,
-    )
+    here = site.rank
+    bounds = site.bounds
+    words = window.words
+    num_words = len(window.words)
+    row_of = window.row
+    readers_of = window.readers
+    then_of = window.then
+    owners = window.owner
+    lent_of = window.lent
     number_of = window.number
-    place_of, holders, first = window.place, window.holder, site.bounds[site.rank]
-    size, final = len(touches), len(touches) - 1
-    mine, num_mine, held, num_held = (
-        np.empty(size, np.int32),
-        np.uint64(0),
-        np.empty(size, np.int32),
-        np.uint64(0),
-    )
-    taken, freed = (
-        np.empty((num_words, size), readers_of.dtype),
-        np.empty((num_words, size), readers_of.dtype),
-    )
-    lists, lengths, num_moving = np.empty((4, size), np.int32), np.zeros(4, np.int64), np.uint64(0)
+    place_of = window.place
+    holders = window.holder
+    first = site.bounds[site.rank]
+    size = len(touches)
+    final = len(touches) - 1
+    mine = np.empty(size, np.int32)
+    num_mine = np.uint64(0)
+    held = np.empty(size, np.int32)
+    num_held = np.uint64(0)
+    taken = np.empty((num_words, size), readers_of.dtype)
+    freed = np.empty((num_words, size), readers_of.dtype)
+    lists = np.empty((4, size), np.int32)
+    lengths = np.zeros(4, np.int64)
+    num_moving = np.uint64(0)
     others = np.empty((4, num_words, size), readers_of.dtype)
-    leave, lend, come, borrow = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    leave = np.uint64(0)
+    lend = np.uint64(0)
+    come = np.uint64(0)
+    borrow = np.uint64(0)
     for i in range(size):
         prefetch(holders, np.int64(number_of[touches[min(i + AHEAD, final)]]))
         at = np.uint64(touches[i])
-        row, number = np.int64(row_of[at]), np.uint64(number_of[at])
-        home, holder = home_of(bounds, row), np.int64(holders[number])
+        row = np.int64(row_of[at])
+        number = np.uint64(number_of[at])
+        home = home_of(bounds, row)
+        holder = np.int64(holders[number])
         is_home = holder == HOME
         source = home if is_home else holder
         owner = owner_of(site, words, readers_of, then_of, at, source, home, row)
-        is_owner, is_source = owner == here, source == here
-        reads_here, lent_by_here, moving = np.int64(0), np.int64(0), np.int64(0)
+        is_owner = owner == here
+        is_source = source == here
+        reads_here = np.int64(0)
+        lent_by_here = np.int64(0)
+        moving = np.int64(0)
         for word in range(num_words):
             # who needs the weights in the step; the owner, who updates, has them by its record
             borrowers = np.int64(readers_of[word, at]) | always_reading(site, words, word)
-            owns, had = bit_in(words, word, owner), bit_in(words, word, source)
+            owns = bit_in(words, word, owner)
+            had = bit_in(words, word, source)
             only_here = bit_in(words, word, here)
             lent = borrowers & ~owns
             # a home that is read in place takes no slot
             lent_of[word, at] = lent & ~(np.int64(is_home) * bit_in(words, word, home))
             taken[word, num_moving] = slots_taken(borrowers, had, owns, owner == home)
             freed[word, num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
-            others[0, word, leave], others[1, word, lend] = owns, lent & ~only_here
-            others[2, word, come], others[3, word, borrow] = had, had
+            others[0, word, leave] = owns
+            others[1, word, lend] = lent & ~only_here
+            others[2, word, come] = had
+            others[3, word, borrow] = had
             reads_here |= borrowers & only_here
             lent_by_here |= lent & ~only_here
             moving |= (owns | borrowers | had) ^ had
         reads = reads_here != 0
-        owners[at], place_of[at] = owner, row - first
+        owners[at] = owner
+        place_of[at] = row - first
         holders[number] = HOME if owner == home else owner
-        held[num_held], mine[num_mine] = at, at
+        held[num_held] = at
+        mine[num_mine] = at
         num_held += np.uint64(holder == here)
         num_mine += np.uint64(is_owner | reads)
         # rows that stay where they are, which most do, change no rank's count of slots
         num_moving += np.uint64(moving != 0)
-        lists[0, leave], lists[1, lend], lists[2, come], lists[3, borrow] = at, at, at, at
+        lists[0, leave] = at
+        lists[1, lend] = at
+        lists[2, come] = at
+        lists[3, borrow] = at
         leave += np.uint64(is_source & (not is_owner))
         lend += np.uint64(is_source & (lent_by_here != 0))
         come += np.uint64(is_owner & (not is_source))
@@ -209,7 +238,9 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 @kernel
 def _note_places(window: Window, held: Places) -> None:
     """Of records that this rank held the slot is known here alone: let their touches know it."""
-    slot_of, number_of, final = window.slot, window.number, len(held) - 1
+    slot_of = window.slot
+    number_of = window.number
+    final = len(held) - 1
     for i in range(len(held)):
         prefetch(slot_of, np.int64(number_of[held[min(i + AHEAD, final)]]))
         window.place[held[i]] = slot_of[number_of[held[i]]]
@@ -229,23 +260,29 @@ def _list(
         others: masks ``[4, K, .]`` of the ranks to or from which.
         lengths: how many there are in each list.
     """
-    here, first, num_home, free, depth = (
-        site.rank,
-        site.bounds[site.rank],
-        site.num_home,
-        slots.free,
-        slots.depth[0],
-    )
-    row_of, place_of, slot_of, lent_of = window.row, window.place, window.slot, window.lent
-    number_of, words = window.number, window.words
+    here = site.rank
+    first = site.bounds[site.rank]
+    num_home = site.num_home
+    free = slots.free
+    depth = slots.depth[0]
+    row_of = window.row
+    place_of = window.place
+    slot_of = window.slot
+    lent_of = window.lent
+    number_of = window.number
+    words = window.words
     counts = np.zeros((4, len(site.bounds) - 1), np.int64)
     for kind in range(4):
         for word in range(len(words)):
             add_bits(others[kind, word, : lengths[kind]], BITS * word, 1, counts[kind])
-    position, sums = starts_of(counts), counts.sum(1)
-    records_out, weights_out = np.empty(sums[0], np.int64), np.empty(sums[1], np.int64)
-    records_in, weights_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
-    rows_in, lent_in = np.empty(sums[2], np.int64), np.empty(sums[3], np.int64)
+    position = starts_of(counts)
+    sums = counts.sum(1)
+    records_out = np.empty(sums[0], np.int64)
+    weights_out = np.empty(sums[1], np.int64)
+    records_in = np.empty(sums[2], np.int64)
+    weights_in = np.empty(sums[3], np.int64)
+    rows_in = np.empty(sums[2], np.int64)
+    lent_in = np.empty(sums[3], np.int64)
     # The order of the four matters: weights are lent from places that leaving records give free,
     # and what comes takes them. All ranks list a message's rows in the order of the touches, so
     # none is named on the wire.
@@ -259,7 +296,8 @@ def _list(
                 position[1, rank] += 1
                 rest &= rest - 1
     for i in range(lengths[0]):
-        place, rank = place_of[lists[0, i]], lowest_in(words, others[0], i)
+        place = place_of[lists[0, i]]
+        rank = lowest_in(words, others[0], i)
         records_out[position[0, rank]] = place
         position[0, rank] += 1
         free[depth] = (
@@ -268,21 +306,26 @@ def _list(
         depth += (place >= num_home) & (not is_in(words, lent_of, lists[0, i], here))
     for i in range(lengths[2]):
         prefetch(slot_of, np.int64(number_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
-        at, rank = lists[2, i], lowest_in(words, others[2], i)
+        at = lists[2, i]
+        rank = lowest_in(words, others[2], i)
         row = np.int64(row_of[at])
         is_here = (row >= first) & (row < first + num_home)
         depth -= not is_here
         slot = np.int64(free[depth])
         place = row - first if is_here else slot
-        slot_of[number_of[at]], place_of[at] = place, place
-        records_in[position[2, rank]], rows_in[position[2, rank]] = place, row
+        slot_of[number_of[at]] = place
+        place_of[at] = place
+        records_in[position[2, rank]] = place
+        rows_in[position[2, rank]] = row
         position[2, rank] += 1
     for i in range(lengths[3]):
-        at, rank = lists[3, i], lowest_in(words, others[3], i)
+        at = lists[3, i]
+        rank = lowest_in(words, others[3], i)
         depth -= 1
         place = free[depth]
         place_of[at] = place
-        weights_in[position[3, rank]], lent_in[position[3, rank]] = place, row_of[at]
+        weights_in[position[3, rank]] = place
+        lent_in[position[3, rank]] = row_of[at]
         position[3, rank] += 1
     slots.depth[0] = depth
     return Transfer(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
@@ -299,7 +342,8 @@ def places_of(window: Window, touches: Places, places: Ints) -> None:
 def forget(window: Window, begin: int, end: int) -> None:
     """Rows of a step are in nobody's window, and at home."""
     for at in range(begin, end):
-        window.newest[window.number[at]], window.holder[window.number[at]] = 0, HOME
+        window.newest[window.number[at]] = 0
+        window.holder[window.number[at]] = HOME
 
 
 @kernel

@@ -15,7 +15,9 @@ from pibroch.kernels.bits import count, lowest
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.window.masks import BITS, Words, bit_in, first_bits
 
-LRPP, PARTITIONED, REPLICATED = 0, 1, 2
+LRPP = 0
+PARTITIONED = 1
+REPLICATED = 2
 HOME = -1  # holder of a record that is at its home
 AHEAD = 32  # rows between the one that is looked at and the one that is fetched
 
@@ -164,7 +166,10 @@ def owner_of(
     for word in range(len(words)):
         in_both |= np.int64(readers[word, at]) & np.int64(then[word, at])
     any_reader = np.int64(0) if in_both != 0 else np.int64(-1)
-    num_among, first, source_fits, home_fits = 0, 0, np.int64(0), np.int64(0)
+    num_among = 0
+    first = 0
+    source_fits = np.int64(0)
+    home_fits = np.int64(0)
     for back in range(len(words)):
         word = len(words) - 1 - back
         among = np.int64(readers[word, at]) & (np.int64(then[word, at]) | any_reader)

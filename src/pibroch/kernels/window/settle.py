@@ -40,35 +40,46 @@ def settle(
         mine: this rank's touches, in the order of its sums.
         delayed: whether rows that the next step does not touch are not critical.
     """
-    here, words = site.rank, window.words
-    readers_of, owners, then_of = window.readers, window.owner, window.then
-    lent_of, place_of, free, depth = (
-        window.lent,
-        window.place,
-        slots.free,
-        np.uint64(slots.depth[0]),
-    )
+    here = site.rank
+    words = window.words
+    readers_of = window.readers
+    owners = window.owner
+    then_of = window.then
+    lent_of = window.lent
+    place_of = window.place
+    free = slots.free
+    depth = np.uint64(slots.depth[0])
     sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
     for i in range(len(mine)):
         sum_of[mine[i] - begin] = i
     kinds = np.empty(
         (5, len(touches)), np.int32
     )  # owned and critical, owned and deferred, given (both), alone
-    num_owned, num_deferred, num_alone = np.uint64(0), np.uint64(0), np.uint64(0)
-    num_given, num_given_later = np.uint64(0), np.uint64(0)
+    num_owned = np.uint64(0)
+    num_deferred = np.uint64(0)
+    num_alone = np.uint64(0)
+    num_given = np.uint64(0)
+    num_given_later = np.uint64(0)
     for i in range(len(touches)):
         at = np.uint64(touches[i])
-        owns, reads, other_readers, then = owners[at] == here, np.int64(0), np.int64(0), np.int64(0)
+        owns = owners[at] == here
+        reads = np.int64(0)
+        other_readers = np.int64(0)
+        then = np.int64(0)
         for word in range(len(words)):
-            readers, only_here = np.int64(readers_of[word, at]), bit_in(words, word, here)
+            readers = np.int64(readers_of[word, at])
+            only_here = bit_in(words, word, here)
             reads |= readers & only_here
             other_readers |= readers & ~only_here
             then |= np.int64(then_of[word, at])
         is_critical = (then != 0) | (not delayed)
         alone = owns & (other_readers == 0) & (not is_critical)
         gives = (not owns) & (reads != 0)
-        kinds[0, num_owned], kinds[1, num_deferred], kinds[2, num_given] = at, at, at
-        kinds[3, num_given_later], kinds[4, num_alone] = at, at
+        kinds[0, num_owned] = at
+        kinds[1, num_deferred] = at
+        kinds[2, num_given] = at
+        kinds[3, num_given_later] = at
+        kinds[4, num_alone] = at
         num_owned += np.uint64(owns & is_critical)
         num_deferred += np.uint64(owns & (not is_critical) & (not alone))
         num_given += np.uint64(gives & is_critical)
@@ -90,9 +101,11 @@ def settle(
         begin,
         num_received,
     )
-    places, source = np.empty(num_alone, np.int64), np.empty(num_alone, np.int32)
+    places = np.empty(num_alone, np.int64)
+    source = np.empty(num_alone, np.int32)
     for i in range(len(places)):
-        places[i], source[i] = place_of[kinds[4, i]], sum_of[kinds[4, i] - begin]
+        places[i] = place_of[kinds[4, i]]
+        source[i] = sum_of[kinds[4, i] - begin]
     segments = np.arange(len(places) + 1).astype(np.int32)
     alone = Gradients(
         np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source
@@ -114,26 +127,28 @@ def _sums(
 
     Received ones are numbered from ``num_before`` on.
     """
-    here, num_ranks = site.rank, len(site.bounds) - 1
-    readers_of, owners, place_of = window.readers, window.owner, window.place
-    counts, words = np.zeros((2, num_ranks), np.int64), window.words
+    here = site.rank
+    num_ranks = len(site.bounds) - 1
+    readers_of = window.readers
+    owners = window.owner
+    place_of = window.place
+    counts = np.zeros((2, num_ranks), np.int64)
+    words = window.words
     to_come = counts[1]
     for at in given_here:
         counts[0, owners[at]] += 1
     for word in range(len(words)):
         add_bits(readers_of[word][owned], BITS * word, 1, to_come)
-    num_sources, counts[1, here] = (
-        counts[1].sum(),
-        0,
-    )  # its own sums are contributions, but do not travel
+    # its own sums are contributions, but do not travel
+    num_sources = counts[1].sum()
+    counts[1, here] = 0
     position = starts_of(counts)
     position[1] += num_before
-    given, places = np.empty(len(given_here), np.int64), np.empty(len(owned), np.int64)
-    segments, source, filled = (
-        np.zeros(len(owned) + 1, np.int32),
-        np.empty(num_sources, np.int32),
-        0,
-    )
+    given = np.empty(len(given_here), np.int64)
+    places = np.empty(len(owned), np.int64)
+    segments = np.zeros(len(owned) + 1, np.int32)
+    source = np.empty(num_sources, np.int32)
+    filled = 0
     for at in given_here:
         owner = owners[at]
         given[position[0, owner]] = sum_of[at - begin]

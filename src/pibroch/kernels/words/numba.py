@@ -8,9 +8,14 @@ from __future__ import annotations
 from pibroch.kernels import atomics
 from pibroch.kernels.policy import kernel
 
-load, store, wake, pause = atomics.load, atomics.store, atomics.wake, atomics.pause
-nanoseconds, sleep_on = atomics.nanoseconds, atomics.sleep_on
-SPINS, NAP_US = 200, 500
+load = atomics.load
+store = atomics.store
+wake = atomics.wake
+pause = atomics.pause
+nanoseconds = atomics.nanoseconds
+sleep_on = atomics.sleep_on
+SPINS = 200
+NAP_US = 500
 
 
 @kernel

@@ -39,7 +39,9 @@ class Context:
     """
 
     def __init__(self, context_id: int, creator: tuple[int, int], origin: int) -> None:
-        self.id, self.creator, self.origin = context_id, creator, origin
+        self.id = context_id
+        self.creator = creator
+        self.origin = origin
         self.anchor = torch.empty(0, requires_grad=True)
         self.orders: Iterator[int] = itertools.count()
         self.sent: dict[int, Sent] = {}

@@ -28,7 +28,8 @@ class Coordinator:
     """One worker's share in all backward passes, its own and those of others."""
 
     def __init__(self, agent: Agent, contexts: Contexts) -> None:
-        self._agent, self._contexts = agent, contexts
+        self._agent = agent
+        self._contexts = contexts
         # walks through graphs and runs of the engine take time: on the pool
         agent.serve(Discover, self._on_discover, in_pool=True)
         agent.serve(Start, self._on_start, in_pool=True)
@@ -194,7 +195,8 @@ class _Search:
     """Takes the answer of a worker that was asked to go on (``calls.Receiver``)."""
 
     def __init__(self, coordinator: Coordinator, part: Pass) -> None:
-        self._coordinator, self._part = coordinator, part
+        self._coordinator = coordinator
+        self._part = part
 
     def succeed(self, value: object) -> None:
         """It has."""
@@ -217,7 +219,8 @@ class _Part:
     """One other worker's part in a pass (``calls.Receiver``)."""
 
     def __init__(self, rest: _Rest, worker: WorkerInfo) -> None:
-        self._rest, self._worker = rest, worker
+        self._rest = rest
+        self._worker = worker
 
     def succeed(self, value: object) -> None:
         """It is done."""
@@ -237,7 +240,8 @@ class _Rest:
 
     def __init__(self, part: Pass, size: int) -> None:
         self.done: torch.futures.Future[Any] = torch.futures.Future()
-        self._part, self._num_open = part, size
+        self._part = part
+        self._num_open = size
         self._lock = threading.Lock()
         if not size:
             self.done.set_result(None)

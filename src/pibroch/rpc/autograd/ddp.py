@@ -46,7 +46,8 @@ class LeafGradients:
     """
 
     def __init__(self, backward: BackwardGate, leaves: Iterable[Node], shows: bool) -> None:
-        self._backward, self._shows = backward, shows
+        self._backward = backward
+        self._shows = shows
         self._leaves: list[Any] = list(leaves)
         self._handles: list[Any] = []
         self._gradients: dict[Tensor, Tensor] = {}

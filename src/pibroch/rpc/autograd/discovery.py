@@ -100,7 +100,8 @@ class Discovery:
         self._num_open += len(asks)
         if self._is_engaged or not self._num_open:
             return [*asks, SearchAnswer(asker, frozenset(self._workers))]
-        self._is_engaged, self._engager = True, asker
+        self._is_engaged = True
+        self._engager = asker
         return [*asks]
 
     def answered(self, workers: Iterable[WorkerInfo]) -> list[Instruction]:
@@ -128,5 +129,7 @@ class Discovery:
         return [Ask(origin, tuple(edges)) for origin, edges in by_origin.items()]
 
     def _disengage(self) -> list[Instruction]:
-        asker, self._is_engaged, self._engager = self._engager, False, None
+        asker = self._engager
+        self._is_engaged = False
+        self._engager = None
         return [SearchAnswer(asker, frozenset(self._workers), self._error)]

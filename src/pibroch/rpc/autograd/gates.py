@@ -93,7 +93,9 @@ class _Gate(Function):
     @staticmethod
     def forward(ctx: Any, message: int, place: int, tensor: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.message, ctx.place, ctx.device = message, place, tensor.device
+        ctx.message = message
+        ctx.place = place
+        ctx.device = tensor.device
         return torch.empty(0)
 
     @staticmethod
@@ -126,7 +128,9 @@ class _Turn(Function):
     @staticmethod
     def forward(ctx: Any, backward: BackwardGate, sent: Sent, *next_ones: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.pass_, ctx.sent, ctx.num_next = backward, sent, len(next_ones)
+        ctx.pass_ = backward
+        ctx.sent = sent
+        ctx.num_next = len(next_ones)
         return torch.empty(0)
 
     @staticmethod
@@ -144,7 +148,9 @@ class _Launch(Function):
         num_roots: int,
         *roots_and_turn: Tensor,
     ) -> Tensor:
-        ctx.pass_, ctx.started, ctx.num_turns = backward, started, len(roots_and_turn) - num_roots
+        ctx.pass_ = backward
+        ctx.started = started
+        ctx.num_turns = len(roots_and_turn) - num_roots
         ctx.save_for_backward(*roots_and_turn[:num_roots])
         return torch.empty(())
 

@@ -73,18 +73,24 @@ class Pass:
         send: Callable[[Pass, Received, Gradients], None],
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.number, self.context, self.root, self.me = number, context, root, me
+        self.number = number
+        self.context = context
+        self.root = root
+        self.me = me
         self.partners: set[int] = {root}
         self.deadline: float | None = None
-        self._post, self._waiting = send, waiting
-        self._discovery, self._walk = Discovery(me), Walk()
+        self._post = send
+        self._waiting = waiting
+        self._discovery = Discovery(me)
+        self._walk = Walk()
         self._gates: dict[int, set[int]] = {}  # places of the tensors that take part, by message
         self._inbox: dict[int, dict[int, Tensor | None]] = {}
         self._unsent: list[Received] = []  # what the engine has yet to reach, the newest last
         self._sent: set[int] = set()
         self._own: set[int] = set()  # addresses of memory that nobody else holds
         self._error: Exception | None = None
-        self._changed, self._walking = threading.Condition(), threading.Lock()
+        self._changed = threading.Condition()
+        self._walking = threading.Lock()
 
     @property
     def num_waiting(self) -> int:

@@ -48,7 +48,8 @@ class Agent:
         secret: bytes,
         reference_type: type | None = None,
     ) -> None:
-        self.options, self.callables = options, callables
+        self.options = options
+        self.callables = callables
         self.ids = IdSource()
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: (
             None
@@ -66,10 +67,9 @@ class Agent:
         )
         self._requests = Requests(self.info, self._packer, self.reactor, callables)
         self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
-        self.on_failure, self.on_lost = (
-            self._requests.on_failure,
-            self._requests.lose,
-        )  # with ``on_message``: an ``Inbox``
+        # with ``on_message``: an ``Inbox``
+        self.on_failure = self._requests.on_failure
+        self.on_lost = self._requests.lose
         host = options.bind or rendezvous.bind_host()
         self._peers = Peers(
             self.info, options, secret, self.reactor, self.pool.submit, self._membership, host, self
@@ -156,7 +156,8 @@ class Agent:
         info = self._membership.infos.get(to)
         if info is not None:
             return info
-        find, find_id = self._membership.find, self._membership.find_id
+        find = self._membership.find
+        find_id = self._membership.find_id
         record = find_id(operator.index(to)) if isinstance(to, SupportsIndex) else find(to)
         if record is None:
             known = ", ".join(info.name for info in self.workers())
@@ -208,7 +209,8 @@ class Agent:
         context: int | None = None,
     ) -> Any:
         """Ask ``to`` and wait for the answer."""
-        waiter, timeout_s = Waiter(), self.timeout_s(timeout)
+        waiter = Waiter()
+        timeout_s = self.timeout_s(timeout)
         connection = self.ask(waiter, to, body, value, timeout_s, context)
         return waiter.wait(self.pool, timeout_s, connection.only_stream)
 

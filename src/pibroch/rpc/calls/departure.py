@@ -29,7 +29,8 @@ class Departure:
     """
 
     def __init__(self, agent: Agent, world_size: int | None) -> None:
-        self._agent, self._world_size = agent, world_size
+        self._agent = agent
+        self._world_size = world_size
         self._lock = threading.Lock()
         self._waiting: dict[int, torch.futures.Future[bool]] = {}
         self._sum = 0
@@ -51,7 +52,8 @@ class Departure:
             self._be_idle(deadline)
             return
         leader = self._agent.find(0)
-        may_go, round_ = False, 0
+        may_go = False
+        round_ = 0
         own = 0  # this worker's own part of the barrier is no work
         while not may_go:
             self._be_idle(deadline)
@@ -116,9 +118,11 @@ class Departure:
                 if is_first:
                     self._reach_the_others()
                 return answer
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting
+            self._waiting = {}
             may_go = self._sum == self._last_sum
-            self._last_sum, self._sum = self._sum, 0
+            self._last_sum = self._sum
+            self._sum = 0
         own = waiting.pop(
             self._agent.info.id
         )  # last: as soon as it has its own answer this worker may be gone
@@ -129,7 +133,8 @@ class Departure:
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         """Nobody waits for one that will never come (it may come back, but not to this barrier)."""
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting
+            self._waiting = {}
             self._sum = 0
             self._gone[worker.id] = worker.name
         for each in waiting.values():

@@ -25,7 +25,8 @@ class Future(torch.futures.Future[Any]):
 
     def __init__(self, pool: Pool, loop: Reactor | None = None) -> None:
         super().__init__()
-        self._pool, self._loop = pool, loop
+        self._pool = pool
+        self._loop = loop
         self._has_callbacks = False
         self._error: Exception | None = None
         self._groups: tuple[_Group, ...] = ()
@@ -82,7 +83,8 @@ class Future(torch.futures.Future[Any]):
         assert isinstance(error, Exception)
         self._error = error
         self._is_over = True
-        groups, self._groups = self._groups, ()
+        groups = self._groups
+        self._groups = ()
         self._complete(functools.partial(self.set_exception, error))
         for group in groups:
             group.fail(error)
@@ -166,7 +168,8 @@ def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[object]:
 
 
 _torch_collect_all = torch.futures.collect_all
-torch.futures.collect_all, torch.futures.wait_all = _collect_all, _wait_all
+torch.futures.collect_all = _collect_all
+torch.futures.wait_all = _wait_all
 
 
 class Waiter:
@@ -216,5 +219,6 @@ class Waiter:
                 raise self._error
             finally:
                 self._error = None  # its traceback refers to this frame
-        value, self._value = self._value, None
+        value = self._value
+        self._value = None
         return value

@@ -56,7 +56,8 @@ class Packer:
     """Packs and unpacks messages for one worker."""
 
     def __init__(self, codec: Codec, device_maps: Mapping[str, DeviceMap]) -> None:
-        self._codec, self._device_maps = codec, device_maps
+        self._codec = codec
+        self._device_maps = device_maps
         self.references: ReferenceKeeper | None = None
         self.recorder: Recorder | None = None
 
@@ -112,7 +113,8 @@ class Packer:
 
     def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> object:
         """A message's value; the message does not hold the tensors any more."""
-        envelope, tensors = message.envelope, message.tensors
+        envelope = message.envelope
+        tensors = message.tensors
         message.tensors = []
         if envelope.graph is not None and self.recorder is not None:
             tensors = self.recorder.incoming(origin, envelope.graph, tensors)

@@ -55,7 +55,9 @@ class Pool:
     """
 
     def __init__(self, name: str, size: int, loop: Reactor) -> None:
-        self._name, self._size, self._loop = name, size, loop
+        self._name = name
+        self._size = size
+        self._loop = loop
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
         self._idle: list[_PoolThread] = []
@@ -165,10 +167,8 @@ class Pool:
                 self._watch()
                 return
             beyond = POLICIES.notice_stuck and self._is_stuck()
-            num_wanted, self._wake_next = (
-                min(self._wake_next, len(self._tasks)),
-                self._wake_next * 2,
-            )
+            num_wanted = min(self._wake_next, len(self._tasks))
+            self._wake_next = self._wake_next * 2
             workers = [self._wake_one(beyond) for _ in range(num_wanted)]
             self._watch()
         for worker in workers:
@@ -176,7 +176,8 @@ class Pool:
 
     def _is_stuck(self) -> bool:
         """Whether no task has ended for a while, and not because they compute (under the lock)."""
-        now, cpu_s = time.monotonic(), time.process_time()
+        now = time.monotonic()
+        cpu_s = time.process_time()
         num_done, since, cpu_since = self._last_progress
         if num_done == self._num_done and now - since < _STUCK_S:
             return False

@@ -39,8 +39,12 @@ class Requests:
     def __init__(
         self, me: WorkerInfo, packer: Packer, reactor: Reactor, callables: Callables
     ) -> None:
-        self._me, self._packer, self._reactor, self._callables = me, packer, reactor, callables
-        self._calls, self._lock = PendingCalls(), threading.Lock()
+        self._me = me
+        self._packer = packer
+        self._reactor = reactor
+        self._callables = callables
+        self._calls = PendingCalls()
+        self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._planned = float("inf")  # when the deadlines are looked at next
         self.num_started = 0  # in this worker's life
@@ -81,7 +85,8 @@ class Requests:
 
     def on_answer(self, connection: Connection, message: Message) -> None:
         """The answer to one of them has come."""
-        call, origin = self._calls.take(message.number, connection), connection.peer
+        call = self._calls.take(message.number, connection)
+        origin = connection.peer
         try:
             references = self._packer.references_in(
                 message.envelope, origin, connection.incarnation

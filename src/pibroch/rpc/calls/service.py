@@ -45,7 +45,10 @@ class RequestService:
     """
 
     def __init__(self, packer: Packer, reactor: Reactor, pool: Pool, limits: Limits) -> None:
-        self.packer, self._reactor, self._pool, self._limits = packer, reactor, pool, limits
+        self.packer = packer
+        self._reactor = reactor
+        self._pool = pool
+        self._limits = limits
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
         self._lives: dict[type, Life] = {}
@@ -198,8 +201,12 @@ class _Task:
         body: msgspec.Struct,
         handler: Handler,
     ) -> None:
-        self.service, self.connection, self.message = service, connection, message
-        self.references, self.body, self.handler = references, body, handler
+        self.service = service
+        self.connection = connection
+        self.message = message
+        self.references = references
+        self.body = body
+        self.handler = handler
 
     def __call__(self) -> None:
         service = self.service
@@ -214,7 +221,8 @@ class _Task:
             service.finish(self.connection, self.message, box)
 
     def _run(self) -> object:
-        context, recorder = self.message.envelope.context, self.service.packer.recorder
+        context = self.message.envelope.context
+        recorder = self.service.packer.recorder
         began = time.monotonic()
         if context is None or recorder is None:
             result = self.handler(self.connection.peer, self.body, self._value())
@@ -226,7 +234,8 @@ class _Task:
         return result
 
     def _value(self) -> object:
-        references, self.references = self.references, []
+        references = self.references
+        self.references = []
         return self.service.packer.unpack(self.message, self.connection.peer, references)
 
     def _finish_later(self, future: torch.futures.Future[Any]) -> None:

@@ -51,12 +51,14 @@ class References(ReferenceRuntime):
         receiver: _Creation | _OwnCreation
         if owner.id == agent.info.id:
             owned = OwnedValue()
-            reference, number = self.own(owned), 0
+            reference = self.own(owned)
+            number = 0
             rref = self.handles.of_owner(self, reference, owned, _deadline(timeout_s))
             receiver = _OwnCreation(owned, keeps, answered)
         else:
             fork = self.create(owner)
-            reference, number = fork.reference, fork.number
+            reference = fork.reference
+            number = fork.number
             rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
             receiver = _Creation(self, fork, owner, keeps, answered)
         body = Create(reference, number, agent.incarnation, what)
@@ -83,12 +85,14 @@ class References(ReferenceRuntime):
 
     def call(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Any:
         """The result of a method of the value, at its owner."""
-        body, context = MethodCall(rref.place(), method), self.agent.current_context()
+        body = MethodCall(rref.place(), method)
+        context = self.agent.current_context()
         return self.agent.request_sync(rref.owner(), body, value, timeout=timeout, context=context)
 
     def call_async(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Future:
         """A future of the result."""
-        body, context = MethodCall(rref.place(), method), self.agent.current_context()
+        body = MethodCall(rref.place(), method)
+        context = self.agent.current_context()
         future = self.agent.future()
         timeout_s = self.agent.timeout_s(timeout)
         self.agent.ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
@@ -194,7 +198,10 @@ class _Creation:
         keeps: Handle | None,
         answered: Callable[[], None] | None,
     ) -> None:
-        self._references, self._fork, self._owner, self._keeps = references, fork, owner, keeps
+        self._references = references
+        self._fork = fork
+        self._owner = owner
+        self._keeps = keeps
         self._answered = answered
 
     def succeed(self, value: object) -> None:
@@ -219,7 +226,9 @@ class _OwnCreation:
     def __init__(
         self, owned: OwnedValue, keeps: Handle | None, answered: Callable[[], None] | None
     ) -> None:
-        self._owned, self._keeps, self._answered = owned, keeps, answered
+        self._owned = owned
+        self._keeps = keeps
+        self._answered = answered
 
     def succeed(self, value: object) -> None:
         """The value was put into its place already."""
@@ -232,7 +241,8 @@ class _OwnCreation:
 
 def _tell(creation: _Creation | _OwnCreation) -> None:
     """There was an answer (once)."""
-    answered, creation._answered = creation._answered, None
+    answered = creation._answered
+    creation._answered = None
     if answered is not None:
         answered()
 
@@ -246,7 +256,8 @@ class _Keeping:
     __slots__ = ("_future", "_keeps")
 
     def __init__(self, future: Future, keeps: Handle) -> None:
-        self._future, self._keeps = future, keeps
+        self._future = future
+        self._keeps = keeps
 
     def succeed(self, value: object) -> None:
         self._future.succeed(value)

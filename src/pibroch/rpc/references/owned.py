@@ -103,8 +103,11 @@ class OwnedValue:
         with self._lock:
             if self.is_done:
                 return
-            self._value, self._error, self.is_done = value, error, True
-            callbacks, self._callbacks = self._callbacks, []
+            self._value = value
+            self._error = error
+            self.is_done = True
+            callbacks = self._callbacks
+            self._callbacks = []
         for callback in callbacks:
             callback()
 

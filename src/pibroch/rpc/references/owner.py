@@ -47,7 +47,9 @@ class OwnerSide:
     """
 
     def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
-        self._me, self._tell, self._is_lost = me, tell, is_lost
+        self._me = me
+        self._tell = tell
+        self._is_lost = is_lost
         self.entries: dict[int, Entry] = {}
         self._num_expected = 0
         self.discarded: list[int] = []  # values that nobody holds any more

@@ -72,7 +72,8 @@ class ReferenceRuntime:
     """
 
     def __init__(self, agent: Agent, handles: type[Handle]) -> None:
-        self.agent, self.handles = agent, handles
+        self.agent = agent
+        self.handles = handles
         self.me = Peer(agent.info.id, agent.incarnation)
         self.is_closed = False
         self._table = ReferenceTable(self.me)
@@ -257,7 +258,8 @@ class ReferenceRuntime:
         """Forget everything; references cannot be used any more."""
         with self._lock:
             self.is_closed = True
-            values, self._values = self._values, {}
+            values = self._values
+            self._values = {}
             for fork in list(self._table.users.forks.values()):
                 fork.failure = RuntimeError(
                     "got a reference after RPC was shut down; need one of the present group"

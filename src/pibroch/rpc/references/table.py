@@ -64,7 +64,8 @@ class ReferenceTable:
         self._lost: dict[Peer, None] = {}  # in the order of loss
         self.users = UserSide(me, self._tell, self._lost.__contains__)
         self.owners = OwnerSide(me, self._tell, self._lost.__contains__)
-        users, owners = self.users, self.owners
+        users = self.users
+        owners = self.owners
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             Register: lambda origin, message: owners.register(message, origin),
             Dropped: lambda origin, message: owners.dropped(
@@ -158,17 +159,20 @@ class ReferenceTable:
 
     def take_messages(self) -> dict[Peer, list[Message]]:
         """What is to be sent, by receiver."""
-        messages, self._outbox = self._outbox, {}
+        messages = self._outbox
+        self._outbox = {}
         return messages
 
     def take_discarded(self) -> list[int]:
         """Values that nobody refers to any more."""
-        discarded, self.owners.discarded = self.owners.discarded, []
+        discarded = self.owners.discarded
+        self.owners.discarded = []
         return discarded
 
     def take_failed(self) -> list[int]:
         """Values that were expected and will not come."""
-        failed, self.owners.failed = self.owners.failed, []
+        failed = self.owners.failed
+        self.owners.failed = []
         return failed
 
     def counts(self) -> dict[str, int]:

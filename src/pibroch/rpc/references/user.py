@@ -72,7 +72,9 @@ class UserSide:
     """
 
     def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
-        self._me, self._tell, self._is_lost = me, tell, is_lost
+        self._me = me
+        self._tell = tell
+        self._is_lost = is_lost
         self.forks: dict[int, Fork] = {}
         self.creations: dict[int, Fork] = {}  # by reference: those whose owner has not answered yet
         self._parents: dict[int, Fork] = {}  # by child
@@ -98,7 +100,8 @@ class UserSide:
             self._answer_askers(
                 fork
             )  # other lives of the owner, which do not get what this one has
-            fork.owner, fork.state = by, State.CONFIRMED
+            fork.owner = by
+            fork.state = State.CONFIRMED
             self._drop_if_unused(fork)
 
     def creation_failed(self, fork: Fork, failure: Exception, owner_lives: bool = True) -> None:
@@ -118,7 +121,8 @@ class UserSide:
         if self._is_lost(place.owner):
             self.gone(fork)
         elif sender == place.owner:  # which counted it when it sent it
-            fork.state, fork.parent = State.CONFIRMED, None
+            fork.state = State.CONFIRMED
+            fork.parent = None
         else:
             self._tell(place.owner, Register(place, number))
         return fork
@@ -152,7 +156,8 @@ class UserSide:
             return
         if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
             return
-        fork.owner, fork.state = by, State.CONFIRMED
+        fork.owner = by
+        fork.state = State.CONFIRMED
         self._settle(fork)
         self._drop_if_unused(fork)
 

@@ -203,7 +203,8 @@ class Arena:
             self._take_range(segment_id, segment, start, end)
 
     def _put_range(self, segment_id: int, segment: _Segment, start: int, end: int) -> None:
-        segment.free_until[start], segment.free_from[end] = end, start
+        segment.free_until[start] = end
+        segment.free_from[end] = start
         ranges = self._ranges.get(end - start)
         if ranges is None:
             ranges = self._ranges[end - start] = {}

@@ -21,8 +21,10 @@ class BoundedLog:
 
     def __init__(self, log: logging.Logger, at_once: int = 20, per_s: float = 1.0) -> None:
         self._log = log
-        self._at_once, self._per_s = at_once, per_s
-        self._allowance, self._last = float(at_once), 0.0
+        self._at_once = at_once
+        self._per_s = per_s
+        self._allowance = float(at_once)
+        self._last = 0.0
         self.num_left_out = 0
 
     def wants_one(self, now: float) -> bool:
@@ -39,7 +41,9 @@ class BoundedLog:
         """Log it, unless there were too many."""
         if not self._log.isEnabledFor(level) or not self.wants_one(time.monotonic()):
             return
-        left_out, self.num_left_out = self.num_left_out, 0
+        left_out = self.num_left_out
+        self.num_left_out = 0
         if left_out:
-            text, args = f"{text} (and %d more before it)", (*args, left_out)
+            text = f"{text} (and %d more before it)"
+            args = (*args, left_out)
         self._log.log(level, text, *args, exc_info=exc_info)

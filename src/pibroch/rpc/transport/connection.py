@@ -38,10 +38,8 @@ from pibroch.rpc.values.tensors import (
 
 log = logging.getLogger(__name__)
 
-_MESSAGES, _SHARED_MEMORY = (
-    (Kind.REQUEST, Kind.NOTE, Kind.ANSWER),
-    (Kind.SEGMENT, Kind.FREE, Kind.DROP),
-)
+_MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
+_SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 UNREAD_BYTES = 64 << 20
 """Of errors in place of answers: a peer that reads none of so many is lost."""
 _DEAF = "it does not read its answers"
@@ -99,13 +97,13 @@ class Connection:
     )
 
     def __init__(self, peer: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox) -> None:
-        self.peer, self.incarnation, self.limits = peer, incarnation, limits
+        self.peer = peer
+        self.incarnation = incarnation
+        self.limits = limits
         self.number = 0  # the dialler's number for it, at its other end
-        self._on_message, self._on_failure, self._on_lost = (
-            inbox.on_message,
-            inbox.on_failure,
-            inbox.on_lost,
-        )
+        self._on_message = inbox.on_message
+        self._on_failure = inbox.on_failure
+        self._on_lost = inbox.on_lost
         self._lock = threading.Lock()
         self.stream: FrameStream | None = None
         self.only_stream: FrameStream | None = (
@@ -116,15 +114,17 @@ class Connection:
         ] = []  # until there is a stream
         self.sharing: Sharing | None = None
         self._bulk_streams: list[FrameStream] = []
-        self._sender, self._receiver = BulkSender(), BulkReceiver(limits.message_bytes)
+        self._sender = BulkSender()
+        self._receiver = BulkReceiver(limits.message_bytes)
         self._incomplete: dict[int, _Arriving] = {}  # messages by the transfers that they wait for
         self.refusal: PibrochError | None = None  # why the peer did not let this worker in
-        self.is_lost, self.loss = False, ""  # and why
+        # and why
+        self.is_lost = False
+        self.loss = ""
         self.left_on_purpose = self.is_overdue = False  # the latter: it has not taken its answers
-        self._unread_bytes, self._is_deaf = (
-            0,
-            False,
-        )  # of errors that were sent since all was with the kernel
+        # of errors that were sent since all was with the kernel
+        self._unread_bytes = 0
+        self._is_deaf = False
         self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
 
     # sending, from any thread
@@ -137,11 +137,9 @@ class Connection:
         The caller must hold the tensors in this list alone, and not use them afterwards: received
         ones may be given back.
         """
-        infos, payload, devices = (
-            list[TensorInfo](),
-            list[Buffer](),
-            stage(tensors, device_maps, self.peer.name),
-        )
+        infos = list[TensorInfo]()
+        payload = list[Buffer]()
+        devices = stage(tensors, device_maps, self.peer.name)
         described = [
             describe(tensor) for tensor in tensors
         ]  # what cannot be sent shows before anything is given away
@@ -272,10 +270,9 @@ class Connection:
         with self._lock:
             if self.is_lost:
                 return
-            self.loss, self.is_lost = (
-                reason,
-                True,
-            )  # in this order, for whoever looks without the lock
+            # in this order, for whoever looks without the lock
+            self.loss = reason
+            self.is_lost = True
             self._backlog.clear()
         for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
@@ -347,7 +344,8 @@ class Connection:
                     envelope,
                     cut([each for each in envelope.tensors if each.is_inline], frame.payload),
                 )
-            arriving.kind, arriving.number = frame.kind, frame.number
+            arriving.kind = frame.kind
+            arriving.number = frame.number
             if self._waits(arriving):
                 return None
             return Message(frame.kind, frame.number, arriving.envelope, self._in_order(arriving))
@@ -395,7 +393,8 @@ class Connection:
 
     def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
         """All tensors of a message, those in shared memory among them."""
-        infos, tensors = arriving.envelope.tensors, arriving.tensors
+        infos = arriving.envelope.tensors
+        tensors = arriving.tensors
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]

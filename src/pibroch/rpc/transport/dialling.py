@@ -17,7 +17,8 @@ from pibroch.rpc.transport.handshake import Client
 from pibroch.rpc.transport.link import Admission
 from pibroch.rpc.transport.reactor import Reactor
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
 CLOSED_FOR_S = 30.0
 """A worker that keeps closing connections before they are admitted is lost after this time.
 
@@ -56,10 +57,16 @@ class Dialling:
         connect_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._reactor, self._open_socket, self._make_core = reactor, open_socket, make_core
-        self._on_admitted, self._on_failed, self._is_wanted = on_admitted, on_failed, is_wanted
-        self._connect_s, self._tls = connect_s, tls
-        self._pause_s, self._began = FIRST_PAUSE_S, time.monotonic()
+        self._reactor = reactor
+        self._open_socket = open_socket
+        self._make_core = make_core
+        self._on_admitted = on_admitted
+        self._on_failed = on_failed
+        self._is_wanted = is_wanted
+        self._connect_s = connect_s
+        self._tls = tls
+        self._pause_s = FIRST_PAUSE_S
+        self._began = time.monotonic()
 
     def start(self) -> None:
         """Dial."""
@@ -87,7 +94,8 @@ class Dialling:
         if is_final(error) or time.monotonic() - self._began > CLOSED_FOR_S:
             self._on_failed(error)
             return
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        pause_s = self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._reactor.call_at(time.monotonic() + pause_s * random.uniform(0.5, 1.0), self.start)
 
 

@@ -120,7 +120,8 @@ class FrameReader:
     """
 
     def __init__(self, max_metadata_bytes: int, max_payload_bytes: int, allocate: Allocate) -> None:
-        self._max_metadata_bytes, self._max_payload_bytes = max_metadata_bytes, max_payload_bytes
+        self._max_metadata_bytes = max_metadata_bytes
+        self._max_payload_bytes = max_payload_bytes
         self._allocate = allocate
         self._staging = bytearray(READ_AHEAD_BYTES)
         self._start = self._end = 0  # of what was received and not yet understood
@@ -166,9 +167,13 @@ class FrameReader:
 
     def close(self) -> None:
         """Let go of all memory: nothing is received any more."""
-        self._staging, self._start, self._end = bytearray(), 0, 0
-        self._frame, self._checksum = None, None
-        self._targets, self._filling = [], []
+        self._staging = bytearray()
+        self._start = 0
+        self._end = 0
+        self._frame = None
+        self._checksum = None
+        self._targets = []
+        self._filling = []
 
     def _filled(self, num_bytes: int) -> None:
         rest = self._targets.pop()[num_bytes:]
@@ -178,8 +183,10 @@ class FrameReader:
     def _finish(self, frames: list[Frame]) -> None:
         if not self._targets and self._frame is not None:
             if self._checksum is not None:
-                checksum, self._checksum = self._checksum, None
-                filled, self._filling = self._filling, []
+                checksum = self._checksum
+                self._checksum = None
+                filled = self._filling
+                self._filling = []
                 _check_sum("payload", checksum, filled)
             frames.append(self._frame)
             self._frame = None
@@ -229,7 +236,8 @@ class FrameReader:
     def _begin_payload(self, frame: Frame, frames: list[Frame], checksum: int | None) -> bool:
         targets = [target for target in self._allocate(frame) if target.nbytes]
         assert sum(target.nbytes for target in targets) == frame.payload_bytes
-        self._checksum, self._filling = checksum, targets if checksum is not None else []
+        self._checksum = checksum
+        self._filling = targets if checksum is not None else []
         self._targets = targets[::-1]
         self._frame = frame
         staged = memoryview(self._staging)
@@ -287,7 +295,8 @@ class FrameReader:
             self._staging = grown
         else:
             self._staging[:left] = self._staging[self._start : self._end]
-        self._start, self._end = 0, left
+        self._start = 0
+        self._end = left
 
 
 def _check_sum(what: str, expected: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:

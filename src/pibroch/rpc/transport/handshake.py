@@ -127,7 +127,8 @@ class Client(Side):
         code = message[0] if message else ReplyCode.MALFORMED
         if code not in (ReplyCode.ACCEPTED, ReplyCode.WRONG_WORKER):
             self._refused(code)
-        said, proof = message[:-MAC_BYTES], message[-MAC_BYTES:]
+        said = message[:-MAC_BYTES]
+        proof = message[-MAC_BYTES:]
         if not hmac.compare_digest(proof, self._proof(SERVER_LABEL, said)):
             raise AuthenticationError(
                 f"a server without the job's secret in place of worker {self._expected.decode()!r}",
@@ -225,7 +226,8 @@ class Server(Side):
             raise
 
     def _check(self, message: bytes) -> bytes:
-        said, proof = message[:-MAC_BYTES], message[-MAC_BYTES:]
+        said = message[:-MAC_BYTES]
+        proof = message[-MAC_BYTES:]
         if not hmac.compare_digest(proof, self._proof(CLIENT_LABEL, said)):
             self._refuse(
                 ReplyCode.WRONG_SECRET,

@@ -31,7 +31,8 @@ _ACCEPTS_AT_A_TIME = 64
 _CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
 
 
-_refusals, _foreigners = BoundedLog(log), BoundedLog(log)
+_refusals = BoundedLog(log)
+_foreigners = BoundedLog(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,13 @@ class Admission:
         on_refused: Callable[[Exception], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._reactor, self._sock, self._core = reactor, sock, core
-        self._on_admitted, self._on_refused = on_admitted, on_refused
-        self._tls, self._is_connecting = tls, isinstance(core, Client)
+        self._reactor = reactor
+        self._sock = sock
+        self._core = core
+        self._on_admitted = on_admitted
+        self._on_refused = on_refused
+        self._tls = tls
+        self._is_connecting = isinstance(core, Client)
         self._out = bytearray(core.start())
         self._is_over = False
         reactor.watch(sock.fileno(), READ | WRITE, self._on_events)
@@ -153,7 +158,8 @@ class Admission:
 
     def _wrap(self) -> None:
         assert self._tls is not None
-        context, self._tls = self._tls, None
+        context = self._tls
+        self._tls = None
         fd = self._sock.fileno()
         self._reactor.forget(fd)
         self._sock = context.wrap_socket(
@@ -243,14 +249,14 @@ class Listener:
         lost_after_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._reactor, self._sock = reactor, sock
-        self._make_core, self._on_admitted = make_core, on_admitted
-        self._max_strangers, self._handshake_s, self._lost_after_s, self._tls = (
-            max_strangers,
-            handshake_s,
-            lost_after_s,
-            tls,
-        )
+        self._reactor = reactor
+        self._sock = sock
+        self._make_core = make_core
+        self._on_admitted = on_admitted
+        self._max_strangers = max_strangers
+        self._handshake_s = handshake_s
+        self._lost_after_s = lost_after_s
+        self._tls = tls
         self._strangers: dict[int, Admission] = {}  # oldest first
         sock.setblocking(False)
         sock.listen(_BACKLOG)

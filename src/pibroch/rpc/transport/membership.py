@@ -26,7 +26,8 @@ _num_joined = (
     0  # by this process; who joins a second time must not find what it wrote the first time
 )
 KILLED_S = 3.0
-_NUM_STATIC, _NUM_DYNAMIC = "pibroch_rpc_static", "pibroch_rpc_dynamic"
+_NUM_STATIC = "pibroch_rpc_static"
+_NUM_DYNAMIC = "pibroch_rpc_dynamic"
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -79,14 +80,16 @@ class Rendezvous:
         url = urlparse(init_method)
         given = dict(part.split("=", 1) for part in url.query.split("&") if "=" in part)
         self.timeout_s = timeout_s
-        self._scheme, self._path = url.scheme, url.path
+        self._scheme = url.scheme
+        self._path = url.path
         self._is_hosted = False
         if url.scheme == "env":
             given = {
                 "rank": os.environ.get("RANK", "-1"),
                 "world_size": os.environ.get("WORLD_SIZE", "0"),
             } | given
-            host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+            host = os.environ.get("MASTER_ADDR")
+            port = os.environ.get("MASTER_PORT")
             self._is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             if host is None or port is None:
                 raise ConfigError(
@@ -95,16 +98,19 @@ class Rendezvous:
                     "export them, or use torchrun or tcp://host:port",
                 )
         elif url.scheme == "tcp":
-            host, port = url.hostname, str(url.port or "")
+            host = url.hostname
+            port = str(url.port or "")
         elif url.scheme == "file":
-            host, port = "localhost", "0"
+            host = "localhost"
+            port = "0"
         else:
             raise ConfigError(
                 f"init_method {init_method!r}", "env://, tcp://host:port or file://path"
             )
         if not host or not port.isdigit():
             raise ConfigError(f"init_method {init_method!r}", "a host and a port")
-        self.host, self.port = host, int(port)
+        self.host = host
+        self.port = int(port)
         self.rank = rank if rank >= 0 else int(given.get("rank", -1))
         self.world_size = world_size or None
         if world_size is None and rank < 0:

@@ -58,14 +58,16 @@ class Peers:
         host: str,
         inbox: Inbox,
     ) -> None:
-        self.info, self.incarnation = info, secrets.randbits(62)
-        self._options, self._secret, self._reactor, self._submit = options, secret, reactor, submit
+        self.info = info
+        self.incarnation = secrets.randbits(62)
+        self._options = options
+        self._secret = secret
+        self._reactor = reactor
+        self._submit = submit
         self._membership = membership
-        self.on_message, self.on_failure, self._tell_lost = (
-            inbox.on_message,
-            inbox.on_failure,
-            inbox.on_lost,
-        )
+        self.on_message = inbox.on_message
+        self.on_failure = inbox.on_failure
+        self._tell_lost = inbox.on_lost
         self._identity = Identity(info.name, info.id, self.incarnation)
         self._machine = this_machine()
         self._dialled: dict[int, Connection] = {}
@@ -144,7 +146,8 @@ class Peers:
             record = self._membership.find(connection.peer.name)
             reason = "nobody of that name has joined" if record is None else ""
         except RuntimeError as error:
-            record, reason = None, f"the rendezvous does not answer ({error})"
+            record = None
+            reason = f"the rendezvous does not answer ({error})"
         self._reactor.call_soon(lambda: self._dial(connection, record, reason))
 
     def _dial(self, connection: Connection, record: Record | None, reason: str) -> None:
@@ -305,7 +308,8 @@ class Peers:
 
     def on_lost(self, connection: Connection, reason: str) -> None:
         """A connection is gone, and with it the worker at its other end."""
-        peer, incarnation = connection.peer, connection.incarnation
+        peer = connection.peer
+        incarnation = connection.incarnation
         with self._lock:
             self._accepted.discard(connection)
             if self._dialled.get(peer.id) is connection:

@@ -229,7 +229,8 @@ class Reactor:
 
     def _stand_by(self) -> None:
         """The deputy: sleeps while no users' code runs on the loop, and takes the loop over when it runs for long."""
-        num_seen, num_quiet = self._num_lent, 0
+        num_seen = self._num_lent
+        num_quiet = 0
         while not self._stopping:
             lent_at = self._lent_at
             if lent_at and time.monotonic() - lent_at > _PATIENCE_S and self._take_over(lent_at):

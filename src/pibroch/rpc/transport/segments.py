@@ -36,7 +36,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap = _libc.mmap
+_munmap = _libc.munmap
+_madvise = _libc.madvise
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [
     ctypes.c_void_p,
@@ -67,7 +69,8 @@ class _Map:
             raise OSError(
                 ctypes.get_errno(), f"mmap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}"
             )
-        self.address, self.nbytes = int(address), nbytes
+        self.address = int(address)
+        self.nbytes = nbytes
         _madvise(
             address, nbytes, mmap.MADV_HUGEPAGE
         )  # a hint: where the system allows none, small pages do
@@ -90,7 +93,8 @@ class Segment:
     """Mapped shared memory; ``segment_id`` is the name that both sides use for it."""
 
     def __init__(self, segment_id: int, fd: int, nbytes: int) -> None:
-        self.segment_id, self.nbytes = segment_id, nbytes
+        self.segment_id = segment_id
+        self.nbytes = nbytes
         memory = _Map(fd, nbytes)
         self.address = memory.address
         self.array = np.asarray(memory)  # keeps the map
@@ -121,7 +125,8 @@ class OwnSegment(Segment):
 
     def close_fd(self) -> None:
         """Close the descriptor; harmless when it is closed."""
-        fd, self.fd = self.fd, -1
+        fd = self.fd
+        self.fd = -1
         if fd >= 0:
             os.close(fd)
 
@@ -220,7 +225,8 @@ def view(
 def _tensor_on(loan: Loan, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     nbytes = loan.nbytes or min(64, loan.segment.nbytes - loan.offset)
     lease = np.ndarray.__new__(_Lease, (nbytes,), np.uint8, loan.segment.array, loan.offset)
-    lease.key, lease.loan = 0, loan
+    lease.key = 0
+    lease.loan = loan
     tensor = torch.frombuffer(lease, dtype=dtype).resize_(
         tuple(shape)
     )  # not a view(): that would keep a second tensor alive
@@ -261,7 +267,8 @@ def is_sole_owner(tensor: Tensor, references: int) -> bool:
             that is still at work, or container that has it. With ``def f(t): return
             is_sole_owner(t, references=2)``, ``x = view(...); f(x)`` is true.
     """
-    found, fresh = _counts(tensor), _fresh_counts()
+    found = _counts(tensor)
+    fresh = _fresh_counts()
     return bool(fresh) and found[0] == fresh[0] + references and found[1:] == fresh[1:]
 
 
@@ -305,7 +312,8 @@ def _fresh_counts() -> tuple[int, ...]:
     """
     segment = OwnSegment.create(mmap.PAGESIZE)
     tensor = _tensor_on(Loan(segment, 0, 4, None), torch.float32, (1,))
-    fresh, as_argument = _counts(tensor), (lambda argument: _counts(argument))(tensor)
+    fresh = _counts(tensor)
+    as_argument = (lambda argument: _counts(argument))(tensor)
     return fresh if as_argument == (fresh[0] + 1, *fresh[1:]) else ()
 
 

@@ -75,7 +75,9 @@ class Sharing:
         discard: Callable[[object], None],
         max_tensor_bytes: int,
     ) -> None:
-        self._loop, self._send, self._discard = loop, send, discard
+        self._loop = loop
+        self._send = send
+        self._discard = discard
         self._max_segment_bytes = max(SHARED_SEGMENT_BYTES, size_class(max_tensor_bytes))
         self._lock = threading.Lock()
         self._arena = Arena()
@@ -92,7 +94,8 @@ class Sharing:
         self._dead: deque[tuple[int, int]] = deque()  # places of the peer's, likewise
         self._report_is_planned = self._trim_is_planned = False
         self._last_use = 0.0
-        self._is_closed, self._gives_back = False, POLICIES.give_back
+        self._is_closed = False
+        self._gives_back = POLICIES.give_back
 
     # out
 

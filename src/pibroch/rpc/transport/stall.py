@@ -37,16 +37,16 @@ class StallWatch:
     """
 
     def __init__(self, reactor: Reactor) -> None:
-        self._reactor, self._is_on = reactor, False
+        self._reactor = reactor
+        self._is_on = False
 
     def watch(self, stream: WatchedStream) -> None:
         """Look again in a while whether the frame that was begun has come."""
         if not self._is_on:
             self._is_on = True
-            before, this = (
-                stream.num_begun,
-                weakref.ref(stream),
-            )  # a timer must not keep a closed stream, and its buffer
+            # a timer must not keep a closed stream, and its buffer
+            before = stream.num_begun
+            this = weakref.ref(stream)
 
             def look() -> None:
                 stream = this()

@@ -64,9 +64,14 @@ class FrameStream:
         on_drained: Callable[[], None] = lambda: None,
         checksums: bool = False,
     ) -> None:
-        self._reactor, self._sock, self._reader = reactor, sock, reader
-        self._on_frame, self._on_closed, self._on_drained = on_frame, on_closed, on_drained
-        self._checksums, self._stalls = checksums, StallWatch(reactor)
+        self._reactor = reactor
+        self._sock = sock
+        self._reader = reader
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._on_drained = on_drained
+        self._checksums = checksums
+        self._stalls = StallWatch(reactor)
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -78,7 +83,8 @@ class FrameStream:
         self._reading.acquire()
         self._is_read_by_caller = False
         self._broken_by = ""
-        self._answers_soon, self._spin_s = False, reactor.spin_s
+        self._answers_soon = False
+        self._spin_s = reactor.spin_s
 
     def start(self, surplus: bytes) -> None:
         """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""

@@ -25,7 +25,8 @@ from pibroch.rpc.values.known_callables import checked_callables, known_values, 
 MAX_NAME_LENGTH = 512
 MAX_CACHED = 4096
 
-_MAIN, _SPAWNED_MAIN = "__main__", "__mp_main__"
+_MAIN = "__main__"
+_SPAWNED_MAIN = "__mp_main__"
 _OWN = "pibroch.rpc"
 # of the package itself: what users call, and what its parts run on each other; nobody leaves
 # because a peer says so
@@ -256,9 +257,11 @@ def _name(function: object) -> str:
             "keep the object at its owner and call the method through an RRef, or send object and"
             " arguments to a function",
         )
-    module, qualname = _defined_in(function), getattr(function, "__qualname__", None)
+    module = _defined_in(function)
+    qualname = getattr(function, "__qualname__", None)
     if isinstance(function, types.MethodType) and isinstance(owner, type):
-        module, qualname = owner.__module__, f"{owner.__qualname__}.{function.__name__}"
+        module = owner.__module__
+        qualname = f"{owner.__qualname__}.{function.__name__}"
     if not isinstance(module, str) or not isinstance(qualname, str) or not callable(function):
         raise NotAllowedError(
             f"{function!r} to be sent by name", "a function or class that is defined in a module"
@@ -353,7 +356,8 @@ def _path(names: dict[str, Any], parts: list[str]) -> Iterator[object]:
     value = names.get(parts[0])
     yield value
     for part in parts[1:]:
-        owner, value = value, None
+        owner = value
+        value = None
         for base in owner.__mro__ if isinstance(owner, type) else ():
             if part in vars(base):
                 value = vars(base)[part]

@@ -202,7 +202,8 @@ def shaped(function: Function) -> Function:
 
 def in_parts(function: Function) -> Function:
     """``function``, which makes a list of tensors out of one: not more than a message can hold."""
-    is_unbind, by_size = function.__name__ == "unbind", function.__name__ == "split"
+    is_unbind = function.__name__ == "unbind"
+    by_size = function.__name__ == "split"
 
     @functools.wraps(function)
     def checked(tensor: Tensor, *args: object, **kwargs: object) -> object:

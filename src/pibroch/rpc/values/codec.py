@@ -55,7 +55,8 @@ class Codec:
     def __init__(
         self, names: Names, allow_pickle: bool = False, reference_type: type | None = None
     ) -> None:
-        self._names, self._allow_pickle = names, allow_pickle
+        self._names = names
+        self._allow_pickle = allow_pickle
         self._reference_type = reference_type
 
     def encode(self, value: object) -> EncodedValue:
@@ -251,10 +252,8 @@ def _int(encoding: _Encoding, value: int) -> object:
 
 def _scalar(encoding: _Encoding, value: np.generic) -> object:
     if value.dtype.kind not in SCALAR_KINDS or value.dtype.itemsize > MAX_SCALAR_BYTES:
-        got, need = (
-            f"a NumPy scalar of type {value.dtype}",
-            f"a numeric one of at most {MAX_SCALAR_BYTES} bytes",
-        )
+        got = f"a NumPy scalar of type {value.dtype}"
+        need = f"a numeric one of at most {MAX_SCALAR_BYTES} bytes"
         raise NotAllowedError(got, need)
     return encoding.ext(Code.SCALAR, [value.dtype.str, value.tobytes()])
 

@@ -56,7 +56,8 @@ class RemoteTraceback(Exception):
 
     def __init__(self, worker: WorkerInfo, text: str) -> None:
         super().__init__(worker, text)
-        self.worker, self.text = worker, text
+        self.worker = worker
+        self.text = text
 
     def __str__(self) -> str:
         return f"On worker {self.worker.name} (id {self.worker.id}):\n{self.text}"
@@ -247,5 +248,6 @@ def copy_of(error: Exception) -> Exception:
         copied = _blank(type(error), error.args)
         copied.args = error.args  # an OSError with a constructor of its own leaves them to that
         copied.__dict__.update(error.__dict__)
-    copied.__cause__, copied.__suppress_context__ = error.__cause__, error.__suppress_context__
+    copied.__cause__ = error.__cause__
+    copied.__suppress_context__ = error.__suppress_context__
     return copied.with_traceback(error.__traceback__)

@@ -87,12 +87,10 @@ class Decoding:
         tensors: Sequence[torch.Tensor],
         references: Sequence[object],
     ) -> None:
-        self.names, self.allow_pickle, self.tensors, self.references = (
-            names,
-            allow_pickle,
-            tensors,
-            references,
-        )
+        self.names = names
+        self.allow_pickle = allow_pickle
+        self.tensors = tensors
+        self.references = references
         self.depth = 0
 
     def value(self, data: Any) -> Any:
@@ -249,7 +247,8 @@ def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
                 f"a sparse tensor with {len(shape)} sizes", "fewer than 2**62 elements"
             )
     # where they lie the sender could still change them, once they are checked
-    places, values = decoding.tensor(indices).clone(), decoding.tensor(at)
+    places = decoding.tensor(indices).clone()
+    values = decoding.tensor(at)
     is_leaf = (
         values.requires_grad and values.grad_fn is None
     )  # outside of a distributed graph: so it was sent

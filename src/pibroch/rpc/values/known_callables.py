@@ -171,7 +171,9 @@ def _methods() -> Iterator[Known]:
 
 
 def _modules() -> Iterator[Known]:
-    functional, fft, linalg = torch.nn.functional, torch.fft, torch.linalg
+    functional = torch.nn.functional
+    fft = torch.fft
+    linalg = torch.linalg
     lists: list[tuple[types.ModuleType, Iterable[str], Any]] = [
         (functional, names.FUNCTIONAL, _plain),
         (functional, names.FUNCTIONAL_WINDOWS, windowed),

@@ -85,7 +85,8 @@ def normal(args: Args, kwargs: Kwargs) -> Any:
 
 def expand(args: Args, kwargs: Kwargs) -> Any:
     """A tensor and sizes, -1 where they stay."""
-    tensor, sizes = args[0], _sizes(args, kwargs)
+    tensor = args[0]
+    sizes = _sizes(args, kwargs)
     if len(sizes) > MAX_DIMS:
         return HUGE
     old = [1] * (len(sizes) - tensor.dim()) + [*tensor.shape]
@@ -105,7 +106,8 @@ def _sizes(args: Args, kwargs: Kwargs) -> list[int]:
 
 def diag(args: Args, kwargs: Kwargs) -> Any:
     """A square for each vector."""
-    tensor, offset = args[0], argument(args, kwargs, 1, "offset", kwargs.get("diagonal", 0))
+    tensor = args[0]
+    offset = argument(args, kwargs, 1, "offset", kwargs.get("diagonal", 0))
     last = max(tensor.shape[-1] if tensor.dim() else 1, 1)
     return (
         (tensor.numel() // last + 1) * (last + abs(offset)) ** 2
@@ -121,7 +123,8 @@ def diagflat(args: Args, kwargs: Kwargs) -> Any:
 
 def diag_embed(args: Args, kwargs: Kwargs) -> Any:
     """A square for each vector of the last dimension."""
-    tensor, offset = args[0], argument(args, kwargs, 1, "offset", 0)
+    tensor = args[0]
+    offset = argument(args, kwargs, 1, "offset", 0)
     last = max(tensor.shape[-1], 1)
     return tensor.numel() // last * (last + abs(offset)) ** 2
 
@@ -144,7 +147,8 @@ def second_number(args: Args, kwargs: Kwargs) -> Any:
 
 def fourier(args: Args, kwargs: Kwargs) -> Any:
     """``(input, n or s, dim)``: a length for one dimension, or for several."""
-    tensor, lengths = args[0], argument(args, kwargs, 1, "n", kwargs.get("s"))
+    tensor = args[0]
+    lengths = argument(args, kwargs, 1, "n", kwargs.get("s"))
     if lengths is None:
         return 2 * int(tensor.numel())
     dims = argument(args, kwargs, 2, "dim")
@@ -178,7 +182,8 @@ def _batches(first: list[int], second: list[int]) -> list[int]:
 
 def distances(args: Args, kwargs: Kwargs) -> Any:
     """``(a, b)``: a number for each pair of rows."""
-    first, second = [*args[0].shape], [*args[1].shape]
+    first = [*args[0].shape]
+    second = [*args[1].shape]
     return math.prod(_batches(first[:-2], second[:-2])) * first[-2] * second[-2]
 
 
@@ -209,10 +214,8 @@ def tensordot(args: Args, kwargs: Kwargs) -> Any:
 
 def einsum(args: Args, kwargs: Kwargs) -> Any:
     """``(equation, operands…)``; more than two are taken to meet all at once."""
-    equation, operands = (
-        args[0].replace(" ", ""),
-        args[1] if isinstance(args[1], (list, tuple)) else args[1:],
-    )
+    equation = args[0].replace(" ", "")
+    operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
     inputs, arrow, output = equation.partition("->")
     sizes: dict[str, int] = {}
     for labels, operand in zip(inputs.split(","), operands, strict=True):
@@ -234,7 +237,8 @@ def einsum(args: Args, kwargs: Kwargs) -> Any:
 
 def index_select(args: Args, kwargs: Kwargs) -> Any:
     """``(input, dim, index)``."""
-    tensor, index = args[0], argument(args, kwargs, 2, "index")
+    tensor = args[0]
+    index = argument(args, kwargs, 2, "index")
     return tensor.numel() // max(tensor.shape[argument(args, kwargs, 1, "dim")], 1) * index.numel()
 
 

@@ -10,7 +10,8 @@ from pibroch.rpc.values.call_arguments import Args, Kwargs, argument
 
 def adaptive(args: Args, kwargs: Kwargs) -> Any:
     """``(input, output_size)``: the last dimensions become these."""
-    tensor, sizes = args[0], argument(args, kwargs, 1, "output_size")
+    tensor = args[0]
+    sizes = argument(args, kwargs, 1, "output_size")
     spatial = max(tensor.dim() - 2, 1)
     sizes = [sizes] * spatial if isinstance(sizes, int) else sizes
     return (
@@ -21,7 +22,8 @@ def adaptive(args: Args, kwargs: Kwargs) -> Any:
 
 def pad(args: Args, kwargs: Kwargs) -> Any:
     """``(input, pad)``: two numbers for each dimension, the last one first."""
-    shape, pads = [*args[0].shape], argument(args, kwargs, 1, "pad")
+    shape = [*args[0].shape]
+    pads = argument(args, kwargs, 1, "pad")
     if len(pads) > 2 * len(shape):
         return 0
     for place in range(len(pads) // 2):
@@ -31,11 +33,9 @@ def pad(args: Args, kwargs: Kwargs) -> Any:
 
 def interpolate(args: Args, kwargs: Kwargs) -> Any:
     """``(input, size, scale_factor)``."""
-    tensor, size, scale = (
-        args[0],
-        argument(args, kwargs, 1, "size"),
-        argument(args, kwargs, 2, "scale_factor"),
-    )
+    tensor = args[0]
+    size = argument(args, kwargs, 1, "size")
+    scale = argument(args, kwargs, 2, "scale_factor")
     num_dims = tensor.dim() - 2
     if size is not None:
         sizes = [size] * num_dims if isinstance(size, int) else size
@@ -52,7 +52,8 @@ def fold(args: Args, kwargs: Kwargs) -> Any:
 
 def unfold(args: Args, kwargs: Kwargs) -> Any:
     """``(input, kernel_size, dilation, padding, stride)``: a column for each place of the kernel."""
-    shape, kernel = args[0].shape, _pair(argument(args, kwargs, 1, "kernel_size"))
+    shape = args[0].shape
+    kernel = _pair(argument(args, kwargs, 1, "kernel_size"))
     padding = _pair(argument(args, kwargs, 3, "padding", 0))
     spatial = math.prod(size + 2 * each for size, each in zip(shape[-2:], padding, strict=True))
     return math.prod(shape[:-2]) * math.prod(kernel) * spatial
@@ -73,7 +74,8 @@ def _pair(value: Any, count: int = 2) -> list[Any]:
 
 def convolution(args: Args, kwargs: Kwargs) -> Any:
     """``(input, weight, bias, stride, padding, dilation)``."""
-    shape, weight = args[0].shape, argument(args, kwargs, 1, "weight").shape
+    shape = args[0].shape
+    weight = argument(args, kwargs, 1, "weight").shape
     count = len(weight) - 2
     stride = _pair(argument(args, kwargs, 3, "stride", 1), count)
     dilation = _pair(argument(args, kwargs, 5, "dilation", 1), count)
@@ -90,7 +92,8 @@ def convolution(args: Args, kwargs: Kwargs) -> Any:
 
 def transposed_convolution(args: Args, kwargs: Kwargs) -> Any:
     """``(input, weight, bias, stride, padding, output_padding, groups, dilation)``."""
-    shape, weight = args[0].shape, argument(args, kwargs, 1, "weight").shape
+    shape = args[0].shape
+    weight = argument(args, kwargs, 1, "weight").shape
     count = len(weight) - 2
     stride = _pair(argument(args, kwargs, 3, "stride", 1), count)
     more = _pair(argument(args, kwargs, 5, "output_padding", 0), count)

@@ -88,10 +88,8 @@ def new_zeros(tensor: Tensor, *args: object, **kwargs: object) -> object:
     return _new_zeros(tensor, *args, **kwargs)
 
 
-_zeros, _new_zeros = (
-    sized(torch.zeros, SIZES["zeros"]),
-    sized(torch.Tensor.new_zeros, SIZES["new_zeros"]),
-)
+_zeros = sized(torch.zeros, SIZES["zeros"])
+_new_zeros = sized(torch.Tensor.new_zeros, SIZES["new_zeros"])
 _zeros_like = sized(torch.zeros_like, SIZES["zeros_like"])
 
 

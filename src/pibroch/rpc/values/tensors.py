@@ -48,7 +48,8 @@ def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
-    ordered, shape = tuple(strides[dim] for dim in order), tuple(tensor.shape[dim] for dim in order)
+    ordered = tuple(strides[dim] for dim in order)
+    shape = tuple(tensor.shape[dim] for dim in order)
     return order, ordered if _has_room(shape, ordered) else ()
 
 
@@ -65,7 +66,8 @@ def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride < extent:
             return False
-        extent, packed = extent + (size - 1) * stride, packed * size
+        extent = extent + (size - 1) * stride
+        packed = packed * size
     return packed < extent <= MAX_SPREAD * packed
 
 
@@ -164,7 +166,8 @@ def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor
         raise ProtocolError(
             f"{num_bytes:,} bytes of tensors", f"{sum(sizes):,}, as their shapes say"
         )
-    tensors, start = [], 0
+    tensors = []
+    start = 0
     for info, size in zip(infos, sizes, strict=True):
         if not size or payload is None:
             tensors.append(empty(info)[0])

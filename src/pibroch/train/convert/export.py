@@ -66,7 +66,8 @@ def read_plain(
     folder: Path, manifest: Manifest, advance: Advance = lambda table: None
 ) -> PlainModel:
     """The weights of a verified checkpoint, or their averages where the run kept them."""
-    decay, state = manifest.config.train.average, load_tensors(folder, WEIGHTS)
+    decay = manifest.config.train.average
+    state = load_tensors(folder, WEIGHTS)
     if decay is not None:
         averages = load_tensors(folder, AVERAGES)
         state = {name: averages[f"module.{name}"] for name in state}

@@ -52,7 +52,8 @@ class TorchRec(Format):
         } | model.other
         if not model.top:
             return state
-        dim, num_vectors = len(model.bottom[-1].bias), len(model.tables) + 1
+        dim = len(model.bottom[-1].bias)
+        num_vectors = len(model.tables) + 1
         first = reorder_pairs(model.top[0], dim, upper_to_lower(num_vectors))
         state |= _named(model.bottom, "dense_arch.model._mlp.{}._linear.")
         state |= _named([first, *model.top[1:-1]], "over_arch.model.0._mlp.{}._linear.")
@@ -123,7 +124,8 @@ class ReferenceDLRM(Format):
                 f"{len(tables)}, as the data have categorical features",
             )
         found = {name: numbered[i] for i, name in enumerate(tables)}
-        bottom, top = _layers(state, r"bot_l\.(\d+)\."), _layers(state, r"top_l\.(\d+)\.")
+        bottom = _layers(state, r"bot_l\.(\d+)\.")
+        top = _layers(state, r"top_l\.(\d+)\.")
         other = (
             {}
             if top
@@ -138,10 +140,8 @@ FORMATS: dict[str, Format] = {"torchrec": TorchRec(), "dlrm": ReferenceDLRM()}
 def _named(layers: Sequence[Layer], pattern: str) -> dict[str, Tensor]:
     named = {}
     for i, layer in enumerate(layers):
-        named[f"{pattern.format(i)}weight"], named[f"{pattern.format(i)}bias"] = (
-            layer.weight,
-            layer.bias,
-        )
+        named[f"{pattern.format(i)}weight"] = layer.weight
+        named[f"{pattern.format(i)}bias"] = layer.bias
     return named
 
 

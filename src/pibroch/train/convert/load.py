@@ -57,7 +57,8 @@ def fill_session(session: Session, model: PlainModel) -> None:
     Raises:
         CheckpointError: names the first parameter that is missing, left over or of another shape.
     """
-    state, wanted = to_state(model), session.model.state_dict()
+    state = to_state(model)
+    wanted = session.model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     shapes |= {f"table {name}": tuple(table.shape) for name, table in model.tables.items()}
     needed = {name: tuple(tensor.shape) for name, tensor in wanted.items()}

@@ -81,10 +81,8 @@ def to_state(model: PlainModel) -> dict[str, Tensor]:
     state = dict(model.other)
     for name, layers in (("bottom", model.bottom), ("top", model.top)):
         for i, layer in enumerate(layers):
-            state[f"{name}.layers.{i}.weight"], state[f"{name}.layers.{i}.bias"] = (
-                layer.weight,
-                layer.bias,
-            )
+            state[f"{name}.layers.{i}.weight"] = layer.weight
+            state[f"{name}.layers.{i}.bias"] = layer.bias
     return state
 
 
@@ -111,7 +109,8 @@ def _count(state: Mapping[str, Tensor], network: str) -> int:
 
 
 def _with_norm(state: Mapping[str, Tensor], network: str, i: int) -> Layer:
-    weight, norm = state[f"{network}.layers.{i}.weight"], f"{network}.norms.{i}"
+    weight = state[f"{network}.layers.{i}.weight"]
+    norm = f"{network}.norms.{i}"
     if f"{norm}.weight" not in state:
         return Layer(weight, state[f"{network}.layers.{i}.bias"])
     scale = (

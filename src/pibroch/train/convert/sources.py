@@ -152,7 +152,8 @@ class _Sharded(Tensor):
         )  # torch asks that there is such a method
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.shards, self.metadata = state[0], state[1]
+        self.shards = state[0]
+        self.metadata = state[1]
 
 
 def _attribute(owner: object, name: str) -> object:

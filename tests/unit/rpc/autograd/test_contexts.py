@@ -25,7 +25,8 @@ def test_closed_ids_are_remembered_within_bounds():
 
 
 def test_each_thread_has_its_own_current_context():
-    contexts, seen = Contexts(), []
+    contexts = Contexts()
+    seen = []
     with contexts.entered(1):
         thread = threading.Thread(target=lambda: seen.append(contexts.current))
         thread.start()

@@ -43,7 +43,8 @@ def leaf():
 
 
 def test_what_was_there_comes_back(leaf):
-    before, seen = leaf.grad, []
+    before = leaf.grad
+    seen = []
     assert watched_pass(
         (leaf * 3).sum(), leaf, lambda: seen.append(leaf.grad.tolist())
     ).tolist() == [3, 3]
@@ -77,7 +78,9 @@ def test_an_error_brings_it_back_too(leaf):
 
 def test_passes_at_once_on_one_leaf(leaf):
     """Both are in the middle at the same time; each has its own gradient."""
-    before, both, results = leaf.grad, threading.Barrier(2, timeout=TIMEOUT_S), {}
+    before = leaf.grad
+    both = threading.Barrier(2, timeout=TIMEOUT_S)
+    results = {}
 
     def work(factor):
         class Rendezvous(torch.autograd.Function):
@@ -106,7 +109,8 @@ def test_passes_at_once_on_one_leaf(leaf):
 
 def test_a_whole_pass_within_another_leaves_that_ones_gradient_alone(leaf):
     """The inner one shows its gradient last and ends first."""
-    before, inner = leaf.grad, []
+    before = leaf.grad
+    inner = []
 
     def work():
         inner.append(watched_pass((leaf * 5).sum(), leaf))
@@ -136,7 +140,9 @@ def test_hooks_on_the_function_that_accumulates_are_called_and_grad_stays(leaf):
 
     Those behind it come after, and nothing was accumulated.
     """
-    seen, before, node = [], leaf.grad, start_of(leaf)[0]
+    seen = []
+    before = leaf.grad
+    node = start_of(leaf)[0]
     node.register_prehook(lambda gradients: (gradients[0] * 10,))
     node.register_hook(lambda inputs, outputs: seen.append(leaf.grad is before))
     gradient = watched_pass((leaf * 2).sum(), leaf, shows=False)

@@ -16,7 +16,9 @@ def message_graphs(draw):
     """Workers, edges between them, and for each edge those that its sender reaches from it, all made before it."""
     workers = [WorkerInfo(f"worker{each}", each) for each in range(draw(st.integers(1, 5)))]
     pick = st.sampled_from(workers)
-    edges, holders, behind = [], {}, {}
+    edges = []
+    holders = {}
+    behind = {}
     for message in range(draw(st.integers(0, 25))):
         edge = Edge(draw(pick), message // 2, message % 2)  # messages have up to two tensors
         holders[edge] = draw(pick)
@@ -35,7 +37,9 @@ class Net:
     def __init__(self, graph):
         workers, self.holders, self.behind, self.root, self.found = graph
         self.parts = {worker: Discovery(worker) for worker in workers}
-        self.under_way, self.asked, self.answers = [], Counter(), []
+        self.under_way = []
+        self.asked = Counter()
+        self.answers = []
 
     def begin(self):
         self.do(self.root, self.parts[self.root].asked("user", self.found))
@@ -64,7 +68,8 @@ class Net:
             self.do(what.asker, self.parts[what.asker].answered(what.workers))
 
     def reachable(self):
-        seen, stack = set(), [*self.found]
+        seen = set()
+        stack = [*self.found]
         while stack:
             edge = stack.pop()
             if edge not in seen:
@@ -119,7 +124,8 @@ def test_the_first_asker_is_answered_last_and_the_others_at_once():
 
 
 def test_after_a_failure_everyone_hears_of_it():
-    me, other = WorkerInfo("me", 0), WorkerInfo("other", 1)
+    me = WorkerInfo("me", 0)
+    other = WorkerInfo("other", 1)
     part = Discovery(me)
     part.asked("first", [Edge(other, 1, 0)])
     assert [each.error for each in part.failed(ERROR)] == [ERROR]

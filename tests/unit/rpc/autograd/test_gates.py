@@ -25,7 +25,8 @@ class Backward:
 
     def __init__(self, **inbox):
         self.inbox = {int(name[1:]): gradients for name, gradients in inbox.items()}
-        self.sent, self.turns = [], []
+        self.sent = []
+        self.turns = []
 
     def await_turn(self, sent):
         self.turns.append(sent.message)
@@ -95,7 +96,8 @@ def test_received_tensors_can_be_worked_on_in_place(anchor):
 def test_turns_come_last_and_newest_first(anchor, num_messages):
     """Every receipt is sent before the first turn that it might be needed for, whatever thread its graph was made in."""
     x = torch.ones(2, requires_grad=True)
-    messages, roots = [], []
+    messages = []
+    roots = []
 
     def build(number):
         y = (x * number).exp().log()
@@ -125,7 +127,8 @@ def test_turns_come_last_and_newest_first(anchor, num_messages):
 
 
 def test_the_walk_ends_at_receipts_and_leaves_and_visits_once(anchor):
-    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    a = torch.ones(2, requires_grad=True)
+    b = torch.ones(2, requires_grad=True)
     note, (x, y) = received(3, 0, anchor, torch.ones(2), torch.ones(2))
     z = a * x
     for _ in range(50):
