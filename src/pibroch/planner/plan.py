@@ -32,6 +32,7 @@ from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
 from pibroch.embedding.storage import FileDigest
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Array
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.row_map import RowMap
 from pibroch.planner.row_map_file import PLAN, open_row_map, write_row_map
@@ -260,11 +261,17 @@ class Plan(BaseModel):
             ]
         return [(s, Piece(table, rows[j :: len(shards)], columns)) for j, s in enumerate(shards)]
 
-    def save(self, path: Path) -> None:
-        """Write the plan as JSON with its checksum, and homes of single rows beside it, as ``<path>.rows``."""
+    def save(self, path: Path, arrays: Mapping[str, Array] | None = None) -> None:
+        """Write the plan as JSON with its checksum, and homes of single rows as ``<path>.rows``.
+
+        Args:
+            path: of the JSON.
+            arrays: what else goes into ``<path>.rows``, for :func:`row_map_file.open_array`.
+        """
         content = self.model_dump(mode="json")
         if self.row_map is not None:
-            content[_ROWS] = asdict(write_row_map(_beside(path), self.row_map))
+            digest = write_row_map(rows_path(path), self.row_map, arrays or {})
+            content[_ROWS] = asdict(digest)
         write_manifest(path, content)
 
     @classmethod
@@ -285,10 +292,11 @@ class Plan(BaseModel):
         plan: Self = checked(cls, content, f"{path}, which is no plan", PLAN)
         if not any(placement.kind == "rows" for placement in plan.placements.values()):
             return plan
-        return plan.model_copy(update={"row_map": open_row_map(_beside(path), digest)})
+        return plan.model_copy(update={"row_map": open_row_map(rows_path(path), digest)})
 
 
-def _beside(path: Path) -> Path:
+def rows_path(path: Path) -> Path:
+    """The file beside a plan that holds the homes of single rows."""
     return path.with_name(path.name + ".rows")
 
 

@@ -1,17 +1,11 @@
 """What a plan is predicted to cost, and how it came about.
 
-Plain values, a JSON file beside the plan.
+Plain values, kept with the plan.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from pibroch.data.storage import write_json
-from pibroch.errors import DataError
+from pydantic import BaseModel, ConfigDict
 
 Matrix = list[list[float]]
 
@@ -162,27 +156,3 @@ class PlanPrediction(BaseModel):
     def num_shards(self) -> int:
         """W."""
         return len(self.memory_bytes)
-
-    def save(self, path: Path) -> None:
-        """Write the prediction as JSON.
-
-        Raises:
-            StorageError: when the disk refuses.
-        """
-        write_json(path, self.model_dump())
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a prediction.
-
-        Raises:
-            DataError: when there is none, or it is none.
-        """
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError, UnicodeDecodeError) as error:
-            need = "what `pibroch plan` wrote beside a plan"
-            do = "check the path, or make the plan again"
-            raise DataError(
-                f"{path}, which is no prediction: {str(error)[:200]}", need, do
-            ) from error

@@ -6,15 +6,18 @@ A safetensors file that is mapped, so that a host's processes share its memory.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from pibroch.embedding.storage import FileDigest, verify_file
-from pibroch.embedding.tensor_file import Stream, TensorFile, write_tensors
+from pibroch.embedding.tensor_file import TensorFile, write_tensors
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Array
 from pibroch.planner.row_map import RowMap
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
@@ -26,8 +29,15 @@ PLAN = Refusal(ConfigError, "make the plan anew")
 """How damaged plans are refused."""
 
 
-def write_row_map(path: Path, row_map: RowMap) -> FileDigest:
+def write_row_map(
+    path: Path, row_map: RowMap, others: Mapping[str, Array] = MappingProxyType({})
+) -> FileDigest:
     """Write it, 6 bytes a row.
+
+    Args:
+        path: of the file.
+        row_map: homes of rows.
+        others: arrays that lie in the same file, for :func:`open_array`.
 
     Raises:
         OSError: when the disk refuses.
@@ -38,8 +48,19 @@ def write_row_map(path: Path, row_map: RowMap) -> FileDigest:
         arrays[_SOURCE] = row_map.source
     return write_tensors(
         path,
-        {_TABLES: Stream.of(names), **{name: Stream.of(array) for name, array in arrays.items()}},
+        {_TABLES: names, **arrays, **others},
+        unchecked=others,
     )
+
+
+def open_array(path: Path, name: str) -> Array | None:
+    """One of the ``others`` of :func:`write_row_map`, mapped; ``None`` where there is none.
+
+    Raises:
+        ConfigError: when the file is not there, or damaged.
+    """
+    with TensorFile(path.parent, path.name, PLAN) as file:
+        return file.mapped(name) if name in file.names else None
 
 
 def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:

@@ -83,6 +83,25 @@ def test_files_that_are_no_plan_are_refused(tmp_path, plans):
         load_plan(path)
 
 
+def test_plans_of_before_hold_their_matrices_in_the_json(tmp_path, plans):
+    assignment, prediction = plans[0]
+    content = {"prediction": prediction.model_dump(mode="json")}
+    Plan.by_rows(assignment, content).save(tmp_path / "plan")
+    assert load_plan(tmp_path / "plan")[1] == prediction
+
+
+def test_a_plan_for_a_thousand_shards_is_written_and_read(tmp_path):
+    shards = 1_024
+    topology = ClusterTopology.uniform(shards)
+    options = PlanOptions(extra=0, steps=False)
+    assignment, prediction = make_plan(sizes(PROFILE), PROFILE, topology, options)
+    save_plan(tmp_path / "plan", assignment, prediction)
+    assert (tmp_path / "plan").stat().st_size < 4_000_000
+    again, read = load_plan(tmp_path / "plan")
+    assert read == prediction and read.num_shards == shards
+    np.testing.assert_array_equal(again.home, assignment.home)
+
+
 def test_sources_are_stored_only_where_they_differ_from_the_rule(plans):
     for assignment, prediction in plans:
         topology = ClusterTopology.hierarchical(2, 2, 3.0)

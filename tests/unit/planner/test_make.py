@@ -8,7 +8,6 @@ from pibroch.planner import cost as costs
 from pibroch.planner.baselines import baselines
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import TableSize
-from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.topology import ClusterTopology
 from planner_cases import sizes, zipf_profile
 
@@ -255,13 +254,3 @@ def test_what_cannot_be_planned_is_said_before_anything_is_allocated(profile):
     ):
         with pytest.raises(ConfigError):
             PlanOptions(**wrong)
-
-
-def test_predictions_are_files(tmp_path, plan):
-    prediction = plan[1]
-    prediction.save(tmp_path / "p.json")
-    assert PlanPrediction.load(tmp_path / "p.json") == prediction
-    (tmp_path / "p.json").write_text('{"mode": 3}')
-    for path in (tmp_path / "p.json", tmp_path / "none.json"):
-        with pytest.raises(DataError, match="no prediction"):
-            PlanPrediction.load(path)
