@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.results import Row
 from benchmarks.runner import Times
 from benchmarks.workloads import Workload, zipf_ids
-from pibroch.lookahead import Oracle
+from pibroch.exchange.lookahead.oracle import Oracle
 
 NUM_RANKS = 2
 NUM_ROWS = 100_000

@@ -12,7 +12,7 @@ import pytest
 import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
-ROOMS = ("exchange", "collectives", "lookahead", "servers")
+ROOMS = ("exchange", "collectives", "servers")
 FILES = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
 EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
 MOST_ANY_PER_1000_LINES = 10

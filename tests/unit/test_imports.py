@@ -32,15 +32,34 @@ LAYERS = [
     },
     {"data", "kernels", "observability"},
     {"embedding", "models"},
-    {"planner", "lookahead", "rpc", "collectives"},
+    {"planner", "rpc", "collectives", "exchange.lookahead.oracle"},
     {"roles"},
     {"servers", "processors"},
     {"exchange"},
     {"train", "serve", "sim", "torchrec", "metrics"},
     {"cli", "__main__"},
 ]
+"""Rooms by their layer.
+
+The oracle lies with the exchange that it plans for, but below it: servers keep oracles as well.
+"""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+def room_of(module):
+    """The room that a module, named without ``pibroch``, belongs to; of two the inner one.
+
+    >>> room_of("exchange.lookahead.oracle.joint"), room_of("exchange.lookahead.build")
+    ('exchange.lookahead.oracle', 'exchange')
+    """
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in LEVEL), parts[0])
+
+
+def room_of_file(path):
+    return room_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
 
 
 def rooms_imported(path):
@@ -52,19 +71,18 @@ def rooms_imported(path):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "pibroch" and len(parts) > 1 and parts[1] in LEVEL:
-                yield parts[1], node.lineno
+            package, _, module = name.partition(".")
+            if package == "pibroch" and room_of(module) in LEVEL:
+                yield room_of(module), node.lineno
 
 
 def test_every_room_has_its_place():
-    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
-    assert rooms <= set(LEVEL)
+    assert {room_of_file(path) for path in FILES} <= set(LEVEL)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_point_down(path):
-    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    room = room_of_file(path)
     for other, line in rooms_imported(path):
         assert LEVEL[other] <= LEVEL[room], (
             f"{path}:{line}: {room} imports {other}, which stands above it"
@@ -76,9 +94,9 @@ PURE = [
     "pibroch.exchange.lookahead.window",
     "pibroch.kernels.window.naive",
     "pibroch.kernels.window.numba",
-    "pibroch.lookahead.encoding",
-    "pibroch.lookahead.oracle",
-    "pibroch.lookahead.requests",
+    "pibroch.exchange.lookahead.oracle.encoding",
+    "pibroch.exchange.lookahead.oracle.oracle",
+    "pibroch.exchange.lookahead.oracle.requests",
     "pibroch.planner.baselines",
     "pibroch.planner.diff",
     "pibroch.planner.exact",
@@ -150,7 +168,7 @@ WITHOUT = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[:2] in [["pibroch", room] for room in {rooms!r}]:
+        if any((name + ".").startswith(f"pibroch.{{room}}.") for room in {rooms!r}):
             raise ImportError(f"{{name}} is not here")
 sys.meta_path.insert(0, Refuse())
 """
@@ -179,11 +197,19 @@ def run_without(rooms, program):
 
 
 def test_one_process_trains_without_rpc_servers_roles_and_processors():
-    assert float(run_without(["rpc", "servers", "roles", "processors", "lookahead"], PROGRAM)) < 0.4
+    assert (
+        float(
+            run_without(
+                ["rpc", "servers", "roles", "processors", "exchange.lookahead.oracle"], PROGRAM
+            )
+        )
+        < 0.4
+    )
 
 
 def test_the_command_line_trains_in_one_process_without_rpc(tmp_path):
     said = run_without(
-        ["rpc", "servers", "processors", "lookahead"], TRAIN.format(run=str(tmp_path / "run"))
+        ["rpc", "servers", "processors", "exchange.lookahead.oracle"],
+        TRAIN.format(run=str(tmp_path / "run")),
     )
     assert "AUC" in said

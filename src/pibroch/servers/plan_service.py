@@ -18,12 +18,12 @@ from torch.futures import Future
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
+from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, PlanRequest
+from pibroch.exchange.lookahead.oracle.encoding import encode
+from pibroch.exchange.lookahead.oracle.requests import Answer, RequestKind
+from pibroch.exchange.lookahead.oracle.thread import OracleThread
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.varint import numba as varint
-from pibroch.lookahead import JointOracle, Oracle, PlanRequest
-from pibroch.lookahead.encoding import encode
-from pibroch.lookahead.oracle_thread import OracleThread
-from pibroch.lookahead.requests import Answer, RequestKind
 from pibroch.rpc import functions
 from pibroch.servers.rounds import Rounds
 from pibroch.servers.runs import Runs
@@ -250,7 +250,7 @@ def ask(
 ) -> Future[EncodedPlans]:
     """A trainer's request, see :class:`PlanRequest`.
 
-    The parts of its answer, see :mod:`pibroch.lookahead.encoding`.
+    The parts of its answer, see :mod:`pibroch.exchange.lookahead.oracle.encoding`.
     """
     return ORACLES.find(key).ask(trainer, number, _request(kind, feed, num_steps))
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pibroch.errors import ConfigError, ProtocolError, TrainingError
+from pibroch.exchange.lookahead.oracle import Oracle
+from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_opening, decode_plan
 from pibroch.kernels.varint import naive as varint
-from pibroch.lookahead import Oracle
-from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan
 from pibroch.rpc.info import WorkerInfo
 from pibroch.servers import plan_service as served
 from pibroch.servers.runs import Runs

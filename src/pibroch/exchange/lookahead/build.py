@@ -23,10 +23,10 @@ from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose
 from pibroch.exchange.lookahead.cache_size import check_whole_rows, spare_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.exchange import LookaheadExchange
+from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, early_steps
 from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
 from pibroch.exchange.wire import RowWire
-from pibroch.lookahead import JointOracle, Oracle, early_steps
 from pibroch.planner import Plan
 
 if TYPE_CHECKING:

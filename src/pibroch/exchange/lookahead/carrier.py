@@ -25,6 +25,7 @@ from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
+from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints, Records, Stored
@@ -33,7 +34,6 @@ from pibroch.kernels.scatter_update import numba as updating
 from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.numba import Grouped
 from pibroch.kernels.window.rules import Gradients, Transfer
-from pibroch.lookahead import StepPlan
 from pibroch.observability.trace import span
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ class EarlyRows:
     Args:
         servers: that have the rows.
         steps: between a plan that names them and the step that reads them, see
-            :func:`pibroch.lookahead.early_steps`.
+            :func:`pibroch.exchange.lookahead.oracle.early_steps`.
     """
 
     def __init__(self, servers: EmbeddingServers, steps: int) -> None:

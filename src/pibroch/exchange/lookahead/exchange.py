@@ -2,7 +2,7 @@
 
 Rows wait where they are needed next, and little is waited for.
 
-What travels and when is decided in :mod:`pibroch.lookahead`, carried out by
+What travels and when is decided in :mod:`pibroch.exchange.lookahead.oracle`, carried out by
 :mod:`pibroch.exchange.lookahead.carrier`; the order of things is kept by
 :mod:`pibroch.exchange.lookahead.window`. Here each of its events becomes a task. Two threads work
 beside the one that trains: the communication thread, which talks to the other ranks, and the
@@ -29,6 +29,8 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import arrivals
+from pibroch.exchange.lookahead.oracle import StepPlan
+from pibroch.exchange.lookahead.oracle.thread import pass_on
 from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.reach import Reach
 from pibroch.exchange.lookahead.step import Step
@@ -37,8 +39,6 @@ from pibroch.exchange.messages import together
 from pibroch.exchange.rows import pool
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window.rules import Transfer
-from pibroch.lookahead import StepPlan
-from pibroch.lookahead.oracle_thread import pass_on
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pibroch.lookahead import PlanRequest
+from pibroch.exchange.lookahead.oracle import PlanRequest
 
 MOST_BYTES = 256 << 20
 """Of the rows in a feed's steps, as they travel."""

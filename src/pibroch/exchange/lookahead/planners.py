@@ -12,8 +12,8 @@ from typing import Any
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.exchange.lookahead.announcement import Announcement
-from pibroch.lookahead import JointOracle, Opening, PlanRequest, StepPlan
-from pibroch.lookahead.oracle_thread import OracleThread
+from pibroch.exchange.lookahead.oracle import JointOracle, Opening, PlanRequest, StepPlan
+from pibroch.exchange.lookahead.oracle.thread import OracleThread
 
 
 class Planner(ABC):

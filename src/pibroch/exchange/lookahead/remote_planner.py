@@ -22,11 +22,11 @@ from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import TrainingError, UnknownWorkerError, WorkerLostError
 from pibroch.exchange.lookahead.announcement import Announcement
 from pibroch.exchange.lookahead.feed_log import FeedLog, LoggedStep
+from pibroch.exchange.lookahead.oracle import PlanRequest
+from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_opening, decode_plan
+from pibroch.exchange.lookahead.oracle.requests import Answer, RequestKind
+from pibroch.exchange.lookahead.oracle.thread import Answers
 from pibroch.exchange.lookahead.planners import Planner
-from pibroch.lookahead import PlanRequest
-from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan
-from pibroch.lookahead.oracle_thread import Answers
-from pibroch.lookahead.requests import Answer, RequestKind
 from pibroch.observability.trace import span
 from pibroch.roles.losses import out_of_reach
 from pibroch.servers import plan_service

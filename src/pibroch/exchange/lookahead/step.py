@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from pibroch.data import JaggedBatch
 from pibroch.exchange.lookahead.announcement import Announcement
+from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.scatter_update.hyper import Hyper
-from pibroch.lookahead import StepPlan
 
 
 @dataclass(slots=True, eq=False)

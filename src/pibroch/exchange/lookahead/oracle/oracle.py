@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pibroch.errors import ConfigError
+from pibroch.exchange.lookahead.oracle.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.kernels.arrays import Ints, RowIds
 from pibroch.kernels.window import leaving
 from pibroch.kernels.window import numba as kernels
@@ -32,14 +33,24 @@ from pibroch.kernels.window.rules import (
     Window,
 )
 from pibroch.kernels.window.settle import settle
-from pibroch.lookahead.early_steps import early_steps
-from pibroch.lookahead.row_states import MOST_ROWS_IN_FULL, RowStates
-from pibroch.lookahead.window_step import WindowStep
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY = 0
 ALL = 1
+MOST_EARLY_STEPS = 32
 _FIRST_TOUCHES = 1 << 16
+
+
+def early_steps(lookahead: int) -> int:
+    """How many steps before it is read a row may be asked of a server; 0 for not at all.
+
+    So the server may be late. Plans move rows two steps ahead.
+
+    >>> [early_steps(lookahead) for lookahead in (1, 5, 6, 40, 200)]
+    [0, 0, 3, 20, 32]
+    """
+    steps = min(MOST_EARLY_STEPS, lookahead // 2)
+    return steps if steps > 2 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,39 @@ class StepPlan:
     lookahead: int
     used: Ints
     early: Ints
+
+
+@dataclass(slots=True)
+class WindowStep:
+    """A step in the window.
+
+    Attributes:
+        number: of its first touch.
+        begin: index of its first touch in the ring.
+        end: index behind its last one.
+        mine: touches of this rank, in the order of its rows.
+        fresh: touches that the step before has not.
+        again: those that it has.
+        here: touches that concern this rank, of those that have arrived.
+        is_begun: whether the fresh ones have arrived.
+    """
+
+    number: int
+    begin: int
+    end: int
+    mine: Places
+    fresh: Places
+    again: Places
+    here: Places = field(default_factory=lambda: np.empty(0, np.int32))
+    is_begun: bool = False
+
+    def shift(self, by: int) -> None:
+        """The touches lie ``by`` further in a larger ring."""
+        self.begin = self.begin + by
+        self.end = self.end + by
+        self.mine, self.fresh, self.again, self.here = (
+            each + np.int32(by) for each in (self.mine, self.fresh, self.again, self.here)
+        )
 
 
 class Oracle:

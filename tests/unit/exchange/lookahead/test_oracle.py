@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError
+from pibroch.exchange.lookahead.oracle import DESIGNS, Oracle
 from pibroch.kernels.window.naive import NaiveWindow
-from pibroch.lookahead import DESIGNS, Oracle
 
 EMPTY = -7
 

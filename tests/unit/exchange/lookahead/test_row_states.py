@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.lookahead import DESIGNS, Oracle
-from pibroch.lookahead.encoding import encode
+from pibroch.exchange.lookahead.oracle import DESIGNS, Oracle
+from pibroch.exchange.lookahead.oracle.encoding import encode
 from pibroch.observability.memory import rss_bytes
 
 MANY_ROWS = 240_000_000

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.exchange.lookahead.oracle.joint import JointOracle
+from pibroch.exchange.lookahead.oracle.oracle import Opening, StepPlan
 from pibroch.kernels.arrays import RowIds
-from pibroch.lookahead.joint import JointOracle
-from pibroch.lookahead.oracle import Opening, StepPlan
 
 RequestKind = Literal["open", "plan"]
 Answer = list[Opening] | list[StepPlan]
@@ -50,7 +50,7 @@ class PlanQueue:
 
     Example:
         >>> import numpy as np
-        >>> from pibroch.lookahead import Oracle
+        >>> from pibroch.exchange.lookahead.oracle import Oracle
         >>> queue = PlanQueue(JointOracle([Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)]))
         >>> queue.ask(0, PlanRequest("open", feed=1, num_steps=1)); queue.take()
         >>> queue.add(1, [[np.array([2, 5]), np.array([5])]]); queue.take()

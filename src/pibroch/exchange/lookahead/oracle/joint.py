@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pibroch.exchange.lookahead.oracle.oracle import Opening, Oracle, StepPlan
 from pibroch.kernels.arrays import RowIds
-from pibroch.lookahead.oracle import Opening, Oracle, StepPlan
 
 
 class JointOracle:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ProtocolError
+from pibroch.exchange.lookahead.oracle import DESIGNS, Opening, Oracle, StepPlan
+from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_opening, decode_plan, encode
 from pibroch.kernels.window.rules import Gradients, Transfer
-from pibroch.lookahead import DESIGNS, Opening, Oracle, StepPlan
-from pibroch.lookahead.encoding import Parts, decode_opening, decode_plan, encode
 
 
 def check_same(one, other):

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
+from pibroch.exchange.lookahead.oracle.joint import JointOracle
+from pibroch.exchange.lookahead.oracle.requests import Answer, PlanQueue, PlanRequest
 from pibroch.kernels.arrays import RowIds
-from pibroch.lookahead.joint import JointOracle
-from pibroch.lookahead.requests import Answer, PlanQueue, PlanRequest
 from pibroch.observability.trace import span
 
 T = TypeVar("T")

@@ -3,10 +3,15 @@
 Plain objects: ids in, plans out; and a thread that keeps one.
 """
 
-from pibroch.lookahead.early_steps import early_steps
-from pibroch.lookahead.joint import JointOracle
-from pibroch.lookahead.oracle import DESIGNS, Opening, Oracle, StepPlan
-from pibroch.lookahead.requests import PlanQueue, PlanRequest
+from pibroch.exchange.lookahead.oracle.joint import JointOracle
+from pibroch.exchange.lookahead.oracle.oracle import (
+    DESIGNS,
+    Opening,
+    Oracle,
+    StepPlan,
+    early_steps,
+)
+from pibroch.exchange.lookahead.oracle.requests import PlanQueue, PlanRequest
 
 __all__ = [
     "DESIGNS",

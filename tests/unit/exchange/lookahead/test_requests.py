@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.lookahead import JointOracle, Oracle, PlanQueue, PlanRequest
+from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, PlanQueue, PlanRequest
 
 BOUNDS = np.array([0, 5, 10])
 STEPS = [

@@ -6,7 +6,7 @@ At home, wanted by this rank in that step, and by nobody before.
 import numpy as np
 import pytest
 
-from pibroch.lookahead import Oracle, early_steps
+from pibroch.exchange.lookahead.oracle import Oracle, early_steps
 
 NUM_TRAINERS = 2
 BOUNDS = np.array([0, 0, 0, 40, 80])

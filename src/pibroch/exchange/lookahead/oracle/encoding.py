@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError
+from pibroch.exchange.lookahead.oracle.oracle import Opening, StepPlan
 from pibroch.kernels.window.rules import Gradients, Transfer
-from pibroch.lookahead.oracle import Opening, StepPlan
 
 T = TypeVar("T", Transfer, Gradients)
 A = TypeVar("A", Opening, StepPlan)
@@ -48,7 +48,7 @@ def encode(answer: Opening | StepPlan) -> Parts:
 
     Example:
         >>> import numpy as np
-        >>> from pibroch.lookahead import Oracle
+        >>> from pibroch.exchange.lookahead.oracle import Oracle
         >>> oracle = Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)
         >>> oracle.add([np.array([2, 5]), np.array([5])])
         >>> decode_opening(encode(oracle.open())).places
