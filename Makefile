@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help install train test check format docs release-check bench clean
+.PHONY: help install train test test-all soak check format docs release-check bench clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,12 +23,32 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP) ## train a small DLRM on generated Criteo-shaped data; ends with AUC beside the best possible AUC
 	$(VENV)/bin/pibroch train
 
+# bytecode is kept: tests start a hundred programs
+TESTS = PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
+TWO_AT_A_TIME = -n 2 --dist worksteal
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
-AGAIN = --last-failed --last-failed-no-failures none
-test: export PYTHONDONTWRITEBYTECODE = # bytecode is kept: the suite starts a hundred programs
-test: $(STAMP) check ## style, types and the whole suite: two tests at a time, then those that must be alone; what fails once more
-	$(VENV)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal || $(VENV)/bin/python -m pytest -m 'not alone' $(AGAIN)
-	$(VENV)/bin/python -m pytest -m alone $(ALONE) || $(VENV)/bin/python -m pytest -m alone $(ALONE) $(AGAIN)
+
+test: $(STAMP) check ## style, types, and the tests that take six minutes on two cores; tests/tiers.py says which
+	$(TESTS) -m 'not full' $(TWO_AT_A_TIME) --most-retried 3
+
+test-all: $(STAMP) ## the other tests, 20 minutes: many ranks, roles, RPC, random input; last those that must be alone
+	$(TESTS) -m 'full and not alone' $(TWO_AT_A_TIME) --most-retried 2
+	$(TESTS) -m alone $(ALONE) --most-retried 1
+
+soak: export PIBROCH_FUZZ_S = 600
+soak: export PIBROCH_HOSTILE_FRAMES = 300000
+soak: export PIBROCH_SOAK_CONNECTIONS = 2000
+soak: export PIBROCH_SOAK_EXAMPLES = 1000
+soak: export PIBROCH_SOAK_EXCHANGES = 100000
+soak: export PIBROCH_SOAK_KILLS = 300
+soak: export PIBROCH_SOAK_LONG_ROWS = 1
+soak: export PIBROCH_SOAK_MUTATIONS = 1000
+soak: export PIBROCH_SOAK_READINGS = 20
+soak: export PIBROCH_SOAK_RELOADS = 10
+soak: export PIBROCH_SOAK_REQUESTS = 100000
+soak: export PIBROCH_SOAK_TORCH_SUITES_EVERY = 1
+soak: $(STAMP) ## hours: what has a short form above at full length, one test at a time; for a quiet machine
+	$(TESTS) -m soak --timeout 0
 
 check: $(STAMP) ## style and types
 	$(VENV)/bin/ruff check .

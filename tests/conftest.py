@@ -11,6 +11,8 @@ from world import Worlds
 
 from forked import context
 
+pytest_plugins = ["retries", "tiers"]
+
 
 def pytest_collection_finish(session):
     """Wait for what :mod:`warm` compiles where nothing is cached.

@@ -119,6 +119,7 @@ def exchange(request):
     return request.param
 
 
+@pytest.mark.full
 def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worlds, exchange):
     for bad_rank in range(3):
         results = worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange=exchange)
@@ -136,6 +137,7 @@ def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(wor
         assert all(np.array_equal(a, b) for a, b in zip(plain, fed, strict=True))
 
 
+@pytest.mark.full
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, exchange):
     for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
         found = worlds(3).run(cases.run_out_of_batches, num_batches, exchange=exchange)
@@ -206,6 +208,7 @@ def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both
             np.testing.assert_equal(mine, right)
 
 
+@pytest.mark.full
 def test_weights_from_outside_arrive_wherever_their_rows_lie(worlds):
     right = worlds(3).run(cases.load_from_outside)
     records = whole_records(right, SHAPES["any"], cases.optimizers("adam", "any"))
