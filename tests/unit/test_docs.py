@@ -11,6 +11,7 @@ import doc_pages
 from doc_pages import BLOCKS, PYTHON, ROOT
 from forked import Program
 from pibroch.config import load_recipe
+from pibroch.planner.topology import ClusterTopology
 
 EXCERPTS = {
     "docs/extending.md": "own_exchange.py",
@@ -37,8 +38,16 @@ NO_CODE = {"docs/rpc.md": "from torch.distributed import rpc   "}
 """Of `text` that looks like code, and is a table of it."""
 
 
-def of(language):
-    return [pytest.param(block, id=str(block)) for block in BLOCKS if block.language == language]
+def check_each(language, check):
+    """All blocks in a language; those that fail are named together."""
+    problems = []
+    for block in BLOCKS:
+        if block.language == language:
+            try:
+                check(block)
+            except Exception as error:
+                problems.append(f"{block}: {type(error).__name__}: {error}")
+    assert not problems, "\n".join(problems)
 
 
 def test_every_block_says_what_it_is_in():
@@ -55,12 +64,16 @@ def test_every_block_says_what_it_is_in():
             assert not [line for line in block.text.splitlines() if line.startswith(CODE)], block
 
 
-@pytest.mark.parametrize("page", EXCERPTS)
-def test_pages_with_an_example_have_its_words(page):
-    source = (ROOT / "examples" / EXCERPTS[page]).read_text()
-    assert PYTHON[page]
-    for block in PYTHON[page]:
-        assert block.text.rstrip() in source, block
+def test_pages_with_an_example_have_its_words():
+    sources = {page: (ROOT / "examples" / name).read_text() for page, name in EXCERPTS.items()}
+    assert all(PYTHON[page] for page in EXCERPTS)
+    changed = [
+        f"{block} is not in {EXCERPTS[page]}"
+        for page, source in sources.items()
+        for block in PYTHON[page]
+        if block.text.rstrip() not in source
+    ]
+    assert not changed
 
 
 @pytest.mark.parametrize("page", sorted(PYTHON.keys() - EXCERPTS.keys()))
@@ -68,38 +81,41 @@ def test_python_of_a_page_runs(page, tmp_path):
     doc_pages.run_page(page, "doc_stand_ins", tmp_path)
 
 
-@pytest.mark.parametrize("block", of("toml"))
-def test_toml_is_a_recipe_or_what_the_page_says(block, tmp_path):
-    parsed = tomllib.loads(block.text)
-    if "project" in parsed:
-        return
-    (tmp_path / "here.toml").write_text(block.text)
-    if "hosts" in parsed:
-        from pibroch.planner.topology import ClusterTopology
+def test_toml_is_a_recipe_or_what_the_page_says(tmp_path):
+    def check(block):
+        parsed = tomllib.loads(block.text)
+        path = tmp_path / "here.toml"
+        path.write_text(block.text)
+        if "project" in parsed:
+            return
+        if "hosts" in parsed:
+            assert ClusterTopology.load(path).num_ranks == 8
+            return
+        if "extends" not in parsed:
+            path.write_text('extends = "synthetic_small"\n' + block.text)
+        load_recipe(str(path), [])
 
-        assert ClusterTopology.load(tmp_path / "here.toml").num_ranks == 8
-        return
-    base = "" if "extends" in parsed else 'extends = "synthetic_small"\n'
-    (tmp_path / "here.toml").write_text(base + block.text)
-    load_recipe(str(tmp_path / "here.toml"), [])
+    check_each("toml", check)
 
 
-@pytest.mark.parametrize("block", of("console"))
-def test_commands_are_there_and_take_what_they_are_given(block, tmp_path, monkeypatch):
+def test_commands_are_there_and_take_what_they_are_given(tmp_path, monkeypatch):
     """By the command line's own parser, and recipes with what is set in them.
 
     Nothing is started.
     """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "groups.json").write_text(
-        '{"towers": [["C1"], ["C2"]]}'
-    )  # as if `pibroch plan towers` had run before
-    told = block.text.replace("\\\n", " ").splitlines()
-    if any(line.startswith("$ ") for line in told):
-        told = [line[2:] for line in told if line.startswith("$ ")]  # the rest is what was answered
-    for line in told:
-        for words in programs(line):
-            check_program(words)
+    # as if `pibroch plan towers` had run before
+    (tmp_path / "groups.json").write_text('{"towers": [["C1"], ["C2"]]}')
+
+    def check(block):
+        lines = block.text.replace("\\\n", " ").splitlines()
+        if any(line.startswith("$ ") for line in lines):
+            lines = [line[2:] for line in lines if line.startswith("$ ")]  # the rest is output
+        for line in lines:
+            for words in programs(line):
+                check_program(words)
+
+    check_each("console", check)
 
 
 def programs(line):
@@ -108,16 +124,16 @@ def programs(line):
     What is optional is given, placeholders stand for themselves.
     """
     words = shlex.split(line, comments=True)
-    found = [[]]
+    programs = [[]]
     for word in words:
         if word == "|":
-            found.append([])
+            programs.append([])
         elif word in (">", "&"):
             break
         elif word.strip("[].…") and not (word.isupper() and "=" in word):
             bare = word.removesuffix("...").strip("[]").replace("…", "x")
-            found[-1].append(bare.partition("|")[0])
-    return [program for program in found if program]
+            programs[-1].append(bare.partition("|")[0])
+    return [program for program in programs if program]
 
 
 def check_program(words):
@@ -142,13 +158,13 @@ def check_program(words):
 
 
 def check_command(words):
-    found = {tuple(name.split()[1:]): command for name, command, _ in commands()}
-    path = max((path for path in found if tuple(words[: len(path)]) == path), key=len)
+    by_path = {tuple(name.split()[1:]): command for name, command, _ in commands()}
+    path = max((path for path in by_path if tuple(words[: len(path)]) == path), key=len)
     arguments = [
         "3" if word == "N" else "synthetic_small" if word == "RECIPE" else word
         for word in words[len(path) :]
     ]
-    context = found[path].make_context(" ".join(path), arguments)
+    context = by_path[path].make_context(" ".join(path), arguments)
     settings = [
         each
         for each in context.params.get("set_") or context.params.get("overrides") or ()

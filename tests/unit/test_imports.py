@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import pibroch
 
 PACKAGE = Path(pibroch.__file__).parent
@@ -80,13 +78,14 @@ def test_every_room_has_its_place():
     assert {room_of_file(path) for path in FILES} <= set(LEVEL)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_point_down(path):
-    room = room_of_file(path)
-    for other, line in rooms_imported(path):
-        assert LEVEL[other] <= LEVEL[room], (
-            f"{path}:{line}: {room} imports {other}, which stands above it"
-        )
+def test_imports_point_down():
+    upward = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {other}, which stands above it"
+        for path in FILES
+        for other, line in rooms_imported(path)
+        if LEVEL[other] > LEVEL[room_of_file(path)]
+    ]
+    assert not upward
 
 
 PURE = [
@@ -117,7 +116,10 @@ IMPURE = {
 
 
 def modules_imported(name):
-    """Names of modules that a module imports when it is loaded, those under TYPE_CHECKING left out."""
+    """Names of modules that a module imports when it is loaded.
+
+    Those under TYPE_CHECKING are left out.
+    """
     tree = ast.parse(Path(importlib.util.find_spec(name).origin).read_text())
     for node in [*tree.body]:
         if isinstance(node, ast.Import):
@@ -134,34 +136,34 @@ def is_module(name):
         return False
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_cores_know_no_sockets_threads_clocks_or_process_groups(name):
+def test_pure_cores_know_no_sockets_threads_clocks_or_process_groups():
     seen = set()
-    left = [name]
+    left = [*PURE]
+    impure = []
     while left:
         module = left.pop()
         if module in seen:
             continue
         seen.add(module)
         for imported in modules_imported(module):
-            assert not {imported, imported.partition(".")[0]} & IMPURE, (
-                f"{module} imports {imported}"
-            )
+            if {imported, imported.partition(".")[0]} & IMPURE:
+                impure.append(f"{module} imports {imported}")
             if imported.startswith("pibroch.") and is_module(imported):
                 left.append(imported)
+    assert not impure
 
 
 EXCHANGE_PACKAGES = sorted(path.parent for path in (PACKAGE / "exchange").glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("package", EXCHANGE_PACKAGES, ids=lambda path: path.name)
-def test_what_an_exchange_says_of_itself_loads_nothing_of_it(package):
-    imported = {
-        name
-        for name in modules_imported(f"pibroch.exchange.{package.name}")
-        if name.startswith("pibroch")
-    }
-    assert {".".join(name.split(".")[:2]) for name in imported} == {"pibroch.config"}
+def test_what_an_exchange_says_of_itself_loads_nothing_of_it():
+    for package in EXCHANGE_PACKAGES:
+        rooms = {
+            ".".join(name.split(".")[:2])
+            for name in modules_imported(f"pibroch.exchange.{package.name}")
+            if name.startswith("pibroch")
+        }
+        assert rooms == {"pibroch.config"}, package.name
 
 
 WITHOUT = """
@@ -178,13 +180,15 @@ embeddings = pb.Embeddings([pb.Table("item", 50, 8)], pb.Adagrad(lr=0.5), exchan
 ids = torch.arange(400).view(1, -1) % 50
 batch = pb.JaggedBatch.from_one_hot(torch.zeros(400, 0), ["item"], ids, (ids[0] % 3 == 0).float())
 for _ in range(20):
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(embeddings(batch)[:, 0].sum(1), batch.labels)
+    logits = embeddings(batch)[:, 0].sum(1)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
     loss.backward()
 print(loss.item())
 """
 TRAIN = """
 from pibroch.cli.main import main
-sys.argv = ["pibroch", "train", "--run-dir", {run!r}, "--set", "train.epochs=1", "--set", "data.synthesize.rows=2000"]
+settings = ["--set", "train.epochs=1", "--set", "data.synthesize.rows=2000"]
+sys.argv = ["pibroch", "train", "--run-dir", {run!r}, *settings]
 main()
 """
 
@@ -197,19 +201,13 @@ def run_without(rooms, program):
 
 
 def test_one_process_trains_without_rpc_servers_roles_and_processors():
-    assert (
-        float(
-            run_without(
-                ["rpc", "servers", "roles", "processors", "exchange.lookahead.oracle"], PROGRAM
-            )
-        )
-        < 0.4
-    )
+    rooms = ["rpc", "servers", "roles", "processors", "exchange.lookahead.oracle"]
+    assert float(run_without(rooms, PROGRAM)) < 0.4
 
 
 def test_the_command_line_trains_in_one_process_without_rpc(tmp_path):
-    said = run_without(
+    output = run_without(
         ["rpc", "servers", "processors", "exchange.lookahead.oracle"],
         TRAIN.format(run=str(tmp_path / "run")),
     )
-    assert "AUC" in said
+    assert "AUC" in output
