@@ -229,5 +229,15 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/design").glob("0*.md")), ids=lambda path: path.stem
+)
+def test_a_design_note_is_short_and_says_what_was_decided(path):
+    text = path.read_text()
+    assert len(text.split()) <= 600
+    assert text.startswith(f"# {path.stem[:4]}: ")
+    assert "\n## Decided\n" in text
+
+
 def test_the_readme_is_read_in_a_few_minutes():
     assert len((ROOT / "README.md").read_text().split()) <= 900

@@ -33,7 +33,7 @@ CHOICES = ("auto", "gloo")
 ``gloo`` in the environment of a rank leaves its messages to gloo.
 """
 DEFAULT_CHOICE = "auto"
-"""Of channels; a step of training takes 1.05 to 1.2 times as long over gloo, see design note 0013.
+"""Of channels; a step of training takes 1.05 to 1.2 times as long over gloo, see design note 0022.
 """
 
 

@@ -3,7 +3,7 @@
 Every few steps all ranks, and embedding servers, keep their rows as they are, and rank 0 keeps the
 dense layers, in memory that the launcher holds (:mod:`pibroch.forkserver`). Processes that are
 started again find it there: nothing is read from a disk, and the steps since the cut are trained
-again. ``docs/design/0019-recovery.md`` explains.
+again. ``docs/design/0025-cuts-in-memory.md`` explains.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pibroch.rpc.values.messages import (
     encode,
 )
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/design/0004-wire-format.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs/wire-format.md").read_text()
 CODEC = Codec(Callables(()))
 
 

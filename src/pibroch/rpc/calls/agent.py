@@ -37,7 +37,7 @@ _END_S = 2.0  # threads of the pool have this long to finish
 
 
 class Agent:
-    """Everything that this process says to other workers and hears from them (docs/design/0003-tensor-rpc.md, Interfaces)."""
+    """What this process sends to other workers and receives from them; README.md has the rules."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Three messages: the server's hello (magic, versions, nonce), the client's proof,
 or refusal. A proof is an HMAC-SHA256 over all that was said before it, so it fits one server, one
 client, one purpose and one pair of nonces: to repeat or reflect it is useless. What follows is
 neither encrypted nor signed; where the network is not trusted, TLS goes under it. The bytes are in
-docs/design/0004-wire-format.md.
+docs/wire-format.md.
 """
 
 from __future__ import annotations

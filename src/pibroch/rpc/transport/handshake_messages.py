@@ -1,6 +1,6 @@
 """Messages of the handshake as bytes, and what both of its sides share (pure).
 
-See docs/design/0004-wire-format.md.
+See docs/wire-format.md.
 """
 
 from __future__ import annotations
