@@ -1,4 +1,4 @@
-"""An exchange of one's own: rank 0 holds all rows, and all ranks ask it. See docs/extending.md.
+"""An exchange of one's own: rank 0 holds all rows. See docs/extending.md.
 
 torchrun --standalone --nproc-per-node 2 examples/own_exchange.py
 """
@@ -26,13 +26,13 @@ from pibroch.kernels.arrays import Ints, Records
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a lookup leaves for its update.
+class RowRequest:
+    """What a lookup leaves for its update, for one group of tables.
 
     Attributes:
         here: this rank's part of the batch, by distinct row.
-        rows: that all ranks asked for, in rank order; empty but on rank 0.
-        counts: how many of them each rank asked for.
+        rows: of all ranks' requests, in rank order; empty but on rank 0.
+        counts: how many of them each rank requests.
         share: this rank's share of the global batch.
     """
 
@@ -42,7 +42,7 @@ class Asked:
     share: float
 
 
-class AskFirst(Exchange[list[Asked]]):
+class AskFirst(Exchange[list[RowRequest]]):
     """Rows travel from rank 0 and back to it.
 
     Tables of one kind after the other, and nothing overlaps.
@@ -63,49 +63,51 @@ class AskFirst(Exchange[list[Asked]]):
 
     def lookup(
         self, batch: pb.JaggedBatch, trains: bool, averaged_at: int | None = None
-    ) -> tuple[list[Tensor], list[Asked]]:
+    ) -> tuple[list[Tensor], list[RowRequest]]:
         """A tensor and a handle for each group of tables that are alike."""
         resolved = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
-        mine = next((problem for _, problem in resolved if problem is not None), None)
-        if (problem := bad_batch(self._channel, mine)) is not None:
-            raise problem
-        found = [
-            self._ask(number, ids, batch.batch_size, averaged_at)
+        problem = next((problem for _, problem in resolved if problem is not None), None)
+        error = bad_batch(self._channel, problem)
+        if error is not None:
+            raise error
+        fetched = [
+            self._fetch(number, ids, batch.batch_size, averaged_at)
             for number, (ids, _) in enumerate(resolved)
         ]
         room = room_for(self._groups, batch)
         pooled = [
-            pool(asked.here.ids, weights, asked.here.places, weights.shape[1], room)
-            for weights, asked in found
+            pool(request.here.ids, weights, request.here.places, weights.shape[1], room)
+            for weights, request in fetched
         ]
-        return pooled, [asked for _, asked in found]
+        return pooled, [request for _, request in fetched]
 
-    def _ask(
+    def _fetch(
         self, number: int, ids: BatchIds, num_samples: int, averaged_at: int | None
-    ) -> tuple[Records, Asked]:
-        """Every rank tells how large its part is, then asks for its distinct rows."""
+    ) -> tuple[Records, RowRequest]:
+        """Every rank says how large its part is, then requests its distinct rows."""
         group = self._groups[number]
         shard = self._held[number]
         here = DistinctRows.of(ids)
         sizes = self._channel.gather([num_samples, len(here.grouped.rows)])
         counts = [count for _, count in sizes]
         rows = self._to_first(torch.from_numpy(here.grouped.rows), counts).numpy()
-        found = torch.from_numpy(read_rows(shard, group.optimizer, rows, averaged_at))
-        weights = self._channel.all_to_all(found, *self._ways(counts)[::-1])
-        asked = Asked(here, rows, counts, num_samples / max(1, sum(size for size, _ in sizes)))
-        return weights.numpy(), asked
+        answers = torch.from_numpy(read_rows(shard, group.optimizer, rows, averaged_at))
+        sent, received = self._splits(counts)
+        weights = self._channel.all_to_all(answers, received, sent)
+        share = num_samples / max(1, sum(size for size, _ in sizes))
+        return weights.numpy(), RowRequest(here, rows, counts, share)
 
-    def update(self, handle: list[Asked], gradients: Sequence[Tensor], rates: Rates) -> None:
-        """One gradient a distinct row goes to rank 0, which adds them in rank order and updates each row once."""
-        for number, (asked, group) in enumerate(zip(handle, self._groups, strict=True)):
-            sums = torch.from_numpy(asked.here.sums(gradients[number], asked.share))
-            arrived = self._to_first(sums, asked.counts).numpy()
+    def update(self, handle: list[RowRequest], gradients: Sequence[Tensor], rates: Rates) -> None:
+        """Rank 0 adds the ranks' gradients of a row in rank order, and updates the row once."""
+        for number, (request, group) in enumerate(zip(handle, self._groups, strict=True)):
+            sums = torch.from_numpy(request.here.sums(gradients[number], request.share))
+            gradients_of_ranks = self._to_first(sums, request.counts).numpy()
             hyper = group.optimizer.hyper(rates.learning_rates[number], rates.step)
             update_rows(
                 self._held[number],
                 group.optimizer,
-                group_rows(asked.rows),
-                arrived,
+                group_rows(request.rows),
+                gradients_of_ranks,
                 hyper,
                 rates.step,
             )
@@ -121,12 +123,14 @@ class AskFirst(Exchange[list[Asked]]):
             yield batch
 
     def _to_first(self, rows: Tensor, counts: list[int]) -> Tensor:
-        return self._channel.all_to_all(rows, *self._ways(counts))
+        sent, received = self._splits(counts)
+        return self._channel.all_to_all(rows, sent, received)
 
-    def _ways(self, counts: list[int]) -> tuple[list[int], list[int]]:
-        """How many rows go from here to each rank, and come from each, when each rank sends its count to rank 0."""
-        going = [counts[self._rank]] + [0] * (self._world_size - 1)
-        return going, counts if self._rank == 0 else [0] * self._world_size
+    def _splits(self, counts: list[int]) -> tuple[list[int], list[int]]:
+        """Rows to each rank and from each rank, where every rank sends its rows to rank 0."""
+        sent = [counts[self._rank]] + [0] * (self._world_size - 1)
+        received = counts if self._rank == 0 else [0] * self._world_size
+        return sent, received
 
 
 class AskFirstSection(ExchangeSection):
@@ -135,9 +139,7 @@ class AskFirstSection(ExchangeSection):
     name: Literal["ask_first"] = "ask_first"
 
 
-SPEC = ExchangeSpec(
-    "ask_first", "rank 0 holds all rows, and all ranks ask it", AskFirstSection, AskFirst
-)
+SPEC = ExchangeSpec("ask_first", "rank 0 holds all rows, and sends them", AskFirstSection, AskFirst)
 register_exchange(SPEC)
 
 

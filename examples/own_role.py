@@ -40,7 +40,8 @@ ROLE = Role(
     first=None,
     help="""Count which ids trainers read.
 
-    A counter keeps its counts until it is stopped; trainers call `own_role.count` and `own_role.most_read` there.
+    A counter keeps its counts until it is stopped; trainers call its `own_role.count` and
+    `own_role.most_read`.
     """,
 )
 
@@ -53,11 +54,11 @@ def main() -> None:
         for step in range(10):
             ids = torch.arange(100) % (step + 1)
             parts = [ids[ids % 2 == number] for number in range(2)]
-            asked = [
+            calls = [
                 rpc.rpc_async(name, count, args=(part,))
                 for name, part in zip(counters, parts, strict=True)
             ]
-            totals = [answer.wait() for answer in asked]
+            totals = [call.wait() for call in calls]
         print(
             f"{sum(totals)} reads; the even ids that were read most:"
             f" {rpc.rpc_sync(counters[0], most_read, args=(2,))}"

@@ -58,8 +58,8 @@ class StoreTransport(Transport):
         def wait() -> None:
             for key, tensor in keys:
                 self._store.wait([key], self._timeout)
-                came = torch.frombuffer(bytearray(self._store.get(key)), dtype=torch.uint8)
-                tensor.view(torch.uint8).copy_(came.view(tensor.view(torch.uint8).shape))
+                message = torch.frombuffer(bytearray(self._store.get(key)), dtype=torch.uint8)
+                tensor.view(torch.uint8).copy_(message.view(tensor.view(torch.uint8).shape))
                 self._store.delete_key(key)
 
         return wait

@@ -1,13 +1,12 @@
-"""Asynchronous advantage actor-critic on cart-pole (*PyTorch RPC*, Li et al., MLSys 2023, section 4.3).
+"""Asynchronous advantage actor-critic on cart-pole.
 
-A learner holds the network. Each actor, at its own pace: (1) fetches the network, (2) balances
-poles with it,
-(3) computes the gradients of its losses, (4) has the learner apply them. Nobody waits for another
-    actor.
+A learner holds the network. Each actor, at its own pace, (1) fetches the network, (2) balances
+poles with it, (3) computes the gradients of its losses, and (4) has the learner apply them. No
+actor waits for another (*PyTorch RPC*, Li et al., MLSys 2023, section 4.3).
 
-Run: python examples/rpc_actor_critic.py On three hosts, N = 0, 1 and 2, with the same
-PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
-examples/rpc_actor_critic.py
+Run: python examples/rpc_actor_critic.py
+On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
+torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 PROGRAM
 """
 
 import os
@@ -101,7 +100,7 @@ class Learner:
 
 
 def loss(network: ActorCritic, poles: CartPoles) -> torch.Tensor:
-    """Play some steps, and say how far the critic and the actor were from what came of it."""
+    """Play some steps; the losses of the critic and the actor on their outcome."""
     played = []
     for _ in range(STEPS_PER_UPDATE):
         policy, value_P = network(poles.state_P4)
@@ -145,9 +144,8 @@ def learn() -> None:
             f"actor{index}: {first:.0f} steps upright in the first 50 of {len(steps)} episodes,"
             f" {last:.0f} in the last"
         )
-        assert (
-            last > 60
-        )  # at first it is 20; who came late began with what the other one had learned
+        # At first it is 20; an actor that starts late begins with what the other has learned.
+        assert last > 60
 
 
 def work(rank: int) -> None:

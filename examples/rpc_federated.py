@@ -1,9 +1,10 @@
-"""Federated averaging over clients that come and go (*PyTorch RPC*, Li et al., MLSys 2023, section 4.6).
+"""Federated averaging over clients that come and go.
 
 Each client has samples that never leave it, mostly of one class. In a round the server sends its
 model to the clients that are there, each trains it on its own samples, and the server takes the
 mean of the results, weighted by the numbers of samples. One client leaves after some rounds,
-another one comes later: nobody is restarted for that.
+another one comes later: nobody is restarted for that (*PyTorch RPC*, Li et al., MLSys 2023,
+section 4.6).
 
 Run: python examples/rpc_federated.py
 On four hosts, N = 0 to 3, with the same PIBROCH_RPC_SECRET:
@@ -116,13 +117,13 @@ def from_all(trainers: dict[str, rpc.RRef], ask: Callable[[str], Any]) -> dict[s
 def average(round: int, model: nn.Module, trainers: dict[str, rpc.RRef]) -> list[str]:
     """One round; returns who took part."""
     weights = model.state_dict()
-    calls = from_all(
-        trainers, lambda name: trainers[name].rpc_async().train(round, weights)
-    )  # all at once
+    # All at once: every client trains while the others do.
+    calls = from_all(trainers, lambda name: trainers[name].rpc_async().train(round, weights))
     results = from_all(trainers, lambda name: calls[name].wait())
     total = sum(num_samples for _, num_samples in results.values())
     mean = {
-        key: sum(theirs[key] * (n / total) for theirs, n in results.values()) for key in weights
+        key: sum(trained[key] * (count / total) for trained, count in results.values())
+        for key in weights
     }
     model.load_state_dict(mean)
     return sorted(results)
@@ -131,15 +132,13 @@ def average(round: int, model: nn.Module, trainers: dict[str, rpc.RRef]) -> list
 def serve() -> None:
     model = make_model()
     trainers = {}
-    samples, labels = make_samples(
-        seed=100, num_samples=1_000
-    )  # of all classes alike, as no client has them
+    # Of all classes alike, as no client has them.
+    samples, labels = make_samples(seed=100, num_samples=1_000)
     seen = set()
     for round in range(NUM_ROUNDS):
         begun[round].set_result(None)
-        num_due = sum(
-            round in client.rounds for client in CLIENTS.values()
-        )  # a round takes less time than to come
+        # Wait for those that are due: a round takes less time than joining.
+        num_due = sum(round in client.rounds for client in CLIENTS.values())
         while len(trainers) < num_due or not newcomers.empty():
             name, trainers[name] = newcomers.get(timeout=60)
         names = average(round, model, trainers)
@@ -148,7 +147,8 @@ def serve() -> None:
         seen.add(tuple(names))
     begun[NUM_ROUNDS].set_result(None)
     assert accuracy > 0.8
-    assert len(seen) >= 3  # before client3 came, with all, after client2 had left
+    # Before client3 joined, with all, after client2 had left.
+    assert len(seen) >= 3
 
 
 def meet_server(timeout_s: float = 60) -> None:

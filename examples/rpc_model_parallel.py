@@ -3,9 +3,9 @@
 The two layers of a model lie on workers p1 and p2. The coordinator p0 holds references to them and
 to what they compute: activations travel from p1 to p2 directly, and gradients the same way back.
 
-Run: python examples/rpc_model_parallel.py On three hosts, N = 0, 1 and 2, with the same
-PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
-examples/rpc_model_parallel.py
+Run: python examples/rpc_model_parallel.py
+On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
+torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 PROGRAM
 """
 
 import os

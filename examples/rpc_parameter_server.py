@@ -1,12 +1,13 @@
-"""A recommendation model with its table on a parameter server (*PyTorch RPC*, Li et al., MLSys 2023, section 4.5).
+"""A recommendation model with its table on a parameter server.
 
 The table is too large to have twice, so it lies on a server; trainers look rows up by RPC, and
 distributed autograd brings the gradients of those rows back to it. The dense layers are small: each
-trainer has a copy, and torch's DistributedDataParallel averages their gradients.
+trainer has a copy, and torch's DistributedDataParallel averages their gradients (*PyTorch RPC*,
+Li et al., MLSys 2023, section 4.5).
 
-Run: python examples/rpc_parameter_server.py On three hosts, N = 0, 1 and 2, with the same
-PIBROCH_RPC_SECRET: torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500
-examples/rpc_parameter_server.py
+Run: python examples/rpc_parameter_server.py
+On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
+torchrun --nnodes 3 --node-rank N --master-addr HOST0 --master-port 29500 PROGRAM
 """
 
 import os

@@ -1,8 +1,8 @@
-"""A small transformer as a pipeline of workers, fed with micro-batches (*PyTorch RPC*, Li et al., 2023, section 4.4).
+"""A small transformer as a pipeline of workers, fed with micro-batches.
 
 Each stage holds some of the layers. A batch is cut into micro-batches: while the second stage
 computes the first micro-batch, the first stage is at the second one. Distributed autograd runs the
-backward pass over all of them.
+backward pass over all of them (*PyTorch RPC*, Li et al., MLSys 2023, section 4.4).
 
 Run: python examples/rpc_pipeline.py
 On three hosts, N = 0, 1 and 2, with the same PIBROCH_RPC_SECRET:
@@ -81,7 +81,10 @@ class Stage(nn.Module):
 
 
 def sequences(generator: torch.Generator) -> torch.Tensor:
-    """Tokens [B, L + 1]: two random ones that take turns, so that attention has to find the last but one."""
+    """Tokens [B, L + 1]: two random ones that take turns.
+
+    So attention has to find the last token but one.
+    """
     pair = torch.randint(VOCABULARY, (BATCH_SIZE, 2), generator=generator)
     return pair.repeat(1, LENGTH)[:, : LENGTH + 1]
 

@@ -1,4 +1,4 @@
-"""A program of one's own that may be killed at any moment, and goes on where it was, on any number of ranks.
+"""A program that may be killed at any moment, and goes on, on any number of ranks.
 
 Run: torchrun --nproc-per-node 2 examples/save_and_resume.py runs/mine 60; kill it; run it again,
 with any number of processes.

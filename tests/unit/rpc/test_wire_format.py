@@ -67,7 +67,8 @@ def test_the_request_is_understood():
 
 
 def test_the_data_types():
-    listed = re.search(r"Codes of `dtype`: (.*?)\.\n", DOCUMENT)[1].split(", ")
+    listed = re.search(r"Codes of `dtype`: (.*?)\.\n", DOCUMENT, re.DOTALL)[1]
+    listed = " ".join(listed.split()).split(", ")
     assert listed == [
         f"{code} {str(dtype).removeprefix('torch.')}" for dtype, code in CODE_OF_DTYPE.items()
     ]
