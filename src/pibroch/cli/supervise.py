@@ -43,7 +43,7 @@ class RestartBudget:
     >>> [budget.pause(step, now) for step in (5, 5, 5, 9)]
     [0.0, 1.0, 2.0, None]
     >>> budget.pause(9, now + WINDOW_S + 1)
-    4.0
+    1.0
     """
 
     most: int

@@ -37,7 +37,7 @@ class RankSplit:
 
     Example:
         >>> from pibroch.roles import DATA_PROCESSOR, EMBEDDING_SERVER
-        >>> split = Split.of(6, {EMBEDDING_SERVER: 2, DATA_PROCESSOR: 1})
+        >>> split = RankSplit.of(6, {EMBEDDING_SERVER: 2, DATA_PROCESSOR: 1})
         >>> split.num_trainers, split.ranks(EMBEDDING_SERVER), split.ranks(DATA_PROCESSOR)
         (3, range(3, 5), range(5, 6))
     """

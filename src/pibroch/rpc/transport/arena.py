@@ -62,11 +62,13 @@ class Arena:
     >>> arena.allocate(100)
     NeedSegment(nbytes=67108864)
     >>> arena.add_segment(7, 67108864)
-    >>> arena.allocate(100), arena.allocate(20)
-    (Place(segment_id=7, offset=0, nbytes=100), Place(segment_id=7, offset=128, nbytes=20))
+    >>> arena.allocate(100)
+    ArenaPlace(segment_id=7, offset=0, nbytes=100)
+    >>> arena.allocate(20)
+    ArenaPlace(segment_id=7, offset=128, nbytes=20)
     >>> arena.free(7, 0)
     >>> arena.allocate(128)
-    Place(segment_id=7, offset=0, nbytes=128)
+    ArenaPlace(segment_id=7, offset=0, nbytes=128)
 
     Args:
         idle_bytes: ``trim`` keeps at most this much in segments in which nothing is lent.

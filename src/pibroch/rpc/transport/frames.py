@@ -66,8 +66,8 @@ class Frame:
 def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> bytes:
     """The 24 bytes before a frame's metadata.
 
-    >>> header(Kind.NOTE, 0, 5, 0).hex()
-    '7062010205000000' + '00' * 16
+    >>> header(Kind.NOTE, 0, 5, 0).hex(" ", 8)
+    '7062010205000000 0000000000000000 0000000000000000'
     """
     return HEADER.pack(MAGIC, VERSION, kind, metadata_bytes, number, payload_bytes)
 

@@ -82,8 +82,8 @@ def _number(value: object, num_dims: int) -> int:
 def _num_parameters(numbers: dict[str, int]) -> int:
     """At most; ``numbers`` by the names of a constructor's arguments.
 
-    >>> _num_parameters({"in_features": 3, "out_features": 4})
-    12
+    >>> _num_parameters({"in_features": 30, "out_features": 40})
+    1200
     """
 
     def of(*names: str) -> int:
