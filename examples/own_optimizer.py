@@ -18,8 +18,7 @@ import pibroch as pb
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.kernels.arrays import Records
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.scatter_update.hyper import Hyper
-from pibroch.kernels.scatter_update.numba import ROWS_AT_ONCE, Grouped, combine
+from pibroch.kernels.scatter_update import ROWS_AT_ONCE, Grouped, Hyper, combine
 
 
 @kernel

@@ -4,7 +4,7 @@ import numpy as np
 
 from pibroch.embedding import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from pibroch.kernels.dedupe.naive import dedupe
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped
 
 OPTIMIZERS = {
     "sgd": SGD(lr=0.1),

@@ -26,7 +26,7 @@ from pibroch.exchange.lookahead.announcement import (
     Prepared,
     PreparedLane,
 )
-from pibroch.kernels.varint import numba as varint
+from pibroch.kernels import varint
 
 OPTIMIZERS = {
     "sgd": pb.SGD(lr=0.5, weight_decay=0.01),

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pibroch
@@ -164,6 +165,39 @@ def test_what_an_exchange_says_of_itself_loads_nothing_of_it():
             if name.startswith("pibroch")
         }
         assert rooms == {"pibroch.config"}, package.name
+
+
+KERNELS = PACKAGE / "kernels"
+OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/__init__.py"))
+WITHOUT_NAIVE = {"ring", "mailbox", "words"}
+"""What these mean is an order between processes, which plain NumPy does not have."""
+
+
+def test_no_room_but_kernels_names_an_implementation():
+    fronts = {f"pibroch.kernels.{name}" for name in OPERATIONS}
+    fronts |= {f"{front}.{name}" for front in fronts for name in import_module(front).__all__}
+    outside = [path for path in FILES if not path.is_relative_to(KERNELS)]
+    for path in outside:
+        tree = ast.parse(path.read_text())
+        for name in names_imported(tree):
+            is_inside = any(name.startswith(f"pibroch.kernels.{each}.") for each in OPERATIONS)
+            assert not is_inside or name in fronts, f"{path}: {name}"
+            assert name != "pibroch.kernels.policy.kernel", f"{path} compiles a kernel of its own"
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not attributes & {"naive", "numba", "triton"}, path
+
+
+def names_imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_says_what_it_means(operation):
+    assert (KERNELS / operation / "naive.py").exists() != (operation in WITHOUT_NAIVE)
 
 
 WITHOUT = """

@@ -16,20 +16,14 @@ from pibroch.embedding import (
     Table,
 )
 from pibroch.exchange import Embeddings
-from pibroch.kernels.scatter_update import naive
+from pibroch.kernels.scatter_update import definition_of
 
-_DEFINITIONS = {
-    SGD: naive.sgd,
-    Adagrad: naive.adagrad,
-    RowWiseAdagrad: naive.row_wise_adagrad,
-    Adam: naive.adam,
-    RowWiseAdam: naive.row_wise_adam,
-}
+_OPTIMIZERS = (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)
 
 
 def largest_kernel_error() -> float:
     """The largest difference over all optimizers, on duplicated rows, relative for numbers above 1."""
-    return max(_error_of(kind(lr=0.05, weight_decay=0.01)) for kind in _DEFINITIONS)
+    return max(_error_of(kind(lr=0.05, weight_decay=0.01)) for kind in _OPTIMIZERS)
 
 
 def _error_of(
@@ -50,9 +44,8 @@ def _error_of(
     lookup_error = np.abs(pooled_BFD.detach().numpy()[:, 0] - expected[ids, :dim]).max()
     pooled_BFD.backward(torch.from_numpy(gradients)[:, None])
     hyper = optimizer.hyper(optimizer.lr, 1)
+    update = definition_of(optimizer.kernel)
     for row in np.unique(ids):
-        _DEFINITIONS[type(optimizer)](
-            expected[row], gradients[ids == row].astype(np.float64).sum(0), hyper
-        )
+        update(expected[row], gradients[ids == row].astype(np.float64).sum(0), hyper)
     update_error = np.abs(embeddings.shard.records - expected) / (1 + np.abs(expected))
     return float(max(lookup_error, update_error.max()))

@@ -24,8 +24,8 @@ import numpy as np
 from pibroch.collectives.bounded_lag.losses import has_hung_up, state_of
 from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
-from pibroch.kernels.mailbox import numba as queue
-from pibroch.kernels.ring.numba import wait_for_bell
+from pibroch.kernels import mailbox as queue
+from pibroch.kernels.ring import wait_for_bell
 from pibroch.rpc.transport.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
@@ -40,7 +40,7 @@ EXPECTED = 8
 LINE = 64
 SLEEP_US = 100_000
 EFFORT = (20, 0, 50, 0, 32)
-"""Of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
+"""Of a wait, see :data:`pibroch.kernels.ring.SPINS`.
 
 It sleeps soon, since the cores have models to compute.
 """

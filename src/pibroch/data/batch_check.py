@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.errors import DataError
-from pibroch.kernels.policy import kernel
+from pibroch.kernels.samples import first_fall
 
 if TYPE_CHECKING:
     from pibroch.data.batch import JaggedBatch
@@ -62,25 +62,6 @@ def _check_offsets(keys: Sequence[str], offsets: NDArray[np.int64], num_values: 
         feature, sample = divmod(bag, (len(offsets) - 1) // len(keys))
         place = f"after {offsets[bag]} for feature {keys[feature]!r} in sample {sample}"
         _refuse(f"offset {offsets[bag + 1]} {place}", "offsets that never fall")
-
-
-@kernel
-def first_fall(offsets: NDArray[np.int64]) -> int:
-    """The first place whose successor is smaller, or -1.
-
-    Compares, since a difference of extreme offsets wraps.
-
-    >>> first_fall(np.array([0, 2, 2, 1, 5]))
-    2
-    """
-    falls = 0
-    for place in range(len(offsets) - 1):
-        falls += offsets[place + 1] < offsets[place]
-    if falls:
-        for place in range(len(offsets) - 1):
-            if offsets[place + 1] < offsets[place]:
-                return place
-    return -1
 
 
 def _check_weights(weights: Any, num_values: int) -> None:

@@ -10,15 +10,20 @@ from numpy.typing import NDArray
 
 from pibroch.data.parse import Fields, item_codes
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.text import EMPTY_CODE, parse_numbers
-from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW, log_bin_rows
+from pibroch.data.transform import FIRST_ROW, MISSING_ROW, log_bin_rows
 from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.policy import kernel
+from pibroch.kernels.text import EMPTY_CODE, parse_numbers
+from pibroch.kernels.vocabulary import (
+    EMPTY_SLOT,
+    first_not_found,
+    hash_table,
+    look_up,
+    look_up_stacked,
+)
 
-_EMPTY_SLOT = -1
 CODES_PER_THREAD = 1 << 16
 MOST_USED_SLOTS = 4096
 """In a row, of a hash table; of codes that are hashes some 100 are, in tables of any size."""
@@ -72,7 +77,7 @@ class FeatureEncoder:
         assert self._vocabulary is not None
         if self._slots is None:
             self._slots = index_of(self._vocabulary)
-        rows_found: NDArray[np.int32] = _look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
+        rows_found: NDArray[np.int32] = look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
         return rows_found
 
     def encode(
@@ -142,7 +147,7 @@ class StackedVocabularies:
         """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.rows`."""
         places = np.array([self._place[name] for name in names], np.int64)
         bounds = self._first_code, self._first_slot
-        found: NDArray[np.int64] = _look_up_stacked(
+        found: NDArray[np.int64] = look_up_stacked(
             codes, places, self._codes, self._slots, *bounds, EMPTY_CODE
         )
         return found
@@ -221,7 +226,7 @@ def _items(feature: CategoricalFeature, sample: int, value: object, rules: int) 
 
 def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
     """The hash table that finds a code's place in a vocabulary, int32 ``[slots]``, two to four slots a code."""
-    slots: NDArray[np.int32] = _hash_table(vocabulary, _num_slots(len(vocabulary)))
+    slots: NDArray[np.int32] = hash_table(vocabulary, _num_slots(len(vocabulary)))
     return slots
 
 
@@ -240,91 +245,18 @@ def index_problem(vocabulary: Array, slots: Array) -> str:
     size = len(slots)
     if size <= count or size & (size - 1):
         return f"{size:,} slots for {count:,} codes, not a power of two above these"
-    if slots.min() < _EMPTY_SLOT or slots.max(initial=-1) >= count:
+    if slots.min() < EMPTY_SLOT or slots.max(initial=-1) >= count:
         return f"slots from {slots.min()} to {slots.max()}, not from -1 to {count - 1}"
-    free = np.flatnonzero(slots == _EMPTY_SLOT)
+    free = np.flatnonzero(slots == EMPTY_SLOT)
     longest = int(np.diff(free, append=free[:1] + size).max(initial=0))
     if not len(free):
         return f"{size:,} slots, none of them free"
     if longest > MOST_USED_SLOTS:
         return f"{longest:,} used slots in a row, not at most {MOST_USED_SLOTS:,}"
-    found = parallel.run(_first_not_found, count, vocabulary, slots, grain=CODES_PER_THREAD)
+    found = parallel.run(first_not_found, count, vocabulary, slots, grain=CODES_PER_THREAD)
     wrong = next((place for place in found if place >= 0), None)
     return "" if wrong is None else f"code {vocabulary[wrong]}, which the slots do not find"
 
 
 def _num_slots(count: int) -> int:
     return 1 << max(4, (2 * count).bit_length())
-
-
-@kernel
-def _hash_table(vocabulary: NDArray[np.uint64], num_slots: int) -> NDArray[np.int32]:
-    """Open addressing: slot ``code mod num_slots`` or the next free one holds the code's index."""
-    slots = np.full(num_slots, _EMPTY_SLOT, np.int32)
-    mask = np.uint64(num_slots - 1)
-    for index in range(len(vocabulary)):
-        slot = vocabulary[index] & mask
-        while slots[slot] != _EMPTY_SLOT:
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot] = index
-    return slots
-
-
-@kernel
-def _look_up(
-    codes: NDArray[np.uint64],
-    vocabulary: NDArray[np.uint64],
-    slots: NDArray[np.int32],
-    missing: np.uint64,
-) -> NDArray[np.int32]:
-    rows = np.empty(len(codes), np.int32)
-    mask = np.uint64(len(slots) - 1)
-    for i in range(len(codes)):
-        rows[i] = UNKNOWN_ROW
-        if codes[i] == missing:
-            rows[i] = MISSING_ROW
-            continue
-        slot = codes[i] & mask
-        while slots[slot] != _EMPTY_SLOT:
-            if vocabulary[slots[slot]] == codes[i]:
-                rows[i] = FIRST_ROW + slots[slot]
-                break
-            slot = (slot + np.uint64(1)) & mask
-    return rows
-
-
-@kernel
-def _first_not_found(
-    vocabulary: NDArray[np.uint64], slots: NDArray[np.int32], start: int, stop: int
-) -> int:
-    """The first code from ``start`` to ``stop`` that is not found at its own place, or -1."""
-    mask = np.uint64(len(slots) - 1)
-    for index in range(start, stop):
-        slot = vocabulary[index] & mask
-        while slots[slot] != _EMPTY_SLOT and vocabulary[slots[slot]] != vocabulary[index]:
-            slot = (slot + np.uint64(1)) & mask
-        if slots[slot] != index:
-            return index
-    return -1
-
-
-@kernel
-def _look_up_stacked(
-    codes: NDArray[np.uint64],
-    places: NDArray[np.int64],
-    vocabularies: NDArray[np.uint64],
-    slots: NDArray[np.int32],
-    first_code: NDArray[np.int64],
-    first_slot: NDArray[np.int64],
-    missing: np.uint64,
-) -> NDArray[np.int64]:
-    """As :func:`_look_up` of each feature's codes ``[F, B]`` in the dictionary at its place."""
-    rows = np.empty(codes.shape, np.int64)
-    for feature in range(len(places)):
-        place = places[feature]
-        vocabulary = vocabularies[first_code[place] : first_code[place + 1]]
-        found = _look_up(
-            codes[feature], vocabulary, slots[first_slot[place] : first_slot[place + 1]], missing
-        )
-        rows[feature] = found
-    return rows

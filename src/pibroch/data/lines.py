@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import Schema
 from pibroch.data.sources import BYTE_ORDER_MARK, split_record
-from pibroch.data.text import RECORD_ITEMS, Positions, find_fields
 from pibroch.errors import DataError
+from pibroch.kernels.text import RECORD_ITEMS, Positions, find_fields
 
 
 def fields_of_lines(

@@ -19,9 +19,7 @@ from pibroch.data.dataset import Bags, Split
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.integers import whole_number
-from pibroch.kernels.policy import kernel
-
-_TILE = 16
+from pibroch.kernels.samples import gather_bags, gather_samples
 
 
 class Loader:
@@ -166,7 +164,7 @@ def batch_of(
     dense = np.empty((size, split.dense.shape[1]), np.float32)
     labels = np.empty(size, np.float32)
     ids_FB = np.empty((num_one_hot, size), np.int64)
-    _gather(samples, split.labels, split.dense, split.ids, labels, dense, ids_FB)
+    gather_samples(samples, split.labels, split.dense, split.ids, labels, dense, ids_FB)
     features = torch.from_numpy(dense), torch.from_numpy(labels)
     if not split.bags:
         return JaggedBatch.from_one_hot(
@@ -202,46 +200,7 @@ def _mixed(
         target = values[starts[place * size] : starts[(place + 1) * size]]
         if key in split.bags:
             bags: Bags = split.bags[key]
-            _gather_bags(samples, bags.values, bags.offsets, target)
+            gather_bags(samples, bags.values, bags.offsets, target)
         else:
             target[:] = next(one_hot)
     return values, starts
-
-
-@kernel
-def _gather(
-    samples: NDArray[np.int64],
-    labels: NDArray[np.uint8],
-    dense: NDArray[np.float32],
-    ids: NDArray[np.int32],
-    labels_out: NDArray[np.float32],
-    dense_out: NDArray[np.float32],
-    ids_out_FB: NDArray[np.int64],
-) -> None:
-    """Records of the samples, transposed to feature-major in tiles of samples so that whole cache lines are written."""
-    num_samples = len(samples)
-    num_dense = dense.shape[1]
-    num_ids = ids.shape[1]
-    for first in range(0, num_samples, _TILE):
-        after = min(first + _TILE, num_samples)
-        for i in range(first, after):
-            labels_out[i] = labels[samples[i]]
-            for column in range(num_dense):
-                dense_out[i, column] = dense[samples[i], column]
-        for column in range(num_ids):
-            for i in range(first, after):
-                ids_out_FB[column, i] = ids[samples[i], column]
-
-
-@kernel
-def _gather_bags(
-    samples: NDArray[np.int64],
-    values: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
-    place = 0
-    for sample in samples:
-        for item in range(offsets[sample], offsets[sample + 1]):
-            out[place] = values[item]
-            place += 1

@@ -16,16 +16,6 @@ from numpy.typing import NDArray
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, Schema
-from pibroch.data.text import (
-    RECORD_ITEMS,
-    Bytes,
-    Positions,
-    cut_characters,
-    find_fields,
-    hash_fields,
-    parse_numbers,
-    split_items,
-)
 from pibroch.data.transform import (
     FIRST_ROW,
     MISSING_ROW,
@@ -35,6 +25,16 @@ from pibroch.data.transform import (
 )
 from pibroch.data.values import TEXT_RULES
 from pibroch.errors import DataError
+from pibroch.kernels.text import (
+    RECORD_ITEMS,
+    Bytes,
+    Positions,
+    cut_characters,
+    find_fields,
+    hash_fields,
+    parse_numbers,
+    split_items,
+)
 
 _SHOWN_BAD_RECORDS = 5
 Fields = tuple[Bytes, Positions, Positions]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.policy import kernel
+from pibroch.kernels.click_model import sums
 
 NUM_FACTORS = 2
 CLICK_RATE = 0.2566
@@ -79,7 +79,7 @@ class Planted:
         linear = np.empty(len(dense))
         pairs = np.empty(len(dense))
         standard = (dense - self.dense_mean) * self.dense_scale
-        _parts(
+        sums(
             standard,
             ids,
             starts,
@@ -154,44 +154,3 @@ def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probabilities of logits."""
     probabilities: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-logits))
     return probabilities
-
-
-@kernel
-def _parts(
-    standard: NDArray[np.float32],
-    ids: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    first_row: NDArray[np.int64],
-    effects: NDArray[np.float32],
-    bag_scale: NDArray[np.float32],
-    dense_effects: NDArray[np.float32],
-    linear_out: NDArray[np.float64],
-    pairs_out: NDArray[np.float64],
-) -> None:
-    """Sum over pairs by half of (square of the sum minus sum of the squares)."""
-    num_features = len(first_row)
-    width = effects.shape[1]
-    field = np.empty(width)
-    total = np.empty(width)
-    squares = np.empty(width)
-    for sample in range(len(standard)):
-        total[:] = 0.0
-        squares[:] = 0.0
-        for column in range(standard.shape[1]):
-            total[0] += standard[sample, column] * dense_effects[column]
-        for feature in range(num_features):
-            bag = sample * num_features + feature
-            field[:] = 0.0
-            for item in range(starts[bag], starts[bag + 1]):
-                row = first_row[feature] + ids[item]
-                for k in range(width):
-                    field[k] += effects[row, k]
-            for k in range(width):
-                value = field[k] * bag_scale[feature]
-                total[k] += value
-                squares[k] += value * value
-        pairs = 0.0
-        for k in range(1, width):
-            pairs += total[k] * total[k] - squares[k]
-        linear_out[sample] = total[0]
-        pairs_out[sample] = 0.5 * pairs

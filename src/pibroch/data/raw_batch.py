@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pibroch.data.batch import JaggedBatch, one_hot_offsets
 from pibroch.data.encode import Encoders, FeatureEncoder, raw_numbers, texts_of
 from pibroch.data.schema import CategoricalFeature, Schema
-from pibroch.data.text import hash_fields, parse_numbers
 from pibroch.data.transform import log_bin_rows, transform_dense
 from pibroch.errors import DataError
+from pibroch.kernels.text import hash_fields, parse_numbers
 
 
 def batch_from_raw(

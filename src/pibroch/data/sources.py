@@ -20,8 +20,8 @@ import numpy as np
 import zstandard
 
 from pibroch.data.layout import Layout
-from pibroch.data.text import RECORD_ITEMS, complete_records_end, find_fields
 from pibroch.errors import DataError
+from pibroch.kernels.text import RECORD_ITEMS, complete_records_end, find_fields
 
 _READ_BYTES = 1 << 18
 _LONGEST_RECORD_PIECES = 4

@@ -26,7 +26,6 @@ from pibroch.data.planted import (
     sigmoid,
 )
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
-from pibroch.data.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 from pibroch.data.skew import CRITEO_SKEW, rank_probabilities
 from pibroch.data.splits import SPLITS, TRAIN, SplitRule
@@ -35,6 +34,7 @@ from pibroch.data.transform import FIRST_ROW
 from pibroch.data.truth import TruthMeter
 from pibroch.data.writer import DatasetWriter, EncodedRows
 from pibroch.errors import ConfigError
+from pibroch.kernels.sampling import alias_table, draw_ids, stream_keys, uniform
 from pibroch.version import __version__
 
 _CHUNK_SAMPLES = 65_536

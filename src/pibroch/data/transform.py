@@ -11,14 +11,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels import vocabulary
+
 Transform = Literal["log", "identity"]
 
-UNKNOWN_ROW = 0
-"""Row of every table for an id that training has not seen (or has cut)."""
-MISSING_ROW = 1
-"""Row of every table for a missing value."""
-FIRST_ROW = 2
-"""First row of every table for ordinary ids."""
+UNKNOWN_ROW = vocabulary.UNKNOWN_ROW
+MISSING_ROW = vocabulary.MISSING_ROW
+FIRST_ROW = vocabulary.FIRST_ROW
 
 _NEGATIVE_BINS = 3
 _HIGHEST_LOG_BIN = 1024

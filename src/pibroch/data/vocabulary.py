@@ -16,9 +16,9 @@ from pibroch.data.encode import FeatureEncoder
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
-from pibroch.data.text import EMPTY_CODE
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
+from pibroch.kernels.text import EMPTY_CODE
 
 
 def count_table(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints
-from pibroch.kernels.fill.numba import fill_normal, fill_uniform
+from pibroch.kernels.fill import fill_normal, fill_uniform
 
 Weights = NDArray[np.float32]
 

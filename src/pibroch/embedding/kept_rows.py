@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records
-from pibroch.kernels.route import numba as routing
 
 HEAD_BYTES = 4096
 STEPS = slice(0, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pibroch.embedding.piece import RowArray
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.narrow import naive, numba
+from pibroch.kernels.narrow import nearest, widened
 
 
 class NarrowRows:
@@ -45,13 +45,13 @@ class NarrowRows:
         return self[:]
 
     def __getitem__(self, chosen: Any) -> Array:
-        wide: Array = naive.widened(self._numbers[chosen])
+        wide: Array = widened(self._numbers[chosen])
         return wide
 
     def __setitem__(self, chosen: Any, values: object) -> None:
         wide = np.ascontiguousarray(values, np.float32)
         narrow = np.empty(wide.shape, np.uint16)
-        numba.nearest(wide.reshape(1, -1), narrow.reshape(1, -1))
+        nearest(wide.reshape(1, -1), narrow.reshape(1, -1))
         self._numbers[chosen] = narrow
 
     def as_tensor(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Sparse optimizers: what they keep in a row's record, and the kernel that applies them.
 
-Formulas stand in :mod:`pibroch.kernels.scatter_update.naive`. Only rows that a batch touches move,
-decay or age; Adam's bias correction counts global steps, as ``torch.optim.SparseAdam``.
+Formulas stand beside their kernels (:mod:`pibroch.kernels.scatter_update`). Only rows that a batch
+touches move, decay or age; Adam's bias correction counts global steps, as ``torch.optim.SparseAdam``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
-from pibroch.kernels.scatter_update import narrow as narrow_kernels
-from pibroch.kernels.scatter_update import numba as kernels
-from pibroch.kernels.scatter_update.hyper import Hyper
+from pibroch.kernels import scatter_update as kernels
+from pibroch.kernels.scatter_update import Hyper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class SGD(SparseOptimizer):
     """Stochastic gradient descent."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.sgd)
-    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.sgd)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(kernels.narrow_sgd)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -131,7 +130,7 @@ class Adagrad(SparseOptimizer):
     initial_accumulator: float = 0.0
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adagrad)
-    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.adagrad)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(kernels.narrow_adagrad)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -152,7 +151,7 @@ class RowWiseAdagrad(Adagrad):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adagrad)
     narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(
-        narrow_kernels.row_wise_adagrad
+        kernels.narrow_row_wise_adagrad
     )
 
     def moments(self, dim: int) -> dict[str, int]:
@@ -168,7 +167,7 @@ class Adam(SparseOptimizer):
     eps: float = 1e-8
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adam)
-    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.adam)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(kernels.narrow_adam)
 
     def __post_init__(self) -> None:
         super(Adam, self).__post_init__()
@@ -202,7 +201,7 @@ class RowWiseAdam(Adam):
     """Adam with one second moment a row."""
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.row_wise_adam)
-    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(narrow_kernels.row_wise_adam)
+    narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(kernels.narrow_row_wise_adam)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""

@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
 from pibroch.embedding.shard import MemoryShard
-from pibroch.kernels import parallel
+from pibroch.kernels import average as averaging
+from pibroch.kernels import dedupe as grouping
+from pibroch.kernels import narrow, parallel
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Records, Stored
-from pibroch.kernels.average import numba as averaging
-from pibroch.kernels.dedupe import numba as grouping
-from pibroch.kernels.narrow import numba as narrow
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.scatter_update.hyper import Hyper
-from pibroch.kernels.scatter_update.narrow import Rounding
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped, Hyper, Rounding
 
 ROUNDS_STOCHASTICALLY = (
     True  # bfloat16 weights in updates; False, for comparisons alone, to the nearest

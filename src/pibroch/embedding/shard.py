@@ -21,9 +21,9 @@ from pibroch.embedding.row_set import ListedRows, ids_at, ids_of
 from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
-from pibroch.kernels.route import numba as routing
 from pibroch.observability.memory import free_memory, most_that_fits
 
 ROWS_PER_FILL = 1 << 18

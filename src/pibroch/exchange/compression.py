@@ -17,9 +17,8 @@ from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.errors import ProtocolError
+from pibroch.kernels import huffman, planes
 from pibroch.kernels.arrays import Array, Bytes
-from pibroch.kernels.huffman import numba as huffman
-from pibroch.kernels.planes import numba as planes
 from pibroch.observability.trace import span
 
 Numbers = Array  # unsigned

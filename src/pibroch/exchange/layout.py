@@ -18,7 +18,7 @@ from pibroch.embedding import Piece, RowSpace, Table
 from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError
 from pibroch.exchange.rows import Readers
-from pibroch.kernels.route.numba import Homes
+from pibroch.kernels.route import Homes
 from pibroch.planner import Placement, Plan
 from pibroch.planner.row_map import RowMap
 

@@ -21,14 +21,14 @@ from pibroch.embedding import TableGroup
 from pibroch.embedding.columns import Columns, alone
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.errors import RowIdError
+from pibroch.kernels import dedupe as grouping
+from pibroch.kernels import gather_pool as pooling
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
-from pibroch.kernels.dedupe import numba as grouping
-from pibroch.kernels.gather_pool import numba as pooling
 from pibroch.kernels.memory import FLOATS_PER_LINE, can_stream
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.scatter_update import numba as updating
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped
 
 BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
@@ -52,7 +52,7 @@ class Readers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """The ids of a batch as rows; shapes as in :mod:`pibroch.kernels.gather_pool.numba`.
+    """The ids of a batch as rows; shapes as in :mod:`pibroch.kernels.gather_pool`.
 
     Attributes:
         row_ids: int64 ``[V]``; between ranks, addresses.
@@ -310,6 +310,6 @@ def is_one_hot(batch: JaggedBatch) -> bool:
 
 @lru_cache(maxsize=64)
 def one_hot_sources(num_samples: int, columns: Columns) -> NDArray[np.int32]:
-    """:func:`~pibroch.kernels.gather_pool.numba.gradient_sources` of bags with one id each; shared."""
+    """:func:`~pibroch.kernels.gather_pool.gradient_sources` of bags with one id each; shared."""
     samples = np.arange(num_samples) * columns.rows_per_sample
     return (columns.first_rows[:, None] + samples).astype(np.int32).ravel()

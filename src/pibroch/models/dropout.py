@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.errors import ConfigError
+from pibroch.kernels import dropout as kernels
 from pibroch.kernels import parallel
-from pibroch.kernels.dropout import numba as kernels
 
 MIN_ELEMENTS_PER_THREAD = 1 << 18  # below, waking a thread costs more than it saves
 

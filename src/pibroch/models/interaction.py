@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pibroch.kernels import interaction as kernels
 from pibroch.kernels import parallel
-from pibroch.kernels.interaction import numba as kernels
 
 MIN_SAMPLES_PER_THREAD = 128  # below, waking a thread costs more than it saves
 

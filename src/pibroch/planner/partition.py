@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
+from pibroch.kernels import partition as kernels
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.partition import numba as kernels
 from pibroch.planner.cost import distinct
 from pibroch.planner.profile import AccessProfile
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pibroch.data.storage import storage_errors
 from pibroch.errors import DataError
+from pibroch.kernels import profile as kernels
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.profile import numba as kernels
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
 FORMAT = "pibroch-profile"

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.kernels.placement import numba as kernels
+from pibroch.kernels import placement as kernels
 from pibroch.planner.balance import by_worth
 from pibroch.planner.cost import distinct
 from pibroch.planner.partition import Partitions

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import ConfigError
+from pibroch.kernels import row_map as numbering
 from pibroch.kernels.arrays import Ints
-from pibroch.kernels.row_map import numba as numbering
 from pibroch.planner.assignment import Assignment
 
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.placement import search as kernels
-from pibroch.kernels.placement import state as placement
-from pibroch.kernels.placement.numba import nearer_shards
+from pibroch.kernels import placement
 from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
 from pibroch.planner.cost import links, traffic
 from pibroch.planner.cost import memory as used_memory
@@ -150,7 +148,7 @@ def _improved(
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
     room = np.maximum(room, used_memory(memory, found.placed.held))
-    nearer = nearer_shards(cost)
+    nearer = placement.nearer_shards(cost)
     problem = placement.Problem(order, place_of, weight, lookup, memory, cost, nearer, room)
     best = found
     is_small = len(weight) <= FEW_PARTITIONS
@@ -161,7 +159,7 @@ def _improved(
             found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy()
         )
         share = 0.0 if is_small else LOAD_SHARE
-        return start, kernels.improve(
+        return start, placement.improve(
             problem, start, num_trials, temperature, share, policy == "links", seed
         )
 

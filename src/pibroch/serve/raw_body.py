@@ -9,9 +9,8 @@ import numpy as np
 
 from pibroch.data.lines import fields_of_lines
 from pibroch.data.schema import Schema
-from pibroch.data.text import QUOTE, Bytes
 from pibroch.errors import DataError
-from pibroch.kernels.policy import kernel
+from pibroch.kernels.text import count_json
 from pibroch.serve.settings import Refusal
 
 RawColumns = dict[str, list[object]]
@@ -21,7 +20,6 @@ LARGE_BODY_BYTES = 1 << 18
 
 It is parsed beside the event loop, and its rows are counted before.
 """
-_LIST, _LIST_END, _OBJECT, _OBJECT_END, _COMMA, _BACKSLASH = b"[]{},\\"
 _SINGLE = frozenset({str, int, float, bool, type(None)})
 
 
@@ -74,44 +72,6 @@ def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
     most = 4 * (max_rows + 1) * (len(columns) + 1)
     if num_nested > most:
         raise Refusal(400, f"got {num_nested} lists and objects in JSON; need at most {most}")
-
-
-@kernel
-def count_json(text: Bytes) -> tuple[int, int]:
-    """Items of the longest list that lies in no other (at least 1), and the number of all lists and objects.
-
-    In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [],
-    [2]]}}`` the one of three values. Whatever is no JSON has some numbers, too.
-
-    >>> count_json(np.frombuffer(b'{"columns": {"a": [[1], [], ["],"]]}}', np.uint8))
-    (3, 6)
-    """
-    longest = 0
-    num_nested = 0
-    depth = 0
-    commas = 0
-    position = 0
-    in_text = False
-    while position < len(text):
-        byte = text[position]
-        if in_text:
-            position += byte == _BACKSLASH
-            in_text = byte != QUOTE
-        elif byte == QUOTE:
-            in_text = True
-        elif byte == _COMMA:
-            commas += depth == 1
-        elif byte in (_LIST, _OBJECT):
-            num_nested += 1
-            if depth == 0:
-                commas = 0
-            depth += depth > 0 or byte == _LIST
-        elif byte in (_LIST_END, _OBJECT_END):
-            if depth == 1:
-                longest = max(longest, commas + 1)
-            depth = max(0, depth - 1)
-        position += 1
-    return longest, num_nested
 
 
 def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:

@@ -3,7 +3,7 @@
 float32, float16 or row-wise int8, written shard by shard and looked up where they lie.
 
 A shard is a safetensors file with one tensor ``rows``: float32 or float16 ``[R, D]``, or uint8
-``[R, W]`` as :mod:`pibroch.kernels.quantise.naive` describes.
+``[R, W]`` as :mod:`pibroch.kernels.quantise` describes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from pibroch.embedding import Frozen, Table, group_tables
 from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import TrainingError
 from pibroch.exchange.rows import BatchIds, resolve
-from pibroch.kernels import parallel
+from pibroch.kernels import overlay, parallel, quantise
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.overlay import numba as overlay
-from pibroch.kernels.quantise import numba as fast
-from pibroch.kernels.quantise.naive import record_bytes
 from pibroch.serve.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
 
 logger = logging.getLogger(__name__)
@@ -40,7 +37,7 @@ _MOST_OF_FLOAT16 = float(np.finfo(np.float16).max)
 
 def row_bytes(dim: int, dtype: ExportDtype) -> int:
     """Bytes of a row of ``dim`` weights."""
-    return {"float32": 4 * dim, "float16": 2 * dim, "int8": record_bytes(dim)}[dtype]
+    return {"float32": 4 * dim, "float16": 2 * dim, "int8": quantise.record_bytes(dim)}[dtype]
 
 
 def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Records]) -> Stream:
@@ -48,7 +45,7 @@ def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Rec
     kinds: dict[str, tuple[type[Any], int]] = {
         "float32": (np.float32, dim),
         "float16": (np.float16, dim),
-        "int8": (np.uint8, record_bytes(dim)),
+        "int8": (np.uint8, quantise.record_bytes(dim)),
     }
     kind, width = kinds[dtype]
     return Stream(np.dtype(kind), (num_rows, width), (encoded(chunk, dtype) for chunk in chunks))
@@ -68,10 +65,10 @@ def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
             "export another checkpoint, or as float32",
         )
     if dtype == "int8":
-        records = np.empty((len(weights), record_bytes(weights.shape[1])), np.uint8)
+        records = np.empty((len(weights), quantise.record_bytes(weights.shape[1])), np.uint8)
         whole = np.ascontiguousarray(weights)
         parallel.run(
-            fast.quantise,
+            quantise.quantise,
             len(records),
             whole,
             records,
@@ -111,7 +108,7 @@ def kernel_arrays(rows: NDArray[Any]) -> tuple[NDArray[Any], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Rows that have newer versions behind the last row of the export, see :mod:`pibroch.kernels.overlay.numba`."""
+    """Rows that have newer versions behind the last row of the export, see :mod:`pibroch.kernels.overlay`."""
 
     changed: Ints
     slots: NDArray[np.int32]
@@ -159,7 +156,7 @@ class MappedRows:
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._changes: _Changes | None = None
-        self._add = fast.add_bytes if manifest.dtype == "int8" else fast.add_numbers
+        self._add = quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
         self._absent: frozenset[str] = frozenset()
 
     @property
@@ -304,5 +301,5 @@ def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: Expor
 
 def _written_as(manifest: ExportManifest) -> tuple[type[Any], int]:
     """Type and width of rows."""
-    width = record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
+    width = quantise.record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
     return {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype], width

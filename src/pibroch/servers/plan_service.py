@@ -22,8 +22,8 @@ from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, PlanRequest
 from pibroch.exchange.lookahead.oracle.encoding import encode
 from pibroch.exchange.lookahead.oracle.requests import Answer, RequestKind
 from pibroch.exchange.lookahead.oracle.thread import OracleThread
+from pibroch.kernels import varint
 from pibroch.kernels.arrays import Ints
-from pibroch.kernels.varint import numba as varint
 from pibroch.rpc import functions
 from pibroch.servers.rounds import Rounds
 from pibroch.servers.runs import Runs

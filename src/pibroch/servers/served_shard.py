@@ -17,10 +17,10 @@ from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import ProtocolError
+from pibroch.kernels import pack as packing
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.pack import numba as packing
-from pibroch.kernels.route import numba as routing
 from pibroch.servers.rounds import Rounds
 
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ import torch
 from pibroch.collectives import Channel
 from pibroch.collectives.topology import Topology
 from pibroch.kernels import parallel
-from pibroch.kernels.route import numba as routing
+from pibroch.kernels import route as routing
 
 MESSAGE_BYTES = 4 << 20
 ROW_FLOATS = 64

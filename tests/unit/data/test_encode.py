@@ -4,8 +4,8 @@ import pytest
 from pibroch.data.encode import Encoders, FeatureEncoder
 from pibroch.data.parse import field_codes
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.text import EMPTY_CODE
 from pibroch.errors import DataError
+from pibroch.kernels.text import EMPTY_CODE
 
 
 def encoder(values: list[str] | None = None, **settings) -> FeatureEncoder:

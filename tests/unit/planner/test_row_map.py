@@ -5,8 +5,8 @@ import pytest
 
 import pibroch as pb
 from pibroch.errors import ConfigError
+from pibroch.kernels import row_map as fast
 from pibroch.kernels.row_map import naive
-from pibroch.kernels.row_map import numba as fast
 from pibroch.planner.assignment import Assignment
 from row_plans import random_plan
 

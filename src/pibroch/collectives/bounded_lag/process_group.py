@@ -30,7 +30,7 @@ from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import LagWindow
 from pibroch.collectives.gloo import keep_to_the_end
 from pibroch.errors import ConfigError
-from pibroch.kernels.ring.numba import copy_bytes
+from pibroch.kernels.ring import copy_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name

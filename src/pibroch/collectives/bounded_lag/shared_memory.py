@@ -27,8 +27,8 @@ from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, Patience, has_
 from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.errors import InputError, RankFailedError
+from pibroch.kernels import ring
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.kernels.ring import numba as ring
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 HEAD_BYTES = 4096
@@ -40,7 +40,7 @@ SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
 MANY_CORES = (400, 1000, 2000, 0, 32)
 FEW_CORES = (20, 1000, 50, 0, 32)
-"""Effort of a wait, see :data:`pibroch.kernels.ring.numba.SPINS`.
+"""Effort of a wait, see :data:`pibroch.kernels.ring.SPINS`.
 
 With a core for each rank of the host, and without.
 """

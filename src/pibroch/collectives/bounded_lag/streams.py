@@ -20,7 +20,7 @@ from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slo
 from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
-from pibroch.kernels.ring.numba import copy_bytes
+from pibroch.kernels.ring import copy_bytes
 
 PING = -1
 PONG = -2

@@ -18,10 +18,9 @@ from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Talk, Values
 from pibroch.kernels import parallel
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Records
-from pibroch.kernels.scatter_update import numba as updating
-from pibroch.kernels.scatter_update.hyper import Hyper
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped, Hyper
 
 Sums = NDArray[np.float64]
 

@@ -31,9 +31,9 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Counts, Rows, Talk, Values
 from pibroch.kernels import parallel
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Array, Ints, Records, RowIds
-from pibroch.kernels.scatter_update import numba as updating
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped
 
 
 class OwnedCopies(ABC):

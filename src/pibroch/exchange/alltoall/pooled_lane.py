@@ -24,10 +24,10 @@ from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.scatter_update import numba as updating
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.scatter_update import Grouped
 
 
 @dataclass(frozen=True, slots=True)

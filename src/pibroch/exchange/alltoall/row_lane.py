@@ -24,10 +24,10 @@ from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Talk, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.route.numba import Homes
-from pibroch.kernels.scatter_update.numba import Grouped
+from pibroch.kernels.route import Homes
+from pibroch.kernels.scatter_update import Grouped
 
 
 @dataclass(frozen=True, slots=True)

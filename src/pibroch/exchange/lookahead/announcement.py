@@ -24,11 +24,10 @@ from pibroch.errors import DataError, ProtocolError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.rows import BatchIds, group
-from pibroch.kernels import parallel
+from pibroch.kernels import parallel, varint
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.kernels.route import numba as routing
-from pibroch.kernels.scatter_update.numba import Grouped
-from pibroch.kernels.varint import numba as varint
+from pibroch.kernels.scatter_update import Grouped
 from pibroch.observability.trace import span
 
 

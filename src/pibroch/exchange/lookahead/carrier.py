@@ -27,13 +27,12 @@ from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
+from pibroch.kernels import pack as packing
 from pibroch.kernels import parallel
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
-from pibroch.kernels.pack import numba as packing
-from pibroch.kernels.scatter_update import numba as updating
-from pibroch.kernels.scatter_update.hyper import Hyper
-from pibroch.kernels.scatter_update.numba import Grouped
-from pibroch.kernels.window.rules import Gradients, Transfer
+from pibroch.kernels.scatter_update import Grouped, Hyper
+from pibroch.kernels.window import Gradients, Transfer
 from pibroch.observability.trace import span
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from pibroch.exchange.lookahead.window import FeedWindow
 from pibroch.exchange.messages import together
 from pibroch.exchange.rows import pool
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.window.rules import Transfer
+from pibroch.kernels.window import Transfer
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 

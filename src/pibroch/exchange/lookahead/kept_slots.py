@@ -14,8 +14,8 @@ import numpy as np
 from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, steps_in
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import parallel
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records
-from pibroch.kernels.route import numba as routing
 
 _LENGTHS = slice(2, 4)
 

@@ -16,7 +16,7 @@ from torch.futures import Future
 from pibroch.collectives import Channel
 from pibroch.exchange.lookahead.early_rows import EarlyRows, FoundEarly
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.window.rules import Transfer
+from pibroch.kernels.window import Transfer
 from pibroch.servers.client import EmbeddingServers, RowsByServer
 
 ROUND_BYTES = 16 << 20

@@ -10,7 +10,7 @@ from pibroch.data import JaggedBatch
 from pibroch.exchange.lookahead.announcement import Announcement
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.scatter_update.hyper import Hyper
+from pibroch.kernels.scatter_update import Hyper
 
 
 @dataclass(slots=True, eq=False)

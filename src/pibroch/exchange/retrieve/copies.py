@@ -19,7 +19,7 @@ from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import LaneLayout
 from pibroch.kernels.arrays import Ints, Records, Stored
-from pibroch.kernels.route.numba import Homes
+from pibroch.kernels.route import Homes
 from pibroch.planner.cost import holders
 from pibroch.planner.plan import Plan
 from pibroch.planner.row_map import RowMap

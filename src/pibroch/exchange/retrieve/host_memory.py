@@ -23,9 +23,9 @@ from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
 from pibroch.errors import ConfigError, RankFailedError, TrainingError
+from pibroch.kernels import words
 from pibroch.kernels.arrays import Bytes, Records, Stored
 from pibroch.kernels.memory import empty_rows
-from pibroch.kernels.words import numba as words
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096

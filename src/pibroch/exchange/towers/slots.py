@@ -23,8 +23,8 @@ from pibroch.exchange.alltoall.pooled_lane import BagRoute, PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane, RowRoute
 from pibroch.exchange.messages import Talk
 from pibroch.kernels import parallel
+from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.scatter_update import numba as updating
 
 L = TypeVar("L", bound=Lane)
 S = TypeVar("S", bound=Route)

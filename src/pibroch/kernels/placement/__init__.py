@@ -1,1 +1,28 @@
 """Give partitions homes and copies."""
+
+from pibroch.kernels.placement.numba import (
+    add_memory,
+    add_traffic,
+    copy_everywhere,
+    find_sources,
+    nearer_shards,
+    place,
+    replicate,
+    to_least_read,
+)
+from pibroch.kernels.placement.search import improve
+from pibroch.kernels.placement.state import Placed, Problem
+
+__all__ = [
+    "Placed",
+    "Problem",
+    "add_memory",
+    "add_traffic",
+    "copy_everywhere",
+    "find_sources",
+    "improve",
+    "nearer_shards",
+    "place",
+    "replicate",
+    "to_least_read",
+]

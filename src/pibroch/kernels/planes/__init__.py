@@ -1,1 +1,5 @@
 """Numbers as planes of bytes."""
+
+from pibroch.kernels.planes.numba import join, split
+
+__all__ = ["join", "split"]

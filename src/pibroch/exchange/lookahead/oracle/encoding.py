@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError
 from pibroch.exchange.lookahead.oracle.oracle import Opening, StepPlan
-from pibroch.kernels.window.rules import Gradients, Transfer
+from pibroch.kernels.window import Gradients, Transfer
 
 T = TypeVar("T", Transfer, Gradients)
 A = TypeVar("A", Opening, StepPlan)

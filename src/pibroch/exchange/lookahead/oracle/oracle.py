@@ -16,13 +16,12 @@ import numpy as np
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.lookahead.oracle.row_states import MOST_ROWS_IN_FULL, RowStates
+from pibroch.kernels import window as kernels
 from pibroch.kernels.arrays import Ints, RowIds
-from pibroch.kernels.window import leaving
-from pibroch.kernels.window import numba as kernels
-from pibroch.kernels.window.masks import MAX_RANKS, mask_type, rank_type, words_for
-from pibroch.kernels.window.rules import (
+from pibroch.kernels.window import (
     HOME,
     LRPP,
+    MAX_RANKS,
     PARTITIONED,
     REPLICATED,
     Gradients,
@@ -31,8 +30,11 @@ from pibroch.kernels.window.rules import (
     Slots,
     Transfer,
     Window,
+    mask_type,
+    rank_type,
+    settle,
+    words_for,
 )
-from pibroch.kernels.window.settle import settle
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY = 0
@@ -293,16 +295,16 @@ class Oracle:
         critical, deferred, local = settle(
             window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
         )
-        last, done = leaving.close(window, slots, step.begin, step.end)
+        last, done = kernels.close(window, slots, step.begin, step.end)
         is_tight = self._is_full(1, ALL)
         evicted = list[Transfer]()
         prefetch = None
         # records go home first, and free the slots that those of the next step take
         if is_tight:
-            evicted = [leaving.go_home(window, site, slots, done), *self._shrink(1, ALL)]
+            evicted = [kernels.go_home(window, site, slots, done), *self._shrink(1, ALL)]
         arrived = self._arrive(1, ALL)
         if not is_tight:
-            evicted = [leaving.go_home(window, site, slots, done)]
+            evicted = [kernels.go_home(window, site, slots, done)]
             if len(self._steps) > 2 and self.in_force > 1:
                 evicted += self._shrink(2, EARLY)
                 prefetch = self._early(2)
@@ -383,9 +385,9 @@ class Oracle:
                 break
             step = self._steps[later]
             gap = step.number - self._steps[1].number
-            waiting = leaving.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
+            waiting = kernels.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
             if len(waiting):
-                evicted.append(leaving.go_home(self._window, self._site, self._slots, waiting))
+                evicted.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return evicted
 

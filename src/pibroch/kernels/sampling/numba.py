@@ -33,11 +33,6 @@ def uniform(key: np.uint64, first: int, count: int) -> NDArray[np.float64]:
     return values
 
 
-def stream_keys(seed: int, count: int) -> NDArray[np.uint64]:
-    """Keys of ``count`` independent streams, uint64."""
-    return np.random.SeedSequence(seed).generate_state(count, np.uint64).astype(np.uint64)
-
-
 @kernel
 def alias_table(
     probabilities: NDArray[np.float64],

@@ -28,6 +28,7 @@ _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 _SHIFT = np.uint64(33)
 _MAX_MANTISSA = 10**17
+_LIST, _LIST_END, _OBJECT, _OBJECT_END, _COMMA, _BACKSLASH = b"[]{},\\"
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_SEEN = range(4)
 
 RECORD_ITEMS = 6
@@ -344,3 +345,41 @@ def _scaled(mantissa: float, exponent: int) -> float:
     for _ in range(min(abs(exponent), 22)):
         scale *= 10.0
     return mantissa * scale if exponent >= 0 else mantissa / scale
+
+
+@kernel
+def count_json(text: Bytes) -> tuple[int, int]:
+    """Items of the longest list that lies in no other (at least 1), and the number of all lists and objects.
+
+    In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [],
+    [2]]}}`` the one of three values. Whatever is no JSON has some numbers, too.
+
+    >>> count_json(np.frombuffer(b'{"columns": {"a": [[1], [], ["],"]]}}', np.uint8))
+    (3, 6)
+    """
+    longest = 0
+    num_nested = 0
+    depth = 0
+    commas = 0
+    position = 0
+    in_text = False
+    while position < len(text):
+        byte = text[position]
+        if in_text:
+            position += byte == _BACKSLASH
+            in_text = byte != QUOTE
+        elif byte == QUOTE:
+            in_text = True
+        elif byte == _COMMA:
+            commas += depth == 1
+        elif byte in (_LIST, _OBJECT):
+            num_nested += 1
+            if depth == 0:
+                commas = 0
+            depth += depth > 0 or byte == _LIST
+        elif byte in (_LIST_END, _OBJECT_END):
+            if depth == 1:
+                longest = max(longest, commas + 1)
+            depth = max(0, depth - 1)
+        position += 1
+    return longest, num_nested

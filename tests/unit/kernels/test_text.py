@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.data.text import (
+from pibroch.kernels.text import (
     EMPTY_CODE,
     NOT_CLOSED,
     RECORD_ITEMS,
