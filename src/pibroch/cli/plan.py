@@ -322,20 +322,22 @@ def _tables(
     counts: AccessProfile, recipe: str | None, dim: int, others: Sequence[str], optimizer: str
 ) -> tuple[Sequence[Table], SparseOptimizer]:
     """The profile's tables and what trains them, by a recipe or by options."""
-    from pibroch.train.optimizers import SPARSE_OPTIMIZERS, build_sparse_optimizer
-
     if recipe is not None:
         from pibroch.config import load_recipe
+        from pibroch.train.optimizers import build_sparse_optimizer
         from pibroch.train.session import build_tables
 
         config = load_recipe(recipe)
         sparse = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
         return build_tables(config, counts.num_rows), sparse
-    if optimizer not in SPARSE_OPTIMIZERS:
-        raise ConfigError(f"--optimizer {optimizer}", f"one of {', '.join(SPARSE_OPTIMIZERS)}")
+    from pibroch.config.optimizer import SPARSE_OPTIMIZERS
+
+    if optimizer not in SPARSE_OPTIMIZERS.all():
+        names = ", ".join(SPARSE_OPTIMIZERS.all())
+        raise ConfigError(f"--optimizer {optimizer}", f"one of {names}")
     dims = {name: dim for name in counts.num_rows} | _dims(others, counts)
     tables = [Table(name, rows, dims[name]) for name, rows in counts.num_rows.items()]
-    return tables, SPARSE_OPTIMIZERS[optimizer](lr=1.0)
+    return tables, SPARSE_OPTIMIZERS.find(optimizer).build(lr=1.0)
 
 
 def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:

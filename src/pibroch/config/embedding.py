@@ -7,52 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import lru_cache, reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import lru_cache
+from typing import Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.exchange import ExchangeSection, exchanges
+from pibroch.config.initializer import InitializerConfig, NormalConfig
 from pibroch.config.optimizer import SparseAdamConfig, SparseOptimizerConfig
 from pibroch.errors import ConfigError
-
-
-class UniformConfig(Section):
-    """Uniform in ``[-bound, bound]``.
-
-    ``1 / sqrt(num_rows)`` of each table when ``bound`` is absent.
-    """
-
-    name: Literal["uniform"] = "uniform"
-    bound: float | None = Field(default=None, gt=0)
-
-
-class NormalConfig(Section):
-    """Normal with mean 0."""
-
-    name: Literal["normal"]
-    std: float = Field(default=0.01, gt=0)
-
-
-class ZerosConfig(Section):
-    """All zeros."""
-
-    name: Literal["zeros"]
-
-
-InitializerConfig = Annotated[
-    UniformConfig | NormalConfig | ZerosConfig, Field(discriminator="name")
-]
-
-
-if TYPE_CHECKING:
-    ExchangeConfig = ExchangeSection
-else:
-    ExchangeConfig = Annotated[
-        reduce(or_, (spec.section for spec in exchanges().values())), Field(discriminator="name")
-    ]
 
 MOVED = {
     "placement": "row_wise",
@@ -67,7 +31,7 @@ MOVED = {
     "oracle": "replicated",
     "rendezvous": None,
 }
-"""Keys that stood beside ``exchange`` before exchanges had sections of their own, and their defaults then."""
+"""Keys that stood beside ``exchange`` before exchanges had sections, and their defaults then."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +54,7 @@ class EmbeddingSection(Section):
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
     dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer: SparseOptimizerConfig = SparseAdamConfig(name="adam", lr=1e-3)
-    exchange: SerializeAsAny[ExchangeConfig] = Field(
-        default={"name": "auto"}, validate_default=True
-    )
+    exchange: ExchangeSection = Field(default={"name": "auto"}, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -116,20 +78,21 @@ def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
         if "meet" in table:  # its name then
             table["rendezvous"] = table.pop("meet")
         moved = {key: table.pop(key) for key in MOVED if key in table}
-        table["exchange"] = section | _known(section["name"], moved)
+        table["exchange"] = section | _own_keys(section["name"], moved)
     return table
 
 
-def _known(name: str, moved: Mapping[str, object]) -> dict[str, object]:
+def _own_keys(name: object, moved: Mapping[str, object]) -> dict[str, object]:
     """Of the moved keys those that an exchange has.
 
     Others may only have their defaults, or concern other exchanges alike.
     """
     sections = {each: spec.section.model_fields for each, spec in exchanges().items()}
+    own = sections.get(str(name), {})
     kept = {}
     for key, value in moved.items():
         owners = [each for each, fields in sections.items() if key in fields]
-        if key in sections.get(name, {}):
+        if key in own:
             kept[key] = value
         elif value != MOVED[key] and len(owners) == 1:
             raise ConfigError(

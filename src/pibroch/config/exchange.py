@@ -1,24 +1,20 @@
-"""Which exchanges there are: what each is called, what it can be told, and where it is built.
+"""Which exchanges there are: what each is called, its settings, and where it is built.
 
 An exchange is a package whose ``__init__`` holds an :class:`ExchangeSpec` named ``SPEC`` and the
 section that recipes have for it, and imports nothing but :mod:`pibroch.config`; the rest of it
-loads when it is chosen. Packages of others are found by the entry point ``pibroch.exchanges``.
+loads when it is chosen. How others are found says :mod:`pibroch.config.registry`;
 ``docs/extending.md`` adds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
-from importlib.metadata import entry_points
-from operator import attrgetter
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
-from pibroch.config.base import Section
+from pibroch.config.registry import Choice, Registry, Spec
 from pibroch.errors import ConfigError
 
 PlacementKind = Literal[
@@ -31,15 +27,44 @@ OWNERS_POOL = ("table_wise_pooled", "row_wise_pooled")
 BUILT_IN = ("local", "alltoall", "auto", "lookahead", "retrieve", "towers")
 """Packages of ``pibroch.exchange``: one line for each exchange."""
 BITS_AT_ONCE = 1024
-"""Words up to which ranks name the copied rows of one owner by a bit each without saying first how many they are."""
-ENTRY_POINTS = "pibroch.exchanges"
-"""Of other distributions: names of packages that have a ``SPEC``."""
+"""Bits fit into this many words: up to there ranks name copied rows by a bit each.
+
+They do not send their number first.
+"""
 
 
-class ExchangeSection(Section):
-    """The ``[embedding.exchange]`` table of a recipe, as each exchange extends it by its own settings."""
+@dataclass(frozen=True, slots=True)
+class ExchangeSpec(Spec):
+    """An exchange, before it is loaded.
 
-    name: str
+    ``factory`` makes it of a :class:`pibroch.exchange.base.Setup` and its options by name.
+
+    Attributes:
+        placements: kinds of placement that it takes, see :mod:`pibroch.planner.plan`; none where
+            one process has all rows.
+        most_ranks: that can use it; ``None`` for any number.
+    """
+
+    placements: tuple[str, ...] = ()
+    most_ranks: int | None = None
+
+
+EXCHANGES = Registry(
+    "exchange",
+    "pibroch.exchanges",
+    ExchangeSpec,
+    "pibroch.exchange.base:Exchange",
+    [f"pibroch.exchange.{name}:SPEC" for name in BUILT_IN],
+)
+register_exchange = EXCHANGES.register
+find_exchange = EXCHANGES.find
+exchanges = EXCHANGES.all
+
+
+class ExchangeSection(Choice):
+    """The ``[embedding.exchange]`` table of a recipe; each exchange adds its own settings."""
+
+    registry: ClassVar[Registry[ExchangeSpec]] = EXCHANGES
 
     def for_ranks(self, num_ranks: int) -> ExchangeSection:
         """What is meant where so many ranks train.
@@ -58,7 +83,7 @@ class ExchangeSection(Section):
         return self
 
     def options(self, workers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """What the exchange is told.
+        """Options of the exchange.
 
         ``workers`` are the processes beside the trainers, by the command that starts them.
         """
@@ -80,12 +105,12 @@ class ExchangeSection(Section):
         return None
 
     def placed(self) -> str:
-        """How rows lie on ranks or servers, in a word or two; empty where one process has them all."""
+        """How rows lie on ranks or servers, in a word or two; empty where one process has all."""
         return ""
 
 
 class PlacedSection(ExchangeSection):
-    """Settings of exchanges that put rows on several ranks, and send rows and gradients between them.
+    """Settings of exchanges that put rows on several ranks, and send rows and gradients.
 
     Attributes:
         placement: which rank holds what, see :mod:`pibroch.planner.plan`: a kind for all tables, or
@@ -111,10 +136,12 @@ class PlacedSection(ExchangeSection):
     @classmethod
     def _possible(cls, value: object, info: ValidationInfo) -> object:
         kinds = set(value.values()) if isinstance(value, dict) else {value}
-        known = find_exchange(info.data["name"]).placements if "name" in info.data else PLACEMENTS
-        if not kinds.issubset(known):
+        allowed = PLACEMENTS
+        if "name" in info.data:
+            allowed = find_exchange(info.data["name"]).placements
+        if not kinds.issubset(allowed):
             raise ValueError(
-                f"{' or '.join(known)} with `embedding.exchange = {info.data['name']!r}`"
+                f"{' or '.join(allowed)} with `embedding.exchange = {info.data['name']!r}`"
             )
         return value
 
@@ -123,82 +150,8 @@ class PlacedSection(ExchangeSection):
         return str(self.plan or self.placement)
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeSpec:
-    """An exchange, before it is loaded.
-
-    Attributes:
-        name: by which users choose it.
-        summary: what it does, in a line.
-        section: its settings in a recipe.
-        factory: makes it of a :class:`pibroch.exchange.base.Setup` and its options by name: a
-            callable, or ``module:attribute``, which is imported when the exchange is chosen.
-        placements: kinds of placement that it takes, see :mod:`pibroch.planner.plan`; none where
-            one process has all rows.
-        most_ranks: that can use it; ``None`` for any number.
-    """
-
-    name: str
-    summary: str
-    section: type[ExchangeSection]
-    factory: str | Callable[..., Any]
-    placements: tuple[str, ...] = ()
-    most_ranks: int | None = None
-
-    def build(self, *args: object, **options: object) -> Any:
-        """The exchange."""
-        if not isinstance(self.factory, str):
-            return self.factory(*args, **options)
-        module, _, attribute = self.factory.partition(":")
-        return attrgetter(attribute)(import_module(module))(*args, **options)
-
-
-_registered: dict[str, ExchangeSpec] = {}
-
-
-def register_exchange(spec: ExchangeSpec) -> None:
-    """Make an exchange known to this process.
-
-    For recipes its package has an entry point ``pibroch.exchanges`` instead.
-
-    Raises:
-        ConfigError: when another one has its name.
-    """
-    if exchanges().get(spec.name, spec) != spec:
-        raise ConfigError(f"a second exchange {spec.name!r}", "a name of its own")
-    _registered[spec.name] = spec
-
-
-def find_exchange(name: str) -> ExchangeSpec:
-    """The exchange of that name.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    found = _built_in().get(name) or exchanges().get(name)
-    if found is None:
-        raise ConfigError(f"exchange {name!r}", f"one of {sorted(exchanges())}")
-    return found
-
-
-def exchanges() -> dict[str, ExchangeSpec]:
-    """All that this process knows, by name."""
-    return {**_built_in(), **_installed(), **_registered}
-
-
 def names_for_ranks() -> list[str]:
     """Those that several ranks can use."""
     return [
         name for name, spec in exchanges().items() if spec.most_ranks is None and name != "auto"
     ]
-
-
-@lru_cache(maxsize=1)
-def _built_in() -> dict[str, ExchangeSpec]:
-    return {name: import_module(f"pibroch.exchange.{name}").SPEC for name in BUILT_IN}
-
-
-@lru_cache(maxsize=1)
-def _installed() -> dict[str, ExchangeSpec]:
-    specs = [import_module(point.value).SPEC for point in entry_points(group=ENTRY_POINTS)]
-    return {spec.name: spec for spec in specs}

@@ -8,6 +8,7 @@ from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
+from pibroch.config.registry import Choice
 from pibroch.errors import ConfigError
 
 _SECTIONS = {
@@ -30,7 +31,7 @@ def config_error(
         source: the recipe's name, for the message.
     """
     problem = error.errors(include_url=False)[0]
-    path = recipe_path(problem["loc"], raw)
+    path = recipe_path(problem["loc"])
     key = ".".join(path)
     more = len(error.errors()) - 1
     tail = f" ({more} more problem{'s' * (more > 1)} after this one)" if more else ""
@@ -70,25 +71,13 @@ def config_error(
     )
 
 
-def recipe_path(loc: tuple[int | str, ...], raw: Mapping[str, object]) -> tuple[str, ...]:
-    """The recipe's key for pydantic's location, which also holds the tags of chosen variants.
+def recipe_path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The recipe's key for pydantic's location, which also holds types that a value may have.
 
-    >>> recipe_path(("optimizer", "adam", "lr"), {"optimizer": {"name": "adam", "lr": 0}})
-    ('optimizer', 'lr')
+    >>> recipe_path(("embedding", "exchange", "placement", "literal['row_wise']"))
+    ('embedding', 'exchange', 'placement')
     """
-    path: list[str] = []
-    at: object = raw
-    may_be_tag = True  # of the table that was entered last
-    for part in loc:
-        if may_be_tag and isinstance(at, Mapping) and at.get("name") == part:
-            may_be_tag = False
-            continue
-        if "[" in str(part):  # a type of which a value may be: `literal[...]`, `dict[...]`
-            continue
-        path.append(str(part))
-        at = at.get(part) if isinstance(at, Mapping) else None
-        may_be_tag = True
-    return tuple(path)
+    return tuple(str(part) for part in loc if "[" not in str(part))
 
 
 def _suggestion(path: tuple[str, ...], known: list[str], key: str) -> str:
@@ -100,21 +89,27 @@ def _fields_at(
     model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, object]
 ) -> set[str]:
     """Field names of the section at ``path``, of the variant that ``raw`` chose there."""
-    sections = [model]
+    sections = [_chosen(model, raw)]
     at: object = raw
     for part in path:
         at = at.get(part) if isinstance(at, Mapping) else None
         fields = [
             section.model_fields[part] for section in sections if part in section.model_fields
         ]
-        sections = [found for field in fields for found in _sections_in(field.annotation)]
-    tag = at.get("name") if isinstance(at, Mapping) else None
-    chosen = [
-        s
-        for s in sections
-        if "name" in s.model_fields and tag in get_args(s.model_fields["name"].annotation)
-    ]
-    return {name for section in chosen or sections for name in section.model_fields}
+        sections = [
+            _chosen(inner, at) for field in fields for inner in _sections_in(field.annotation)
+        ]
+    return {name for section in sections for name in section.model_fields}
+
+
+def _chosen(section: type[BaseModel], raw: object) -> type[BaseModel]:
+    """The section that a table chooses by its name, where it is one of a kind."""
+    if "registry" not in vars(section) or not isinstance(raw, Mapping):
+        return section
+    assert issubclass(section, Choice)
+    name = raw.get("name", section.model_fields["name"].default)
+    chosen: type[BaseModel] = section.registry.find(name).section
+    return chosen
 
 
 def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:

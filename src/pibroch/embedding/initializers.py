@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from pibroch.kernels.fill import fill_normal, fill_uniform
 Weights = NDArray[np.float32]
 
 
+@runtime_checkable
 class Initializer(Protocol):
     """Fills a table's weights in place."""
 

@@ -16,10 +16,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pibroch.collectives import data_parallel
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.config.embedding import NormalConfig, UniformConfig
 from pibroch.config.exchange import ExchangeSection
+from pibroch.config.initializer import INITIALIZERS
 from pibroch.data import EncodedDataset, JaggedBatch
-from pibroch.embedding import Initializer, Normal, Table, Uniform, Zeros
+from pibroch.embedding import Table
 from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import TowerModel, build_model, set_place
@@ -195,7 +195,8 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     """A table for each feature, in the order of ``num_rows``, as wide as the model wants."""
     dim = config.model.dim
     table_dim = MODELS[config.model.name].table_dim(dim)
-    initializer = _initializer(config, table_dim - dim)
+    init = config.embedding.init
+    initializer = INITIALIZERS.find(init.name).build(**init.options(table_dim - dim))
     dtype = config.embedding.dtype
     return [
         Table(name, rows, table_dim, initializer=initializer, dtype=dtype)
@@ -207,10 +208,3 @@ def _averages(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-
-def _initializer(config: RunConfig, num_first_order: int) -> Initializer:
-    init = config.embedding.init
-    if isinstance(init, NormalConfig):
-        return Normal(init.std, zero_columns=num_first_order)
-    return Uniform(init.bound) if isinstance(init, UniformConfig) else Zeros()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from forked import ranks
-from pibroch.config import exchange as registry
 from pibroch.config.exchange import (
+    EXCHANGES,
     ExchangeSection,
     ExchangeSpec,
     exchanges,
@@ -80,7 +80,7 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
 
 
 def test_a_name_belongs_to_one_exchange(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(EXCHANGES, "_registered", {})
     spec = ExchangeSpec("mine", "does nothing", ExchangeSection, print)
     register_exchange(spec)
     register_exchange(spec)

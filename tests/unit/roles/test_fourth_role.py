@@ -14,9 +14,13 @@ from doc_pages import ROOT
 from forked import Program
 from pibroch.cli.role_commands import command_of
 from pibroch.cli.roles import layout
-from pibroch.config import exchange as exchanges
 from pibroch.config import load_recipe
-from pibroch.config.exchange import ExchangeSection, ExchangeSpec, register_exchange
+from pibroch.config.exchange import (
+    EXCHANGES,
+    ExchangeSection,
+    ExchangeSpec,
+    register_exchange,
+)
 from pibroch.errors import ConfigError
 from pibroch.roles import Role, RoleOption, register_role, registry, roles
 from pibroch.roles.launched import RankSplit
@@ -48,14 +52,12 @@ class KeepingSection(ExchangeSection):
 @pytest.fixture
 def known(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(exchanges, "_registered", {})
+    monkeypatch.setattr(EXCHANGES, "_registered", {})
     register_role(ROLE)
     register_exchange(ExchangeSpec("keeping", "keeps scores", KeepingSection, print))
-    config = load_recipe(
-        "synthetic_small"
-    )  # recipes themselves know exchanges of installed packages
-    embedding = config.embedding.model_copy(update={"exchange": KeepingSection(keepers=3)})
-    return config.model_copy(update={"embedding": embedding})
+    return load_recipe(
+        "synthetic_small", ["embedding.exchange=keeping", "embedding.exchange.keepers=3"]
+    )
 
 
 def test_a_recipe_counts_it_and_it_has_ranks_behind_the_others(known):

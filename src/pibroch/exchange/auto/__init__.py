@@ -19,9 +19,11 @@ class AutoSection(PlacedSection):
     def for_ranks(self, num_ranks: int) -> ExchangeSection:
         """See :class:`ExchangeSection`."""
         name = _name_for(num_ranks)
-        return find_exchange(name).section(
+        section = find_exchange(name).section
+        chosen: ExchangeSection = section(
             **({} if name == "local" else self.options({})), name=name
         )
+        return chosen
 
 
 def _name_for(num_ranks: int) -> str:
