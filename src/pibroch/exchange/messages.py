@@ -1,10 +1,8 @@
-"""Several lanes talk to the other ranks at once.
+"""Several lanes send messages at once: the next one of each travels as one message to each rank.
 
-What all of them have to say next travels as one message to each rank.
-
-A lane's part of an exchange is a generator, a *talk*: it yields a message and gets what came from
-the others for it. All ranks have the same lanes, and a lane yields the same kinds of messages on
-all ranks in the same order.
+A lane's part of an exchange is a generator of messages: it yields one and gets what the other ranks
+sent for it. All ranks have the same lanes, and a lane yields the same kinds of messages on all
+ranks in the same order. The communication thread runs the generators, one step after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Flat = Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """Row p of int64 ``numbers`` ``[W, k]`` for each rank p; brings theirs, ``[W, k]``."""
+    """Row p of int64 ``numbers`` ``[W, k]`` for each rank p; answered by their rows, ``[W, k]``."""
 
     numbers: Tensor
 
@@ -37,7 +35,7 @@ class Counts:
 class Values:
     """``send_counts[p]`` consecutive rows of a tensor of any type for each rank p.
 
-    Brings theirs, in rank order.
+    Answered by the rows of all ranks, in rank order.
     """
 
     values: Tensor
@@ -49,7 +47,7 @@ class Values:
 class Rows:
     """As :class:`Values`, of float32 that travels in the wire's type.
 
-    What comes fills ``out``, if that is given.
+    The answer fills ``out``, if that is given.
     """
 
     values: Tensor
@@ -60,7 +58,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedRows:
-    """Flat records and weights, see :meth:`RowWire.carry_mixed`; what comes fills ``received``."""
+    """Flat records and weights, see :meth:`RowWire.carry_mixed`; the answer fills ``received``."""
 
     message: Records
     send_spans: Spans
@@ -68,11 +66,11 @@ class MixedRows:
     receive_spans: Spans
 
 
-class Came(NamedTuple):
+class Received(NamedTuple):
     """The answer to a message.
 
     Attributes:
-        tensor: what came from all ranks.
+        tensor: what all ranks sent.
         sent: bytes of this message to other ranks that travelled by the wire; of several messages
             in one, its share.
     """
@@ -82,14 +80,15 @@ class Came(NamedTuple):
 
 
 Message = Counts | Values | Rows | MixedRows
-Talk = Generator[Message, Came, T]
+Messages = Generator[Message, Received, T]
+"""What a lane sends to and receives from other ranks, and in the end its result."""
 _KINDS: tuple[type[Message], ...] = (Counts, Values, Rows, MixedRows)
 
 
-def together(wire: RowWire, talks: Sequence[Talk[T]]) -> list[T]:
-    """Carry out talks side by side; returns what they return.
+def together(wire: RowWire, generators: Sequence[Messages[T]]) -> list[T]:
+    """Run lanes' generators side by side, their messages joined; returns what they return.
 
-    All ranks call it with talks about the same lanes.
+    All ranks call it with generators of the same lanes.
 
     Raises:
         Exception: what one of them raises, at the same place on all ranks; the others end there.
@@ -97,15 +96,17 @@ def together(wire: RowWire, talks: Sequence[Talk[T]]) -> list[T]:
     results: dict[int, T] = {}
     waiting: dict[int, Message] = {}
 
-    def go_on(number: int, came: Came | None) -> None:
+    def go_on(number: int, answer: Received | None) -> None:
         waiting.pop(number, None)
         try:
-            waiting[number] = next(talks[number]) if came is None else talks[number].send(came)
+            waiting[number] = (
+                next(generators[number]) if answer is None else generators[number].send(answer)
+            )
         except StopIteration as end:
             results[number] = end.value
 
     try:
-        for number in range(len(talks)):
+        for number in range(len(generators)):
             go_on(number, None)
         while waiting:
             kind = next(
@@ -113,23 +114,25 @@ def together(wire: RowWire, talks: Sequence[Talk[T]]) -> list[T]:
             )
             chosen = [number for number in sorted(waiting) if isinstance(waiting[number], kind)]
             answers = _carried(wire, [waiting[number] for number in chosen])
-            for number, came in zip(chosen, answers, strict=True):
-                go_on(number, came)
+            for number, answer in zip(chosen, answers, strict=True):
+                go_on(number, answer)
     finally:
-        for talk in talks:
-            talk.close()
-    return [results[number] for number in range(len(talks))]
+        for generator in generators:
+            generator.close()
+    return [results[number] for number in range(len(generators))]
 
 
-def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Came]:
+def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Received]:
     """Answers to messages of one kind."""
     first = messages[0]
     before = wire.sent
     if isinstance(first, Counts):
         numbers = [message.numbers for message in messages if isinstance(message, Counts)]
-        together = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-        came = wire.channel.exchange_counts(together).split([each.shape[1] for each in numbers], 1)
-        return [Came(each) for each in came]
+        numbers_of_lanes = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
+        received = wire.channel.exchange_counts(numbers_of_lanes).split(
+            [each.shape[1] for each in numbers], 1
+        )
+        return [Received(each) for each in received]
     if isinstance(first, Values):
         return _values(wire, [message for message in messages if isinstance(message, Values)])
     if isinstance(first, Rows):
@@ -146,7 +149,7 @@ def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Came]:
     sent = wire.sent - before
     total = max(1, sum(weights))
     return [
-        Came(tensor, round(sent * weight / total))
+        Received(tensor, round(sent * weight / total))
         for tensor, weight in zip(tensors, weights, strict=True)
     ]
 
@@ -156,11 +159,11 @@ def _floats_to_others(wire: RowWire, values: Tensor, send_counts: Sequence[int])
     return per_row * (sum(send_counts) - send_counts[wire.channel.ranks.rank])
 
 
-def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
+def _values(wire: RowWire, messages: Sequence[Values]) -> list[Received]:
     channel = wire.channel
     if len(messages) == 1 or channel.ranks.world_size == 1:
         return [
-            Came(channel.all_to_all(each.values, each.send_counts, each.receive_counts))
+            Received(channel.all_to_all(each.values, each.send_counts, each.receive_counts))
             for each in messages
         ]
     values = [each.values for each in messages]
@@ -168,11 +171,11 @@ def _values(wire: RowWire, messages: Sequence[Values]) -> list[Came]:
     flat = [
         [each.numpy().reshape(-1).view(np.uint8) for each in tensors] for tensors in (values, outs)
     ]
-    for mine, place in _exchanged(
+    for own, place in _exchanged(
         channel.ranks.rank, messages, flat[0], flat[1], channel.all_to_all
     ):
-        place[:] = mine
-    return [Came(each) for each in outs]
+        place[:] = own
+    return [Received(each) for each in outs]
 
 
 def _rows(wire: RowWire, messages: Sequence[Rows]) -> list[Tensor]:
@@ -185,8 +188,8 @@ def _rows(wire: RowWire, messages: Sequence[Rows]) -> list[Tensor]:
     values = [each.values for each in messages]
     outs = [_room_for(each) if each.out is None else each.out for each in messages]
     flat = [[each.numpy().reshape(-1) for each in tensors] for tensors in (values, outs)]
-    for mine, place in _exchanged(ranks.rank, messages, flat[0], flat[1], wire.carry):
-        place[:] = wire.rounded(mine)
+    for own, place in _exchanged(ranks.rank, messages, flat[0], flat[1], wire.carry):
+        place[:] = wire.rounded(own)
     return outs
 
 
@@ -201,7 +204,7 @@ def _exchanged(
     outs: Sequence[Flat],
     carry: Callable[[Tensor, Sequence[int], Sequence[int]], Tensor],
 ) -> list[tuple[Flat, Flat]]:
-    """Send what other ranks get of the lanes' ``values`` as one message to each, and fill ``outs`` with theirs.
+    """Send the lanes' ``values`` as one message to each other rank, and fill ``outs`` with theirs.
 
     Returns:
         Of each lane what stays here, and where it belongs: large, and not to be copied on the way.

@@ -3,6 +3,10 @@
 Ids go out as soon as a batch is read; rows are fetched as soon as the gradients before them have
 been applied, beside the rest of the backward pass, the dense optimizer and whatever the model
 computes before it asks for its embeddings.
+
+The training thread calls an exchange, and submits routes, fetches and updates to the communication
+thread, which runs them in that order; so rows are fetched after the update that was submitted
+before, and the training thread waits only in a lookup.
 """
 
 from __future__ import annotations
@@ -20,16 +24,20 @@ from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.base import Exchange, Handle
 
 R = TypeVar("R")
-"""Where a batch's ids led to."""
+"""The routes of a batch: where its rows are."""
 F = TypeVar("F")
-"""What was fetched for it."""
+"""The rows that were fetched for it."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatch(Generic[R, F]):
     """A batch, or a filler, on its way through the exchange.
 
-    ``rows`` are under way once they were asked for.
+    Attributes:
+        batch: this rank's part.
+        is_real: unless it is a filler after this rank's last batch.
+        routes: of the batch, once the communication thread has sent its ids.
+        rows: fetched for it; ``None`` until that was submitted.
     """
 
     batch: JaggedBatch
@@ -59,19 +67,19 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
 
     @abstractmethod
     def _fetch(self, routes: R, averaged_at: int | None) -> F:
-        """Have it sent; on the communication thread."""
+        """Receive what a batch reads; on the communication thread."""
 
     @abstractmethod
     def _is_real_on_some_rank(self, routes: R) -> bool:
-        """Whether some rank's part is one of its own batches, and not a filler after its last one."""
+        """Whether the part of some rank is no filler."""
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; reads one batch further than it hands out and sends that one's ids.
+        """See :class:`Exchange`; reads one batch ahead and sends its ids.
 
         A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that
         has stopped.
         """
-        mine: list[PendingBatch[R, F]] = []
+        own: list[PendingBatch[R, F]] = []
         before: PendingBatch[R, F] | None = None
         try:
             for batch, is_real in and_then_fillers(batches, self.features):
@@ -82,13 +90,13 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
                 ):
                     return
                 pending = self.announce(batch, is_real)
-                mine = [*mine[-1:], pending]
+                own = [*own[-1:], pending]
                 self._announced.append(pending)
                 if before is not None:
                     yield before.batch
                 before = pending
         finally:
-            self._announced = [pending for pending in self._announced if pending not in mine]
+            self._announced = [pending for pending in self._announced if pending not in own]
 
     def announce(self, batch: JaggedBatch, is_real: bool) -> PendingBatch[R, F]:
         """Send a batch's ids; returns at once."""
@@ -99,8 +107,8 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
 
         return PendingBatch(batch, is_real, self._communication.submit(route))
 
-    def found(self, batch: JaggedBatch, averaged_at: int | None) -> tuple[R, F]:
-        """What :meth:`_route` and :meth:`_fetch` gave for a batch, announced before or now; blocks."""
+    def fetched(self, batch: JaggedBatch, averaged_at: int | None) -> tuple[R, F]:
+        """The routes and rows of a batch, announced before or now; blocks."""
         pending = next((pending for pending in self._announced if pending.batch is batch), None)
         if pending is None:
             pending = self.announce(batch, True)
@@ -125,7 +133,7 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
         self._drop_fetched()
 
     def _drop_fetched(self) -> None:
-        """What was fetched is of rows that have changed."""
+        """Forget rows that were fetched before an update."""
         for pending in self._announced:
             pending.rows = None
 

@@ -273,8 +273,8 @@ class BoundedLagPipeline:
             return Prediction(request.request_id, None, request.error)
         try:
             with span("dense layers"), torch.inference_mode():
-                found = self._lookup.found(request.question, answers)
-                embedded = self._embeddings.given(request.question.batch, found)
+                pooled = self._lookup.embeddings(request.question, answers)
+                embedded = self._embeddings.given(request.question.batch, pooled)
                 logits = self._logits(request, embedded)
         except DataError as error:
             return Prediction(request.request_id, None, error)

@@ -1,7 +1,4 @@
-"""An all-to-all exchange from what a user asks for.
-
-A plan, the lanes that it leads to, the exchange over them.
-"""
+"""Builds an all-to-all exchange: a plan, the lanes that it leads to, the exchange over them."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class PlacedOptions:
     compress: bool = False
 
     def plan_of(self, setup: Setup, num_shards: int, what: str) -> Plan:
-        """Where rows lie on so many shards, which are ranks or servers.
+        """Where rows lie on ``num_shards`` ranks or servers.
 
         Raises:
             ConfigError: for a plan that does not fit.
@@ -53,7 +50,7 @@ class PlacedOptions:
         """What carries rows and gradients between the ranks; every rank calls it.
 
         Raises:
-            ConfigError: for a type unknown, or ranks that want different ways.
+            ConfigError: for an unknown type, or ranks with different options.
         """
         check_same_options(setup.channel, {"wire": self.wire, "compress": self.compress})
         return RowWire(setup.channel, self.wire, self.compress)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOptimizer
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.messages import Talk, Values
+from pibroch.exchange.messages import Messages, Values
 from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Records
@@ -42,8 +42,8 @@ def with_whole_rows(
     updates: Grouped,
     gradients: Records,
     hyper: Hyper,
-) -> Talk[tuple[Grouped, Records, Hyper]]:
-    """Gradients combined and clipped by whole rows, and the mean squares that row-wise optimizers want.
+) -> Messages[tuple[Grouped, Records, Hyper]]:
+    """Gradients combined and clipped by whole rows, with mean squares for row-wise optimizers.
 
     Args:
         layout: of the lane.
@@ -78,8 +78,8 @@ def with_whole_rows(
 
 
 def _over_columns(
-    layout: LaneLayout, here: int, shard: MemoryShard, updates: Grouped, parts: Sums
-) -> Talk[tuple[Sums, NDArray[np.int64]]]:
+    layout: LaneLayout, rank: int, shard: MemoryShard, updates: Grouped, parts: Sums
+) -> Messages[tuple[Sums, NDArray[np.int64]]]:
     """The sums ``[U, 3]`` over all columns of each row, and the dim of each row's table."""
     pieces = layout.pieces
     first_rows = [shard.first_row(i) for i in range(len(shard.pieces))]
@@ -88,30 +88,34 @@ def _over_columns(
     num_touched = {piece.table.name: span.stop - span.start for piece, span in spans.items()}
     tables = [{piece.table.name for piece in held} for held in pieces]
     for_others = [
-        [piece for piece in shard.pieces if p != here and piece.table.name in t]
+        [piece for piece in shard.pieces if p != rank and piece.table.name in t]
         for p, t in enumerate(tables)
     ]
     from_others = [
-        [piece for piece in held if p != here and piece.table.name in tables[here]]
+        [piece for piece in held if p != rank and piece.table.name in tables[rank]]
         for p, held in enumerate(pieces)
     ]
     sent = np.concatenate(
         [parts[:0], *(parts[spans[piece]] for to_one in for_others for piece in to_one)]
     )
-    came = yield Values(
+    answer = yield Values(
         torch.from_numpy(sent),
         [sum(num_touched[piece.table.name] for piece in to_one) for to_one in for_others],
         [sum(num_touched[piece.table.name] for piece in from_one) for from_one in from_others],
     )
-    found: dict[str, dict[int, Sums]] = defaultdict(dict)  # table -> first column -> sums
+    # by table and first column
+    blocks_by_table: dict[str, dict[int, Sums]] = defaultdict(dict)
     for piece, span in spans.items():
-        found[piece.table.name][piece.columns.start] = parts[span]
+        blocks_by_table[piece.table.name][piece.columns.start] = parts[span]
     sizes = [num_touched[piece.table.name] for from_one in from_others for piece in from_one]
     for piece, sums in zip(
-        (p for from_one in from_others for p in from_one), came.tensor.split(sizes), strict=True
+        (p for from_one in from_others for p in from_one), answer.tensor.split(sizes), strict=True
     ):
-        found[piece.table.name][piece.columns.start] = sums.numpy()
-    whole = {name: sum(blocks[first] for first in sorted(blocks)) for name, blocks in found.items()}
+        blocks_by_table[piece.table.name][piece.columns.start] = sums.numpy()
+    whole = {
+        name: sum(blocks[first] for first in sorted(blocks))
+        for name, blocks in blocks_by_table.items()
+    }
     dims = [np.full(span.stop - span.start, piece.table.dim) for piece, span in spans.items()]
     all_sums = [np.asarray(whole[piece.table.name]) for piece in spans]
     return np.concatenate([parts[:0], *all_sums]), np.concatenate([np.empty(0, np.int64), *dims])

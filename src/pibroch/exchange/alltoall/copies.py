@@ -1,6 +1,4 @@
-"""Gradients of rows that every rank has a copy of.
-
-How all ranks come to the same sum, in rank order.
+"""Gradients of rows of which every rank has a copy: how all ranks get the same sum, in rank order.
 
 Three ways, by the rows that a rank sends. With W ranks, r the distinct copied rows of its part of
 the batch, R those of the whole batch, C all that there are:
@@ -29,7 +27,7 @@ import torch
 from pibroch.config.exchange import BITS_AT_ONCE
 from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.alltoall.row_bits import RowSeries
-from pibroch.exchange.messages import Counts, Rows, Talk, Values
+from pibroch.exchange.messages import Counts, Messages, Rows, Values
 from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Array, Ints, Records, RowIds
@@ -68,35 +66,37 @@ class OwnedCopies(ABC):
         """Places among this rank's rows of those that belong to a rank."""
         return np.flatnonzero(self.own % self.world_size == rank)
 
-    def hear(self, read: Ints, id_type: Any) -> Talk[None]:
-        """Exchange which copied rows each rank read, so that all know which of them the step updates.
+    def exchange_read(self, read: Ints, id_type: Any) -> Messages[None]:
+        """Exchange which copied rows each rank read: those that the step updates on all ranks.
 
         Args:
-            read: int64, offsets of the rows that other ranks and this one read here, in rank order.
+            read: int64, offsets of this rank's rows that the ranks read, in rank order.
             id_type: in which offsets travel.
         """
         places = np.flatnonzero((read < self.num_rows) & (read % self.world_size == self.rank))
         self._owned = group_rows(read[places])._replace(source=places.astype(np.int32))
-        everyone = [self.series(rank) for rank in range(self.world_size)]
-        sizes = [series.num_words(id_type) for series in everyone]
+        series_by_rank = [self.series(rank) for rank in range(self.world_size)]
+        sizes = [series.num_words(id_type) for series in series_by_rank]
         sends_bits = max(sizes) <= BITS_AT_ONCE
         if sends_bits:
-            numbers = everyone[self.rank].bits(self._owned.rows, id_type)
+            numbers = series_by_rank[self.rank].bits(self._owned.rows, id_type)
         else:
             numbers = self._owned.rows.astype(id_type)
             counts = yield Counts(torch.full((self.world_size, 1), len(numbers)))
             sizes = counts.tensor[:, 0].tolist()
-        came = yield Values(
+        answer = yield Values(
             _repeated(numbers, self.world_size), [len(numbers)] * self.world_size, sizes
         )
-        parts = [part.numpy() for part in came.tensor.split(sizes)]
+        parts = [part.numpy() for part in answer.tensor.split(sizes)]
         if sends_bits:
-            parts = [series.of_bits(part) for series, part in zip(everyone, parts, strict=True)]
+            parts = [
+                series.of_bits(part) for series, part in zip(series_by_rank, parts, strict=True)
+            ]
         self._counts = [len(part) for part in parts]
         self._rows = np.concatenate(parts).astype(np.int64)
 
     def updates(self) -> Grouped:
-        """The rows that the step updates on every rank, each with its sum among those that `sums` gives."""
+        """The rows that the step updates on every rank, with the places of their sums in `sums`."""
         order = np.argsort(self._rows)
         positions = rising(len(order))
         segments = rising(len(order) + 1)
@@ -110,20 +110,20 @@ class OwnedCopies(ABC):
 
     @abstractmethod
     def _places_of_sums(self) -> RowIds:
-        """Of each row that was heard of, the place of its sum."""
+        """The place of the sum of each row that some rank read."""
 
     @abstractmethod
-    def sums(self, received: Records, own: Records) -> Talk[Records]:
+    def sums(self, received: Records, own: Records) -> Messages[Records]:
         """Sums of copied rows' gradients, the same on all ranks.
 
         Args:
-            received: gradients of the rows that `hear` got.
+            received: gradients of the rows that `exchange_read` was given.
             own: of this rank's rows.
         """
 
-    def _to_all(self, sums: Records, counts: list[int]) -> Talk[Records]:
-        came = yield Rows(_repeated(sums, self.world_size), [len(sums)] * self.world_size, counts)
-        numbers: Records = came.tensor.numpy()
+    def _to_all(self, sums: Records, counts: list[int]) -> Messages[Records]:
+        answer = yield Rows(_repeated(sums, self.world_size), [len(sums)] * self.world_size, counts)
+        numbers: Records = answer.tensor.numpy()
         return numbers
 
 
@@ -135,7 +135,7 @@ class SparseSums(OwnedCopies):
     def _places_of_sums(self) -> RowIds:
         return rising(len(self._rows))
 
-    def sums(self, received: Records, own: Records) -> Talk[Records]:
+    def sums(self, received: Records, own: Records) -> Messages[Records]:
         """See :class:`OwnedCopies`."""
         totals = np.empty((len(self._owned.rows), received.shape[1]), np.float32)
         parallel.run(
@@ -156,16 +156,16 @@ class DenseSums(OwnedCopies):
     def _owned_counts(self) -> list[int]:
         return [len(range(rank, self.num_rows, self.world_size)) for rank in range(self.world_size)]
 
-    def sums(self, received: Records, own: Records) -> Talk[Records]:
+    def sums(self, received: Records, own: Records) -> Messages[Records]:
         """See :class:`OwnedCopies`."""
         counts = self._owned_counts()
         width = own.shape[1]
         firsts = np.cumsum([0, *counts])
-        everything = np.zeros((self.num_rows, width), np.float32)
-        everything[firsts[self.own % self.world_size] + self.own // self.world_size] = own
+        all_gradients = np.zeros((self.num_rows, width), np.float32)
+        all_gradients[firsts[self.own % self.world_size] + self.own // self.world_size] = own
         here = counts[self.rank]
-        came = yield Rows(torch.from_numpy(everything), counts, [here] * self.world_size)
-        parts = came.tensor.numpy().reshape(self.world_size, here, width)
+        answer = yield Rows(torch.from_numpy(all_gradients), counts, [here] * self.world_size)
+        parts = answer.tensor.numpy().reshape(self.world_size, here, width)
         totals = parts[0].copy()
         for part in parts[1:]:
             totals += part

@@ -1,8 +1,7 @@
-"""When the messages of a step are sent.
+"""The four messages of a step: counts and ids go out, rows come back, gradients go out.
 
-Counts and ids go out, rows come back, gradients go out, all lanes' in four.
-
-What overlaps with what says :mod:`pibroch.exchange.prefetching`.
+Each carries what all lanes send. The communication thread sends them; what they overlap with is
+said in :mod:`pibroch.exchange.prefetching`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
-from pibroch.exchange.messages import Talk, together
+from pibroch.exchange.messages import Messages, together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
@@ -37,7 +36,7 @@ class Routed:
 
 
 class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]"]):
-    """Every rank holds a shard, and every rank takes part in every lookup, with an empty batch when it has no samples.
+    """Every rank holds a shard, and takes part in every lookup, also without samples.
 
     Placement changes no bit of the results, but for column-wise tables under row-wise optimizers,
     which agree within rounding.
@@ -76,7 +75,7 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], Routed]:
         """See :class:`Exchange`."""
-        routes, rows = self.found(batch, averaged_at)
+        routes, rows = self.fetched(batch, averaged_at)
         self._num_to_update += trains
         room = self.room_for(batch)
         pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
@@ -102,7 +101,10 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         return [part for each, gradient in pairs for part in each.split(batch, gradient)]
 
     def update(self, handle: Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
-        """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
+        """See :class:`Exchange`; returns when this rank's gradients are summed.
+
+        The communication thread does the rest while the caller's backward pass goes on.
+        """
         parts = zip(handle.routes, self._lanes, self.split(handle.batch, gradients), strict=True)
         sums = [
             gradient[:0] if lane.is_frozen else route.combine(gradient)
@@ -128,12 +130,12 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         """See :class:`Exchange`."""
         self._num_to_update -= 1
 
-    def _deliver(self, updates: Sequence[Talk[None]]) -> None:
+    def _deliver(self, updates: Sequence[Messages[None]]) -> None:
         """Carry out the updates of one step; on the communication thread."""
         together(self.wire, updates)
 
     def fetch_next(self) -> None:
-        """See :class:`Exchange`; rows that are to move do so after those that the next batch wants."""
+        """See :class:`Exchange`; rows move to new homes behind those that the next batch reads."""
         if self._moved is not None and self._moved.result() and self._num_to_update == 0:
             self._go_over()
         super().fetch_next()
@@ -162,7 +164,7 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         return self._movement is not None
 
     def _go_over(self) -> None:
-        """Use the new homes: all rows are there but those updated lately."""
+        """Use the new homes: all rows are there but those updated since they were sent."""
         movement = self._movement
         assert movement is not None, "asked for"
         self.flush()
@@ -180,9 +182,9 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         super().forget()
 
     def route(self, batch: JaggedBatch) -> Routed:
-        """A handle for the update, which is to follow, of a batch that was looked up otherwise.
+        """A handle for the update of a batch that was looked up otherwise; blocks.
 
-        blocks. Every rank calls it.
+        The update must follow. Every rank calls it.
         """
         self._num_to_update += 1
         return Routed(batch, self.announce(batch, True).routes.result())

@@ -1,7 +1,4 @@
-"""The lanes of one group of tables.
-
-What is not pooled is put together, and its gradients are taken apart.
-"""
+"""The lanes of one group of tables: parts of what is not pooled are joined, gradients split."""
 
 from __future__ import annotations
 
@@ -42,10 +39,10 @@ class GroupLanes:
     lanes: Sequence[Lane]
 
     def assemble(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
-        """What lanes gave for a batch: pooled embeddings, of all lanes in one tensor, as they are.
+        """The embeddings of a batch from those of the lanes.
 
-        Where nothing is pooled ``[V_lane, width]`` each as ``[V, D]``, in the order of the batch's
-        values.
+        Pooled ones are in one tensor of all lanes already. Of others each lane gives
+        ``[V_lane, width]``, and the result is ``[V, D]`` in the order of the batch's values.
         """
         if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return parts[0]
@@ -82,7 +79,7 @@ class GroupLanes:
         )
 
     def _spans(self, batch: JaggedBatch) -> list[slice]:
-        """Of each reader, its ids among those of the group."""
+        """For each reader the span of its ids among those of the group."""
         offsets = batch.offsets_of(self.space.features)
         size = batch.batch_size
         ends = [int(offsets[place * size]) for place in range(len(self.space.features) + 1)]

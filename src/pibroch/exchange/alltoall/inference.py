@@ -1,10 +1,8 @@
-"""A lookup that nothing is updated for, as one message to each rank and one back.
+"""A lookup that nothing is updated for, as one message to each rank, a question, and one back.
 
-Questions, and answers to others' questions.
-
-The lookup of :class:`AllToAllExchange` needs three dependent messages, as receivers know the sizes
-of what comes. Here messages carry their sizes, and a bad batch is noticed before anybody hears of
-it. What comes out is the same to the last bit.
+The lookup of :class:`AllToAllExchange` needs three messages, each of which depends on the one
+before, as receivers must know sizes. Here messages carry their sizes, and a bad batch is noticed
+before anything is sent. The embeddings are the same to the last bit.
 
 A question is int64 numbers (samples, whether it is of a batch of one's own, how long the asking
 rank took for the step before, then bytes and a note for each lane) and the lanes' parts; an answer
@@ -46,7 +44,7 @@ class Question:
 class InferenceLookup:
     """Questions and answers of the ranks of one exchange.
 
-    Reads rows, and is used by the thread that would train.
+    It reads rows of this rank, so the thread that would train must be the one that calls it.
 
     Args:
         exchange: holds the rows.
@@ -117,7 +115,7 @@ class InferenceLookup:
             parts.append(narrowed(vectors, lane.wire.dtype))
         return _joined(parts)
 
-    def found(self, question: Question, answers: Sequence[Bytes]) -> list[Tensor]:
+    def embeddings(self, question: Question, answers: Sequence[Bytes]) -> list[Tensor]:
         """The embeddings of each group of tables, as :meth:`AllToAllExchange.lookup` gives them.
 
         Args:

@@ -1,9 +1,7 @@
 """A lane carries the blocks of one width of a group of tables over all ranks.
 
-What lanes of every kind have in common.
-
-What it says to other ranks it says in talks, see :mod:`pibroch.exchange.messages`: all lanes'
-messages travel as one.
+Here is what lanes of every kind have in common. What a lane sends it yields, see
+:mod:`pibroch.exchange.messages`: the messages of all lanes travel as one.
 """
 
 from __future__ import annotations
@@ -23,19 +21,17 @@ from pibroch.embedding.shard import MakeRoom
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.messages import Counts, Rows, Talk
+from pibroch.exchange.messages import Counts, Messages, Rows
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes, Ints, Records
 from pibroch.kernels.memory import empty_rows
 
 
 class Route(ABC):
-    """A batch on its way through a lane.
+    """A batch on its way through a lane: where its rows are, and what is done with them.
 
-    Where its ids led to, and what is done with them, in the order of the methods.
-
-    `pool` and `combine` are called by the thread that trains; the others are talks of the
-    communication thread.
+    The methods are called in their order. `pool` and `combine` run on the training thread; `fetch`
+    and `update` are generators of messages, which the communication thread runs.
 
     Attributes:
         is_real: whether some rank's part is one of its own batches, and not a filler after its last
@@ -45,14 +41,14 @@ class Route(ABC):
     is_real: bool
 
     @abstractmethod
-    def fetch(self, averaged_at: int | None) -> Talk[Records]:
-        """What owners send for the batch, by the rows' weights or by their moving averages as of a step."""
+    def fetch(self, averaged_at: int | None) -> Messages[Records]:
+        """What owners send for the batch: by weights, or by moving averages as of a step."""
 
     @abstractmethod
     def pool(self, fetched: Records, room_BS: Tensor | None) -> Tensor:
-        """Embeddings from what `fetch` brought: pooled ones in the lane's columns of ``room_BS``.
+        """Embeddings from what `fetch` returned.
 
-        ``[V, D]`` of others.
+        Pooled ones are written to the lane's columns of ``room_BS``, others are ``[V, D]``.
         """
 
     @abstractmethod
@@ -60,15 +56,18 @@ class Route(ABC):
         """What owners need of the gradient of what `pool` gave."""
 
     @abstractmethod
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
-        """Send `combine`'s result to the owners and apply what came here, summed in rank order, once to each row."""
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Messages[None]:
+        """Send `combine`'s result to the owners, and update each row of this rank once.
+
+        Gradients of a row are summed in rank order.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LaneQuestion:
     """What a lane asks of every rank for a batch that nothing is updated for.
 
-    No talk, one message there and one back.
+    It takes one message there and one back.
 
     Attributes:
         parts: bytes for each rank, a multiple of four.
@@ -85,13 +84,13 @@ class LaneQuestion:
 
 
 class Lane(ABC):
-    """The blocks of one width: this rank's shard of them and the way to the others'.
+    """The blocks of one width: this rank's shard, and the way to those of other ranks.
 
     Args:
         layout: of the lane.
         group: of its tables.
         seed: of the initial weights; ``None`` to leave all numbers to who writes them.
-        wire: the way of rows and gradients; its channel is the communication thread's.
+        wire: carries rows and gradients; the communication thread alone uses its channel.
         spare_rows: room behind this rank's records.
         make_room: for them.
     """
@@ -122,7 +121,7 @@ class Lane(ABC):
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 
     @abstractmethod
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Messages[Route]:
         """Tell every owner what this rank's part of the batch needs.
 
         Args:
@@ -146,27 +145,34 @@ class Lane(ABC):
     def answer(
         self, question: Bytes, num_samples: int, note: int, averaged_at: int | None
     ) -> Records:
-        """Vectors ``[num_vectors, width]`` for one rank's part of a :class:`LaneQuestion`, of a batch of so many samples."""
+        """Vectors ``[num_vectors, width]`` for one rank's part of a :class:`LaneQuestion`.
 
-    def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Talk[Ints]:
+        Args:
+            question: bytes for this rank.
+            num_samples: of the asking rank's batch.
+            note: that came with the question.
+            averaged_at: answer with moving averages as of this step instead of the weights.
+        """
+
+    def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Messages[Ints]:
         """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs.
 
         The first number is negative for a bad batch.
         """
-        came = yield Counts(heads)
-        received: Ints = came.tensor.numpy()
-        if (received[:, 0] < 0).any():  # all ranks know; none has changed anything
-            found = bad_batch(self.channel, problem)
-            assert found is not None, "some rank has it"
-            raise found
+        answer = yield Counts(heads)
+        received: Ints = answer.tensor.numpy()
+        if (received[:, 0] < 0).any():  # all ranks see it, and none has changed anything
+            error = bad_batch(self.channel, problem)
+            assert error is not None, "some rank has it"
+            raise error
         return received
 
     def carry(
         self, rows: Tensor, send_counts: list[int], receive_counts: list[int]
-    ) -> Talk[Records]:
+    ) -> Messages[Records]:
         """Send float32 rows to all ranks, and receive theirs."""
-        came = yield Rows(rows, send_counts, receive_counts)
-        numbers: Records = came.tensor.numpy()
+        answer = yield Rows(rows, send_counts, receive_counts)
+        numbers: Records = answer.tensor.numpy()
         return numbers
 
     @property

@@ -22,17 +22,14 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.messages import Counts, Talk, Values, together
+from pibroch.exchange.messages import Counts, Messages, Values, together
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints
 
 EVERYWHERE = -1
 ROWS_PER_LOOK = 1 << 14
 COLD, HOT, READY = range(3)
-"""Rows that nothing has updated yet are on their way; those that something has.
-
-All that can be sent ahead was.
-"""
+"""Stages: rows that nothing has updated are sent; then those updated since; then all were sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +41,7 @@ class LaneMovement:
         after: where they go.
         target: int64, of each row of this rank's shard the rank of its new home, or EVERYWHERE.
         place: int64, of each its number there.
-        is_mine: bool, whether this rank moves it: of copies each rank keeps its own.
+        is_own: bool, whether this rank moves it: of copies each rank keeps its own.
         cursor: rows before it were looked at, see :meth:`next_cold`.
     """
 
@@ -52,7 +49,7 @@ class LaneMovement:
     after: RowLane
     target: Ints
     place: Ints
-    is_mine: NDArray[np.bool_]
+    is_own: NDArray[np.bool_]
     cursor: int = 0
 
     @classmethod
@@ -61,7 +58,6 @@ class LaneMovement:
         new = _places(after.layout)
         targets = []
         places = []
-        mine = []
         for piece in before.layout.pieces[before.rank]:
             target, place = (numbers[ids_of(piece.rows)] for numbers in new[piece.table.name])
             targets.append(target)
@@ -71,21 +67,21 @@ class LaneMovement:
         place = np.concatenate([empty, *places])
         is_copy = np.arange(len(target)) < before.layout.num_replicated
         target = np.where(is_copy & (target == EVERYWHERE), before.rank, target)
-        mine = ~is_copy | (target == before.rank)
-        before.shard.progress = np.where(mine, UNTOUCHED, MOVED).astype(np.uint8)
-        return cls(before, after, target, place, mine)
+        is_own = ~is_copy | (target == before.rank)
+        before.shard.progress = np.where(is_own, UNTOUCHED, MOVED).astype(np.uint8)
+        return cls(before, after, target, place, is_own)
 
     def restart(self) -> None:
         """Send all rows again."""
         assert self.before.shard.progress is not None, "while they move"
-        self.before.shard.progress[self.is_mine] = UNTOUCHED
+        self.before.shard.progress[self.is_own] = UNTOUCHED
         self.cursor = 0
 
     def next_cold(self, most: int) -> Ints:
         """The next rows that nothing has updated; costs what they do."""
         progress = self.before.shard.progress
         assert progress is not None, "while they move"
-        found = [np.empty(0, np.int64)]
+        parts = [np.empty(0, np.int64)]
         count = 0
         while self.cursor < len(progress) and count < most:
             rows = self.cursor + np.flatnonzero(
@@ -96,24 +92,24 @@ class LaneMovement:
             self.cursor = (
                 int(rows[-1]) + 1 if is_full else min(self.cursor + ROWS_PER_LOOK, len(progress))
             )
-            found.append(rows)
+            parts.append(rows)
             count += len(rows)
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     def left(self, *states: int) -> Ints:
         """The rows of this rank that are in one of these states."""
         assert self.before.shard.progress is not None, "while they move"
-        found: Ints = np.flatnonzero(np.isin(self.before.shard.progress, states) & self.is_mine)
-        return found
+        rows: Ints = np.flatnonzero(np.isin(self.before.shard.progress, states) & self.is_own)
+        return rows
 
-    def send(self, rows: Ints, left: int) -> Talk[int]:
-        """Send rows of this rank's, and put others' where they belong.
+    def send(self, rows: Ints, left: int) -> Messages[int]:
+        """Send rows of this rank, and write those of other ranks to their new places.
 
         Returns how many all ranks have left.
 
         Args:
             rows: of the shard.
-            left: how many this rank has yet, beside these.
+            left: how many this rank has still to send after these.
         """
         world_size = self.before.world_size
         shard = self.before.shard
@@ -124,17 +120,16 @@ class LaneMovement:
         ]
         counts = [len(some) for some in by_rank]
         chosen = np.concatenate(by_rank)
-        came = yield Counts(torch.tensor([[count, left] for count in counts]))
-        heard = came.tensor
-        coming = heard[:, 0].tolist()
-        places = yield Values(torch.from_numpy(self.place[chosen]), counts, coming)
-        records = yield Values(torch.from_numpy(shard.records[chosen]), counts, coming)
+        answer = yield Counts(torch.tensor([[count, left] for count in counts]))
+        receive_counts = answer.tensor[:, 0].tolist()
+        places = yield Values(torch.from_numpy(self.place[chosen]), counts, receive_counts)
+        records = yield Values(torch.from_numpy(shard.records[chosen]), counts, receive_counts)
         self.after.shard.records[places.tensor.numpy()] = records.tensor.numpy()
         shard.progress[rows] = MOVED
-        return int(heard[:, 1].sum())
+        return int(answer.tensor[:, 1].sum())
 
     def finish(self) -> None:
-        """The new homes are right from now on."""
+        """Make the new homes the valid ones, whose rows all count as touched."""
         if self.before.shard.touched is not None:
             self.after.shard.track_touched()
             assert self.after.shard.touched is not None, "just now"
@@ -146,7 +141,9 @@ class LaneMovement:
 
 
 class RowMovement:
-    """All rows, see the module; the methods but the first are the communication thread's, all ranks call them alike.
+    """Moves all rows, see the module.
+
+    The communication thread calls its methods, on all ranks in the same order.
 
     Args:
         before, after: the lanes of each group, under both plans.
@@ -173,7 +170,7 @@ class RowMovement:
         self.rows_sent = 0
 
     def move_some(self) -> bool:
-        """Send some rows ahead; whether all that can be are."""
+        """Send some rows ahead; returns whether all that can be sent ahead were."""
         if self._stage == READY:
             return True
         most = self._rows_per_step
@@ -196,7 +193,7 @@ class RowMovement:
             lane.finish()
 
     def restart(self) -> None:
-        """Rows were written from outside: begin again."""
+        """Begin again, as rows were written from outside."""
         for lane in self._lanes:
             lane.restart()
         self._stage = COLD
@@ -232,15 +229,15 @@ def _pairs(
 
 def _places(layout: LaneLayout) -> dict[str, tuple[Ints, Ints]]:
     """By table the rank and the place of each row."""
-    found: dict[str, tuple[Ints, Ints]] = {}
+    places_by_table: dict[str, tuple[Ints, Ints]] = {}
     for rank, pieces in enumerate(layout.pieces):
         first = 0
         for piece in pieces:
             table = piece.table
             ids = ids_of(piece.rows)
             nothing = np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, np.int64)
-            ranks, places = found.setdefault(table.name, nothing)
+            ranks, places = places_by_table.setdefault(table.name, nothing)
             ranks[ids] = EVERYWHERE if first < layout.num_replicated else rank
             places[ids] = np.arange(first, first + len(ids))
             first += len(ids)
-    return found
+    return places_by_table

@@ -1,8 +1,8 @@
-"""Pooled vectors travel: bags to the owner of their table, one vector a bag back, one gradient a bag to the owner.
+"""Pooled vectors travel: bags go to the owner of their table, a vector for each comes back.
 
-Fewer bytes than rows where bags are long and repeat little. The owner does for each rank what that
-rank would have done with the rows, in the same order, so the numbers are those of
-:mod:`pibroch.exchange.alltoall.row_lane`.
+Gradients go to the owner, one for each bag. These are fewer bytes than rows where bags are long and
+repeat little. The owner does for each rank what that rank would have done with the rows, in the
+same order, so the numbers are those of :mod:`pibroch.exchange.alltoall.row_lane`.
 
 Shape legend: B_p samples of rank p, F_p features whose tables rank p holds, D width of the lane.
 """
@@ -21,7 +21,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
-from pibroch.exchange.messages import Talk, Values
+from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
 from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
@@ -32,7 +32,7 @@ from pibroch.kernels.scatter_update import Grouped
 
 @dataclass(frozen=True, slots=True)
 class BagRoute(Route):
-    """What a batch's ids led to.
+    """The route of a batch whose bags are pooled by their owners.
 
     Attributes:
         lane: of the tables.
@@ -51,7 +51,7 @@ class BagRoute(Route):
     updates: Grouped
     is_real: bool
 
-    def fetch(self, averaged_at: int | None) -> Talk[Records]:
+    def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
         pooled = [self.lane.pooled(ids, averaged_at) for ids in self.bags]
         return (
@@ -71,7 +71,7 @@ class BagRoute(Route):
             of_bags[:] = gradient[:, columns]
         return gradients
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Messages[None]:
         """See :class:`Route`."""
         lane = self.lane
         counts = [len(ids.offsets) - 1 for ids in self.bags]
@@ -111,7 +111,7 @@ class PooledLane(Lane):
     one span of the batch's.
     """
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Messages[Route]:
         """See :class:`Lane`."""
         batch = batch.pick(self.layout.features)
         messages, scaled, problem = self._messages(batch)
@@ -119,8 +119,8 @@ class PooledLane(Lane):
         heads = [[-1 if problem else batch.batch_size, is_real, count, scaled] for count in counts]
         received = yield from self.exchange_heads(torch.tensor(heads), problem)
         sizes = received[:, 2].tolist()
-        came = yield Values(torch.from_numpy(np.concatenate(messages)), counts, sizes)
-        pieces = zip(came.tensor.split(sizes), received, strict=True)
+        answer = yield Values(torch.from_numpy(np.concatenate(messages)), counts, sizes)
+        pieces = zip(answer.tensor.split(sizes), received, strict=True)
         bags = [
             self._bags(piece.numpy(), int(size), bool(scaled))
             for piece, (size, _, _, scaled) in pieces
@@ -169,7 +169,10 @@ class PooledLane(Lane):
         return room_BS
 
     def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
-        """Of each reader its columns, and views of its bags' ``vectors`` ``[B, D]``, which are there owner by owner."""
+        """Each reader's columns, and a view of its bags in ``vectors``, ``[B, D]``.
+
+        The vectors are in the order of the owners.
+        """
         layout = self.layout
         columns = self.columns
         assert columns is not None, "owners pool"
@@ -186,7 +189,7 @@ class PooledLane(Lane):
         return [num_samples * count for count in self.layout.num_features_of_shard]
 
     def _messages(self, batch: JaggedBatch) -> tuple[list[Bytes], bool, RowIdError | None]:
-        """What each owner hears of its bags, whether there are scales among it, and what is wrong with the batch."""
+        """A message to each owner about its bags, whether they have scales, and a bad id."""
         layout = self.layout
         if batch.by_id:
             raise ConfigError(
@@ -208,7 +211,7 @@ class PooledLane(Lane):
         )
 
     def _message(self, owner: int, addresses: Ints, offsets: Ints, scale: Records) -> Bytes:
-        """What one owner hears of its bags."""
+        """The message to one owner about its bags."""
         ends = np.cumsum([0, *self.layout.num_features_of_shard])
         bags_per_feature = (len(offsets) - 1) // max(1, int(ends[-1]))
         first = ends[owner] * bags_per_feature
@@ -219,7 +222,7 @@ class PooledLane(Lane):
         return _packed(lengths, rows, scale[span] if len(scale) else NO_SCALE)
 
     def _bags(self, message: Bytes, num_samples: int, scaled: bool) -> BatchIds:
-        """What :meth:`_message` said."""
+        """The bags of a message of :meth:`_message`."""
         num_features = self.layout.num_features_of_shard[self.rank]
         num_bags = num_features * num_samples
         lengths = message[: 4 * num_bags].view(np.int32)
@@ -227,9 +230,8 @@ class PooledLane(Lane):
         num_ids = int(offsets[-1])
         start = 4 * num_bags
         end = start + num_ids * np.dtype(self.id_type).itemsize
-        rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(
-            np.int64
-        )  # copied: may lie unaligned
+        # bytes are copied, as they may lie unaligned
+        rows = np.frombuffer(message[start:end].tobytes(), self.id_type).astype(np.int64)
         scale = np.frombuffer(message[end:].tobytes(), np.float32) if scaled else NO_SCALE
         one_hot = num_ids == num_bags and bool((lengths == 1).all())
         return BatchIds(
@@ -248,7 +250,7 @@ class PartialSumLane(PooledLane):
     """
 
     def joined(self, fetched: Records, num_samples: int, room_BS: Tensor | None) -> Tensor:
-        """See :class:`PooledLane`; sums of what each owner has."""
+        """See :class:`PooledLane`; adds what the owners of a table have."""
         assert room_BS is not None, "see room_for"
         is_first = set[int]()
         for columns, vectors in self.by_reader(torch.from_numpy(fetched), num_samples):
@@ -260,7 +262,7 @@ class PartialSumLane(PooledLane):
         return room_BS
 
     def by_reader(self, vectors: Tensor, num_samples: int) -> Iterator[tuple[slice, Tensor]]:
-        """See :class:`PooledLane`; a reader comes once for each shard of its table."""
+        """See :class:`PooledLane`; gives a reader once for each shard of its table."""
         layout = self.layout
         columns = self.columns
         assert columns is not None, "owners pool"

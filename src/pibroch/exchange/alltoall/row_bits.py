@@ -1,7 +1,4 @@
-"""Rising offsets of copied rows as they travel.
-
-A list, or a bit for each row that there is where that is shorter.
-"""
+"""Rising offsets of copied rows as they travel: a list, or a bit for each where that is shorter."""
 
 from __future__ import annotations
 
@@ -50,5 +47,5 @@ class RowSeries(NamedTuple):
         return rows.astype(id_type), len(rows)
 
     def unpacked(self, numbers: NDArray[np.signedinteger], length: int) -> Ints:
-        """The reverse; int64."""
+        """The rows of :meth:`packed`, int64."""
         return self.of_bits(numbers) if length < 0 else numbers.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Rows travel: distinct ids to their owners, rows back, one gradient a row to the owners, one update a row.
+"""Rows travel: ids to their owners, rows back, gradients to the owners, each for a distinct row.
 
 Shape legend: B samples of this rank, F features of the lane, D its width, V ids, U distinct rows, W
 ranks.
@@ -22,7 +22,7 @@ from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_
 from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.alltoall.row_bits import RowSeries
-from pibroch.exchange.messages import Talk, Values
+from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
@@ -32,7 +32,7 @@ from pibroch.kernels.scatter_update import Grouped
 
 @dataclass(frozen=True, slots=True)
 class DistinctRoute(Route):
-    """What a batch's ids led to where each distinct row travels once and is pooled by its reader.
+    """The route of a batch of which each distinct row travels once and is pooled by its reader.
 
     Attributes:
         here: this rank's part of the batch.
@@ -55,40 +55,40 @@ class DistinctRoute(Route):
 
 @dataclass(frozen=True, slots=True)
 class RowRoute(DistinctRoute):
-    """What it led to on the ranks.
+    """The same where rows are on the ranks.
 
     Attributes:
         lane: of the rows.
-        wanted: distinct rows that this rank wants of each rank, itself included.
-        asked: int64, offsets of this rank's rows that all ranks want, in rank order.
-        asked_counts: how many of them for each rank.
-        updates: rows of this shard that the step updates, and the gradients that will come for them
-            in rank order.
+        counts_wanted: distinct rows that this rank wants of each rank, itself included.
+        rows_given: int64, offsets of this rank's rows that all ranks want, in rank order.
+        counts_given: how many of them for each rank.
+        updates: rows of this shard that the step updates, and the gradients that other ranks will
+            send for them, in rank order.
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
         copies: their way where owners sum them; ``None`` where each rank sends all others its own.
     """
 
     lane: RowLane
-    wanted: list[int]
-    asked: Ints
-    asked_counts: list[int]
+    counts_wanted: list[int]
+    rows_given: Ints
+    counts_given: list[int]
     updates: Grouped
     update_counts: list[int]
     num_replicated: int
     copies: OwnedCopies | None
 
-    def fetch(self, averaged_at: int | None) -> Talk[Records]:
+    def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
         rows = torch.from_numpy(
-            read_rows(self.lane.shard, self.lane.optimizer, self.asked, averaged_at)
+            read_rows(self.lane.shard, self.lane.optimizer, self.rows_given, averaged_at)
         )
-        return (yield from self.lane.carry(rows, self.asked_counts, self.wanted))
+        return (yield from self.lane.carry(rows, self.counts_given, self.counts_wanted))
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Messages[None]:
         """See :class:`Route`."""
         lane = self.lane
-        counts = self.wanted
+        counts = self.counts_wanted
         if lane.is_frozen:
             return
         layout = lane.layout
@@ -105,7 +105,7 @@ class RowRoute(DistinctRoute):
                 [half for both in zip(parts, along, strict=True) for half in both]
             )
             counts = [count + len(copied) for count, copied in zip(counts, along, strict=True)]
-        came = received = yield from lane.carry(gradients, counts, self.update_counts)
+        received_all = received = yield from lane.carry(gradients, counts, self.update_counts)
         updates = self.updates
         hyper = optimizer.hyper(learning_rate, step)
         if needs_whole_rows(layout, optimizer):
@@ -114,7 +114,7 @@ class RowRoute(DistinctRoute):
             )
         update_rows(lane.shard, optimizer, updates, received, hyper, step)
         if self.copies is not None:
-            sums = yield from self.copies.sums(came, own.numpy())
+            sums = yield from self.copies.sums(received_all, own.numpy())
             hyper = optimizer.hyper(learning_rate, step)
             update_rows(lane.shard, optimizer, self.copies.updates(), sums, hyper, step)
 
@@ -135,7 +135,7 @@ class RowLane(Lane):
 
     replicas = "gather"
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Messages[Route]:
         """See :class:`Lane`."""
         layout = self.layout
         rank = self.rank
@@ -143,7 +143,7 @@ class RowLane(Lane):
         here = DistinctRows.of(ids)
         rows = here.grouped.rows
         ends, offsets = self._by_owner(rows)
-        wanted = np.diff(ends).tolist()
+        counts_wanted = np.diff(ends).tolist()
         replicated = int(
             np.searchsorted(rows, layout.bounds[rank] + layout.num_replicated) - ends[rank]
         )
@@ -158,29 +158,29 @@ class RowLane(Lane):
         ]
         heads = [
             [-1 if problem else batch.batch_size, is_real, count, length]
-            for count, (_, length) in zip(wanted, packed, strict=True)
+            for count, (_, length) in zip(counts_wanted, packed, strict=True)
         ]
         received = yield from self.exchange_heads(torch.tensor(heads), problem)
         parts = [
             own if p == rank else np.concatenate([offsets[ends[p] : ends[p + 1]], packed[p][0]])
             for p in range(self.world_size)
         ]
-        asked_counts = received[:, 2].tolist()
+        counts_given = received[:, 2].tolist()
         lengths = received[:, 3].tolist()
         lengths[rank] = 0  # among its own
-        sizes = [count + abs(length) for count, length in zip(asked_counts, lengths, strict=True)]
-        came = yield Values(
+        sizes = [count + abs(length) for count, length in zip(counts_given, lengths, strict=True)]
+        answer = yield Values(
             torch.from_numpy(np.concatenate(parts)), [len(part) for part in parts], sizes
         )
-        asked, updated, update_counts = _apart(
-            came.tensor.numpy(), asked_counts, lengths, self._copied(copies, rank)
+        rows_given, updated, update_counts = _apart(
+            answer.tensor.numpy(), counts_given, lengths, self._copied(copies, rank)
         )
         updates = group_rows(updated) if copies is None else group_rows(updated[:0])
         if copies is not None:
-            yield from copies.hear(updated, self.id_type)
+            yield from copies.exchange_read(updated, self.id_type)
             if not copies.gradients_go_along:
-                updated = asked
-                update_counts = asked_counts
+                updated = rows_given
+                update_counts = counts_given
             places = np.flatnonzero(updated >= layout.num_replicated)
             updates = group_rows(updated[places])._replace(source=places.astype(np.int32))
         return RowRoute(
@@ -188,9 +188,9 @@ class RowLane(Lane):
             batch.batch_size / max(1, int(received[:, 0].sum())),
             bool(received[:, 1].any()),
             self,
-            wanted,
-            asked,
-            asked_counts,
+            counts_wanted,
+            rows_given,
+            counts_given,
             updates,
             update_counts,
             replicated,
@@ -198,7 +198,7 @@ class RowLane(Lane):
         )
 
     def _copied(self, copies: OwnedCopies | None, rank: int) -> RowSeries:
-        """The copied rows that a rank hears of."""
+        """The copied rows of which this rank tells a rank."""
         return (
             RowSeries(0, 1, self.layout.num_replicated) if copies is None else copies.series(rank)
         )
@@ -233,7 +233,7 @@ class RowLane(Lane):
         return read_rows(self.shard, self.optimizer, offsets, averaged_at)
 
     def _by_owner(self, rows: Ints) -> tuple[Ints, NDArray[np.signedinteger]]:
-        """Of rising addresses the bounds of each owner's, and all as offsets in the owner's shard."""
+        """The bounds of each owner's rows among rising addresses, and all offsets in its shard."""
         bounds = self.layout.bounds
         ends: Ints = np.searchsorted(rows, bounds)
         return ends, (rows - np.repeat(bounds[:-1], np.diff(ends))).astype(self.id_type)
@@ -269,8 +269,8 @@ def _apart(
     ``counts`` rows that each asks for, then copied rows, in ``lengths`` numbers.
 
     Returns:
-        The rows that are asked for; these with the copied ones of each rank after its own; how many
-        each has of both.
+        The rows that ranks ask for; these, with the copied ones of each rank after its own; how
+        many each rank has of both.
     """
     if not any(lengths):
         rows = numbers.astype(np.int64)
@@ -278,11 +278,11 @@ def _apart(
     ends = np.cumsum(
         [count + abs(length) for count, length in zip(counts, lengths, strict=True)]
     ).tolist()
-    asked = []
+    rows_given = []
     both = []
     for end, count, length in zip(ends, counts, lengths, strict=True):
         start = end - abs(length)
-        asked.append(numbers[start - count : start].astype(np.int64))
-        both += [asked[-1], copied.unpacked(numbers[start:end], length)]
+        rows_given.append(numbers[start - count : start].astype(np.int64))
+        both += [rows_given[-1], copied.unpacked(numbers[start:end], length)]
     each = [len(first) + len(second) for first, second in zip(both[::2], both[1::2], strict=True)]
-    return np.concatenate(asked), np.concatenate(both), each
+    return np.concatenate(rows_given), np.concatenate(both), each

@@ -1,6 +1,6 @@
-"""What ranks tell each other about a batch when they have read it.
+"""What ranks tell each other about a batch that they have read: its size and the rows it touches.
 
-How large it is and which rows it touches.
+The planner thread prepares a rank's own part, the communication thread announces it.
 
 A message to each rank::
 
@@ -38,7 +38,7 @@ class BytesByPurpose:
     sent: dict[str, int] = field(default_factory=dict)
 
     def add(self, purpose: str, num_bytes: int) -> None:
-        """Count."""
+        """Count bytes that are sent for a purpose."""
         self.sent[purpose] = self.sent.get(purpose, 0) + num_bytes
 
 
@@ -60,7 +60,7 @@ class PreparedLane:
     encoded: Bytes
 
     def emptied(self) -> PreparedLane:
-        """Of a batch with a problem on some rank: nobody reads rows of it."""
+        """The part without rows, for a batch with a problem on some rank: nobody reads its rows."""
         return replace(self, grouped=group_rows(np.empty(0, np.int64)), encoded=self.encoded[:0])
 
 
@@ -86,8 +86,8 @@ class Announcement:
 
     Attributes:
         here: this rank's own part.
-        rows: distinct addresses, by lane and rank; none of a batch with a problem; empty where they
-            are not told.
+        rows: distinct addresses, by lane and rank; none of a batch with a problem; empty where rows
+            are not announced.
         share: this rank's share of the global batch.
         is_real: whether some rank's part is one of its own batches, and not a filler after its last
             one.
@@ -104,12 +104,12 @@ class Announcement:
 
 
 def prepare(lanes: Sequence[RowLane], batch: JaggedBatch) -> Prepared:
-    """What can be known of a batch without the other ranks."""
+    """A rank's own part of a batch, which needs nothing of the other ranks."""
     batch.validate()  # may have been written to since it was made
     with span("group"):
-        found = [_prepared(lane, batch) for lane in lanes]
-    problem = next((problem for _, problem in found if problem is not None), None)
-    return Prepared([each for each, _ in found], batch.batch_size, _bytes_of(batch), problem)
+        resolved = [_prepared(lane, batch) for lane in lanes]
+    problem = next((problem for _, problem in resolved if problem is not None), None)
+    return Prepared([each for each, _ in resolved], batch.batch_size, _bytes_of(batch), problem)
 
 
 def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdError | None]:
@@ -124,36 +124,36 @@ def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdErr
 
 
 def _bytes_of(batch: JaggedBatch) -> int:
-    """What it takes of memory while it waits."""
+    """Bytes of memory that a batch takes while it waits."""
     tensors = (batch.dense, batch.values, batch.offsets, batch.labels, batch.weights)
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class Announcer:
-    """Tells all ranks of batches and hears of theirs.
+    """Announces a rank's batches to all ranks and receives their announcements.
 
     Every rank does so in the same order, with as many batches.
 
-    A batch takes one message to each rank, in which there is as much room for rows as the batch
-    before would have needed, and a sixteenth more: how large a message is must be known to who
-    receives it. What has no room follows in a second one.
+    A batch takes one message to each rank. A receiver must know how large a message is, so it has
+    room for as many bytes of rows as the batch before needed, and a sixteenth more. What has no
+    room follows in a second message.
 
     Args:
         channel: between the ranks.
-        tells_rows: whether the rows themselves are told; without, nobody hears of others' rows.
+        announces_rows: whether rows are sent, and not only sizes.
         purposes: counts the bytes of rows to other ranks, with the room that was left empty.
     """
 
-    def __init__(self, channel: Channel, tells_rows: bool, purposes: BytesByPurpose) -> None:
+    def __init__(self, channel: Channel, announces_rows: bool, purposes: BytesByPurpose) -> None:
         self._channel = channel
-        self._tells_rows = tells_rows
+        self._announces_rows = announces_rows
         self._purposes = purposes
         self._rank = channel.ranks.rank
         self._world_size = channel.ranks.world_size
         self._room = np.zeros(self._world_size, np.int64)  # for each rank's rows
 
     def announce(self, here: Prepared, is_real: bool) -> Announcement:
-        """Tell this rank's part of a batch, and hear the others'.
+        """Send this rank's part of a batch, and receive the others'.
 
         Args:
             here: this rank's part.
@@ -161,7 +161,7 @@ class Announcer:
         """
         with span("announce"):
             heads, encoded = self._exchange(here, is_real)
-        rows = self._decoded(here, heads, encoded) if self._tells_rows else []
+        rows = self._decoded(here, heads, encoded) if self._announces_rows else []
         problem: DataError | None = here.problem
         if (heads[:, 0] < 0).any():
             problem = bad_batch(self._channel, here.problem)
@@ -184,13 +184,15 @@ class Announcer:
             [-1 if here.problem else here.num_samples, is_real, here.num_bytes, *of_lanes]
         )
         room = int(self._room[self._rank])
-        self._purposes.add("ids", (size - 1) * max(room, len(encoded)) if self._tells_rows else 0)
+        self._purposes.add(
+            "ids", (size - 1) * max(room, len(encoded)) if self._announces_rows else 0
+        )
         message = np.zeros(head.nbytes + room, np.uint8)
         message[: head.nbytes] = head.view(np.uint8)
         message[head.nbytes : head.nbytes + len(encoded)] = encoded[:room]
         received = self._to_all(message, head.nbytes + self._room)
         heads = np.stack([each[: head.nbytes].view(np.int64) for each in received])
-        if not self._tells_rows:
+        if not self._announces_rows:
             return heads, []
         num_bytes = heads[:, 4::2].sum(1)
         rest = np.maximum(num_bytes - self._room, 0)
@@ -204,7 +206,7 @@ class Announcer:
         ]
 
     def _to_all(self, message: Bytes, sizes: Ints) -> list[Bytes]:
-        """Send ``message`` to every rank; returns what came from each, of these sizes."""
+        """Send ``message`` to every rank; returns what each rank sent, of these sizes."""
         size = self._world_size
         sent = torch.from_numpy(message if size == 1 else np.tile(message, size))
         received = self._channel.all_to_all(sent, [len(message)] * size, sizes.tolist())

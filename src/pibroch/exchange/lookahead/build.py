@@ -1,4 +1,4 @@
-"""A lookahead exchange from what a user asks for; its parts are put together here."""
+"""Builds a lookahead exchange: plan, lanes, their records' carriers, the way to an oracle."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from pibroch.exchange.layout import LaneLayout, behind, lay_out, plan_for
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose
 from pibroch.exchange.lookahead.cache_size import check_whole_rows, spare_rows
 from pibroch.exchange.lookahead.carrier import Carrier
-from pibroch.exchange.lookahead.exchange import LookaheadExchange
+from pibroch.exchange.lookahead.exchange import LookaheadExchange, PlannedLanes
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, early_steps
-from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
 from pibroch.exchange.lookahead.planners import LocalPlanner, Planner
 from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
@@ -41,7 +40,7 @@ Beyond it the paper (Table 3) and the benchmarks found nothing more to gain.
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions(PlacedOptions):
-    """What users tell it.
+    """What users may choose.
 
     Attributes:
         placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a
@@ -106,7 +105,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
         return PlannedLanes(held.lanes, held.shards, held.carriers, _planner(chosen, held, thread))
 
     unplanned = AllToAllExchange(held.groups(setup), wire, groups_under if moves else None)
-    announcer = Announcer(channel, planner.tells_rows, held.purposes)
+    announcer = Announcer(channel, planner.announces_rows, held.purposes)
     return LookaheadExchange(
         unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
     )
@@ -144,17 +143,17 @@ class _Held:
 
     def groups_under(self, setup: Setup, plan: Plan) -> list[GroupLanes]:
         """Lanes for another plan, with caches as large, whose rows nobody has filled."""
-        found = []
+        groups = []
         for each, spare in zip(setup.groups, self.spare, strict=True):
             layouts = lay_out(each.space, plan, setup.channel.ranks.rank)
             for layout in layouts:
                 check_whole_rows(layout)
-            found.append(
+            groups.append(
                 GroupLanes(
                     each, [RowLane(layout, each, None, self._wire, spare) for layout in layouts]
                 )
             )
-        return found
+        return groups
 
     def take(self, lanes: Iterable[RowLane]) -> None:
         """Rows have moved to these lanes."""
@@ -175,9 +174,8 @@ class _Held:
         how: tuple[TableGroup, int | None, RowWire, int],
         chosen: LookaheadOptions,
     ) -> None:
-        from pibroch.exchange.lookahead.server_homes import (
-            ServerHomes,
-        )  # with all of RPC, which nobody else needs
+        # these load RPC, which nobody else needs
+        from pibroch.exchange.lookahead.server_homes import ServerHomes
         from pibroch.exchange.lookahead.server_lane import ServerLane
         from pibroch.servers.remote_shard import RemoteShard
 

@@ -2,9 +2,11 @@
 
 Rows travel between ranks and servers, gradients to the owners, updates are applied.
 
-What travels is said in talks of the communication thread, see :mod:`pibroch.exchange.messages`:
-those of all lanes together. :meth:`Carrier.apply` is called by the planner thread as well, for rows
-that this rank alone touched: none of those that another update is about.
+The communication thread runs this. Methods that send are generators of messages, those of all lanes
+run together, see :mod:`pibroch.exchange.messages`. Beside it the training thread calls
+:meth:`Carrier.read` and :meth:`Carrier.sums`, and the planner thread :meth:`Carrier.apply` for rows
+that this rank alone touched. By the plan no row of these is one that the communication thread
+writes at the time, so there is no lock.
 
 A place below ``num_home`` is a row of this rank's own shard, one from there on a slot. A message to
 a rank is flat: whole records that go there for good, then weights lent for one step. A transfer's
@@ -26,7 +28,7 @@ from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.lookahead.oracle import StepPlan
-from pibroch.exchange.messages import Counts, MixedRows, Rows, Talk, Values
+from pibroch.exchange.messages import Counts, Messages, MixedRows, Rows, Values
 from pibroch.kernels import pack as packing
 from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
@@ -43,12 +45,12 @@ _NOTHING = np.empty(0, np.int64), np.empty((0, 0), np.float32)
 
 
 class Carrier:
-    """One rank's records of a lane, at home and in slots, and the ways to the others'.
+    """One rank's records of a lane, at home and in slots, and the way to those of other ranks.
 
     Args:
         lane: with spare rows for the slots behind its home.
         purposes: counts bytes, of all lanes.
-        homes: on servers, if they are there.
+        homes: the homes, where these are on servers.
 
     Attributes:
         returned: rows, and records of them that were in slots when a run was cut off, see
@@ -68,9 +70,8 @@ class Carrier:
         self._channel = lane.channel
         self._num_home = len(lane.shard.records)
         self._num_ranks = lane.world_size
-        self._row_of_slot = np.empty(
-            0, np.int64
-        )  # as far as slots were ever used: the lowest are taken first
+        # as far as slots were ever used: the lowest are taken first
+        self._row_of_slot = np.empty(0, np.int64)
         self.returned = _NOTHING
 
     @property
@@ -83,7 +84,7 @@ class Carrier:
     ) -> tuple[Stored, NDArray[np.signedinteger]]:
         """Records, and which one each position of a batch reads.
 
-        Rounded to the wire's type wherever they are.
+        Weights are rounded to the wire's type wherever the record is.
         """
         space = self.shard.stored_space
         dim = self.shard.dim
@@ -94,7 +95,10 @@ class Carrier:
         return self.wire.rounded(rows), row_of_position
 
     def sums(self, grouped: Grouped, gradients: Records, share: float, plan: StepPlan) -> Records:
-        """This rank's sum of gradients for each distinct row, weighted, and room for what comes in a step: ``[rows, D]``."""
+        """This rank's weighted sum of gradients for each distinct row, ``[rows, D]``.
+
+        Behind the sums there is room for those that other ranks send in this step.
+        """
         if self.is_frozen:
             return gradients[:0]
         num_received = sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred))
@@ -109,8 +113,8 @@ class Carrier:
 
     def settle(
         self, plan: StepPlan, gradients: Records, hyper: Hyper | None, step: int
-    ) -> Talk[None]:
-        """The deferred updates of a step, then what goes home after it and what the step after next reads."""
+    ) -> Messages[None]:
+        """The deferred updates of a step, then evictions, and rows for the step after next."""
         first = len(gradients) - int(plan.deferred.counts[1].sum())
         yield from self.update(plan.deferred, gradients, first, hyper, step, "deferred")
         for transfer in plan.evicted[:-1]:
@@ -120,7 +124,7 @@ class Carrier:
         if self._homes is not None:
             self._homes.early.ask(plan.number, plan.early)
 
-    def carry(self, transfers: dict[str, Transfer]) -> Talk[None]:
+    def carry(self, transfers: dict[str, Transfer]) -> Messages[None]:
         """Send the rows that leave, receive those that come.
 
         Transfers by purpose, in one message to each rank.
@@ -161,11 +165,11 @@ class Carrier:
         self.shard.mark(transfer.records_in[~in_slots])
 
     def _note_rows(self, slots: Ints, rows: Ints) -> None:
-        """Records of rows came into slots."""
-        known = len(self._row_of_slot)
+        """Note that the records of ``rows`` are in ``slots`` now."""
+        size = len(self._row_of_slot)
         most = int(slots.max(initial=-1)) + 1
-        if most > known:
-            more = min(max(most, 2 * known), len(self.shard.space) - self._num_home) - known
+        if most > size:
+            more = min(max(most, 2 * size), len(self.shard.space) - self._num_home) - size
             self._row_of_slot = np.concatenate([self._row_of_slot, np.full(more, NOBODY, np.int64)])
         self._row_of_slot[slots] = rows
 
@@ -176,10 +180,10 @@ class Carrier:
         sent: Records,
         received: Records,
         widths: Ints,
-    ) -> Talk[None]:
-        """Send a message's parts to ranks and servers, and fill ``received`` with theirs.
+    ) -> Messages[None]:
+        """Send the parts of ``sent`` to ranks and servers, and fill ``received`` from them.
 
-        Servers have the end of both.
+        In both the servers' parts are at the end.
         """
         size = self._num_ranks
         spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(
@@ -192,13 +196,16 @@ class Carrier:
             leaving = self._row_of_slot[transfer.records_out[first:] - self._num_home]
             answers = self._homes.begin(transfer, leaving, sent[out:])
         send_spans, receive_spans = spans[:, :size].tolist()
-        came = yield MixedRows(sent[:out], send_spans, received[:into], receive_spans)
+        answer = yield MixedRows(sent[:out], send_spans, received[:into], receive_spans)
         if self._homes is not None and answers is not None:
             self._homes.collect(answers, received[into:])
-        self._count(transfers, came.sent, widths)
+        self._count(transfers, answer.sent, widths)
 
     def _count(self, transfers: dict[str, Transfer], sent: int, widths: Ints) -> None:
-        """Add the bytes that went to other ranks, shared by what they were before compression, and all traffic with servers."""
+        """Count the bytes sent to other ranks, and all traffic with servers.
+
+        Bytes to ranks are shared among purposes by what they were before compression.
+        """
         itemsizes = (4, self.wire.dtype.itemsize)
         shares = [
             int((widths * itemsizes @ each.counts[:2, : self._num_ranks]).sum())
@@ -218,13 +225,13 @@ class Carrier:
         hyper: Hyper | None,
         step: int,
         purpose: str,
-    ) -> Talk[None]:
+    ) -> Messages[None]:
         """Bring gradients to the owners, and update what is owned here.
 
         Args:
             plan: what goes where.
-            gradients: ``[sums and received ones, D]``: this rank's sums, then room for what comes.
-            num_sums: number of the first gradient that comes now.
+            gradients: ``[sums and received ones, D]``: this rank's sums, then room for the others'.
+            num_sums: where in ``gradients`` those received now begin.
             hyper: of the step; ``None`` to update nothing.
             step: number of the update, from 1.
             purpose: under which bytes are counted.
@@ -234,8 +241,8 @@ class Carrier:
         sent = torch.from_numpy(gradients[plan.given])
         room = torch.from_numpy(gradients[num_sums : num_sums + int(plan.counts[1].sum())])
         send_counts, receive_counts = plan.counts[:, : self._num_ranks].tolist()
-        came = yield Rows(sent, send_counts, receive_counts, room)
-        self.purposes.add(purpose, came.sent)
+        answer = yield Rows(sent, send_counts, receive_counts, room)
+        self.purposes.add(purpose, answer.sent)
         self.apply(plan, gradients, hyper, step, purpose)
 
     def apply(
@@ -251,17 +258,17 @@ class Carrier:
             update_rows(self.shard, self._optimizer, grouped, gradients, hyper, step)
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
-        """Of an update."""
+        """The hyperparameters of an update."""
         return self._optimizer.hyper(learning_rate, step)
 
-    def write_home(self) -> Talk[None]:
+    def write_home(self) -> Messages[None]:
         """Write the records in all ranks' slots to their homes; they stay in the slots as well."""
         rows, slots = self.cached()
         yield from self._write(rows, self.shard.space, slots)
 
-    def bring_home(self) -> Talk[None]:
+    def bring_home(self) -> Messages[None]:
         """Write all ranks' ``returned`` records to their homes."""
-        (rows, records) = self.returned
+        rows, records = self.returned
         self.returned = _NOTHING
         yield from self._write(rows, records, np.arange(len(rows)))
 
@@ -276,10 +283,10 @@ class Carrier:
         return self._row_of_slot[slots], slots + self._num_home
 
     def kept(self, key: str, tag: str) -> KeptSlots | None:
-        """What is in slots, in memory that outlives this process."""
+        """The records in slots, kept in memory that outlives this process; ``None`` without any."""
         return KeptSlots.open(self, key, tag, int(self._bounds[-1]), self.shard.space.shape[1])
 
-    def _write(self, rows: Ints, records: Records, places: Ints) -> Talk[None]:
+    def _write(self, rows: Ints, records: Records, places: Ints) -> Messages[None]:
         """Write records of some rows, by their places among ``records``, to their homes."""
         channel = self._channel
         order = np.argsort(rows, kind="stable")
@@ -294,11 +301,11 @@ class Carrier:
         sent_rows = yield Values(torch.from_numpy(rows), send_counts.tolist(), receive_counts)
         their_rows = sent_rows.tensor.numpy()
         sent = torch.from_numpy(records[places].reshape(len(rows), self.shard.space.shape[1]))
-        came = yield Values(sent, send_counts.tolist(), receive_counts)
-        theirs = came.tensor.numpy()
+        received = yield Values(sent, send_counts.tolist(), receive_counts)
+        their_records = received.tensor.numpy()
         self.purposes.add("write back", int(sent.nbytes + rows.nbytes))
         homes = their_rows - self._bounds[channel.ranks.rank]
-        self.shard.records[homes] = theirs
+        self.shard.records[homes] = their_records
         self.shard.mark(homes)
 
     def flush(self) -> None:
@@ -307,7 +314,7 @@ class Carrier:
             self._homes.flush()
 
     def clear(self) -> None:
-        """Forget what is in the slots, and on its way to them."""
+        """Forget what is in the slots, and early records on their way to them."""
         self._row_of_slot[:] = NOBODY
         if self._homes is not None:
             self._homes.early.forget()

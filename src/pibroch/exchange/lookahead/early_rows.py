@@ -1,6 +1,6 @@
-"""Records that were asked of servers some steps before a plan moves them.
+"""Records that are read from servers some steps before a plan moves them.
 
-A server that stalls is ridden out meanwhile.
+So a server may stall for some steps without training waiting for it.
 
 A plan names rows that nobody touches between now and the step for which they are wanted
 (:attr:`StepPlan.early`): their records are copied as soon as the server gets to it. When a plan
@@ -26,13 +26,13 @@ MOST_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class _EarlyRequest:
-    """What was asked for one step.
+    """Records that were requested early for one step.
 
     Attributes:
         step: that reads the rows.
         rows: rising addresses.
-        answers: by the servers' names, in the order of the rows.
-        records: float32 ``[rows, W]``, once they have come.
+        answers: with the servers' names, in the order of the rows.
+        records: float32 ``[rows, W]``, once the answers are there.
     """
 
     step: int
@@ -42,12 +42,12 @@ class _EarlyRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundEarly:
-    """Which of some rows were asked for before.
+class EarlyMatches:
+    """Which of some rows were requested early.
 
     Attributes:
         is_early: bool, of each row.
-        parts: of each step that has some, which of the rows, and their places there.
+        parts: each request that has some of them, which ones, and their places in it.
     """
 
     is_early: NDArray[np.bool_]
@@ -55,50 +55,55 @@ class FoundEarly:
 
 
 class EarlyRows:
-    """One trainer's, of one lane. The communication thread calls it.
+    """One trainer's early records of one lane. The communication thread calls it.
 
     Args:
         servers: that have the rows.
-        steps: between a plan that names them and the step that reads them, see
+        steps: between a plan that names rows and the step that reads them, see
             :func:`pibroch.exchange.lookahead.oracle.early_steps`.
     """
 
     def __init__(self, servers: EmbeddingServers, steps: int) -> None:
         self._servers = servers
         self._steps = steps
-        self._asked: deque[_EarlyRequest] = deque()
+        self._requests: deque[_EarlyRequest] = deque()
 
     def ask(self, step: int, rows: Ints) -> None:
-        """After the rounds of a step's plan.
+        """Request the rows that a later step reads, and forget those that this step moved.
 
-        Ask for what a later step reads, and forget what this one was the last to move.
+        Called after the rounds of a step's plan.
         """
-        while self._asked and self._asked[0].step <= step + 1:
-            self._asked.popleft()
-        held = sum(len(each.rows) for each in self._asked) + len(rows)
+        while self._requests and self._requests[0].step <= step + 1:
+            self._requests.popleft()
+        held = sum(len(each.rows) for each in self._requests) + len(rows)
         if len(rows) and 4 * self._servers.width * held <= MOST_BYTES:
             answers = self._servers.read_after(self._servers.rows_by_server(rows))
-            self._asked.append(_EarlyRequest(step + self._steps, rows, answers))
+            self._requests.append(_EarlyRequest(step + self._steps, rows, answers))
 
-    def find(self, rows: Ints) -> FoundEarly:
-        """Which of these rows are, or will be, here."""
-        found = FoundEarly(np.zeros(len(rows), np.bool_), [])
-        for asked in self._asked if len(rows) else ():
-            places = np.minimum(np.searchsorted(asked.rows, rows), len(asked.rows) - 1)
-            (which,) = np.nonzero(asked.rows[places] == rows)
+    def find(self, rows: Ints) -> EarlyMatches:
+        """Which of these rows were requested early."""
+        matches = EarlyMatches(np.zeros(len(rows), np.bool_), [])
+        for request in self._requests if len(rows) else ():
+            places = np.minimum(np.searchsorted(request.rows, rows), len(request.rows) - 1)
+            (which,) = np.nonzero(request.rows[places] == rows)
             if len(which):
-                found.is_early[which] = True
-                found.parts.append((asked, which, places[which]))
-        return found
+                matches.is_early[which] = True
+                matches.parts.append((request, which, places[which]))
+        return matches
 
-    def fill(self, found: FoundEarly, out: Records) -> None:
-        """Write the records, or what begins them, of the rows that were found to their rows of ``out`` ``[rows, .]``; waits."""
-        for asked, which, places in found.parts:
-            if asked.records is None:
-                came = [self._servers.wait(*answer) for answer in asked.answers]
-                asked.records = np.concatenate(came).reshape(len(asked.rows), self._servers.width)
-            out[which] = asked.records[places, : out.shape[1]]
+    def fill(self, matches: EarlyMatches, out: Records) -> None:
+        """Write matching records to their rows of ``out`` ``[rows, .]``; waits for them.
+
+        A narrower ``out`` gets the beginning of each record.
+        """
+        for request, which, places in matches.parts:
+            if request.records is None:
+                records = [self._servers.wait(*answer) for answer in request.answers]
+                request.records = np.concatenate(records).reshape(
+                    len(request.rows), self._servers.width
+                )
+            out[which] = request.records[places, : out.shape[1]]
 
     def forget(self) -> None:
-        """Rows change from now on as no plan has said."""
-        self._asked.clear()
+        """Forget all copies: from now on rows change in ways that no plan says."""
+        self._requests.clear()

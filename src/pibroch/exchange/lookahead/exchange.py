@@ -1,13 +1,16 @@
 """Lookahead training (BagPipe, SOSP'23).
 
-Rows wait where they are needed next, and little is waited for.
+Rows lie where they are needed next, so little is waited for.
 
 What travels and when is decided in :mod:`pibroch.exchange.lookahead.oracle`, carried out by
 :mod:`pibroch.exchange.lookahead.carrier`; the order of things is kept by
-:mod:`pibroch.exchange.lookahead.window`. Here each of its events becomes a task. Two threads work
-beside the one that trains: the communication thread, which talks to the other ranks, and the
-planner thread, which keeps the oracle. What is not planned takes the way of an all-to-all exchange
-over the same rows, after all records were written home. ``docs/design/0005-lookahead.md`` explains.
+:mod:`pibroch.exchange.lookahead.window`. Here each event of the window becomes a task.
+
+Methods run on the training thread unless they say otherwise; what they submit to
+``_planner_thread`` or ``_communication`` runs there, in the order of submission. The README of this
+package has a table of who runs what. Batches that are not planned are looked up as in an all-to-all
+exchange over the same rows, after all records were written home. Why:
+``docs/design/0005-lookahead.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,15 +26,17 @@ from torch import Tensor
 
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
+from pibroch.embedding import Shard
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
+from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
-from pibroch.exchange.lookahead.carrier import arrivals
+from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.lookahead.oracle.thread import pass_on
-from pibroch.exchange.lookahead.planned_lanes import PlannedLanes
+from pibroch.exchange.lookahead.planners import Planner
 from pibroch.exchange.lookahead.reach import Reach
 from pibroch.exchange.lookahead.step import Step
 from pibroch.exchange.lookahead.window import FeedWindow
@@ -42,7 +47,25 @@ from pibroch.kernels.window import Transfer
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 
-_HEARD_AFTER = 2  # steps
+_ANNOUNCED_AFTER = 2
+"""Steps after which a batch's announcement is there without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLanes:
+    """All that stands on where rows are; made anew when rows have moved.
+
+    Attributes:
+        lanes: one for each group of tables.
+        shards: in this rank's care.
+        carriers: of the lanes' records.
+        planner: the way to an oracle that knows the homes.
+    """
+
+    lanes: Sequence[RowLane]
+    shards: Sequence[Shard]
+    carriers: Sequence[Carrier]
+    planner: Planner
 
 
 class LookaheadExchange(Exchange[Step | Routed]):
@@ -53,8 +76,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
     Args:
         unplanned: over the same rows, for what is not planned.
         planned: what stands on where rows are.
-        announcer: the way to the other ranks for batches that were read.
-        planner_thread: the planner's; other tasks may run between.
+        announcer: announces batches that were read to the other ranks.
+        planner_thread: on which the planner keeps its oracle; other tasks run between.
         lookahead: batches that are read ahead.
         planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not
             move.
@@ -91,7 +114,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self.caches = self._carriers = planned.carriers
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; reads ``lookahead`` batches further than it hands out, and tells their rows to all ranks.
+        """See :class:`Exchange`; reads ``lookahead`` batches ahead and announces them to all ranks.
 
         It begins with a few, and reads large ones less far, see :class:`Reach`.
         """
@@ -110,11 +133,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 self._announce_read()
             ahead.append(step)
             announcing.append(step)
-            if len(announcing) > _HEARD_AFTER:  # as all ranks know it by then, without waiting
+            if len(announcing) > _ANNOUNCED_AFTER:
                 reach.batch_takes(announcing.popleft().announced.result().num_bytes)
-            while (
-                len(ahead) > reach.steps + 2
-            ):  # a step's plan is made one step early, and waits for no message
+            # two more than planned: a plan is made one step early, and is to wait for no message
+            while len(ahead) > reach.steps + 2:
                 yield ahead.popleft().batch
                 reach.step_begins()
                 feed = self._begin_again(feed, ahead)
@@ -137,7 +159,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
     def _begin_again(self, feed: int, ahead: deque[Step]) -> int:
         """Where rows have moved since, plan what is left of a feed over their new homes.
 
-        Returns its number from now on.
+        Returns the number of the feed from now on.
         """
         if not self._has_moved or feed != self._last_feed:
             return feed
@@ -182,7 +204,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         return self._unplanned.assemble(step.batch, pooled)
 
     def update(self, handle: Step | Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
-        """See :class:`Exchange`; returns when this rank's gradients are summed, the rest goes on beside the caller."""
+        """See :class:`Exchange`; returns when this rank's gradients are summed.
+
+        The other threads do the rest while the caller's backward pass goes on.
+        """
         if not isinstance(handle, Step):
             self._leave_plan()
             self._unplanned.update(handle, gradients, rates)
@@ -205,9 +230,9 @@ class LookaheadExchange(Exchange[Step | Routed]):
         return [lane.ids.gradient_rows(part) for lane, part in zip(lanes, parts, strict=True)]
 
     def _finish(self, step: Step, gradients: Sequence[Records], rates: Rates | None) -> None:
-        """Sum a step's gradients and send on their way those for which the next step waits.
+        """Sum a step's gradients, and submit what is done with the sums.
 
-        No rates, no updates.
+        Without ``rates`` nothing is updated.
         """
         with span("wait for plan"):
             plans = step.plan.result()
@@ -228,17 +253,24 @@ class LookaheadExchange(Exchange[Step | Routed]):
             ]
             step.update = rates.step
         self._window.finish(step)
+        # Both threads update rows now, and never the same: `local` ones concern this rank alone.
+        # `_settle` waits for them, since rows that go home afterwards may be among them.
         step.local = self._planner_thread.submit(partial(self._update_local, step, plans))
         num_sums = [len(here.grouped.rows) for here in announced.here.lanes]
         self._communication.submit(partial(self._synchronise, step, plans, num_sums))
 
     def _update_local(self, step: Step, plans: Sequence[StepPlan]) -> None:
+        """Update the rows that this rank alone touched; on the planner thread."""
         for carrier, plan, gradients, hyper in zip(
             self._carriers, plans, step.gradients, step.hyper, strict=True
         ):
             carrier.apply(plan.local, gradients, hyper, step.update, "local")
 
     def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
+        """Send the gradients of rows that the next step reads, and update those owned here.
+
+        On the communication thread, beside the rest of the backward pass.
+        """
         lanes = zip(self._carriers, plans, step.gradients, num_sums, step.hyper, strict=True)
         with span("critical gradients"):
             together(
@@ -251,7 +283,11 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._settle(step, plans, is_tight=True)
 
     def _settle(self, step: Step, plans: Sequence[StepPlan], is_tight: bool) -> None:
-        """The rest of a step's plan in the lanes where it comes before the rows of the next step, or after them."""
+        """The rest of a step's plan: deferred updates, records that go home, rows read later.
+
+        On the communication thread. In lanes that are tight (short of slots) it comes before the
+        rows of the next step, in the others after them, beside the next forward pass.
+        """
         lanes = zip(self._carriers, plans, step.gradients, step.hyper, strict=True)
         chosen = [
             carrier.settle(plan, gradients, hyper, step.update)
@@ -259,12 +295,15 @@ class LookaheadExchange(Exchange[Step | Routed]):
             if plan.is_tight == is_tight
         ]
         if chosen:
-            step.local.result()
+            step.local.result()  # of the planner thread, which waits for nothing
             with span("settle"):
                 together(self._wire, chosen)
 
     def fetch_next(self) -> None:
-        """See :class:`Exchange`: rows for the next step, then what can wait."""
+        """See :class:`Exchange`: submits rows for the next step, then what can wait.
+
+        The order of submission is the order of messages, the same on all ranks.
+        """
         step = self._window.deliver()
         if step is None:
             was_moving = self.is_moving
@@ -281,16 +320,17 @@ class LookaheadExchange(Exchange[Step | Routed]):
         arrived = self._communication.submit(deliver)
         if not all(plan.is_tight for plan in plans):
             self._communication.submit(partial(self._settle, step, plans, is_tight=False))
-        # now, as the training thread is about to wait for sums of dense gradients
+        # Now, as the training thread is about to wait for sums of dense gradients, and the planner
+        # thread may have the core.
         self._announce_read()
         following = self._window.following()
         if following is not None:
-            known = self._window.num_known(following, self._window.lookahead + 1)
+            num_steps = self._window.num_known(following, self._window.lookahead + 1)
             following.places = arrived
-            following.plan = self._planner.plan(following.feed, known)
+            following.plan = self._planner.plan(following.feed, num_steps)
 
     def _carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
-        """Rows of all lanes."""
+        """Send and receive the rows of all lanes; on the communication thread."""
         lanes = zip(self._carriers, transfers, strict=True)
         with span(f"carry {purpose}"):
             together(
@@ -303,7 +343,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     @property
     def num_cached(self) -> int:
-        """Slots in use now; costs a look at all of them."""
+        """Slots in use now; looks at all of them."""
         return sum(carrier.num_cached for carrier in self._carriers)
 
     def _count_planned(self, plans: Sequence[StepPlan]) -> None:
@@ -343,7 +383,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._unplanned.forget()
 
     def move_to(self, plan: Plan, rows_per_step: int) -> None:
-        """See :class:`Exchange`; the window is drained, and until all rows have moved batches are looked up as they come."""
+        """See :class:`Exchange`; batches are looked up as they come until all rows have moved."""
         if self._planned_now is None:
             raise ConfigError(
                 "rows on embedding servers, or planned by a central oracle, that are to move",
@@ -366,13 +406,14 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._has_moved = True
 
     def _write_home(self) -> None:
+        """Write records to their homes, behind all that was submitted before."""
         if self._window.must_write_home():
             self._communication.submit(
                 lambda: together(self._wire, [each.write_home() for each in self._carriers])
             )
 
     def _leave_plan(self) -> None:
-        """From now on, until the next feed, batches are looked up as they come."""
+        """Leave the plan: until the next feed batches are looked up as they come."""
         self._write_home()
         self._announce_read()
         if self._window.leave():
@@ -380,34 +421,38 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 self._communication.submit(carrier.clear)
 
     def _announce_read(self) -> None:
-        """Tell all ranks of the batches that were read, and the oracle if they are to be planned."""
+        """Announce the batches that were read, and give the oracle those that are to be planned.
+
+        The planner thread prepares a batch, the communication thread waits for that and announces
+        it. When the announcement is there, that thread gives the step to the planner.
+        """
         for step in self._window.take_read():
             prepared = self._planner_thread.submit(partial(prepare, self._lanes, step.batch))
             announced = self._communication.submit(partial(self._announce, prepared, step.is_real))
             announced.add_done_callback(partial(pass_on, step.announced))
-            goes_on = self._window.feed == step.feed and (
+            # a filler waits for its announcement: a feed ends where all ranks have only fillers
+            is_part = self._window.feed == step.feed and (
                 step.is_real or announced.result().is_real
             )
-            if goes_on and self._window.admit(step):
+            if is_part and self._window.admit(step):
                 self._planner.add(step.feed, announced)
 
     def _announce(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
         return self._announcer.announce(prepared.result(), is_real)
 
     def _open(self, step: Step) -> None:
-        """Fetch the rows of the first planned step, all records being at home, and of the one after it."""
-        known = self._window.num_known(step, self._window.lookahead)
-        opening = self._planner.open(step.feed, known)
-        step.plan = self._planner.plan(step.feed, known)
+        """Fetch rows of the first planned step and of its successor, all records being at home."""
+        num_steps = self._window.num_known(step, self._window.lookahead)
+        opening = self._planner.open(step.feed, num_steps)
+        step.plan = self._planner.plan(step.feed, num_steps)
         following = self._window.following()
 
         def fetch() -> list[Ints]:
             opened = opening.result()
             step.num_fetched += sum(arrivals(each.now) for each in opened)
             self._carry("prefetch", [each.now for each in opened])
-            early = [
-                each.prefetch for each in opened if each.prefetch is not None
-            ]  # of all lanes, or of none
+            # of all lanes, or of none
+            early = [each.prefetch for each in opened if each.prefetch is not None]
             if following is not None:
                 following.num_fetched += sum(map(arrivals, early))
             if early:

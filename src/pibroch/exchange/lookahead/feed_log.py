@@ -1,6 +1,6 @@
-"""What a rank has told and asked an oracle in this feed.
+"""The steps and requests that a rank has sent an oracle in this feed.
 
-All that one in its place must hear to give the same answers.
+Another oracle gives the same answers once it has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedStep:
-    """A step, as an oracle hears of it.
+    """A step, as it is sent to an oracle.
 
     Attributes:
         number: from 0, over all feeds.
@@ -37,9 +37,8 @@ class LoggedStep:
 class FeedLog:
     """Steps and requests of the feed that goes on.
 
-    Those of the one before too, as long as another rank may be in it.
-
-    That is until an answer in this feed: it says that all ranks have told of a step of it.
+    Those of the feed before are kept as long as another rank may be in it. That is until the first
+    answer in this feed, which shows that all ranks have sent a step of it.
 
     Attributes:
         first_request: number of the first request that is kept.
@@ -66,7 +65,7 @@ class FeedLog:
 
     @property
     def steps(self) -> Sequence[LoggedStep]:
-        """In their order."""
+        """The steps that are kept, in their order."""
         return tuple(self._steps)
 
     def answered(self) -> list[tuple[int, PlanRequest]]:
@@ -78,7 +77,7 @@ class FeedLog:
         ]
 
     def unanswered(self) -> list[tuple[int, PlanRequest]]:
-        """The others."""
+        """Requests that wait for their answers, with their numbers."""
         return [
             each
             for each in enumerate(self._requests, self.first_request)
@@ -86,7 +85,7 @@ class FeedLog:
         ]
 
     def add(self, feed: int, num_rows: Sequence[int], encoded: torch.Tensor) -> LoggedStep:
-        """The next step."""
+        """Log the next step."""
         step = LoggedStep(self._num_steps, feed, num_rows, encoded)
         self._num_steps += 1
         if feed != self._too_large:
@@ -99,7 +98,7 @@ class FeedLog:
         return step
 
     def ask(self, request: PlanRequest) -> int:
-        """The next request; its number."""
+        """Log the next request; returns its number."""
         number = self.first_request + len(self._requests)
         self._requests.append(request)
         self._unanswered.add(number)
@@ -130,7 +129,7 @@ class FeedLog:
         )
 
     def _forget_requests(self, first: int) -> None:
-        """Those before a number."""
+        """Forget the requests before a number."""
         self._requests = self._requests[first - self.first_request :]
         self.first_request = first
         self._unanswered = {number for number in self._unanswered if number >= self.first_request}

@@ -1,8 +1,8 @@
 """What is in a rank's slots after a step, in memory that outlives the process that trains it.
 
 A cut in memory need not send cached records home: each rank keeps its own, and brings them home
-when a run goes on from there. Two places, of which the older one is written to, as processes make a
-cut only when all have finished the one before.
+when a run goes on from there. There are two places, and the older one is written to: processes make
+a cut only when all have finished the one before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTHS = slice(2, 4)
 
 
 class KeepsRecords(Protocol):
-    """What is kept, see :class:`pibroch.exchange.lookahead.carrier.Carrier`.
+    """Whoever has records in slots: :class:`pibroch.exchange.lookahead.carrier.Carrier`.
 
     Attributes:
         returned: rows and their records, to be brought home.
@@ -80,17 +80,17 @@ class KeptSlots:
         return steps_in(self._head.view(np.uint8))
 
     def begin(self, step: int) -> None:
-        """Keep what is there now; nothing of before counts."""
+        """Keep what is in slots now; earlier cuts do not count any more."""
         self._head[STEPS] = 0
         self.cut(step)
 
     def go_on(self) -> None:
-        """Nothing is to be marked."""
+        """Nothing: changes need no marks, as each cut copies all slots in use."""
 
     def cut(self, step: int) -> None:
         """Keep the records in slots as they are after a step. Takes tens of nanoseconds each."""
         steps = self._head[STEPS]
-        (rows, places) = self._slots.cached()
+        rows, places = self._slots.cached()
         place = int(np.argmin(steps))
         steps[place] = 0
         self._rows[place, : len(rows)] = rows
@@ -101,7 +101,7 @@ class KeptSlots:
         steps[place] = step + 1
 
     def settle(self) -> None:
-        """There is always room."""
+        """Nothing: a cut copies at once and leaves nothing to be done later."""
 
     def restore(self, step: int) -> None:
         """Give the carrier the records to bring home, and forget later ones."""

@@ -1,6 +1,6 @@
-"""Who makes the plans: an oracle in each rank, from the rows of all, or a central one in a process of its own.
+"""Who makes the plans: an oracle in each rank, from the rows of all, or one central oracle.
 
-Both are told of the same steps and asked the same, and give the same answers.
+Both get the same steps and requests, and give the same answers.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from pibroch.exchange.lookahead.oracle.thread import OracleThread
 
 
 class Planner(ABC):
-    """One rank's way to its oracle. The thread that trains calls it, and never waits here.
+    """One rank's way to its oracle.
 
-    After an error that is no answer all requests, open ones too, are answered by it.
+    The training thread calls it, and never waits here. ``_on_announced`` runs on the communication
+    thread, which completes announcements; it passes the step on to the planner thread. After an
+    error that is no answer all requests, open ones too, are answered by it.
     """
 
-    tells_rows: bool
+    announces_rows: bool
     """Whether the oracle needs the rows of all ranks here."""
 
     def __init__(self) -> None:
         self._num_requests = 0
 
     def add(self, feed: int, announced: Future[Announcement]) -> None:
-        """One more step, as soon as all ranks have told about it.
+        """One more step, as soon as all ranks have announced it.
 
         Args:
             feed: number of the feed that it belongs to; with a new number the steps before are
                 forgotten, all records being at home.
             announced: about the step.
         """
-        announced.add_done_callback(partial(self._heard, feed))
+        announced.add_done_callback(partial(self._on_announced, feed))
 
     def open(self, feed: int, num_steps: int) -> Future[list[Opening]]:
-        """See :meth:`JointOracle.open`; answered when ``num_steps`` steps, of all feeds, are known."""
+        """See :meth:`JointOracle.open`; answered once it has ``num_steps`` steps of all feeds."""
         return self._next(PlanRequest("open", feed, num_steps))
 
     def plan(self, feed: int, num_steps: int) -> Future[list[StepPlan]]:
-        """See :meth:`JointOracle.plan`; likewise."""
+        """See :meth:`JointOracle.plan`; answered likewise."""
         return self._next(PlanRequest("plan", feed, num_steps))
 
     @abstractmethod
@@ -51,21 +53,21 @@ class Planner(ABC):
         """Answer all requests by an error, those to come as well."""
 
     @abstractmethod
-    def _tell(self, feed: int, announcement: Announcement) -> None:
-        """A step is known."""
+    def _add(self, feed: int, announcement: Announcement) -> None:
+        """Give the oracle a step that all ranks have announced."""
 
     @abstractmethod
-    def _ask(self, number: int, request: PlanRequest) -> Future[Any]:
+    def _request(self, number: int, request: PlanRequest) -> Future[Any]:
         """The answer to a request."""
 
     def _next(self, request: PlanRequest) -> Future[Any]:
         self._num_requests += 1
-        return self._ask(self._num_requests - 1, request)
+        return self._request(self._num_requests - 1, request)
 
-    def _heard(self, feed: int, announced: Future[Announcement]) -> None:
+    def _on_announced(self, feed: int, announced: Future[Announcement]) -> None:
         error = announced.exception()
         if error is None:
-            self._tell(feed, announced.result())
+            self._add(feed, announced.result())
         else:
             self.fail(error)
 
@@ -74,11 +76,11 @@ class LocalPlanner(Planner):
     """An oracle in this process.
 
     Args:
-        thread: keeps it.
+        thread: the planner thread, on which it is kept.
         oracle: of this rank, all lanes.
     """
 
-    tells_rows = True
+    announces_rows = True
 
     def __init__(self, thread: TaskThread, oracle: JointOracle) -> None:
         super().__init__()
@@ -88,10 +90,10 @@ class LocalPlanner(Planner):
         """See :class:`Planner`."""
         self._oracle.fail(error)
 
-    def _ask(self, number: int, request: PlanRequest) -> Future[Any]:
+    def _request(self, number: int, request: PlanRequest) -> Future[Any]:
         return self._oracle.ask(number, request)
 
-    def _tell(self, feed: int, announcement: Announcement) -> None:
+    def _add(self, feed: int, announcement: Announcement) -> None:
         rows = announcement.rows
         announcement.rows = ()
         self._oracle.add(feed, rows)

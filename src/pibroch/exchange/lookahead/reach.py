@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 AHEAD_BYTES = 2 << 30
-"""Of the batches that a rank has read ahead, where each is as large as the largest so far on any rank."""
+"""Of the batches that a rank reads ahead, each counted as large as the largest of any rank."""
 FIRST = 8
+"""Batches that are read before a feed's first step, which is not to wait for all of them."""
 MORE_A_STEP = 2
-"""Batches before a feed's first step, which is not to wait for all of them, and how many further with each step."""
+"""How many batches further it is read with each step, until it is as far as wanted."""
 
 
 class Reach:
-    """The same on all ranks, as it follows from what all know.
+    """How many batches to read ahead; all ranks compute the same number.
 
     Args:
-        most: batches.
+        most: batches to read ahead at most.
 
     Example:
         >>> reach = Reach(9)
@@ -36,6 +37,6 @@ class Reach:
         self.steps = min(self.steps + MORE_A_STEP, self._most)
 
     def batch_takes(self, num_bytes: int) -> None:
-        """A batch is so large on some rank: all ranks hold as many as fit, at least one."""
+        """Some rank's batch takes ``num_bytes``: read only as many as fit, but at least one."""
         self._most = min(self._most, max(1, AHEAD_BYTES // max(1, num_bytes)))
         self.steps = min(self.steps, self._most)

@@ -1,8 +1,11 @@
-"""The way to an oracle in another process, which hears from each rank only what that rank touches.
+"""The way to an oracle in another process, to which each rank sends only the rows that it touches.
 
-An oracle that is lost takes nothing with it that the ranks could not tell another one: each tells
-again what it told and asked in this feed, the other one makes the same plans, and training goes on
-at the step where it was.
+An oracle that is lost takes nothing with it: each rank sends the steps and requests of this feed
+to another one, which makes the same plans, and training goes on at the step where it was.
+
+Everything here runs on the planner thread but the constructor and ``_request``, ``_add`` and
+``fail``, which submit to it. RPC's network thread completes a call and hands its answer to the
+planner thread, so log and connection need no lock.
 """
 
 from __future__ import annotations
@@ -36,26 +39,26 @@ logger = logging.getLogger(__name__)
 COME_BACK_S = 60.0
 """How long to wait for another oracle where one was lost."""
 _POLL_S = 0.1
-OnHeard = Callable[[torch.futures.Future[Any]], None]
+OnAnswer = Callable[[torch.futures.Future[Any]], None]
 
 
 class RemotePlanner(Planner):
     """A central oracle. All ranks make their planners together.
 
     Args:
-        thread: talks to it.
+        thread: the planner thread, which makes all calls.
         name: of the worker of this process's RPC group.
         channel: between the ranks.
         settings: the arguments of :class:`pibroch.servers.plan_service.PlanService`, the same on
             all ranks.
-        count: hears the purpose and the number of bytes that travel, on the planner thread.
+        count: gets the purpose and the number of bytes that travel, on the planner thread.
 
     Raises:
         ConfigError: when ranks want different things.
         TrainingError: when the oracle cannot be reached.
     """
 
-    tells_rows = False
+    announces_rows = False
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class RemotePlanner(Planner):
         self._workers = ServingWorkers("oracle", [name], channel)
         self._settings = settings
         self._log = FeedLog()
-        self._life = 0
+        self._incarnation = 0
         with self._workers.explained(name):
             self._workers.configure(name, plan_service.configure, settings).wait()
 
@@ -82,7 +85,7 @@ class RemotePlanner(Planner):
         """See :class:`Planner`."""
         self._answers.fail(error)
 
-    def _tell(self, feed: int, announcement: Announcement) -> None:
+    def _add(self, feed: int, announcement: Announcement) -> None:
         self._answers.submit(self._thread, partial(self._send_step, feed, announcement))
 
     def _send_step(self, feed: int, announcement: Announcement) -> None:
@@ -93,28 +96,28 @@ class RemotePlanner(Planner):
             feed, [len(each.grouped.rows) for each in lanes], torch.from_numpy(encoded)
         )
         with span("add"):
-            self._say(lambda: self._tell_step(step))
+            self._attempt(lambda: self._call_add(step))
 
-    def _tell_step(self, step: LoggedStep) -> None:
+    def _call_add(self, step: LoggedStep) -> None:
         arguments = step.number, step.feed, list(step.num_rows), step.encoded
-        self._call(plan_service.add, *arguments, heard=self._notice)
+        self._call(plan_service.add, *arguments, on_answer=self._fail_on_error)
 
-    def _ask(self, number: int, request: PlanRequest) -> Future[Any]:
+    def _request(self, number: int, request: PlanRequest) -> Future[Any]:
         answer = self._answers.expect(number)
         self._answers.submit(self._thread, partial(self._send_request, number, request))
         return answer
 
     def _send_request(self, number: int, request: PlanRequest) -> None:
         assert number == self._log.ask(request), "requests come in their order"
-        self._say(lambda: self._ask_for(number, request))
+        self._attempt(lambda: self._call_ask(number, request))
 
-    def _ask_for(self, number: int, request: PlanRequest) -> None:
+    def _call_ask(self, number: int, request: PlanRequest) -> None:
         def give(called: torch.futures.Future[Any]) -> None:
             self._log.answer(number)
             self._answers.give(number, partial(self._decoded, request.kind, called))
 
         self._call(
-            plan_service.ask, number, request.kind, request.feed, request.num_steps, heard=give
+            plan_service.ask, number, request.kind, request.feed, request.num_steps, on_answer=give
         )
 
     def _decoded(self, kind: RequestKind, called: torch.futures.Future[Any]) -> Answer:
@@ -128,65 +131,66 @@ class RemotePlanner(Planner):
                 else [*map(decode_opening, lanes)]
             )
 
-    def _notice(self, called: torch.futures.Future[Any]) -> None:
+    def _fail_on_error(self, called: torch.futures.Future[Any]) -> None:
         try:
             with self._workers.explained(self._name):
                 called.value()
         except Exception as error:
             self.fail(error)
 
-    def _call(self, function: Callable[..., object], *args: object, heard: OnHeard) -> None:
-        """Call the oracle; ``heard`` gets the answer on this thread, unless the oracle is lost before it has given one."""
-        life = self._life
+    def _call(self, function: Callable[..., object], *args: object, on_answer: OnAnswer) -> None:
+        """Call the oracle; ``on_answer`` gets the answer on this thread.
+
+        Where the oracle is lost before it has answered, the call is made again later, with all
+        others.
+        """
+        incarnation = self._incarnation
         called: torch.futures.Future[Any] = self._workers.call(
             self._name, function, self._workers.key, self._rank, *args
         )
 
         def take() -> None:
-            if life != self._life:
-                return  # said again since
+            if incarnation != self._incarnation:
+                return  # the call was made again since, to another oracle
             try:
                 called.value()
             except (WorkerLostError, UnknownWorkerError) as error:
                 self._recover(out_of_reach("oracle", self._name, error))
             except Exception:
-                heard(called)
+                on_answer(called)
             else:
-                heard(called)
+                on_answer(called)
 
         called.add_done_callback(lambda _: self._answers.submit(self._thread, take))
 
-    def _say(self, call: Callable[[], None]) -> None:
-        """Make a call of what was noted before.
-
-        With an oracle that is lost it is made with all the others.
-        """
+    def _attempt(self, call: Callable[[], None]) -> None:
+        """Make a call that is in the log; where the oracle is lost, make all of them again."""
         try:
             call()
         except TrainingError as error:
             self._recover(error)
 
     def _recover(self, error: TrainingError) -> None:
-        """Wait until another oracle is there, and tell it all again.
+        """Wait until another oracle is there, and send it all of this feed.
 
         Raises:
-            TrainingError: when none comes, or there was too much to keep.
+            TrainingError: when there is none in time, or the log was too large to keep.
         """
         deadline = time.monotonic() + COME_BACK_S
         logger.warning("%s: another one is waited for", error.got)
         while self._log.is_whole and error.is_loss and time.monotonic() < deadline:
-            self._life += 1
+            self._incarnation += 1
             try:
-                self._tell_again()
+                self._replay()
             except TrainingError as again:
                 error = again
                 time.sleep(_POLL_S)
             else:
-                logger.info("an oracle is back, and heard of %d steps again", len(self._log.steps))
+                logger.info("an oracle is back, and got %d steps again", len(self._log.steps))
                 return
         raise error
 
-    def _tell_again(self) -> None:
+    def _replay(self) -> None:
         workers = self._workers
         name = self._name
         log = self._log
@@ -206,6 +210,6 @@ class RemotePlanner(Planner):
             answered,
         )
         for step in log.steps:
-            self._tell_step(step)
+            self._call_add(step)
         for number, request in log.unanswered():
-            self._ask_for(number, request)
+            self._call_ask(number, request)

@@ -1,6 +1,6 @@
 """The part of the oracle's plans that concerns homes on servers.
 
-Records that go there, records and weights that come.
+The communication thread sends records home and receives records and weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.futures import Future
 
 from pibroch.collectives import Channel
-from pibroch.exchange.lookahead.early_rows import EarlyRows, FoundEarly
+from pibroch.exchange.lookahead.early_rows import EarlyMatches, EarlyRows
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window import Transfer
 from pibroch.servers.client import EmbeddingServers, RowsByServer
@@ -23,22 +23,22 @@ ROUND_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
-    """What comes from servers in a message.
+class PendingRows:
+    """Rows that servers are asked for and have not sent.
 
     Attributes:
         answers: of the servers.
-        counts: records, and weights, of each, ``[2, S]``.
-        found: those of them that were asked for before.
+        counts: records, and weights, of each server, ``[2, S]``.
+        early: which of the records, and of the weights, were requested early.
     """
 
     answers: Sequence[Future[torch.Tensor]]
     counts: Ints
-    found: tuple[FoundEarly, FoundEarly]
+    early: tuple[EarlyMatches, EarlyMatches]
 
 
 class ServerHomes:
-    """One trainer's way to them; every trainer makes the same calls in the same order.
+    """One trainer's way to homes on servers; every trainer makes the same calls in the same order.
 
     Args:
         servers: that hold the homes.
@@ -52,63 +52,62 @@ class ServerHomes:
         self._num_ranks = channel.ranks.world_size
         self.early = EarlyRows(servers, early_steps)
 
-    def begin(self, transfer: Transfer, leaving: Ints, records: Records) -> Coming:
+    def begin(self, transfer: Transfer, leaving: Ints, records: Records) -> PendingRows:
         """Send what goes to servers and ask for what comes; returns what :meth:`collect` waits for.
 
         Args:
             transfer: of a step.
             leaving: rows that go to servers, grouped by server.
-            records: theirs, flat.
+            records: of these rows, flat.
         """
-        first = transfer.counts[:, : self._num_ranks].sum(1)
+        begins = transfer.counts[:, : self._num_ranks].sum(1)
         counts = transfer.counts[:, self._num_ranks :]
-        rows = transfer.rows_in[first[2] :], transfer.lent_in[first[3] :]
-        begins_so = (
-            self._servers.is_float32
-        )  # else weights alone travel in another type than in records
-        found = self.early.find(rows[0]), self.early.find(rows[1] if begins_so else rows[1][:0])
-        whole, lent = (
+        rows = transfer.rows_in[begins[2] :], transfer.lent_in[begins[3] :]
+        # a record begins with its weights, but those sent alone may be of another type
+        may_be_early = rows[1] if self._servers.is_float32 else rows[1][:0]
+        matches = self.early.find(rows[0]), self.early.find(may_be_early)
+        whole, borrowed = (
             _less(RowsByServer(of_kind, counts[kind]), early)
-            for kind, (of_kind, early) in enumerate(zip(rows, found, strict=True), 2)
+            for kind, (of_kind, early) in enumerate(zip(rows, matches, strict=True), 2)
         )
-        answers = self._servers.exchange(RowsByServer(leaving, counts[0]), records, whole, lent)
-        return Coming(answers, counts[2:], found)
+        answers = self._servers.exchange(RowsByServer(leaving, counts[0]), records, whole, borrowed)
+        return PendingRows(answers, counts[2:], matches)
 
-    def collect(self, coming: Coming, out: Records) -> None:
-        """Wait for what is wanted: for each server in turn its records, then its weights, flat in ``out``."""
+    def collect(self, pending: PendingRows, out: Records) -> None:
+        """Wait for pending rows, flat in ``out``: for each server its records, then its weights."""
         widths = np.array([self._servers.width, self._servers.dim])
-        if not any(found.parts for found in coming.found):
-            self._servers.collect(coming.answers, (widths @ coming.counts).tolist(), out)
+        if not any(matches.parts for matches in pending.early):
+            self._servers.collect(pending.answers, (widths @ pending.counts).tolist(), out)
             return
         kinds = [
             np.empty((count, width), np.float32)
-            for count, width in zip(coming.counts.sum(1), widths, strict=True)
+            for count, width in zip(pending.counts.sum(1), widths, strict=True)
         ]
-        asked = [
-            np.flatnonzero(~_padded(found.is_early, len(rows)))
-            for found, rows in zip(coming.found, kinds, strict=True)
+        late = [
+            np.flatnonzero(~_padded(matches.is_early, len(rows)))
+            for matches, rows in zip(pending.early, kinds, strict=True)
         ]
-        ends = np.cumsum(np.c_[[0, 0], coming.counts], 1)
+        ends = np.cumsum(np.c_[[0, 0], pending.counts], 1)
         parts = [
             np.split(places, np.searchsorted(places, bounds[1:-1]))
-            for places, bounds in zip(asked, ends, strict=True)
+            for places, bounds in zip(late, ends, strict=True)
         ]
         sizes = [
-            int(len(whole) * widths[0] + len(lent) * widths[1])
-            for whole, lent in zip(*parts, strict=True)
+            int(len(whole) * widths[0] + len(borrowed) * widths[1])
+            for whole, borrowed in zip(*parts, strict=True)
         ]
-        came = np.empty(sum(sizes), np.float32)
+        received = np.empty(sum(sizes), np.float32)
         at = 0
-        self._servers.collect(coming.answers, sizes, came)
+        self._servers.collect(pending.answers, sizes, received)
         for of_server in zip(*parts, strict=True):
             for rows, places in zip(kinds, of_server, strict=True):
                 size = len(places) * rows.shape[1]
-                rows[places] = came[at : at + size].reshape(len(places), rows.shape[1])
+                rows[places] = received[at : at + size].reshape(len(places), rows.shape[1])
                 at += size
-        for found, rows in zip(coming.found, kinds, strict=True):
-            self.early.fill(found, rows)
+        for matches, rows in zip(pending.early, kinds, strict=True):
+            self.early.fill(matches, rows)
         at = 0
-        for server in range(coming.counts.shape[1]):
+        for server in range(pending.counts.shape[1]):
             for rows, bounds in zip(kinds, ends, strict=True):
                 part = rows[bounds[server] : bounds[server + 1]].reshape(-1)
                 out[at : at + len(part)] = part
@@ -151,8 +150,8 @@ class ServerHomes:
         self._servers.flush()
 
 
-def _less(rows: RowsByServer, early: FoundEarly) -> RowsByServer:
-    """Those that were not asked for before."""
+def _less(rows: RowsByServer, early: EarlyMatches) -> RowsByServer:
+    """The rows that were not requested early."""
     if not early.parts:
         return rows
     server = np.repeat(np.arange(len(rows.counts)), rows.counts)[~early.is_early]
@@ -160,5 +159,5 @@ def _less(rows: RowsByServer, early: FoundEarly) -> RowsByServer:
 
 
 def _padded(is_early: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """Of all rows, where none was looked for."""
+    """One mark for each row, also where none was looked for."""
     return is_early if len(is_early) == size else np.zeros(size, np.bool_)

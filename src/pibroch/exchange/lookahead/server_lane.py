@@ -1,4 +1,4 @@
-"""Rows on servers, for lookups that nothing was planned for.
+"""Rows on servers, for lookups that were not planned.
 
 Weights come in one round, gradients go in another.
 
@@ -20,7 +20,7 @@ from pibroch.embedding import TableGroup
 from pibroch.exchange.alltoall.lane import Route
 from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
 from pibroch.exchange.layout import LaneLayout
-from pibroch.exchange.messages import Talk
+from pibroch.exchange.messages import Messages
 from pibroch.exchange.rows import DistinctRows
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
@@ -33,19 +33,21 @@ class ServerRoute(DistinctRoute):
 
     lane: ServerLane
 
-    def fetch(self, averaged_at: int | None) -> Talk[Records]:
+    def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
         servers = self.lane.servers
-        wanted = self._rows()
+        rows_by_server = self._rows()
         width = self.lane.layout.width
         nothing = servers.no_rows()
-        answers = servers.exchange(nothing, np.empty(0, np.float32), nothing, wanted, averaged_at)
-        rows = np.empty((len(wanted.rows), width), np.float32)
-        servers.collect(answers, (width * wanted.counts).tolist(), rows.ravel())
-        yield from ()  # nothing to say to the other ranks
+        pending = servers.exchange(
+            nothing, np.empty(0, np.float32), nothing, rows_by_server, averaged_at
+        )
+        rows = np.empty((len(rows_by_server.rows), width), np.float32)
+        servers.collect(pending, (width * rows_by_server.counts).tolist(), rows.ravel())
+        yield from ()  # a generator that sends the other ranks nothing
         return self.lane.wire.rounded(rows)
 
-    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Talk[None]:
+    def update(self, gradients: Tensor, learning_rate: float, step: int) -> Messages[None]:
         """See :class:`Route`."""
         if self.lane.is_frozen:
             return
@@ -87,7 +89,7 @@ class ServerLane(RowLane):
             names, pieces, bounds, layout.width, layout.dtype, self.optimizer, seed, self.channel
         )
 
-    def route(self, batch: JaggedBatch, is_real: bool = True) -> Talk[Route]:
+    def route(self, batch: JaggedBatch, is_real: bool = True) -> Messages[Route]:
         """See :class:`Lane`."""
         ids, problem = self.resolve(batch.pick(self.layout.features))
         heads = [[-1 if problem else batch.batch_size, is_real]] * self.world_size

@@ -1,4 +1,9 @@
-"""A batch on its way through the lookahead exchange."""
+"""A batch on its way through the lookahead exchange.
+
+The training thread makes a step and passes it to tasks of the other threads. A field that another
+thread writes is read only after the future that says so: ``announced``, ``plan`` and ``places``
+bring their own value, ``local`` says that the planner thread is done with ``gradients``.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +20,18 @@ from pibroch.kernels.scatter_update import Hyper
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A batch on its way.
+    """One batch, from its reading to the end of its updates.
 
     Attributes:
         batch: this rank's part.
         is_real: unless it is a filler after this rank's last batch.
-        feed: from which it came.
-        announced: what all ranks told about it.
-        number: among the steps of which the oracle hears, from 1.
+        feed: number of its feed.
+        announced: what all ranks say about it.
+        number: among the steps that the oracle gets, from 1.
         plan: of what happens after it, for each lane.
         places: where its rows are read, for each lane, once they are there.
-        num_fetched: of its rows that came, or will come, from other ranks for it.
-        gradients: this rank's sums and room for what comes, for each lane, once they are computed.
+        num_fetched: how many of its rows other ranks have sent, or will send, for it.
+        gradients: this rank's sums and room for those of other ranks, for each lane, once computed.
         hyper: of its update, for each lane; ``None`` where nothing is updated.
         update: its number, from 1.
         local: done when the rows that this rank alone touched are updated.

@@ -1,6 +1,6 @@
 """The order of a lookahead exchange in time, as a state machine: events in, what is due out.
 
-No threads, no messages.
+It sends nothing and starts no thread; the training thread alone calls it.
 
 A batch is *read*, then *announced* to all ranks, then, if its feed goes on, *in the window* until
 it is looked up; between its lookup and its update it is *in flight*, between that and the end of
@@ -25,7 +25,8 @@ from typing import Generic, Protocol, TypeVar
 class FedBatch(Protocol):
     """What the window must know of a batch.
 
-    Which it is, from which feed, and its number in the oracle's eyes.
+    Attributes:
+        number: among the steps that the oracle was given, from 1.
     """
 
     number: int
@@ -66,8 +67,10 @@ class FeedWindow(Generic[S]):
         >>> window.open(), window.num_known(step, 1)
         (True, 2)
         >>> window.fly(step)
-        >>> window.update(step), window.finish(step), window.deliver().batch, window.following().batch
-        (True, None, 'one', 'another')
+        >>> window.update(step), window.finish(step), window.deliver().batch
+        (True, None, 'one')
+        >>> window.following().batch
+        'another'
     """
 
     def __init__(self, lookahead: int) -> None:
@@ -75,7 +78,7 @@ class FeedWindow(Generic[S]):
         self.feed: int | None = None
         self.is_open = False
         self._read: list[S] = []
-        self._known: deque[S] = deque()
+        self._steps: deque[S] = deque()
         self._in_flight: S | None = None
         self._delivering: S | None = None
         self._num_feeds = self._num_admitted = 0
@@ -98,30 +101,30 @@ class FeedWindow(Generic[S]):
         return read
 
     def admit(self, step: S) -> bool:
-        """An announced batch comes into the window if its feed goes on.
+        """Take an announced batch into the window if its feed goes on.
 
-        Then the oracle is told of it.
+        Returns whether it did; then the oracle must get the step as well.
         """
         if step.feed != self.feed:
             return False
         self._num_admitted += 1
         step.number = self._num_admitted
-        self._known.append(step)
+        self._steps.append(step)
         return True
 
     def take(self, batch: object) -> S | None:
         """A batch is looked up to be trained on.
 
-        Its step if it is the next in the window and none is in flight.
+        Returns its step if it is the next in the window and none is in flight.
         """
-        if self._in_flight is None and self._known and self._known[0].batch is batch:
-            return self._known.popleft()
+        if self._in_flight is None and self._steps and self._steps[0].batch is batch:
+            return self._steps.popleft()
         return None
 
     def open(self) -> bool:
         """A step's rows are to be read.
 
-        Whether the window opens by that, and its rows must be fetched first.
+        Returns whether the window opens by that: then they must be fetched first.
         """
         opens = not self.is_open
         self.is_open = True
@@ -134,7 +137,7 @@ class FeedWindow(Generic[S]):
     def update(self, step: S) -> bool:
         """A step's gradients are there.
 
-        Whether they go as planned, and were not left behind with the plan.
+        Returns whether they go as planned, and the plan was not left meanwhile.
         """
         if step is not self._in_flight:
             return False
@@ -154,38 +157,38 @@ class FeedWindow(Generic[S]):
 
     def following(self) -> S | None:
         """The next step in the window."""
-        return self._known[0] if self._known else None
+        return self._steps[0] if self._steps else None
 
     def upcoming(self) -> tuple[S, ...]:
-        """The next two steps in the window, as far as they are there.
-
-        Those for which rows are sent now.
-        """
-        return tuple(self._known)[:2]
+        """The next two steps in the window, or fewer: those for which rows are sent now."""
+        return tuple(self._steps)[:2]
 
     def num_known(self, step: S, num_steps: int) -> int:
-        """Steps that the oracle knows when it knows the first ``num_steps`` of the window, or all of it, and ``step``."""
-        return (
-            self._known[min(num_steps, len(self._known)) - 1].number if self._known else step.number
-        )
+        """How many steps the oracle has been given by some point of the window.
+
+        That is with ``step`` and the first ``num_steps`` of the window, or all of it.
+        """
+        if not self._steps:
+            return step.number
+        return self._steps[min(num_steps, len(self._steps)) - 1].number
 
     def leave(self) -> bool:
-        """The plan is left, after what was read has been announced.
+        """Leave the plan, after what was read has been announced.
 
-        Whether there is one, and caches must be cleared.
+        Returns whether there was one: then caches must be cleared.
         """
-        self._known.clear()
+        self._steps.clear()
         self.feed = self._in_flight = None
         was_open = self.is_open
         self.is_open = False
         return was_open
 
     def forget_numbers(self) -> None:
-        """A new oracle hears of the steps to come: they are numbered from 1 again."""
+        """Number the steps to come from 1 again, for a new oracle."""
         self._num_admitted = 0
 
     def must_write_home(self) -> bool:
-        """Homes are to be read: whether they lack updates, which are written to them now."""
+        """Whether homes, which are to be read, lack updates; the caller writes these home."""
         is_dirty = self._is_dirty
         self._is_dirty = False
         return is_dirty

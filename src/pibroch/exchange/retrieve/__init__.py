@@ -1,6 +1,6 @@
-"""Reads where rows are: shared memory within a host, batched gets between hosts.
+"""Rows are read where they are: from shared memory within a host, by gets between hosts (OPER).
 
-Training as ``alltoall`` does it (OPER).
+Training is that of ``alltoall``.
 """
 
 from typing import Literal
@@ -9,11 +9,11 @@ from pibroch.config.exchange import OWNERS_POOL, PLACEMENTS, ExchangeSpec, Place
 
 
 class RetrieveSection(PlacedSection):
-    """As for ``alltoall``, and who shares memory.
+    """Settings as for ``alltoall``, and which ranks share memory.
 
     Attributes:
         replicas: see there.
-        hosts: number of each rank's host; ranks of one share memory. Found when absent.
+        hosts: number of each rank's host; ranks of one share memory. Detected when absent.
     """
 
     name: Literal["retrieve"] = "retrieve"

@@ -1,7 +1,4 @@
-"""The exchange from what a user asks for.
-
-Who shares memory, the lanes in it, the sockets to the others.
-"""
+"""Builds the exchange: who shares memory, the lanes in it, the sockets to other hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from pibroch.planner import Plan
 
 @dataclass(frozen=True, slots=True)
 class RetrieveOptions(AllToAllOptions):
-    """What users tell this exchange besides.
+    """Options of this exchange, beside those of ``alltoall``.
 
     Attributes:
         hosts: number of each rank's host; ranks of one host share memory. Machines and network

@@ -1,6 +1,6 @@
-"""Copies that a plan puts on some ranks.
+"""Copies that a plan puts on some ranks: one a host, of weights alone, which all its ranks read.
 
-One a host, of weights alone, read by all ranks of the host in inference.
+They are for inference.
 
 A row whose home is on this host, or that every rank has, needs none. Of others one rank of the host
 that is to have a copy holds it, in memory of its own after the lane's shards: its address is that
@@ -61,16 +61,17 @@ class HostCopies:
                     f"shards {list(placement.shards)} of table {table!r}",
                     "those of the ranks, in order",
                 )
-        turn = np.arange(len(may)) % np.maximum(
-            1, may.sum(axis=1)
-        )  # hot partitions, which may follow each other, spread
+        # hot partitions, which may follow each other, spread
+        turn = np.arange(len(may)) % np.maximum(1, may.sum(axis=1))
         chosen = np.argmax(np.cumsum(may, axis=1) > turn[:, None], axis=1)
-        found = cls(row_map, ranks, np.where(may.any(axis=1), chosen, NOBODY), row_map.index.copy())
+        copies = cls(
+            row_map, ranks, np.where(may.any(axis=1), chosen, NOBODY), row_map.index.copy()
+        )
         for table in row_map.num_rows:
             for holder in range(len(ranks)):
-                rows = found.rows(table, holder)
-                found.number[row_map.first_row(table) + rows] = np.arange(len(rows))
-        return found
+                rows = copies.rows(table, holder)
+                copies.number[row_map.first_row(table) + rows] = np.arange(len(rows))
+        return copies
 
     def rows(self, table: str, holder: int) -> Ints:
         """Ids of a table's rows that a holder has, rising."""
@@ -97,15 +98,15 @@ class CopyRows:
 
     @classmethod
     def of(cls, records: Records, dim: int, dtype: Dtype) -> CopyRows:
-        """In memory of as many rows."""
+        """Copies in ``records``, of any content."""
         return cls(dim, records, records if dtype == "float32" else records.view(np.uint16))
 
     def column(self, field: str) -> int:
-        """None."""
+        """Raise: there is no state."""
         raise ValueError(f"copies have no {field}")
 
     def write(self, places: Ints, weights: Records) -> None:
-        """Put weights there, which the type of these rows holds exactly."""
+        """Write weights to ``places``; the type of these rows holds them exactly."""
         bits = (
             weights
             if self.stored.dtype == np.float32
@@ -133,9 +134,9 @@ class LaneCopies:
 
     @classmethod
     def of(cls, copies: HostCopies, layout: LaneLayout, is_exact: bool) -> LaneCopies | None:
-        """Of a lane; ``None`` where none of its rows has a copy.
+        """The copies of a lane's rows; ``None`` where none has one.
 
-        Weights that travel narrow are kept as they come.
+        Weights that travel in a narrow type are kept as they arrive.
         """
         homes = layout.homes
         tables = _readers(layout, copies.row_map)
@@ -174,15 +175,15 @@ class LaneCopies:
 def _readers(layout: LaneLayout, row_map: RowMap) -> dict[str, list[int]]:
     """Tables whose rows have homes of their own, with the places of the features that read them."""
     names = {row_map.first_row(table): table for table in row_map.num_rows}
-    found: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = {}
     for feature, first in enumerate(layout.homes.first_mapped.tolist()):
         if first >= 0:
-            found.setdefault(names[first], []).append(feature)
-    return found
+            readers.setdefault(names[first], []).append(feature)
+    return readers
 
 
 def _addresses(homes: Homes, feature: int, rows: Ints) -> Ints:
     mapped = homes.first_mapped[feature] + rows
     part = homes.part_of[homes.partition[mapped].astype(np.int64)]
-    found: Ints = homes.first_address[feature, part] + homes.number[mapped].astype(np.int64)
-    return found
+    addresses: Ints = homes.first_address[feature, part] + homes.number[mapped].astype(np.int64)
+    return addresses

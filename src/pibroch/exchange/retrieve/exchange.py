@@ -1,13 +1,13 @@
-"""Lookups that read rows where they are, alone; and training, in step, over the same rows.
+"""Lookups that read rows where they are, each rank for itself; training in step, over the same.
 
-Until something is trained each rank looks up by itself: requests to other hosts leave first, rows
-of this host are read while they fly, pooling comes last. From the first training batch on lookups
-keep step as those of ``alltoall`` do, so that a lookup in the middle of a run sees the same rows on
-all ranks.
+Until something is trained each rank looks up for itself: requests to other hosts leave first, rows
+of this host are read meanwhile, pooling comes last. All of that is done by the thread that calls,
+and threads of their own answer other hosts, see :mod:`pibroch.exchange.retrieve.gets`.
 
-Then rows come in messages, as ``alltoall``'s do, also from this host's ranks: those share memory,
-too, and one copy costs less than to wait for one's neighbours before each read and before each
-update.
+From the first training batch on lookups keep step as those of ``alltoall`` do, so that a lookup in
+the middle of a run sees the same rows on all ranks. Then rows travel in messages of the
+communication thread, also from ranks of this host: the messages' memory is shared, too, and one
+copy costs less than to wait for one's neighbours before each read and before each update.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.held_rows import HeldRows, whole
 from pibroch.exchange.retrieve.host_memory import COPIED, VERSION, HostMemory
-from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows
-from pibroch.exchange.retrieve.sharing import share
+from pibroch.exchange.retrieve.lane import RetrieveLane, WantedRows, share
 from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
 
 ROWS_PER_GET = 1 << 16
-"""That are asked for at once when copies are filled."""
+"""Rows in one request when copies are filled."""
 MOST_TRIES = 100
-"""Of a lookup in which tables are loaded, each after the load that it met has ended."""
+"""Of one lookup while tables are loaded; each begins after the load that it met."""
 
 
 class RetrieveExchange(AllToAllExchange):
-    """See the module.
+    """Retrieval of rows for lookups, ``alltoall`` for training, see the module.
 
     Args:
         groups: all tables, with the lanes of each group, which are :class:`RetrieveLane`.
@@ -76,7 +75,7 @@ class RetrieveExchange(AllToAllExchange):
         self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; where nothing trains ranks hand out their own batches and no others."""
+        """See :class:`Exchange`; without training batches are handed out as they are."""
         self._trains |= trains
         yield from super().feed(batches, trains) if self._keeps_step else batches
 
@@ -101,9 +100,9 @@ class RetrieveExchange(AllToAllExchange):
         return self._trains or self._ranks.world_size == 1
 
     def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
-        """All rows of one version, which is none before this rank's.
+        """Look up rows that are all of one version, which is not before this rank's.
 
-        After a load that was met the lookup begins again.
+        Where it meets a load on some rank it begins again.
         """
         batch.validate()
         least = 0
@@ -116,11 +115,11 @@ class RetrieveExchange(AllToAllExchange):
                 and version == own
                 and self._copies_are_there(own)
             )
-            wanted = [lane.wanted(batch, by_copies=by_copies) for lane in self._row_lanes]
-            later = self._read(wanted, version, averaged_at)
+            parts = [lane.wanted_rows(batch, by_copies=by_copies) for lane in self._row_lanes]
+            later = self._read(parts, version, averaged_at)
             if later is None:
                 room = self.room_for(batch)
-                return self.assemble(batch, [each.pool(room) for each in wanted])
+                return self.assemble(batch, [each.pool(room) for each in parts])
             least = later
         raise TrainingError(
             f"tables that were loaded anew in each of {MOST_TRIES} attempts to look a batch up",
@@ -129,54 +128,51 @@ class RetrieveExchange(AllToAllExchange):
         )
 
     def _read(
-        self, wanted: Sequence[WantedRows], version: int, averaged_at: int | None
+        self, parts: Sequence[WantedRows], version: int, averaged_at: int | None
     ) -> int | None:
-        """Fill in the rows that each lane is to give.
-
-        Or return a later version, where some holder has one.
-        """
-        holders = sorted({holder for each in wanted for holder in each.holders()})
+        """Fill in the rows of each lane; returns a later version where some holder has one."""
+        holders = sorted({holder for each in parts for holder in each.holders()})
         far = [p for p in holders if p in self._gets.peers]
         for p in far:
-            self._gets.ask(p, version, averaged_at, [each.question(p) for each in wanted])
+            self._gets.ask(p, version, averaged_at, [each.question(p) for each in parts])
         near = (
             self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
         )
         near = [p for p in near if p in self._host.neighbours]
         try:
             versions = self._read_here(
-                wanted, version, averaged_at, near, self._ranks.rank in holders
+                parts, version, averaged_at, near, self._ranks.rank in holders
             )
-        finally:  # an answer that nobody takes would be taken for the next one
+        finally:  # an answer that is left in the stream would be taken for the next one
             with self._ranks.waiting():
-                answers = [self._receive(p, wanted) for p in far]
+                answers = [self._receive(p, parts) for p in far]
         later = max(version, *versions, *(answer for answer in answers if answer is not None))
         return None if later == version else later
 
     def _read_here(
         self,
-        wanted: Sequence[WantedRows],
+        parts: Sequence[WantedRows],
         version: int,
         averaged_at: int | None,
         near: Sequence[int],
         own: bool,
     ) -> list[int]:
-        """Fill in the rows of this host; returns the versions that its ranks had before and after."""
+        """Fill in the rows of this host; returns its ranks' versions before and after."""
         before = [self._held.settled(version)] if own else [version]
         for p in near:
             self._host.wait_for(p, VERSION, version)
         before += self._versions(near)
         if max(before) == version:
-            for each in wanted:
+            for each in parts:
                 each.read_near(averaged_at)
         return [*before, *self._versions(near), whole(self._held.version) if own else version]
 
     def _versions(self, ranks: Iterable[int]) -> list[int]:
-        """That neighbours have, or will have when they have written what they are writing."""
+        """The versions of neighbours; of one that is being written what it will be."""
         return [whole(self._host.published_by(p, VERSION)) for p in ranks]
 
     def _copies_are_there(self, version: int) -> bool:
-        """Fill this rank's copies, and look whether the others of the host have filled theirs."""
+        """Fill this rank's copies; returns whether all ranks of the host have filled theirs."""
         if self._host.published(COPIED) <= version:
             lanes = [(lane, lane.copies) for lane in self._row_lanes if lane.copies is not None]
             if not all(self._fill(*each, version) for each in lanes):
@@ -185,34 +181,31 @@ class RetrieveExchange(AllToAllExchange):
         return all(self._host.published_by(p, COPIED) == version + 1 for p in self._host.neighbours)
 
     def _fill(self, lane: RetrieveLane, copies: LaneCopies, version: int) -> bool:
-        """Get this rank's copies of a lane's rows from their homes.
-
-        False where some home has a later version.
-        """
+        """Get this rank's copies of a lane's rows; false where a home has a later version."""
         own = sum(p < lane.rank for p in lane.near)
         sources = copies.sources[own]
         rows = lane.copied[lane.world_size + own]
         order = np.argsort(sources)
         for start in range(0, len(order), ROWS_PER_GET):
             chosen = order[start : start + ROWS_PER_GET]
-            wanted = [
+            parts = [
                 WantedRows.at(
                     each, sources[chosen if each is lane else chosen[:0]], each.layout.bounds
                 )
                 for each in self._row_lanes
             ]
-            if self._read(wanted, version, None) is not None:
+            if self._read(parts, version, None) is not None:
                 return False
-            rows.write(chosen, wanted[self._row_lanes.index(lane)].rows)
+            rows.write(chosen, parts[self._row_lanes.index(lane)].rows)
         return True
 
-    def _receive(self, p: int, wanted: Sequence[WantedRows]) -> int | None:
-        parts = [each.part(p) for each in wanted]
+    def _receive(self, p: int, parts: Sequence[WantedRows]) -> int | None:
+        places = [each.part(p) for each in parts]
         if self.wire.is_exact:
-            return self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in parts])
-        narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in parts]
+            return self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in places])
+        narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in places]
         later = self._gets.receive(p, narrow)
         if later is None:
-            for part, came in zip(parts, narrow, strict=True):
-                part[:] = widened(came, self.wire.dtype).reshape(part.shape)
+            for part, received in zip(places, narrow, strict=True):
+                part[:] = widened(received, self.wire.dtype).reshape(part.shape)
         return later

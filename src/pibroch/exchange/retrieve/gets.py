@@ -1,6 +1,7 @@
-"""Rows of other hosts by one request a rank and lookup, each rank's answered by threads of its own.
+"""Rows of other hosts: a lookup sends a request to each rank that has some.
 
-Nobody keeps step.
+A rank answers on threads of its own, one for each rank of other hosts, so it may compute meanwhile
+and no rank waits for another one's step.
 
 A request is int64 numbers (version of the tables, step of moving averages or -1, rows of each lane)
 and the lanes' row numbers; an answer is two int64 (a state, bytes) and the lanes' rows in the type
@@ -29,28 +30,26 @@ OK = 0
 REFUSED = 1
 NEWER = 2
 GET_TIMEOUT_S = 30.0
-"""After so long without an answer a rank counts as lost.
+"""How long to wait for an answer before a rank counts as lost.
 
-A thread answers, so what its rank computes does not matter.
+A thread of its own answers, whatever the rank computes.
 """
 
 
 class Holder(Protocol):
-    """Who reads rows for others."""
+    """Reads rows of this rank for others; their threads call it."""
 
     def answer(
         self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
     ) -> list[Bytes] | int:
         """Rows of each lane as they travel, for row numbers as they travelled.
 
-        Blocks until the version is there.
-
-        Returns the version in force where that is a later one.
+        Blocks until the version is there. Returns the version in force where that is a later one.
         """
 
 
 class RemoteGets:
-    """Sockets to the ranks of other hosts, two a pair, of which each rank asks at one.
+    """Sockets to the ranks of other hosts: two a pair, one for the requests of each side.
 
     All ranks make theirs together.
 
@@ -85,14 +84,14 @@ class RemoteGets:
                 (self._asking if asks else self._answering)[p] = link
 
     def serve(self, holder: Holder, num_lanes: int) -> None:
-        """Answer the other hosts from now on."""
+        """Answer the other hosts from now on, on a thread for each of their ranks."""
         for p, link in self._answering.items():
             name = f"pibroch-get-{p}"
             arguments = (p, link, holder, num_lanes)
             threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
 
     def ask(self, p: int, version: int, averaged_at: int | None, rows: Sequence[RowIds]) -> None:
-        """Send a request; :meth:`receive` has what comes of it."""
+        """Send a request; :meth:`receive` waits for the answer."""
         numbers = [
             version,
             -1 if averaged_at is None else averaged_at,
@@ -110,7 +109,7 @@ class RemoteGets:
     def receive(self, p: int, places: Sequence[Bytes]) -> int | None:
         """Wait for a rank's answer, and fill each lane's place.
 
-        Or return the later version of its tables, if there is one.
+        Returns the version of its tables instead, where that is a later one.
 
         Raises:
             RankFailedError: when it ended, or has not answered in time.
@@ -146,7 +145,7 @@ class RemoteGets:
             link.close()
 
     def _serve(self, p: int, link: socket.socket, holder: Holder, num_lanes: int) -> None:
-        """A peer's thread."""
+        """Answer one peer until it ends; on a thread of its own."""
         head = np.empty(2 + num_lanes, np.int64)
         try:
             while True:
@@ -159,41 +158,39 @@ class RemoteGets:
                 self._count(p, len(message), head.nbytes + len(body))
                 link.sendall(message.data)
         except OSError:
-            return  # the other end is gone: it asks nothing more
+            return  # the other end is gone: it sends no more requests
 
     def _count(self, p: int, sent: int, received: int) -> None:
         with self._counting:
             self._ranks.traffic.add(self._ranks.members[p], sent, self._ranks.members[p], received)
 
     def _lost(self, p: int, error: OSError) -> RankFailedError:
-        self._asking[
-            p
-        ].close()  # an answer that comes yet would be taken for that to another request
+        # a late answer would be taken for that to the next request
+        self._asking[p].close()
         is_late = isinstance(error, TimeoutError)
         why = "it answers no gets" if is_late else "its process ended, or let go of the tables"
         return RankFailedError(self._ranks.members[p], None, why)
 
 
 def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> Bytes:
-    """What goes back for a request."""
+    """The answer to a request, as it travels."""
     state = OK
-    found = list[Bytes]()
     try:
         answer = holder.answer(version, averaged_at, rows)
     except PibrochError as error:
         state = REFUSED
-        found = [np.frombuffer(str(error).encode(), np.uint8)]
+        parts = [np.frombuffer(str(error).encode(), np.uint8)]
     else:
         if isinstance(answer, int):
             return np.array([NEWER, answer], np.int64).view(np.uint8)
-        found = answer
+        parts = answer
     return np.concatenate(
-        [np.array([state, sum(map(len, found))], np.int64).view(np.uint8), *found]
+        [np.array([state, sum(map(len, parts))], np.int64).view(np.uint8), *parts]
     )
 
 
 def _fill(link: socket.socket, room: Bytes) -> None:
-    """Read as many bytes.
+    """Read bytes until ``room`` is full.
 
     Raises:
         ConnectionError: when the stream ends before.

@@ -1,9 +1,7 @@
-"""A rank's rows as it answers for them, and their version.
+"""A rank's rows as it reads them for others, and their version.
 
-How often somebody has begun or ended to write them from outside.
-
-So an odd version is one that is being written, and rows that were read between two looks at one
-even number are of one version.
+The version counts how often somebody has begun or ended to write rows from outside. So an odd one
+is being written, and rows that were read between two looks at one even number are of one version.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ def whole(version: int) -> int:
 
 
 class HeldRows:
-    """See the module; threads may call it at once.
+    """The rows of this rank, for threads that answer requests; several may call it at once.
 
     Args:
-        timeout_s: how long a version may take to come.
+        timeout_s: how long to wait for a version.
 
     Attributes:
         lanes: of the rows.
@@ -50,7 +48,7 @@ class HeldRows:
 
     @property
     def version(self) -> int:
-        """The number in force."""
+        """The version in force, odd while rows are written."""
         return self._version
 
     def advance(self) -> None:
@@ -64,17 +62,18 @@ class HeldRows:
         """Wait for a version that is whole, and at least this one; returns it.
 
         Raises:
-            TrainingError: when it does not come: soon where only the caller has loaded so far, who
-                may be the one to load it; another thread may be about to begin.
+            TrainingError: when it is not there in time. The time is short where the calling thread
+                alone has loaded rows so far: it may be the one that has to load them again.
         """
         with self._changed:
             if self._is_settled(least):
                 return self._version
             is_own_load = threading.get_ident() == self._writer
-            patience_s = min(LOADER_STARTS_S, self._timeout_s) if is_own_load else self._timeout_s
-            if not self._changed.wait_for(lambda: self._is_settled(least), patience_s):
+            timeout_s = min(LOADER_STARTS_S, self._timeout_s) if is_own_load else self._timeout_s
+            if not self._changed.wait_for(lambda: self._is_settled(least), timeout_s):
                 raise TrainingError(
-                    f"a lookup of rows that others have loaded {least // 2} times, and this rank {self._version // 2} times",
+                    f"a lookup of rows that others have loaded {least // 2} times, and this rank"
+                    f" {self._version // 2} times",
                     "tables that all ranks load equally often",
                     "load them here, too, before lookups or on another thread",
                 )
@@ -87,8 +86,8 @@ class HeldRows:
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_settled(version), self._timeout_s):
                 raise TrainingError(
-                    f"rows that this rank has loaded {self._version // 2} times, where another has loaded its own "
-                    f"{version // 2} times",
+                    f"rows that this rank has loaded {self._version // 2} times, where another has"
+                    f" loaded its own {version // 2} times",
                     "tables that all ranks load equally often",
                     "load them on all ranks",
                 )

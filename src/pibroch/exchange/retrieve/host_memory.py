@@ -1,9 +1,7 @@
-"""Rows in memory that the ranks of a host share.
+"""Rows in memory that the ranks of a host share: each makes its own, and the others map it.
 
-Each makes its own, without a name, and the others map it.
-
-A rank shows the others two numbers beside its rows. They only grow, and each is written by its rank
-alone.
+The memory has no name; file descriptors travel by Unix sockets. A rank shows the others two numbers
+beside its rows. They only grow, and each is written by its rank alone.
 """
 
 from __future__ import annotations
@@ -30,8 +28,9 @@ from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096
 VERSION = 0
+"""Place of the number that says how often rows were written from outside."""
 COPIED = 64
-"""Places of the numbers: how often rows were written from outside, and the version, plus one, of the copies for the host."""
+"""Place of the number that says of which version, plus one, the copies for the host are."""
 LOOK_US = 100_000
 """The longest wait between two looks at the other process."""
 _SIZE = struct.Struct("q")
@@ -54,7 +53,7 @@ class NeighbourRows:
 
     @classmethod
     def of(cls, memory: Bytes, like: MemoryShard) -> NeighbourRows:
-        """In memory that holds nothing else."""
+        """Rows in ``memory``, which holds nothing else."""
         records = memory.view(np.float32).reshape(-1, like.records.shape[1])
         return cls(
             like.dim, records, records if like.dtype == "float32" else records.view(np.uint16), like
@@ -66,7 +65,7 @@ class NeighbourRows:
 
 
 class HostMemory:
-    """What a rank shares with those of its host. All ranks of a host make theirs at the same place.
+    """The memory that a rank shares with those of its host, who make theirs at the same time.
 
     Args:
         ranks: all, between which tables lie.
@@ -77,14 +76,14 @@ class HostMemory:
 
     Raises:
         ConfigError: for ranks of one host that cannot share memory.
-        TrainingError: when some did not come.
+        TrainingError: when some do not answer in time.
     """
 
     def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
         self._ranks = ranks
         here = ranks.rank
-        mine = [p for p in range(ranks.world_size) if hosts[p] == hosts[here]]
-        self.neighbours = tuple(p for p in mine if p != here)
+        on_host = [p for p in range(ranks.world_size) if hosts[p] == hosts[here]]
+        self.neighbours = tuple(p for p in on_host if p != here)
         self._links: dict[int, socket.socket] = {}
         self._segments: list[OwnSegment] = []
         self._numbers = np.zeros(NUMBERS_BYTES, np.uint8)
@@ -93,7 +92,7 @@ class HostMemory:
             own = OwnSegment.create(NUMBERS_BYTES)
             self._segments.append(own)
             self._numbers = own.array
-            self._links = self._met(mine)
+            self._links = self._connect(on_host)
         self._own = {place: 0 for place in (VERSION, COPIED)}
 
     def room(self, num_rows: int, width: int) -> Records:
@@ -106,26 +105,25 @@ class HostMemory:
         return segment.array[:nbytes].view(np.float32).reshape(num_rows, width)
 
     def trade(self) -> dict[int, list[Bytes]]:
-        """Give the memory made since the last time to the neighbours.
+        """Exchange the memory made since the last call with the neighbours.
 
-        Returns what they made, in the order of their calls.
-
-        Returns when all neighbours have called it, too.
+        Blocks until all neighbours call it, too. Returns of each neighbour what it made, in the
+        order in which it did.
         """
         for link in self._links.values():
             for segment in self._segments:
-                with suppress(OSError):  # who has ended sends no memory either
+                with suppress(OSError):  # a rank that has ended is noticed below
                     socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
-        found = {}
+        memory = {}
         for p, link in self._links.items():
-            theirs = [self._receive(p, link) for _ in self._segments]
+            segments = [self._receive(p, link) for _ in self._segments]
             if p not in self._foreign:
-                self._foreign[p] = theirs.pop(0)  # the numbers
-            found[p] = [each.array for each in theirs]
+                self._foreign[p] = segments.pop(0)  # the numbers
+            memory[p] = [each.array for each in segments]
         for segment in self._segments:
             segment.close_fd()
         self._segments.clear()  # the maps are the rows'
-        return found
+        return memory
 
     def publish(self, place: int, value: int) -> None:
         """Show the neighbours a number, which is not below the one before."""
@@ -144,14 +142,13 @@ class HostMemory:
         """Wait until a neighbour shows at least this number.
 
         Raises:
-            RankFailedError: when it ended before, or the time of a collective is over.
+            RankFailedError: when its process ended before, or within a collective's timeout.
         """
         address = self._foreign[p].address + place
         start = time.monotonic()
         while words.wait(address, least, LOOK_US) < least:
-            has_ended = _has_hung_up(
-                self._links[p]
-            )  # looked at first: who ends has shown all that it will
+            # looked at first: a process that has ended has shown all that it will
+            has_ended = _has_hung_up(self._links[p])
             if words.read(address) >= least:
                 return
             if has_ended or time.monotonic() - start > self._ranks.timeout_s:
@@ -162,20 +159,21 @@ class HostMemory:
                 )
                 raise RankFailedError(self._ranks.members[p], None, why)
 
-    def _met(self, mine: Sequence[int]) -> dict[int, socket.socket]:
+    def _connect(self, members: Sequence[int]) -> dict[int, socket.socket]:
         """A Unix socket to each neighbour."""
-        group = self._ranks.group(mine)
+        group = self._ranks.group(members)
         assert group is not None, "one of them"
         peers = rendezvous(store_between(group), group.rank, group.world_size, group.timeout_s)
         if peers.remote:
             for link in (*peers.local.values(), *peers.remote.values()):
                 link.close()
             raise ConfigError(
-                f"ranks {[mine[p] for p in peers.remote]} of the host of rank {self._ranks.rank}, without its memory",
+                f"ranks {[members[p] for p in peers.remote]} of the host of rank"
+                f" {self._ranks.rank}, without its memory",
                 "ranks of one machine (and network namespace) for one host",
                 "leave `hosts` out, and they are found",
             )
-        links = {mine[p]: link for p, link in peers.local.items()}
+        links = {members[p]: link for p, link in peers.local.items()}
         for link in links.values():
             link.settimeout(self._ranks.timeout_s)
         return dict(sorted(links.items()))

@@ -1,4 +1,4 @@
-"""A lane whose rows are read where they are, by whoever maps their memory or asks for them.
+"""A lane whose rows are read where they are, by ranks that map their memory or send requests.
 
 Shape legend: D width, U distinct rows, W ranks, H of this host.
 """
@@ -17,13 +17,13 @@ from pibroch.embedding import MemoryShard
 from pibroch.embedding.rows import read_rows
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.retrieve.copies import CopyRows, LaneCopies
-from pibroch.exchange.retrieve.host_memory import NeighbourRows
+from pibroch.exchange.retrieve.host_memory import HostMemory, NeighbourRows
 from pibroch.exchange.rows import DistinctRows, pool
 from pibroch.kernels.arrays import Ints, Records, RowIds
 
 
 class RetrieveLane(RowLane):
-    """See the module.
+    """A lane over the rows of this rank, with those that its host shares.
 
     Attributes:
         near: the shards of this host, by rank, this one's included.
@@ -35,7 +35,7 @@ class RetrieveLane(RowLane):
     copies: LaneCopies | None = None
     copied: Mapping[int, CopyRows] = MappingProxyType({})
 
-    def wanted(self, batch: JaggedBatch, *, by_copies: bool) -> WantedRows:
+    def wanted_rows(self, batch: JaggedBatch, *, by_copies: bool) -> WantedRows:
         """The distinct rows of a batch of at least the lane's features, checked.
 
         Raises:
@@ -52,9 +52,9 @@ class RetrieveLane(RowLane):
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """What a batch reads of a lane.
+    """The rows of a lane that a batch reads, and room for them.
 
-    Rows are held by ranks 0 to W - 1, and behind them by this host's copies.
+    They are held by ranks 0 to W - 1, and behind them by this host's copies.
 
     Attributes:
         lane: of the rows.
@@ -62,7 +62,7 @@ class WantedRows:
         bounds: first address of each holder, and the end.
         ends: of each holder's rows among them.
         rows: float32 ``[U, D]``, to be filled.
-        here: the batch, by distinct row; ``None`` where no batch wants them.
+        here: the batch, by distinct row; ``None`` for rows that are read for copies.
     """
 
     lane: RetrieveLane
@@ -76,7 +76,7 @@ class WantedRows:
     def of(
         cls, lane: RetrieveLane, here: DistinctRows, copies: LaneCopies | None = None
     ) -> WantedRows:
-        """Of a batch whose addresses are those of a lane, or of a lane with copies."""
+        """The rows of a batch that was resolved by a lane's homes, or by homes with copies."""
         bounds = lane.layout.bounds if copies is None else copies.bounds
         return cls.at(lane, here.grouped.rows, bounds, here)
 
@@ -84,7 +84,7 @@ class WantedRows:
     def at(
         cls, lane: RetrieveLane, addresses: Ints, bounds: Ints, here: DistinctRows | None = None
     ) -> WantedRows:
-        """Of rising addresses."""
+        """The rows at rising addresses."""
         ends: Ints = np.searchsorted(addresses, bounds)
         return cls(
             lane,
@@ -103,25 +103,25 @@ class WantedRows:
         return first
 
     def question(self, p: int) -> RowIds:
-        """A rank's rows as they travel."""
+        """The numbers of a rank's rows as they travel in a request."""
         return self.offsets(p).astype(self.lane.id_type)
 
     def part(self, holder: int) -> Records:
-        """Where a holder's rows come to lie."""
+        """The room for a holder's rows."""
         return self.rows[self.ends[holder] : self.ends[holder + 1]]
 
     def holders(self) -> Sequence[int]:
-        """From which rows are wanted."""
+        """Those that hold some of the rows."""
         return [int(p) for p in np.flatnonzero(np.diff(self.ends))]
 
     def read_near(self, averaged_at: int | None) -> None:
         """Fill in the rows of this host."""
         lane = self.lane
         for holder in self.holders():
-            found = lane.near.get(holder) if holder < lane.world_size else lane.copied[holder]
-            if found is not None:
+            readable = lane.near.get(holder) if holder < lane.world_size else lane.copied[holder]
+            if readable is not None:
                 part = self.part(holder)
-                read_rows(found, lane.optimizer, self.offsets(holder), averaged_at, part)
+                read_rows(readable, lane.optimizer, self.offsets(holder), averaged_at, part)
                 if not lane.wire.is_exact:  # as rows that travel, so that places change no bit
                     part[:] = lane.wire.rounded(part)
 
@@ -129,3 +129,34 @@ class WantedRows:
         """The embeddings, see :meth:`Route.pool`."""
         assert self.here is not None, "of a batch"
         return pool(self.here.ids, self.rows, self.here.places, self.lane.layout.width, room_BS)
+
+
+def share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
+    """Give each lane the shards and the copies of this host."""
+    own = {
+        lane: _room_for_copies(host, lane, lane.copies) for lane in lanes if lane.copies is not None
+    }
+    memory = host.trade()
+    for number, lane in enumerate(lanes):
+        lane.near = {lane.rank: lane.shard}
+        for p, of_rank in memory.items():
+            num_bytes = lane.shard.records[:1].nbytes * int(np.diff(lane.layout.bounds)[p])
+            lane.near[p] = NeighbourRows.of(of_rank[number][:num_bytes], lane.shard)
+        lane.near = dict(sorted(lane.near.items()))
+    for number, (lane, rows) in enumerate(own.items(), len(lanes)):
+        copies = lane.copies
+        dim = lane.layout.width
+        assert copies is not None, "chosen by it"
+        copied = {}
+        for holder, p in enumerate(lane.near):
+            floats = len(copies.sources[holder]) * copies.width(dim)
+            held = rows if p == lane.rank else memory[p][number][: 4 * floats].view(np.float32)
+            copied[lane.world_size + holder] = CopyRows.of(
+                held.reshape(-1, copies.width(dim)), dim, copies.dtype
+            )
+        lane.copied = copied
+
+
+def _room_for_copies(host: HostMemory, lane: RetrieveLane, copies: LaneCopies) -> Records:
+    own = sorted((*host.neighbours, lane.rank)).index(lane.rank)
+    return host.room(len(copies.sources[own]), copies.width(lane.layout.width))

@@ -1,4 +1,4 @@
-"""Towers (DMT): tables lie with the hosts of their tower, which work on embeddings before anything crosses hosts."""
+"""Towers (DMT): tables lie with the hosts of their tower, whose outputs alone cross hosts."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from pibroch.config.tower_groups import read_groups
 
 
 class TowersSection(PlacedSection):
-    """What exchanges between ranks have in common, and which ranks and features make a tower.
+    """Settings that all exchanges between ranks share, and which ranks and features make a tower.
 
     Attributes:
         ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when
@@ -34,7 +34,8 @@ class TowersSection(PlacedSection):
 
 SPEC = ExchangeSpec(
     "towers",
-    "each group of hosts holds the tables of its towers, and works on them before anything crosses hosts",
+    "each group of hosts holds the tables of its towers, and works on them before anything crosses"
+    " hosts",
     TowersSection,
     "pibroch.exchange.towers.build:build",
     ("table_wise", "table_wise_pooled", "row_wise", "row_wise_pooled", "column_wise"),

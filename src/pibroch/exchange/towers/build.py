@@ -1,7 +1,4 @@
-"""The exchange by towers from what a user asks for.
-
-Groups of hosts, their tables, the lanes inside a group.
-"""
+"""Builds the exchange by towers: groups of hosts, their tables, the lanes inside a group."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from pibroch.planner import Plan
 
 @dataclass(frozen=True, slots=True)
 class TowersOptions(PlacedOptions):
-    """What users tell this exchange besides; ``placement`` is about the ranks of a tower.
+    """Options of this exchange; ``placement`` is on the ranks of a tower.
 
     Attributes:
         ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when
@@ -100,7 +97,7 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
 def _towers(
     tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int
 ) -> list[list[Table]]:
-    """The tables of each tower; as many towers as hosts where nobody says which."""
+    """The tables of each tower; as many towers as hosts where no groups are given."""
     if groups is None:
         count = min(num_hosts, len(tables))
         return [list(tables[first::count]) for first in range(count)]

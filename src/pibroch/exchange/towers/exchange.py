@@ -1,13 +1,12 @@
-"""The lookup by towers (SPTT; DMT, Sec.
+"""The lookup by towers (SPTT; DMT, Sec. 3.1): peers in each group of hosts look up for a rank.
 
-3.1): ids go to a peer in each group of hosts, which looks up, and vectors come back.
-
-The paper's steps, here: (a) a rank's ids of each tower go to its peer there; (c) they are in peer
-order with that, which is done with ids and not with embeddings, as they are smaller; (b, d) the
-members of the group look all of them up among each other, rows or pooled vectors travelling inside
-the group alone; (e) what came is put together sample by sample; (f) all peers exchange at once.
-Backward goes the same way. Ids travel while the batch before computes, and (b) to (e), or to (f)
-where no module is between, are done as soon as its rows are updated.
+The paper's steps: (a) a rank's ids of each tower go to its peer there; (c) with that they are in
+peer order, which is done with ids and not with embeddings, as they are smaller; (b, d) the members
+of the group look all of them up among each other, so that rows or pooled vectors travel inside the
+group alone; (e) the embeddings are joined sample by sample; (f) all peers exchange at once.
+Backward goes the same way. The communication thread does all of it: ids travel while the batch
+before computes, and (b) to (e), or to (f) where no module is between, follow as soon as the rows of
+that batch are updated.
 
 Shape legend: P samples of all ranks that this one serves, S_g columns of its group's embeddings.
 """
@@ -43,7 +42,7 @@ from pibroch.kernels.arrays import Bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerBatch:
-    """Where a batch's ids led to, of this rank's samples and of those that it serves.
+    """The routes of a batch, for this rank's samples and for those that it serves.
 
     Attributes:
         batch: this rank's.
@@ -51,7 +50,7 @@ class PeerBatch:
         is_real: whether some rank's part is one of its own batches.
         slots: the parts of the ranks that this one serves, and empty ones where other members serve
             more.
-        lanes: their way inside the group.
+        lanes: their routes inside the group, by lane.
     """
 
     batch: JaggedBatch
@@ -62,7 +61,7 @@ class PeerBatch:
 
     @property
     def shares(self) -> list[float]:
-        """Of every rank in the global batch."""
+        """The share of every rank in the global batch."""
         total = max(1, sum(self.sizes))
         return [size / total for size in self.sizes]
 
@@ -132,8 +131,8 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], TowerRouted]:
-        """See :class:`Exchange`; where modules are placed, what this rank serves."""
-        peers, parts = self.found(batch, averaged_at)
+        """See :class:`Exchange`; where modules are placed, of all samples that are served."""
+        peers, parts = self.fetched(batch, averaged_at)
         self.last = peers
         routed = TowerRouted(peers, self.is_modular)
         if self.is_modular:
@@ -144,7 +143,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         return whole, routed
 
     def update(self, handle: TowerRouted, gradients: Sequence[Tensor], rates: Rates) -> None:
-        """See :class:`Exchange`; gradients of what modules gave are weighted already, see :meth:`to_peers`."""
+        """See :class:`Exchange`; :meth:`to_peers` has weighted gradients that modules return."""
         peers = handle.peers
         if handle.is_modular:
             parts = gradients[0].split([slot.batch_size for slot in peers.slots])
@@ -152,23 +151,30 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
                 lambda: self._update(peers, [[p] * len(self.here.groups) for p in parts], rates)
             )
         else:
-            going = [tables.take(peers.batch, gradients) for tables in self.tables]
+            sent = [tables.take(peers.batch, gradients) for tables in self.tables]
 
             def deliver() -> None:
-                self._update(peers, self._gradients_of_slots(peers, going), rates, peers.shares)
+                self._update(peers, self._gradients_of_slots(peers, sent), rates, peers.shares)
 
             self._communication.submit(deliver)
         self.forget()
 
     def report(self) -> Report:
-        """See :class:`Exchange`: bytes of ids, embeddings and gradients between peers, and inside the group."""
+        """See :class:`Exchange`; bytes between peers, by purpose, and inside the group."""
         return Report(bytes_by_purpose={**self._bytes, "inside towers": self._inner_wire.sent})
 
     def to_home(self, vectors: Tensor, peers: PeerBatch, widths: Sequence[int]) -> list[Tensor]:
-        """Step (f): what this rank's towers made of a batch, ``[P, widths[g]]``, to the ranks whose samples it is.
+        """Step (f): send the outputs of this rank's towers to the ranks whose samples they are.
 
-        Blocks. Returns what the towers of each group of hosts made of this rank's samples, ``[B,
-        widths[g']]``.
+        Blocks. All ranks call it.
+
+        Args:
+            vectors: outputs of the towers here, ``[P, widths[g]]``.
+            peers: the batch.
+            widths: of the outputs of each group of hosts.
+
+        Returns:
+            The outputs for this rank's samples, from each group of hosts, ``[B, widths[g']]``.
         """
         width = widths[self.group]
         size = peers.batch.batch_size
@@ -176,28 +182,29 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
             vectors.detach().reshape(-1).split([peers.sizes[rank] * width for rank in self.served])
         )
         counts = [size * each for each in widths]
-        came = self._on_wire(
+        parts = self._on_wire(
             lambda: self._carry("embeddings", self.served, floats, self.peers, counts)
         )
         return [
             part.view(size, -1) if size else part.view(0, each)
-            for part, each in zip(came, widths, strict=True)
+            for part, each in zip(parts, widths, strict=True)
         ]
 
     def to_peers(
         self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]
     ) -> Tensor:
-        """The inverse for gradients, weighted by each rank's share of the global batch.
+        """The inverse of :meth:`to_home` for gradients.
 
-        Those of its mean loss, to be added.
+        They are weighted by each rank's share of the global batch: added, they are the gradients of
+        the mean loss.
         """
         width = widths[self.group]
         counts = [peers.sizes[rank] * width for rank in self.served]
         floats = [gradient.detach().reshape(-1) for gradient in gradients]
-        came = self._on_wire(
+        received = self._on_wire(
             lambda: self._carry("gradients", self.peers, floats, self.served, counts)
         )
-        parts = zip(came, self.served, strict=True)
+        parts = zip(received, self.served, strict=True)
         shares = peers.shares
         return torch.cat(
             [part.view(peers.sizes[rank], width) * shares[rank] for part, rank in parts]
@@ -228,15 +235,17 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         heads[:, 2] = kind
         for peer, message in zip(self.peers, messages, strict=True):
             heads[peer, 3] = len(message)
-        came = self.wire.channel.exchange_counts(heads)
-        if (came[:, 0] < 0).any():  # all ranks know; none has changed anything
-            found = bad_batch(self.wire.channel, problem)
-            assert found is not None, "some rank has it"
-            raise found
-        sizes = tuple(came[:, 0].tolist())
-        ids = self._ids_of_slots(messages, came)
+        received_heads = self.wire.channel.exchange_counts(heads)
+        if (received_heads[:, 0] < 0).any():  # all ranks see it, and none has changed anything
+            error = bad_batch(self.wire.channel, problem)
+            assert error is not None, "some rank has it"
+            raise error
+        sizes = tuple(received_heads[:, 0].tolist())
+        ids = self._ids_of_slots(messages, received_heads)
         slots = [
-            unpacked(each, sizes[rank], int(came[rank, 2]), self.here.features, self._id_type)
+            unpacked(
+                each, sizes[rank], int(received_heads[rank, 2]), self.here.features, self._id_type
+            )
             for rank, each in zip(self.served, ids, strict=True)
         ]
         slots += [self._nothing(batch) for _ in range(self._num_slots - len(slots))]
@@ -244,13 +253,14 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         routes = together(self._inner_wire, [lane.route(slot) for lane in lanes for slot in slots])
         by_lane = [routes[n * len(slots) : (n + 1) * len(slots)] for n in range(len(lanes))]
         ways = [
-            slots_of(lane, found, self._order) for lane, found in zip(lanes, by_lane, strict=True)
+            slots_of(lane, of_lane, self._order)
+            for lane, of_lane in zip(lanes, by_lane, strict=True)
         ]
-        return PeerBatch(batch, sizes, bool(came[:, 1].any()), slots, ways)
+        return PeerBatch(batch, sizes, bool(received_heads[:, 1].any()), slots, ways)
 
     def _problem(self, batch: JaggedBatch) -> RowIdError | None:
-        found = (resolve(each, batch.pick(each.space.features))[1] for each in self.groups)
-        return next((problem for problem in found if problem is not None), None)
+        problems = (resolve(each, batch.pick(each.space.features))[1] for each in self.groups)
+        return next((problem for problem in problems if problem is not None), None)
 
     def _ids_of_slots(self, messages: Sequence[Bytes], heads: Tensor) -> list[Bytes]:
         counts = [0] * self._ranks.world_size
@@ -258,10 +268,12 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         parts = dict(zip(self.peers, messages, strict=True))
         for peer, message in parts.items():
             counts[peer] = len(message)
-        going = np.concatenate([parts[peer] for peer in sorted(parts)])
-        came = self.wire.channel.all_to_all(torch.from_numpy(going), counts, heads[:, 3].tolist())
+        sent = np.concatenate([parts[peer] for peer in sorted(parts)])
+        received = self.wire.channel.all_to_all(
+            torch.from_numpy(sent), counts, heads[:, 3].tolist()
+        )
         self._bytes["ids"] += sum(counts) - counts[self._ranks.rank] + 32 * (size - 1)
-        pieces = came.split(heads[:, 3].tolist())
+        pieces = received.split(heads[:, 3].tolist())
         return [pieces[rank].numpy() for rank in self.served]
 
     def _nothing(self, batch: JaggedBatch) -> JaggedBatch:
@@ -271,32 +283,34 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
 
     def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
         """Steps (b) to (e), and (f) where no module is between."""
-        talks = [route.fetch(averaged_at) for way in routes.lanes for route in way.routes]
-        fetched = together(self._inner_wire, talks)
+        fetches = [route.fetch(averaged_at) for way in routes.lanes for route in way.routes]
+        fetched = together(self._inner_wire, fetches)
         num_slots = len(routes.slots)
-        found = []
+        by_slot = []
         for number, slot in enumerate(routes.slots):
             room = self._inside.room_for(slot)
             parts = [
                 way.routes[number].pool(fetched[n * num_slots + number], room)
                 for n, way in enumerate(routes.lanes)
             ]
-            found.append(self._inside.assemble(slot, parts))
+            by_slot.append(self._inside.assemble(slot, parts))
         if self.is_modular:
-            return [each[0] for each in found]
-        served = zip(routes.slots[: len(self.served)], found, strict=False)
+            return [each[0] for each in by_slot]
+        served = zip(routes.slots[: len(self.served)], by_slot, strict=False)
         floats = [self.here.flat(slot, each) for slot, each in served]
         counts = [tables.num_floats(routes.batch) for tables in self.tables]
         return self._carry("embeddings", self.served, floats, self.peers, counts)
 
-    def _gradients_of_slots(self, peers: PeerBatch, going: Sequence[Tensor]) -> list[list[Tensor]]:
+    def _gradients_of_slots(
+        self, peers: PeerBatch, gradients: Sequence[Tensor]
+    ) -> list[list[Tensor]]:
         slots = peers.slots
         counts = [self.here.num_floats(slot) for slot in slots[: len(self.served)]]
-        came = self._carry("gradients", self.peers, going, self.served, counts)
-        padding = [torch.empty(0)] * (len(slots) - len(came))
+        received = self._carry("gradients", self.peers, gradients, self.served, counts)
+        padding = [torch.empty(0)] * (len(slots) - len(received))
         return [
             self.here.unflat(slot, part)
-            for slot, part in zip(slots, [*came, *padding], strict=True)
+            for slot, part in zip(slots, [*received, *padding], strict=True)
         ]
 
     def _update(
@@ -306,9 +320,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         rates: Rates,
         shares: Sequence[float] | None = None,
     ) -> None:
-        """Gradients of each slot to the owners of rows, who update them.
+        """Send the gradients of each slot to the owners of rows, and update those owned here.
 
-        ``shares`` where they are not weighted yet.
+        Gradients that are not weighted yet are multiplied by ``shares``.
         """
         weights = [1.0] * len(peers.sizes) if shares is None else shares
         of_slot = [weights[rank] for rank in self.served] + [1.0] * (
@@ -319,11 +333,11 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
             for slot, each in zip(peers.slots, gradients, strict=True)
         ]
         moving = [(n, way) for n, way in enumerate(peers.lanes) if not way.lane.is_frozen]
-        talks = []
+        sends = []
         for n, way in moving:
             for slot, share in enumerate(of_slot):
-                talks.append(way.send(slot, way.combine(slot, by_slot[slot][n], share)))
-        came = together(self._inner_wire, talks)
+                sends.append(way.send(slot, way.combine(slot, by_slot[slot][n], share)))
+        received = together(self._inner_wire, sends)
         num_slots = len(peers.slots)
         of_lane = [
             rates.learning_rates[number]
@@ -334,7 +348,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
             self._inner_wire,
             [
                 way.apply(
-                    came[i * num_slots : (i + 1) * num_slots], weights, of_lane[n], rates.step
+                    received[i * num_slots : (i + 1) * num_slots], weights, of_lane[n], rates.step
                 )
                 for i, (n, way) in enumerate(moving)
             ],
@@ -348,20 +362,19 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         by: Sequence[int],
         counts: Sequence[int],
     ) -> list[Tensor]:
-        """Float32 to some ranks, and from others, in the type of the wire.
-
-        Returns what came from each of ``by``.
-        """
+        """Send float32 to some ranks, in the wire's type; returns what each of ``by`` sent."""
         before = self.wire.sent
         size = self._ranks.world_size
-        going = [0] * size
-        coming = [0] * size
+        send_counts = [0] * size
+        receive_counts = [0] * size
         parts = dict(zip(to, floats, strict=True))
         for rank, part in parts.items():
-            going[rank] = len(part)
+            send_counts[rank] = len(part)
         for rank, count in zip(by, counts, strict=True):
-            coming[rank] = count
-        came = self.wire.carry(torch.cat([parts[rank] for rank in sorted(parts)]), going, coming)
+            receive_counts[rank] = count
+        received = self.wire.carry(
+            torch.cat([parts[rank] for rank in sorted(parts)]), send_counts, receive_counts
+        )
         self._bytes[purpose] += self.wire.sent - before
-        ends = [0, *accumulate(coming)]
-        return [came[ends[rank] : ends[rank + 1]] for rank in by]
+        ends = [0, *accumulate(receive_counts)]
+        return [received[ends[rank] : ends[rank + 1]] for rank in by]

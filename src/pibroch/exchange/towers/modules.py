@@ -1,6 +1,6 @@
 """Tower modules between the two halves of the lookup: each runs on the ranks that have its tower.
 
-What it gives crosses hosts.
+Their outputs cross hosts.
 
 Shape legend: B samples of this rank, P of all ranks that it serves, F_t features of tower t, N
 width of embeddings, G vectors of width D that all towers give, and widths[g] numbers a sample that
@@ -31,7 +31,7 @@ class PlacedTowers(nn.Module):
     Args:
         towers: all.
         held: numbers of those here.
-        to_home: brings what they give, ``[P, ..., D]``, to the ranks whose samples it is, ``[B, G,
+        to_home: sends outputs ``[P, ..., D]`` to the ranks whose samples they are; returns ``[B, G,
             D]``.
 
     Attributes:
@@ -50,17 +50,17 @@ class PlacedTowers(nn.Module):
         self._to_home = to_home  # a function, which a deep copy of the model shares
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """``[P, F_here, N]``, the features of these towers one after the other, to ``[B, G, D]``."""
+        """From ``[P, F_here, N]``, features in the order of these towers, to ``[B, G, D]``."""
         parts = zip(self.towers.values(), embedded.split(self._num_features, 1), strict=True)
         return self._to_home(torch.cat([tower(part) for tower, part in parts], 1))
 
 
 def place_towers(model: M, embeddings: Embeddings) -> M:
-    """Let the modules of a model's towers run where their tables are, under the exchange ``towers``; returns the model.
+    """Let the modules of a model's towers run where their tables are; returns the model.
 
-    What the model's :class:`~pibroch.models.Towers` holds is afterwards the part of this rank's
-    group of hosts, whose gradients are summed over that group alone. Call it, then
-    :func:`pibroch.data_parallel`, on every rank; from then on call the model with
+    This is for the exchange ``towers``. The model's :class:`~pibroch.models.Towers` then holds
+    the part of this rank's group of hosts, whose gradients are summed over that group alone. Call
+    it, then :func:`pibroch.data_parallel`, on every rank; from then on call the model with
     ``embeddings(batch)``, which gives what the towers here read. Under other exchanges, in one
     process, on hosts that are one group, without towers, and for towers that pass through, the
     model stays as it is, and so do its results.
@@ -112,7 +112,8 @@ def _check(
 ) -> list[range]:
     """The towers of each group of hosts, by number.
 
-    Raises ConfigError where model and exchange do not fit.
+    Raises:
+        ConfigError: where model and exchange do not fit.
     """
     if len({table.dim for table in embeddings.tables}) > 1 or any(
         t.pooling == "none" for t in embeddings.tables
@@ -122,20 +123,21 @@ def _check(
         )
     if isinstance(model, Model) and model.config.embedding_dropout:
         raise ConfigError(
-            f"embedding_dropout {model.config.embedding_dropout} with towers that run before embeddings arrive",
+            f"embedding_dropout {model.config.embedding_dropout} with towers that run before"
+            " embeddings arrive",
             "0",
             "set model.embedding_dropout=0, or another exchange",
         )
     held = towers_of_groups(len(towers.groups), len(exchange.places.groups))
     readers = tuple(feature for table in embeddings.tables for feature in table.features)
-    wanted = [
+    model_features = [
         tuple(_names(readers, [towers.groups[number] for number in numbers])) for numbers in held
     ]
-    known = [tables.features for tables in exchange.tables]
-    if wanted != known:
+    exchange_features = [tables.features for tables in exchange.tables]
+    if model_features != exchange_features:
         raise ConfigError(
-            f"an exchange with features {known} on its groups of hosts",
-            f"{wanted}, as the model's towers have them",
+            f"an exchange with features {exchange_features} on its groups of hosts",
+            f"{model_features}, as the model's towers have them",
             "give embeddings `groups` as the model has them",
         )
     return held
@@ -173,8 +175,8 @@ def _to_home(
                 "the batch looked up last",
                 "call the model right after embeddings(batch), or give it the call",
             )
-        came = _ToHome.apply(outputs.float().flatten(1), exchange, peers, widths)
-        whole: Tensor = torch.cat(came, 1).unflatten(1, (-1, width)).to(outputs.dtype)
+        outputs_at_home = _ToHome.apply(outputs.float().flatten(1), exchange, peers, widths)
+        whole: Tensor = torch.cat(outputs_at_home, 1).unflatten(1, (-1, width)).to(outputs.dtype)
         return whole
 
     return to_home

@@ -14,12 +14,14 @@ from pibroch.kernels.arrays import Bytes
 ONE_HOT = 1
 WEIGHTED = 2
 BY_ID = 4
-"""What numbers in a head say of a batch: each bag has one id, so that lengths do not travel; ids have weights; rows are wanted
-id by id."""
+"""Marks of a batch in a head.
+
+Each bag has one id, so that lengths do not travel; ids have weights; rows are wanted id by id.
+"""
 
 
 def kind_of(batch: JaggedBatch) -> int:
-    """The sum of what is so."""
+    """The marks that a batch has, added."""
     return (
         ONE_HOT * is_one_hot(batch) + WEIGHTED * (batch.weights is not None) + BY_ID * batch.by_id
     )
@@ -38,7 +40,7 @@ def packed(batch: JaggedBatch, kind: int, id_type: DTypeLike) -> Bytes:
 def unpacked(
     message: Bytes, num_samples: int, kind: int, features: tuple[str, ...], id_type: DTypeLike
 ) -> JaggedBatch:
-    """What :func:`packed` was given, without dense features and labels."""
+    """The batch of :func:`packed`, without dense features and labels."""
     # copied: may lie unaligned
     num_bags = len(features) * num_samples
     data = message.tobytes()

@@ -1,4 +1,4 @@
-"""Which ranks look up a tower, and which of them does it for the samples of which rank: the peers of SPTT (DMT, Sec. 3.1.1)."""
+"""Which ranks look up a tower, and for whose samples: the peers of SPTT (DMT, Sec. 3.1.1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TowerPlaces:
 
     @classmethod
     def of(cls, topology: Topology, hosts_per_group: int) -> TowerPlaces:
-        """So many hosts a group, in their order; the last group may have fewer.
+        """Groups of ``hosts_per_group`` hosts in their order; the last may have fewer.
 
         >>> TowerPlaces.of(Topology.of(["a", "a", "b", "c", "c"]), 2).groups
         ((0, 1, 2), (3, 4))
@@ -42,7 +42,7 @@ class TowerPlaces:
 
     @property
     def num_ranks(self) -> int:
-        """In all groups."""
+        """Ranks in all groups."""
         return sum(map(len, self.groups))
 
     def group_of(self, rank: int) -> int:
@@ -62,11 +62,11 @@ class TowerPlaces:
         )
 
     def most_served(self, group: int) -> int:
-        """The most that a member of a group serves."""
+        """The most ranks that a member of a group serves."""
         return max(len(self.served_by(rank)) for rank in self.groups[group])
 
     def order_of(self, group: int) -> list[tuple[int, int]]:
-        """For every rank in turn its peer's place in a group, and its own place among those that this peer serves.
+        """For every rank in turn its peer's place in a group, and its own among those served by it.
 
         >>> TowerPlaces(((0, 1), (2, 3))).order_of(1)
         [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -86,9 +86,7 @@ class TowerPlaces:
 
 
 def hosts_of(num_ranks: int, ranks_per_host: int) -> Topology:
-    """A topology that somebody declares.
-
-    So many consecutive ranks a host, the last one perhaps fewer.
+    """A declared topology: ``ranks_per_host`` consecutive ranks a host, the last perhaps fewer.
 
     >>> hosts_of(5, 2).ranks_by_host
     ((0, 1), (2, 3), (4,))
@@ -97,7 +95,7 @@ def hosts_of(num_ranks: int, ranks_per_host: int) -> Topology:
 
 
 def places_for(topology: Topology, num_towers: int, hosts_per_tower: int | None) -> TowerPlaces:
-    """Groups of hosts for so many towers, which are shared out evenly where there are more towers than groups.
+    """Groups of hosts for ``num_towers`` towers; with more towers than groups each has several.
 
     >>> places_for(hosts_of(4, 1), 2, None).groups, places_for(hosts_of(2, 1), 4, None).groups
     (((0, 1), (2, 3)), ((0,), (1,)))

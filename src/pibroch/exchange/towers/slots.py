@@ -1,4 +1,4 @@
-"""What a lane inside a group of hosts does for the ranks that its members serve, each of them apart.
+"""What a lane inside a group of hosts does for the ranks that its members serve, one by one.
 
 A member looks up the batches of several ranks, its **slots**. Within a slot all is as in
 :mod:`pibroch.exchange.alltoall`; what differs is the update: an owner adds the gradients of all
@@ -21,7 +21,7 @@ from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.pooled_lane import BagRoute, PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane, RowRoute
-from pibroch.exchange.messages import Talk
+from pibroch.exchange.messages import Messages
 from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records
@@ -52,17 +52,17 @@ class LaneSlots(ABC, Generic[L, S]):
         """What owners need of the gradient of a slot's embeddings."""
 
     @abstractmethod
-    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
-        """Bring it to the owners; returns what came here, by member."""
+    def send(self, slot: int, sums: Tensor) -> Messages[Records]:
+        """Send it to the owners; returns what this member received, by member."""
 
     @abstractmethod
     def apply(
-        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
-    ) -> Talk[None]:
+        self, received: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Messages[None]:
         """Update each touched row of this member once.
 
         Args:
-            came: of each slot.
+            received: by :meth:`send`, for each slot.
             shares: by which gradients of each rank are to be multiplied, where :meth:`combine` did
                 not.
             rate: of the update.
@@ -71,7 +71,7 @@ class LaneSlots(ABC, Generic[L, S]):
 
     @property
     def num_columns(self) -> int:
-        """Of what travels."""
+        """Floats of a vector that travels."""
         return self.lane.layout.width
 
 
@@ -80,26 +80,29 @@ class RowSlots(LaneSlots[RowLane, RowRoute]):
 
     def __init__(self, lane: RowLane, routes: Sequence[RowRoute], order: Order) -> None:
         super().__init__(lane, routes, order)
-        asked = [_split(route.asked, route.asked_counts) for route in routes]
-        self._updates = group_rows(np.concatenate([asked[slot][member] for member, slot in order]))
+        rows_given = [_split(route.rows_given, route.counts_given) for route in routes]
+        self._updates = group_rows(
+            np.concatenate([rows_given[slot][member] for member, slot in order])
+        )
 
     def combine(self, slot: int, gradient: Tensor, share: float) -> Tensor:
         """See :class:`LaneSlots`."""
         return torch.from_numpy(self.routes[slot].here.sums(gradient, share))
 
-    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
+    def send(self, slot: int, sums: Tensor) -> Messages[Records]:
         """See :class:`LaneSlots`."""
         route = self.routes[slot]
-        return (yield from self.lane.carry(sums, route.wanted, route.asked_counts))
+        return (yield from self.lane.carry(sums, route.counts_wanted, route.counts_given))
 
     def apply(
-        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
-    ) -> Talk[None]:
+        self, received: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Messages[None]:
         """See :class:`LaneSlots`."""
         lane = self.lane
         optimizer = self.lane.optimizer
         parts = [
-            _split(rows, route.asked_counts) for rows, route in zip(came, self.routes, strict=True)
+            _split(rows, route.counts_given)
+            for rows, route in zip(received, self.routes, strict=True)
         ]
         gradients = np.concatenate([parts[slot][member] for member, slot in self.order])
         updates = self._updates
@@ -124,19 +127,19 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         """See :class:`LaneSlots`; owners multiply."""
         return self.routes[slot].combine(gradient)
 
-    def send(self, slot: int, sums: Tensor) -> Talk[Records]:
+    def send(self, slot: int, sums: Tensor) -> Messages[Records]:
         """See :class:`LaneSlots`."""
         route = self.routes[slot]
         own = self.lane.bags_of(route.num_samples[self.lane.rank])
         return (yield from self.lane.carry(sums, own, [len(ids.offsets) - 1 for ids in route.bags]))
 
     def apply(
-        self, came: Sequence[Records], shares: Sequence[float], rate: float, step: int
-    ) -> Talk[None]:
+        self, received: Sequence[Records], shares: Sequence[float], rate: float, step: int
+    ) -> Messages[None]:
         """See :class:`LaneSlots`."""
         parts = [
             _split(vectors, [len(ids.offsets) - 1 for ids in route.bags])
-            for vectors, route in zip(came, self.routes, strict=True)
+            for vectors, route in zip(received, self.routes, strict=True)
         ]
         totals = []
         for (member, slot), share in zip(self.order, shares, strict=True):
@@ -154,7 +157,7 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         optimizer = self.lane.optimizer
         hyper = optimizer.hyper(rate, step)
         update_rows(self.lane.shard, optimizer, self._updates, np.concatenate(totals), hyper, step)
-        yield from ()  # a talk that has nothing to say
+        yield from ()  # a generator that sends nothing
 
 
 AnySlots = RowSlots | BagSlots

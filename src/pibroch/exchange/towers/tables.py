@@ -1,6 +1,4 @@
-"""What each group of hosts holds, and where its embeddings lie among those of all.
-
-Pure bookkeeping.
+"""The tables of each group of hosts, and where their embeddings lie among those of all tables.
 
 Shape legend: B samples of a rank, S columns of all pooled embeddings, S_g of a group's, V ids of
 tables that are not pooled.
@@ -64,19 +62,16 @@ class TablesHere:
         )
 
     def shapes(self, batch: JaggedBatch) -> list[tuple[int, ...]]:
-        """Of what the tables give for a batch.
-
-        Pooled embeddings once, then what is not pooled, group by group.
-        """
+        """Shapes of a batch's embeddings: pooled ones once, then the others, group by group."""
         own = [(self._num_ids(each, batch), each.space.dim) for each in self._by_id(batch)]
         return [(batch.batch_size, self.width), *own] if self._has_room(batch) else [*own]
 
-    def flat(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor:
-        """What a lookup here gave for a batch, a tensor for each of the groups, as floats one behind the other."""
-        return torch.cat([part.reshape(-1) for part in self._once(batch, found)])
+    def flat(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
+        """The embeddings of a batch, a tensor for each of the groups, as floats in one row."""
+        return torch.cat([part.reshape(-1) for part in self._once(batch, parts)])
 
     def unflat(self, batch: JaggedBatch, floats: Tensor) -> list[Tensor]:
-        """The inverse: a tensor for each of the groups, the same for all that are pooled."""
+        """The inverse of :meth:`flat`: a tensor for each group, one for all that are pooled."""
         shapes = self.shapes(batch)
         parts = [
             part.view(shape)
@@ -89,13 +84,16 @@ class TablesHere:
         ]
 
     def num_floats(self, batch: JaggedBatch) -> int:
-        """That the tables give for a batch."""
+        """How many floats the embeddings of a batch are."""
         return sum(_sizes(self.shapes(batch)))
 
     def put(self, batch: JaggedBatch, floats: Tensor, whole: Sequence[Tensor]) -> None:
-        """Write what came of a batch with all features to its places among the embeddings of all tables."""
-        found = self.unflat(batch, floats)
-        for part, target, pairs in self._parts(batch, found, whole):
+        """Write the embeddings of a batch, flat, to their places among those of all tables.
+
+        The batch has the features of all tables.
+        """
+        parts = self.unflat(batch, floats)
+        for part, target, pairs in self._parts(batch, parts, whole):
             for here, there in pairs:
                 target[there] = part[here]
 
@@ -108,7 +106,7 @@ class TablesHere:
         return floats
 
     def _parts(
-        self, batch: JaggedBatch, found: Sequence[Tensor], whole: Sequence[Tensor]
+        self, batch: JaggedBatch, tensors: Sequence[Tensor], whole: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor, list[tuple[Index, Index]]]]:
         """Each tensor once, with that of all tables, and where in both the same numbers are."""
         parts: list[tuple[Tensor, Tensor, list[tuple[Index, Index]]]] = []
@@ -118,31 +116,31 @@ class TablesHere:
             blocks: list[tuple[Index, Index]] = [
                 ((rows, here), (rows, there)) for here, there in self.columns
             ]
-            parts.append((found[number], whole[self.number_of[number]], blocks))
+            parts.append((tensors[number], whole[self.number_of[number]], blocks))
         for number, each in enumerate(self.groups):
             if batch.by_id or not each.space.is_pooled:
                 there = self.everywhere[self.number_of[number]]
                 spans = _spans(each, batch)
-                theirs = _spans(there, batch)
+                spans_everywhere = _spans(there, batch)
                 parts.append(
                     (
-                        found[number],
+                        tensors[number],
                         whole[self.number_of[number]],
-                        [((spans[r],), (theirs[r],)) for r in spans],
+                        [((spans[r],), (spans_everywhere[r],)) for r in spans],
                     )
                 )
         return parts
 
-    def _once(self, batch: JaggedBatch, found: Sequence[Tensor]) -> list[Tensor]:
+    def _once(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> list[Tensor]:
         own = [
             f
-            for each, f in zip(self.groups, found, strict=True)
+            for each, f in zip(self.groups, parts, strict=True)
             if batch.by_id or not each.space.is_pooled
         ]
         if not self._has_room(batch):
             return own
         return [
-            next(f for each, f in zip(self.groups, found, strict=True) if each.space.is_pooled),
+            next(f for each, f in zip(self.groups, parts, strict=True) if each.space.is_pooled),
             *own,
         ]
 
@@ -179,21 +177,22 @@ def tables_of_towers(tables: Sequence[Table], towers: Sequence[Sequence[str]]) -
     place = {
         feature: n for n, feature in enumerate(feature for tower in towers for feature in tower)
     }
-    found: list[list[Table]] = [[] for _ in towers]
+    by_tower: list[list[Table]] = [[] for _ in towers]
     for table in sorted(tables, key=lambda table: place[table.features[0]]):
         numbers = [tower_of[feature] for feature in table.features]
         if len(set(numbers)) > 1:
             raise ConfigError(
-                f"features of towers {numbers}, {', '.join(table.features)}, that read one table {table.name!r}",
+                f"features of towers {numbers}, {', '.join(table.features)}, that read one table"
+                f" {table.name!r}",
                 "all readers of a table in one tower",
                 "put them together, or give each a table of its own",
             )
-        found[numbers[0]].append(table)
-    return found
+        by_tower[numbers[0]].append(table)
+    return by_tower
 
 
 def within(plan: Plan, tables: Sequence[Table], members: Sequence[int]) -> Plan:
-    """What of a plan for all ranks is about some tables, for the ranks that hold them.
+    """The part of a plan for all ranks that is about some tables, for the ranks that hold them.
 
     Raises:
         ConfigError: for a table that lies elsewhere too.
@@ -213,13 +212,13 @@ def within(plan: Plan, tables: Sequence[Table], members: Sequence[int]) -> Plan:
 
 
 def _columns(groups: Sequence[TableGroup]) -> dict[tuple[str, str], slice]:
-    """Of each pooled reader, that is feature and table, its columns among those of all of ``groups``."""
-    found = {}
+    """The columns of each pooled reader, that is feature and table, among those of ``groups``."""
+    columns = {}
     for each in groups:
         if each.columns is not None:
             for reader, first in zip(_readers(each), each.columns.first.tolist(), strict=True):
-                found[reader] = slice(first, first + each.columns.dim)
-    return found
+                columns[reader] = slice(first, first + each.columns.dim)
+    return columns
 
 
 def _readers(each: TableGroup) -> list[tuple[str, str]]:
@@ -227,7 +226,7 @@ def _readers(each: TableGroup) -> list[tuple[str, str]]:
 
 
 def _spans(each: TableGroup, batch: JaggedBatch) -> dict[tuple[str, str], slice]:
-    """Of each reader its ids among those of the group."""
+    """For each reader the span of its ids among those of the group."""
     offsets = batch.offsets_of(each.space.features)
     size = batch.batch_size
     readers = _readers(each)
@@ -236,7 +235,7 @@ def _spans(each: TableGroup, batch: JaggedBatch) -> dict[tuple[str, str], slice]
 
 
 def _joined(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Neighbours on both sides as one."""
+    """Join pairs that are neighbours on both sides."""
     joined: list[Pair] = []
     for here, there in pairs:
         if joined and joined[-1][0].stop == here.start and joined[-1][1].stop == there.start:

@@ -21,16 +21,16 @@ T = TypeVar("T", Transfer, Gradients)
 A = TypeVar("A", Opening, StepPlan)
 Integers = NDArray[np.signedinteger]
 MOST_NUMBERS = 1 << 31
-"""In one array: one of equal numbers takes no bytes, so its length is not bounded by what came."""
+"""In one array. Equal numbers take no bytes, so the bytes received do not bound the length."""
 _WIDTHS = (0, 1, 2, 3, 4, 8)
-_FIELDS = 7  # numbers in the head for an array, see _described
+_FIELDS = 7  # numbers in the head for an array, see _packed
 
 
 class Parts(NamedTuple):
     """A plan as numbers, to be sent.
 
     Attributes:
-        head: int64: numbers, and what must be known of each array.
+        head: int64: the plan's numbers, then ``_FIELDS`` numbers for each array.
         body: uint8: the arrays, one after the other.
     """
 
@@ -63,7 +63,7 @@ def _encode_opening(opening: Opening) -> Parts:
 
 
 def decode_opening(parts: Parts) -> Opening:
-    """What was encoded.
+    """Decode an opening.
 
     Raises:
         ProtocolError: for what is no opening.
@@ -86,7 +86,7 @@ def _encode_plan(plan: StepPlan) -> Parts:
 
 
 def decode_plan(parts: Parts) -> StepPlan:
-    """What was encoded.
+    """Decode a plan.
 
     Raises:
         ProtocolError: for what is no plan.
@@ -133,7 +133,10 @@ def _pack(numbers: Sequence[int], arrays: Sequence[Integers]) -> Parts:
 
 
 def _packed(array: Integers) -> tuple[list[int], NDArray[np.uint8]]:
-    """Rows (0 for one dimension), length, bytes of a number here, whether steps travel, least one, width, first; bytes.
+    """An array's numbers in the head, and its bytes.
+
+    In the head: rows (0 for one dimension), length, bytes of a number in memory, whether steps
+    travel, the least number, bytes of a number in the body, the first number.
 
     Example:
         >>> import numpy as np
@@ -146,12 +149,12 @@ def _packed(array: Integers) -> tuple[list[int], NDArray[np.uint8]]:
     steps = np.diff(flat, prepend=flat[:1])
     step_low, step_width = _range(steps[1:])
     takes_steps = step_width < width
-    described = [array.shape[0] if array.ndim > 1 else 0, flat.size, array.itemsize, takes_steps]
+    head = [array.shape[0] if array.ndim > 1 else 0, flat.size, array.itemsize, takes_steps]
     if takes_steps:
         first = int(flat[0])
         steps[0] = step_low
-        return [*described, step_low, step_width, first], _bytes(steps - step_low, step_width)
-    return [*described, low, width, 0], _bytes(flat - low, width)
+        return [*head, step_low, step_width, first], _bytes(steps - step_low, step_width)
+    return [*head, low, width, 0], _bytes(flat - low, width)
 
 
 def _range(numbers: NDArray[np.int64]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The oracles of several row spaces, one a lane of the exchange, which hear of the same steps and plan them together."""
+"""The oracles of all lanes of an exchange, which plan the same steps together."""
 
 from __future__ import annotations
 

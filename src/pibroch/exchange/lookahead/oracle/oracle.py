@@ -1,6 +1,4 @@
-"""The oracle (BagPipe, Algorithm 1, for any number of ranks).
-
-Ids of future batches in, a plan for each step out.
+"""The oracle (BagPipe, Algorithm 1, for any number of ranks): future ids in, plans out.
 
 Every rank has one, feeds it the same ids, and gets its own view of the same plan; see
 ``docs/design/0005-lookahead.md`` for the words and rules.
@@ -90,8 +88,8 @@ class StepPlan:
         lookahead: steps in force.
         used: int64 ``[P]``, slots in use on each rank afterwards.
         early: int64, rising addresses that this rank reads :func:`early_steps` later, whose records
-            are at home on servers, and stay as they are until a plan moves them: who asks for a
-            copy now has it then.
+            are at home on servers, and stay as they are until a plan moves them: a copy that is
+            requested now is there by then.
     """
 
     number: int
@@ -110,13 +108,13 @@ class StepPlan:
 
 @dataclass(slots=True)
 class WindowStep:
-    """A step in the window.
+    """A step in the window, as the touches that it has in the ring.
 
     Attributes:
         number: of its first touch.
         begin: index of its first touch in the ring.
         end: index behind its last one.
-        mine: touches of this rank, in the order of its rows.
+        own: touches of this rank, in the order of its rows.
         fresh: touches that the step before has not.
         again: those that it has.
         here: touches that concern this rank, of those that have arrived.
@@ -126,25 +124,23 @@ class WindowStep:
     number: int
     begin: int
     end: int
-    mine: Places
+    own: Places
     fresh: Places
     again: Places
     here: Places = field(default_factory=lambda: np.empty(0, np.int32))
     is_begun: bool = False
 
     def shift(self, by: int) -> None:
-        """The touches lie ``by`` further in a larger ring."""
+        """Move all indices ``by`` further, for a larger ring."""
         self.begin = self.begin + by
         self.end = self.end + by
-        self.mine, self.fresh, self.again, self.here = (
-            each + np.int32(by) for each in (self.mine, self.fresh, self.again, self.here)
+        self.own, self.fresh, self.again, self.here = (
+            each + np.int32(by) for each in (self.own, self.fresh, self.again, self.here)
         )
 
 
 class Oracle:
-    """Plans steps in their order.
-
-    None before the ``lookahead`` steps after it are known, or the last of all.
+    """Plans steps in their order, each once the ``lookahead`` steps after it are known, or all.
 
     Args:
         bounds: int64 ``[P + 1]``, the first address of each rank's home; P is W, or W and the
@@ -235,7 +231,7 @@ class Oracle:
         self._enter()
 
     def _enter(self) -> None:
-        """Take known steps into the window, until it has the step that is planned next and those in force."""
+        """Take known steps into the window, as many as are in force beside the next one."""
         while self._outside and len(self._steps) <= self.in_force:
             rows_of_rank = self._outside.popleft()
             number = self._room_for(sum(map(len, rows_of_rank)))
@@ -252,7 +248,11 @@ class Oracle:
             )
 
     def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
-        """Raise ConfigError when no cache of this capacity could hold what one rank reads in a step with these addresses."""
+        """Refuse a step of which one rank reads more rows than its cache could hold.
+
+        Raises:
+            ConfigError: for such a step.
+        """
         site = self._site
         read = rows_of_rank
         if len(site.bounds) == 2:  # all rows are at home
@@ -260,10 +260,10 @@ class Oracle:
         if site.design == REPLICATED:
             read = [np.concatenate(rows_of_rank)]
         elif site.design == PARTITIONED and site.num_trainers < len(site.bounds) - 1:
-            everything = np.concatenate(rows_of_rank)
-            owner = everything % site.num_trainers
+            all_rows = np.concatenate(rows_of_rank)
+            owner = all_rows % site.num_trainers
             read = [
-                np.concatenate([rows, everything[owner == rank]])
+                np.concatenate([rows, all_rows[owner == rank]])
                 for rank, rows in enumerate(rows_of_rank)
             ]
         if max(map(len, read)) <= self.capacity:
@@ -271,8 +271,8 @@ class Oracle:
         counts = [len(np.unique(rows)) for rows in read]
         if max(counts) > self.capacity:
             raise ConfigError(
-                f"a batch of which rank {int(np.argmax(counts))} reads {max(counts):,} rows, and a cache of "
-                f"{self.capacity:,}",
+                f"a batch of which rank {int(np.argmax(counts))} reads {max(counts):,} rows, and a"
+                f" cache of {self.capacity:,}",
                 "room for the rows of one batch",
                 "raise cache_rows, or train with smaller batches",
             )
@@ -293,7 +293,7 @@ class Oracle:
         slots = self._slots
         step = self._steps[0]
         critical, deferred, local = settle(
-            window, site, slots, step.begin, step.end, step.here, step.mine, self.delayed
+            window, site, slots, step.begin, step.end, step.here, step.own, self.delayed
         )
         last, done = kernels.close(window, slots, step.begin, step.end)
         is_tight = self._is_full(1, ALL)
@@ -344,7 +344,7 @@ class Oracle:
         return None if self._is_full(at, EARLY) else self._arrive(at, EARLY)
 
     def _arrive(self, at: int, which: int) -> Transfer:
-        touches = self._coming(at, which)
+        touches = self._arriving(at, which)
         self._fill_free(len(touches))
         transfer: Transfer
         transfer, here = kernels.arrive(self._window, self._site, self._slots, touches)
@@ -354,7 +354,7 @@ class Oracle:
             step.is_begun = True
         return transfer
 
-    def _coming(self, at: int, which: int) -> Places:
+    def _arriving(self, at: int, which: int) -> Places:
         """The touches of a step that arrive.
 
         Early ones are those that the step before does not touch.
@@ -368,7 +368,7 @@ class Oracle:
 
     def _is_full(self, at: int, which: int) -> bool:
         """Whether some rank has too few slots for the arrival of a step's rows."""
-        touches = self._coming(at, which)
+        touches = self._arriving(at, which)
         used = self._slots.used
         if used.max() + len(touches) <= self.capacity:  # enough, whatever arrives
             return False
@@ -377,7 +377,10 @@ class Oracle:
         return bool((used + needed > self.capacity).any())
 
     def _shrink(self, at: int, which: int) -> list[Transfer]:
-        """Send home what waits for the farthest steps until there is room for a step's arrival, or nothing left to send."""
+        """Send home what waits for the farthest steps, until a step's rows have room.
+
+        It ends as well where nothing is left to send.
+        """
         evicted = []
         nearest = at if which == ALL else at + 1
         for later in range(len(self._steps) - 1, nearest - 1, -1):
@@ -385,29 +388,32 @@ class Oracle:
                 break
             step = self._steps[later]
             gap = step.number - self._steps[1].number
-            waiting = kernels.waiting_for(self._window, self._coming(later, ALL), step.begin, gap)
+            waiting = kernels.waiting_for(self._window, self._arriving(later, ALL), step.begin, gap)
             if len(waiting):
                 evicted.append(kernels.go_home(self._window, self._site, self._slots, waiting))
                 self.in_force = max(1, later - 1)
         return evicted
 
     def _at_servers(self, at: int) -> Ints:
-        """Of the rows that this rank reads in a step those at home on servers that no step before it in the window touches."""
+        """Of the rows that this rank reads in a step, those at home on servers until then.
+
+        No step before it in the window touches these.
+        """
         num_trainers = self._site.num_trainers
         bounds = self._site.bounds
         if not at or at >= len(self._steps) or num_trainers == len(bounds) - 1:
             return np.empty(0, np.int64)
         window = self._window
-        mine = self._steps[at].mine
-        is_new = (window.behind[mine] == 0) & (window.holder[window.number[mine]] == HOME)
-        rows: Ints = np.unique(window.row[mine[is_new]]).astype(np.int64)
+        own = self._steps[at].own
+        is_new = (window.behind[own] == 0) & (window.holder[window.number[own]] == HOME)
+        rows: Ints = np.unique(window.row[own[is_new]]).astype(np.int64)
         return rows[np.searchsorted(rows, bounds[num_trainers]) :]
 
     def _places(self, at: int) -> Ints:
         if at >= len(self._steps):
             return np.empty(0, np.int64)
-        places = np.empty(len(self._steps[at].mine), np.int64)
-        kernels.places_of(self._window, self._steps[at].mine, places)
+        places = np.empty(len(self._steps[at].own), np.int64)
+        kernels.places_of(self._window, self._steps[at].own, places)
         return places
 
     def _free_all(self) -> None:

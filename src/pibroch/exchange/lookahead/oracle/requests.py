@@ -1,8 +1,6 @@
-"""What an oracle is asked, and when it can answer.
+"""Requests to an oracle, which wait until the steps that they depend on are known.
 
-A request waits until the steps that it depends on are known.
-
-Whoever keeps an oracle for a rank keeps its requests so, in the rank's own process or elsewhere.
+The same for an oracle in the rank's own process and for one in another.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Answer = list[Opening] | list[StepPlan]
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a rank asks of the oracle: the opening, or the plan of a step.
+    """A rank's request to the oracle for the opening, or for the plan of a step.
 
     Attributes:
         kind: the oracle's method.
@@ -37,13 +35,13 @@ class PlanRequest:
 
 
 class PlanQueue:
-    """Steps and requests in, requests out whose time has come, in the order of their numbers.
+    """Steps and requests in; requests that can be answered out, in the order of their numbers.
 
     One thread calls it at a time.
 
-    The oracle hears of no more steps than a request names, whatever is known besides: so the
-    answers follow from steps and requests alone, not from when they come, and an oracle that is
-    asked all of them again gives them again.
+    The oracle gets no more steps than a request names, even where more are known. So its answers
+    follow from steps and requests alone, not from the times of their arrival, and an oracle that
+    gets all of them again gives the same answers.
 
     Args:
         oracle: of one rank, all its lanes.
@@ -51,7 +49,8 @@ class PlanQueue:
     Example:
         >>> import numpy as np
         >>> from pibroch.exchange.lookahead.oracle import Oracle
-        >>> queue = PlanQueue(JointOracle([Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)]))
+        >>> oracle = Oracle(np.array([0, 4, 8]), rank=0, lookahead=1, capacity=4)
+        >>> queue = PlanQueue(JointOracle([oracle]))
         >>> queue.ask(0, PlanRequest("open", feed=1, num_steps=1)); queue.take()
         >>> queue.add(1, [[np.array([2, 5]), np.array([5])]]); queue.take()
         (0, PlanRequest(kind='open', feed=1, num_steps=1))
@@ -60,16 +59,15 @@ class PlanQueue:
     def __init__(self, oracle: JointOracle) -> None:
         self._oracle = oracle
         self._feed = self._num_known = self._num_steps = 0
-        self._known: deque[tuple[int, Sequence[Sequence[RowIds]]]] = (
-            deque()
-        )  # those that the oracle has not heard of
+        # feed and rows of the steps that the oracle has not got
+        self._unplanned: deque[tuple[int, Sequence[Sequence[RowIds]]]] = deque()
         self._waiting: dict[int, PlanRequest] = {}
         self._number = 0
         self._refused_after = 0
         self._refusal: ConfigError | None = None
 
     def begin(self, num_steps: int, number: int) -> None:
-        """Begin with other numbers than 0, where others were served before.
+        """Begin with other numbers than 0, in place of a queue that was served before.
 
         Args:
             num_steps: that came before the first one here, which begins a feed.
@@ -83,12 +81,12 @@ class PlanQueue:
 
         With the first step of another feed those before it are forgotten.
         """
-        self._known.append((feed, rows))
+        self._unplanned.append((feed, rows))
         self._num_known += 1
 
-    def _tell(self) -> None:
-        """Let the oracle hear of the next step."""
-        feed, rows = self._known.popleft()
+    def _add_next(self) -> None:
+        """Give the oracle the next step."""
+        feed, rows = self._unplanned.popleft()
         if feed != self._feed:
             self._oracle.restart()
             self._feed = feed
@@ -101,7 +99,7 @@ class PlanQueue:
         self._num_steps += 1
 
     def ask(self, number: int, request: PlanRequest) -> None:
-        """A request; numbers run from 0 without gaps, but may come out of their order."""
+        """Add a request; numbers run from 0 without gaps, but may arrive in any order."""
         self._waiting[number] = request
 
     def take(self) -> tuple[int, PlanRequest] | None:
@@ -120,13 +118,13 @@ class PlanQueue:
             ConfigError: when one of its steps fits into no cache.
             TrainingError: when its feed was left: nobody waits for the answer then.
         """
-        newest = self._known[-1][0] if self._known else self._feed
+        newest = self._unplanned[-1][0] if self._unplanned else self._feed
         if request.feed != newest:
             raise TrainingError(
                 f"a request about feed {request.feed} in feed {newest}", "one about this feed"
             )
         while self._num_steps < request.num_steps:
-            self._tell()
+            self._add_next()
         if self._refusal is not None and request.num_steps > self._refused_after:
             raise self._refusal
         return self._oracle.open() if request.kind == "open" else self._oracle.plan()

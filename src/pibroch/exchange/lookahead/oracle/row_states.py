@@ -74,7 +74,7 @@ class RowStates:
         return numbers
 
     def leave(self, row_of_touch: RowIds, touches: Places) -> None:
-        """Rows of some touches are in nobody's window any more, and at home; their state says so."""
+        """Remove the rows of some touches, which are at home and in nobody's window any more."""
         if not self.is_full:
             table_kernels.remove(self._table, row_of_touch[touches])
 
@@ -84,12 +84,12 @@ class RowStates:
         self._table.counts[:] = 0
 
     def _make_room(self, num_more: int) -> None:
-        """Let so many more rows find places."""
+        """Grow until there are places for ``num_more`` rows."""
         table = self._table
-        wanted = PLACES_PER_ADDRESS * (int(table.counts[0]) + num_more)
-        if wanted <= len(table.pairs):
+        num_needed = PLACES_PER_ADDRESS * (int(table.counts[0]) + num_more)
+        if num_needed <= len(table.pairs):
             return
-        num_places = 1 << (wanted - 1).bit_length()
+        num_places = 1 << (num_needed - 1).bit_length()
         self._table = table_kernels.empty_table(num_places, table.pairs.dtype)
         table_kernels.copy_into(table, self._table)
         more = num_places // PLACES_PER_ADDRESS - len(self._newest)

@@ -1,6 +1,6 @@
 """An oracle on a thread: steps and plan requests in, answers in futures.
 
-The runtime around the pure objects of this room.
+The runtime around the plain objects of this package.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ T = TypeVar("T")
 
 
 class Answers:
-    """Answers to requests by their numbers.
+    """Answers to requests, by their numbers.
 
-    After a failure all that are open have it, and all that come later.
-
-    Threads may call it at once.
+    After a failure all open requests, and all later ones, are answered by its error. Threads may
+    call it at once.
     """
 
     def __init__(self) -> None:
@@ -52,11 +51,11 @@ class Answers:
         return answer
 
     def give(self, number: int, make: Callable[[], Answer]) -> None:
-        """Answer by what ``make`` returns or raises; nobody hears it where all have failed."""
+        """Answer by what ``make`` returns or raises; without effect where all have failed."""
         made = Future[Answer]()
         try:
             made.set_result(make())
-        except Exception as error:  # whoever asked hears of it
+        except Exception as error:  # it is the answer
             made.set_exception(error)
         with self._lock:
             # after `make`: a failure meanwhile has answered already, and is not to be answered
@@ -66,7 +65,7 @@ class Answers:
             pass_on(answer, made)
 
     def fail(self, error: BaseException) -> None:
-        """Answer all by an error, which the first one stays."""
+        """Answer all requests by an error, of several by the first."""
         with self._lock:
             # the first error is the cause, later ones mostly follow from it
             self._failure = self._failure or error
@@ -76,7 +75,7 @@ class Answers:
             answer.set_exception(error)
 
     def submit(self, thread: TaskThread, task: Callable[[], None]) -> None:
-        """Let a thread do a task; if that fails, all fail."""
+        """Run a task on a thread; if that fails, all requests fail."""
         thread.submit(task).add_done_callback(self.notice)
 
     def notice(self, done: Future[None]) -> None:
@@ -96,7 +95,7 @@ def pass_on(answer: Future[T], done: Future[T]) -> None:
 
 
 class OracleThread:
-    """Keeps one rank's oracle on a thread. Threads may call it at once; nothing blocks.
+    """Keeps one rank's oracle on a thread; its methods never block, and any thread may call them.
 
     Args:
         oracle: of all lanes; is touched by ``thread`` alone from now on.
@@ -118,7 +117,7 @@ class OracleThread:
         self._answers.submit(self._thread, partial(self._add, feed, rows))
 
     def ask(self, number: int, request: PlanRequest) -> Future[Answer]:
-        """Request ``number``; its answer, an ``Opening`` or ``StepPlan`` for each lane, is there as soon as it can be.
+        """The answer to request ``number``: an ``Opening`` or ``StepPlan`` for each lane.
 
         Raises:
             ProtocolError: when this number was given to another one that still waits.
