@@ -9,14 +9,16 @@ from benchmarks.cases import CHECK_STEPS
 from benchmarks.contender import BenchmarkError, Competitor
 
 TOLERANCE = {"loss": 1e-4, "pooled": 1e-5, "row_movement": 1e-2}
-"""Largest relative difference within rounding, by the first word of a series. Row movement is looser: where a gradient is
-rounding noise around zero, Adagrad's first step is ±lr by its sign alone. A lost or doubled update
-changes it by far more."""
+"""Largest relative difference within rounding, by the first word of a series.
+
+Row movement is looser: where a gradient is rounding noise around zero, Adagrad's first step is ±lr
+by its sign alone. A lost or doubled update changes it by far more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the check found: the largest relative difference per series, over all contenders of a case."""
+    """The largest relative difference of each series, over all contenders of a case."""
 
     contenders: tuple[str, ...]
     largest: dict[str, float]
@@ -30,7 +32,10 @@ class Agreement:
 
 
 def check_agreement(contenders: Sequence[Competitor]) -> Agreement:
-    """Let all contenders take the same steps from the same weights and compare every series with the first one's.
+    """Check that all contenders compute the same.
+
+    They take the same steps from the same weights, and every series is compared with the first
+    one's.
 
     Raises:
         BenchmarkError: when a difference exceeds its tolerance or a value is not finite.

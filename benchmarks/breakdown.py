@@ -55,7 +55,7 @@ def part_of(path: str) -> str:
 
 
 def parts_ms(times: Times) -> dict[str, np.ndarray]:
-    """Milliseconds ``[steps]`` of each part, the rest included, so that they sum to the steps' times."""
+    """Milliseconds ``[steps]`` of each part and of the rest; they sum to the steps' times."""
     steps_ms = np.concatenate(times.rounds_ms)
     found = {name: np.zeros_like(steps_ms) for name in COLOURS}
     for path, values in times.figures.items():
@@ -66,7 +66,7 @@ def parts_ms(times: Times) -> dict[str, np.ndarray]:
 
 
 def breakdown_rows(row: Row, times: Times) -> list[Row]:
-    """A row for each part that a contender's steps have; ``row`` is what the rows have in common."""
+    """A row for each part of a contender's steps; ``row`` is what the rows have in common."""
     whole_ms = float(np.concatenate(times.rounds_ms).mean())
     rows = []
     for part, values in parts_ms(times).items():
@@ -89,7 +89,10 @@ def breakdown_rows(row: Row, times: Times) -> list[Row]:
 
 
 def beyond_ideal(rows: list[Row]) -> list[str]:
-    """One line a panel: which share of its mean step each contender takes beyond the ideal's, if that was measured."""
+    """One line a panel: the share of its mean step that each contender takes beyond the ideal.
+
+    Where the ideal was measured.
+    """
     lines = []
     for panel in dict.fromkeys(row["panel"] for row in rows):
         step_ms: dict[str, float] = {}

@@ -90,7 +90,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """N batches: ids int64 ``[N, F, B]``, dense float32 ``[N, B, n]``, labels float32 ``[N, B]``."""
+    """Some batches: ids int64 ``[N, F, B]``, dense float32 ``[N, B, n]``, labels ``[N, B]``."""
 
     ids: NDArray[np.int64]
     dense: NDArray[np.float32]

@@ -78,7 +78,10 @@ class Competitor(Protocol):
         """Wait, so that what goes on beside the steps can end."""
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes: ``baseline`` before the set-up, ``peak`` since the set-up or the last check, ``now``."""
+        """Resident bytes: ``baseline``, ``peak`` and ``now``.
+
+        The first is that before the set-up, the second the most since the set-up or the last check.
+        """
 
 
 class Contender:

@@ -71,7 +71,7 @@ def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> 
 
 
 def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:
-    """Megabytes a step: sent on the mean link, and sent or received on the link that carried most."""
+    """Megabytes a step: sent on the mean link, and either way on the link that carried most."""
     steps = sum(turn.steps for turn in carried)
     bytes_per_link = np.array(
         [[(link.sent, link.received) for link in turn.links] for turn in carried]
@@ -112,7 +112,10 @@ def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SI
 
 
 def comparison(outcome: Outcome, label: str) -> str:
-    """A contender's step time against that of the faster form of TorchRec and of the ideal, where they ran."""
+    """A contender's step time over that of TorchRec's faster form and over the ideal's.
+
+    Each where it was measured.
+    """
     parts = []
     for other, name in (
         (outcome.torchrec, f"TorchRec's step time ({outcome.torchrec})"),

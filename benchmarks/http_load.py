@@ -1,4 +1,7 @@
-"""Servers as processes, and ``wrk``, a generator of load in C that takes little of the cores that servers want."""
+"""Servers as processes, and ``wrk``, which asks them.
+
+It is written in C and takes little of the cores that servers want.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ end
 function done(summary, latency, requests)
   local errors = summary.errors
   local failed = errors.connect + errors.read + errors.write + errors.timeout + errors.status
-  io.write(string.format("FOUND %d %d %d %d %d %d\\n", summary.requests, summary.duration, latency:percentile(50),
+  io.write(string.format("FOUND %d %d %d %d %d %d\\n",
+    summary.requests, summary.duration, latency:percentile(50),
     latency:percentile(99), latency:percentile(99.9), failed))
 end
 """
@@ -163,7 +167,10 @@ def serve_command(path: Path, *options: object) -> list[str]:
 
 
 def plain_server(label: str, python: Path, folder: Path, kind: str) -> HttpServer:
-    """One of the peers, with FastAPI from this environment where its own has none, and OpenMP's threads tuned as ours."""
+    """One of the peers, with OpenMP's threads tuned as ours.
+
+    FastAPI comes from this environment where the peer's own has none.
+    """
     script = CHECKOUT / "benchmarks" / "workers" / "http_plain.py"
     site = sysconfig.get_paths()["purelib"]
     return HttpServer(

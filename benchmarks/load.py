@@ -10,7 +10,9 @@ NOISY_SHARE = 0.05
 
 
 class ForeignLoad:
-    """Share of all cores that processes other than this one and its workers kept busy since it was made.
+    """Share of all cores that other processes kept busy since it was made.
+
+    Others are all but this process and its workers.
 
     Workers must still run, or have been waited for, when ``share`` is read: both are counted.
     """

@@ -165,7 +165,10 @@ def step_time() -> list[Setting]:
 
 
 def other_models() -> list[Setting]:
-    """At one rate; rows are 16 wide, the first-order weight included, for FBGEMM takes multiples of four alone."""
+    """Contenders at one rate; rows are 16 wide, the first-order weight included.
+
+    FBGEMM takes multiples of four alone.
+    """
     return [
         Setting(MODELS, everybody(SHORTER), dim=dim, model=model, num_batches=SHORTER_BATCHES)
         for model, dim in (("dcnv2", 16), ("deepfm", 15), ("wide_deep", 15))

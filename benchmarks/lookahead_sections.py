@@ -26,7 +26,8 @@ class Section:
 STEP_TIME = Section(
     "step_time",
     "Step time of DLRM (Fig. 9, 15)",
-    "contenders take turns of ten steps, three rounds at each rate, on the same batches from the same weights, after as many "
+    "contenders take turns of ten steps, three rounds at each rate, on the same batches from the "
+    "same weights, after as many "
     "untimed steps as are looked ahead",
 )
 MODELS = Section(

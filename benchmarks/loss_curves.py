@@ -47,7 +47,8 @@ def check_equal(curves: dict[str, Curve]) -> None:
                 raise BenchmarkError(
                     f"loss {loss!r} from {label} but {right!r} from {first} in step {step}",
                     "equal bits",
-                    "nothing is reported until the exchanges give the same numbers; run the conformance suite first",
+                    "nothing is reported until the exchanges give the same numbers;"
+                    " run the conformance suite first",
                 )
 
 

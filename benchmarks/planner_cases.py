@@ -1,4 +1,7 @@
-"""What the topic ``planner`` plans, Criteo extrapolated from a sample, Zipf ids, random cases, and how it is measured."""
+"""The cases of the topic ``planner``, and how a plan is measured.
+
+Criteo extrapolated from a sample, Zipf ids, and random cases.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan's prediction, how long it took, and the process's peak memory until then, the profile included."""
+    """A plan's prediction, the time that it took, and the process's peak memory.
+
+    The profile counts towards the memory.
+    """
 
     prediction: PlanPrediction
     seconds: float

@@ -93,7 +93,8 @@ def table(report: Report) -> str:
     """The report's columns as a Markdown table.
 
     >>> from benchmarks.plots import PlotSpec
-    >>> report = Report("t", "T", [{"name": "a", "p50_ms": 1.26}], ["name", "p50_ms"], PlotSpec("", (), "", "", ""))
+    >>> rows, plot = [{"name": "a", "p50_ms": 1.26}], PlotSpec("", (), "", "", "")
+    >>> report = Report("t", "T", rows, ["name", "p50_ms"], plot)
     >>> print(table(report))
     | name | p50_ms |
     |---|--:|

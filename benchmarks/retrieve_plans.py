@@ -47,7 +47,10 @@ def elsewhere(assignment: Assignment) -> Assignment:
 def write_plans(
     earlier: NDArray[np.int64], case: Case, num_hosts: int, ranks_per_host: int, folder: Path
 ) -> dict[str, str]:
-    """Plans by name, as files: homes alone, with copies for inference, for training, that with other homes, tables in turn.
+    """Plans by name, as files.
+
+    Homes alone; with copies for inference; with copies for training; training with other homes;
+    tables dealt out in turn.
 
     Args:
         earlier: ids of one rank's batches, ``[N, F, B]``.

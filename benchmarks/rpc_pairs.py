@@ -25,9 +25,12 @@ from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
 from pibroch.ports import free_port
 
 SPIN_LITTLE = {"GOMP_SPINCOUNT": "1000"}
-"""For all alike. Else torch's idle threads spin for milliseconds on the cores that the other process wants; how long depends on
-how many threads a process happens to have, so that contenders' *local* steps differed tenfold on a
-busy machine."""
+"""For all alike.
+
+Else torch's idle threads spin for milliseconds on the cores that the other process wants. How long
+depends on how many threads a process happens to have, so that contenders' *local* steps differed
+tenfold on a busy machine.
+"""
 
 
 class Pair:

@@ -1,4 +1,7 @@
-"""Interleaved measurement: A, B, C, A, B, C, ... so that a slow minute of the machine meets every contender alike."""
+"""Interleaved measurement: A, B, C, A, B, C, ...
+
+A slow minute of the machine meets every contender alike.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ QUICK = Schedule(rounds=3, steps_per_round=10, warmup_steps=3)
 
 @dataclass(slots=True)
 class Times:
-    """One contender's times: milliseconds ``[rounds][steps]``, CPU milliseconds a step by round, more of each step by name."""
+    """One contender's times: milliseconds ``[rounds][steps]``.
+
+    Also CPU milliseconds a step by round, and further times of each step by name.
+    """
 
     rounds_ms: list[list[float]] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Tables over two hosts: half the model on each of two hosts of the lab, beside all of it on one of them."""
+"""Half of a model's tables on each of two hosts of the lab, beside all of them on one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO = "two hosts"
 
 
 def hosts(options: Options, load: ForeignLoad) -> Report:
-    """Times of answers from half the tables on each of two hosts, over those from one with all, in turns.
+    """Times of answers with tables on two hosts, over those with all on one, in turns.
 
     A third host asks. Raises what :meth:`benchmarks.lab.network.Network.build` raises where no lab
     can be made.

@@ -66,7 +66,10 @@ Overrides = Sequence[str]
 
 
 def quality(options: Options) -> tuple[list[Row], list[str]]:
-    """AUC of DLRM and DCN, with towers that pass through, and by number of towers and by compression."""
+    """AUC of DLRM and DCN by number of towers and by compression.
+
+    Also of towers that pass their embeddings through.
+    """
     dataset, name = _dataset(options)
     width = DIM // 2
     variants: dict[str, tuple[str, Overrides]] = {
@@ -117,7 +120,10 @@ def quality(options: Options) -> tuple[list[Row], list[str]]:
 
 
 def groups(options: Options) -> tuple[list[Row], list[str]]:
-    """AUC with groups that were learned, dealt out in turn, and planted, on data whose groups are known."""
+    """AUC with groups that were learned, dealt out in turn, and planted.
+
+    The data have groups that are known.
+    """
     from scipy.stats import mannwhitneyu
 
     planted = SyntheticOptions(PLANTED_SAMPLES, max_table_rows=30, groups=4)

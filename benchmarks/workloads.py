@@ -106,7 +106,9 @@ def sample_path() -> Path | None:
 
 
 def criteo_batches(workload: Workload) -> Arrays:
-    """The sample's first rows; a categorical value is hashed to a row, integers become ``log1p`` of their positive part.
+    """The sample's first rows.
+
+    A categorical value is hashed to a row, integers become ``log1p`` of their positive part.
 
     Raises:
         DataError: when the sample is absent or too short.

@@ -30,7 +30,7 @@ def authority(folder, name):
 
 
 def signed(folder, name, by):
-    """Files for ``options.tls``: a certificate signed by ``by``, its key, and ``by``'s certificate."""
+    """Files for ``options.tls``: a certificate signed by ``by``, its key, and that of ``by``."""
     key = folder / f"{name}.key"
     request = folder / f"{name}.csr"
     certificate = folder / f"{name}.pem"

@@ -1,4 +1,7 @@
-"""The blocks of the guides: what each is in, and Python's run as a reader would run them, in a process of their own."""
+"""The blocks of the guides: their languages, and Python's run as a reader would run it.
+
+In a process of their own.
+"""
 
 import importlib
 import os

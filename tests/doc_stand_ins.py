@@ -195,7 +195,7 @@ def serving():
 
 @for_block("docs/export.md", 0)
 def scoring_elsewhere():
-    """Where one of the packages is not installed, a session that scores nothing takes the other runtime's place."""
+    """A session that scores nothing stands in for a runtime that is not installed."""
     from importlib.util import find_spec
 
     from pibroch.serve.dense_onnx import export_onnx

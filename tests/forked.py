@@ -126,7 +126,7 @@ class Program:
 
 @contextmanager
 def ranks(size: int, *arguments: object, **options: Path) -> Iterator[list[Program]]:
-    """A program as each of ``size`` ranks, with the variables by which torchrun tells them their places.
+    """A program as each of ``size`` ranks, with the variables that torchrun sets.
 
     What torchrun itself does is the matter of ``test_launch.py``: it loads everything anew, in each
     rank.

@@ -60,15 +60,17 @@ INTS = [
 ]
 SMALL = [0, 1, 1, 2, 2, 3, -1, -2]
 TEXTS = str.split("""
-    mean sum none max cpu cuda meta constant reflect replicate circular nearest linear bilinear bicubic area fro nuc
-    ij,jk->ik ii->i i,j->ij ...i->... left right tanh forward backward ortho floor trunc relu leaky_relu fan_in fan_out L U
-    reduced complete gelsd torch.FloatTensor quint8 utf-8 %s 1e400 -0x1
+    mean sum none max cpu cuda meta constant reflect replicate circular nearest linear bilinear
+    bicubic area fro nuc ij,jk->ik ii->i i,j->ij ...i->... left right tanh forward backward ortho
+    floor trunc relu leaky_relu fan_in fan_out L U reduced complete gelsd torch.FloatTensor quint8
+    utf-8 %s 1e400 -0x1
 """)
 KEYWORDS = str.split("""
-    dim dim0 dim1 keepdim dtype size device bias weight stride padding dilation groups kernel_size output_size mode value
-    p training affine alpha beta other start end step n s norm reduction ignore_index offsets sorted descending stable
-    unbiased correction decimals accumulate sections indices src index input requires_grad out num_layers hidden_size
-    batch_first bidirectional eps min max side right largest k repeats return_inverse return_counts
+    dim dim0 dim1 keepdim dtype size device bias weight stride padding dilation groups kernel_size
+    output_size mode value p training affine alpha beta other start end step n s norm reduction
+    ignore_index offsets sorted descending stable unbiased correction decimals accumulate sections
+    indices src index input requires_grad out num_layers hidden_size batch_first bidirectional eps
+    min max side right largest k repeats return_inverse return_counts
 """)
 DTYPES = [
     *(
@@ -328,7 +330,8 @@ class State:
 
 def describe(value):
     if isinstance(value, torch.Tensor):
-        return f"T({value.dtype},{tuple(value.shape)},{value.stride() if value.layout is torch.strided else value.layout})"
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return f"T({value.dtype},{tuple(value.shape)},{layout})"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value[:8]))}]"
     return repr(value)[:60]
@@ -430,7 +433,10 @@ def _child(pipe, path, seconds, seed, names):
 
 
 def run(seconds, seed, folder, names=None, context=None):
-    """Fuzz in another process; calls, calls that returned, stalls, slow calls, and how it ended ("" when as it should)."""
+    """Fuzz in another process.
+
+    Returns calls, calls that returned, stalls, slow calls, and how it ended ("" when as it should).
+    """
     context = context or multiprocessing.get_context("forkserver")
     path = f"{folder}/fuzz-{seed}.txt"
     pipe, theirs = context.Pipe(duplex=False)

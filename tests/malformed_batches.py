@@ -170,7 +170,10 @@ def pooled(parts: Parts, weights_of: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def run(folder: Path) -> None:
-    """Run the examples; the last one begins ``folder/last`` when it crashed, what failed is in ``folder/failed``."""
+    """Run the examples; those that failed are in ``folder/failed``.
+
+    The last one begins ``folder/last`` when it crashed.
+    """
     torch.set_num_threads(1)
     embeddings = pb.Embeddings(TABLES, pb.SGD(lr=1e-30))
     counts = {True: 0, False: 0}

@@ -1,4 +1,4 @@
-"""Optimizers with all that they can be told, and a step of random rows and gradients for their kernels."""
+"""Optimizers with all their settings, and a step of random rows for their kernels."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def a_step(dim, width, num_rows=50, num_ids=300, scaled=False, seed=0):
 
 
 def beside_others(grouped, gradients, unit, behind):
-    """The same gradients, of which each is several rows of ``unit`` floats, with others' rows behind it."""
+    """The same gradients, each of several rows of ``unit`` floats, followed by others' rows."""
     num_rows = gradients.shape[1] // unit
     wide = np.full((len(gradients), num_rows + behind, unit), np.nan, np.float32)
     wide[:, :num_rows] = gradients.reshape(len(gradients), num_rows, unit)

@@ -32,11 +32,13 @@ PROBE = """
 import sys, importlib.metadata, pibroch
 from pibroch.config import load_recipe
 assert pibroch.__file__.startswith(sys.prefix), pibroch.__file__
-assert importlib.metadata.version("pibroch") == pibroch.__version__ == sys.argv[1], pibroch.__version__
+version = pibroch.__version__
+assert importlib.metadata.version("pibroch") == version == sys.argv[1], version
 import torch, pibroch as pb
 load_recipe("synthetic_small")
 embeddings = pb.Embeddings([pb.Table("item", 5, 4)], pb.SGD(lr=0.1))
-batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["item"], torch.tensor([[0, 3]]), torch.zeros(2))
+ids = torch.tensor([[0, 3]])
+batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["item"], ids, torch.zeros(2))
 embeddings(batch).sum().backward()
 """
 
@@ -59,7 +61,9 @@ def version_of(root: Path) -> str:
 
 
 def check_changelog(text: str, version: str) -> str:
-    """The newest heading is this version with its date, or ``Unreleased``, and something stands below it; returns which.
+    """The newest heading: this version with its date, or ``Unreleased``.
+
+    Something must stand below it.
 
     Raises:
         ValueError: when it is not so.
@@ -119,7 +123,10 @@ def build_wheel(out: Path, version: str) -> Path:
 
 
 def try_wheel(wheel: Path, folder: Path, version: str, with_dependencies: bool) -> None:
-    """Install it into a new environment, import it from there, train a step and ask the command for its version."""
+    """Install the wheel into a new environment and try it there.
+
+    Import it, train a step and ask the command for its version.
+    """
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     options = [] if with_dependencies else ["--no-deps"]

@@ -129,7 +129,10 @@ class Lab:
         self._cleanup.close()
 
     def launcher(self, rank: int) -> tuple[str, ...]:
-        """What to put before a command so that it runs on this rank's host and dies with the process that started it."""
+        """What to put before a command so that it runs on this rank's host.
+
+        It dies with the process that started it.
+        """
         host = self.network.host(rank // self.ranks_per_host)
         return ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", host)
 

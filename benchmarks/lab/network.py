@@ -181,7 +181,7 @@ class Network:
         return [self._carried(index, LINK) for index in range(self.num_hosts)]
 
     def loopback_bytes(self) -> list[int]:
-        """What each host's processes sent each other by sockets so far; shared memory is not in it."""
+        """Bytes that hosts' processes sent each other by sockets; shared memory is not counted."""
         return [self._carried(index, LOOPBACK).sent for index in range(self.num_hosts)]
 
     def _carried(self, index: int, device: str) -> LinkBytes:
@@ -195,7 +195,7 @@ class Network:
         return _pids([self.host(index) for index in range(self.num_hosts)])
 
     def remove(self) -> None:
-        """End all processes in the lab and delete its namespaces, which takes links and bridge with them."""
+        """End all processes in the lab and delete its namespaces, with links and bridge."""
         _remove(labs().get(self.name, []))
 
 

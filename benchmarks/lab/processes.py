@@ -61,7 +61,10 @@ class RankProcesses:
             reader.join(GRACE_S)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the next rank's process, in a session of its own so that its children can be ended with it."""
+        """Start the next rank's process.
+
+        It has a session of its own, so that its children can be ended with it.
+        """
         rank = len(self._processes)
         try:
             process = subprocess.Popen(
@@ -119,7 +122,7 @@ class RankProcesses:
         return [key.data for key, _ in ready]
 
     def _finish(self, key: selectors.SelectorKey) -> None:
-        """End what is left of a rank's session, and only then let go of the number that names it."""
+        """End what is left of a rank's session, and only then reap the process that names it."""
         process = self._processes[key.data]
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,4 +1,4 @@
-"""Lookup and update alone: pibroch's kernels, FBGEMM's CPU table-batched embeddings, torch's own operators.
+"""Lookup and update alone: pibroch's kernels, FBGEMM's on the CPU, torch's operators.
 
 Each contender looks the same ids up in 26 tables and applies the same gradient with the same
 optimizer.
@@ -94,7 +94,8 @@ def settings(quick: bool) -> list[Setting]:
 
 @topic(
     "kernels",
-    "lookup and update alone, against FBGEMM's CPU operator and torch's EmbeddingBag and index_select",
+    "lookup and update alone, against FBGEMM's CPU operator and torch's EmbeddingBag and"
+    " index_select",
 )
 def run(options: Options) -> Report:
     """Measure all settings."""
@@ -167,7 +168,10 @@ def case_rows(setting: Setting, outcome: Outcome) -> list[Row]:
 
 
 def headlines(rows: list[Row]) -> list[str]:
-    """The fastest ``lookup+update`` of pibroch beside FBGEMM's, each with the number of threads that suits it best."""
+    """The fastest ``lookup+update`` of pibroch beside FBGEMM's.
+
+    Each with the number of threads that suits it best.
+    """
     best: dict[tuple[str, str, int, int], dict[str, Row]] = {}
     for row in rows:
         if row["phase"] == PHASES[1]:

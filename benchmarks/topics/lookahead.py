@@ -1,4 +1,6 @@
-"""The exchange ``lookahead`` on hosts with slow links, in the paper's terms (BagPipe, SOSP'23), and its oracle alone.
+"""The exchange ``lookahead`` on hosts with slow links, and its oracle alone.
+
+In the terms of the paper (BagPipe, SOSP'23).
 
 A section is measured and written for itself: ``benchmarks.lookahead_sections`` says which there
 are, ``lookahead_lineups`` who takes part.

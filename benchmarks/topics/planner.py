@@ -111,7 +111,7 @@ FORMS: tuple[Form, Form] = ("accesses", "transfers")
     SECTIONS,
 )
 def run(options: Options) -> Report:
-    """One section, for Criteo extrapolated from its sample where that is there, and for Zipf ids."""
+    """A section for Criteo extrapolated from its sample, if that is there, and for Zipf ids."""
     make = {METHODS: _methods, BUDGETS: _budgets, THRESHOLDS: _thresholds, HOSTS: _hosts}
     cases = []
     if options.section not in (BOUNDS, COPIES):

@@ -101,7 +101,8 @@ PLOTS = {
 
 @topic(
     "recovery",
-    "seconds from a death to the next new step, by role; goodput; what cuts and checkpoints by time cost",
+    "seconds from a death to the next new step, by role; goodput; what cuts and checkpoints by time"
+    " cost",
     sections=["deaths", "cost", "goodput"],
     quick_sections=["deaths", "cost"],
 )
@@ -305,7 +306,10 @@ def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, optio
 
 
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
-    """Some steps after the last death, and after a new checkpoint where that is what runs go on from."""
+    """Some steps after the last death.
+
+    Where runs go on from a checkpoint, also after a new one.
+    """
     saved = watched.saved_step()
     begin = watched.step()
     if contender in (FROM_MEMORY, RANKS_ALONE):
@@ -416,8 +420,9 @@ def headlines(section: str, rows: list[Row]) -> list[str]:
         ]
     if section == "cost":
         return [
-            f"**{row['rows']} rows, {row['contender']}: {row['of_without']:.3f} of the throughput without, "
-            f"{row['share_of_cuts'] + row['share_of_checkpoints']:.1%} of the training thread's time**"
+            f"**{row['rows']} rows, {row['contender']}: {row['of_without']:.3f} of the throughput"
+            f" without, {row['share_of_cuts'] + row['share_of_checkpoints']:.1%}"
+            " of the training thread's time**"
             for row in rows
             if row["contender"] != "without"
         ]

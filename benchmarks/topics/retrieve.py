@@ -119,7 +119,8 @@ def grounds(section: str, quick: bool) -> list[Ground]:
 
 @topic(
     "retrieve",
-    "rows read where they are: lookups and training on hosts of two ranks, against TorchRec; needs root",
+    "rows read where they are: lookups and training on hosts of two ranks, against TorchRec; needs"
+    " root",
     sections=(LOOKUP, PARTS, TABLES, DLRM, PLACES, MOVING),
     quick_sections=(LOOKUP, PLACES),
 )
@@ -290,10 +291,12 @@ def headline(ground: Ground, outcome: Outcome) -> str:
 def common_meanings() -> list[str]:
     """Of all sections."""
     return [
-        f"{RANKS_PER_HOST} ranks a host, a thread each, all on this machine's cores; plans from the batches before those that "
+        f"{RANKS_PER_HOST} ranks a host, a thread each, all on this machine's cores;"
+        " plans from the batches before those that "
         "are measured, with 5 % extra memory; contenders agree before they are measured",
-        "`of_alltoall`, `of_torchrec`: step time over theirs, median over the rounds; `mb_per_host`: millions of bytes that a "
-        "host's link sent a step, headers included, and `loopback_mb_per_host` those that its ranks sent each other by "
+        "`of_alltoall`, `of_torchrec`: step time over theirs, median over the rounds;"
+        " `mb_per_host`: millions of bytes that a host's link sent a step, headers included,"
+        " and `loopback_mb_per_host` those that its ranks sent each other by "
         "sockets; `TorchRec` is its planner's plan",
     ]
 

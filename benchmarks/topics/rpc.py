@@ -258,7 +258,8 @@ def lineup(phases: Sequence[Phase]) -> Lineup:
 
 @topic(
     "rpc",
-    "remote calls, references and distributed autograd, against torch.distributed.rpc and gRPC; hosts need root",
+    "remote calls, references and distributed autograd, against torch.distributed.rpc and gRPC;"
+    " hosts need root",
     sections=("calls", "ablation"),
     quick_sections=("calls",),
 )
@@ -329,7 +330,10 @@ def prepare(
 def measure_all(
     running: list[Pair], where: str, phases: Sequence[Phase], options: Options
 ) -> list[Row]:
-    """Rows of all phases; ``norpc``, ``nograd`` and ``grad`` give theirs from the parts of their steps."""
+    """Rows of all phases.
+
+    ``norpc``, ``nograd`` and ``grad`` give theirs from the parts of their steps.
+    """
     rows: list[Row] = []
     for phase in phases:
         options.say(f"{where}, {phase.call} {phase.size}")
@@ -364,7 +368,10 @@ def phase_rows(where: str, phase: Phase, times: dict[str, Times]) -> list[Row]:
 
 
 def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[float]]]) -> list[Row]:
-    """Rows of the forward and of the backward part of each timed step, without warm-up steps and those that open a turn."""
+    """Rows of the forward and of the backward part of each timed step.
+
+    Warm-up steps and those that open a turn are left out.
+    """
     warmup = phase.schedule.warmup_steps
     rounds = phase.schedule.rounds
     rows: list[Row] = []
@@ -468,7 +475,7 @@ def lines_note() -> str:
 def code_lines(source: str) -> int:
     """Lines that are neither empty nor comments nor the module's docstring.
 
-    >>> code_lines('"Says what."' + chr(10) * 2 + "x = 1" + chr(10) + "# why" + chr(10) + "y = 2" + chr(10))
+    >>> code_lines(chr(10).join(['"Says what."', "", "x = 1", "# why", "y = 2"]))
     2
     """
     first = ast.parse(source).body[0]

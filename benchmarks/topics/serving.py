@@ -1,4 +1,4 @@
-"""Answers over HTTP: raw rows to scores, how fresh they are, and what several workers take of memory.
+"""Answers over HTTP: raw rows to scores, their freshness, and several workers' memory.
 
 Beside the same model behind plain FastAPI, with torch's tables and with TorchRec's quantised ones.
 All servers are one process (but for the memory of workers), asked over loopback by ``wrk`` with the
@@ -52,7 +52,8 @@ TABLES_FACTOR = 1.1
 
 @topic(
     "serving",
-    "requests/s and latency over HTTP beside FastAPI with torch and with TorchRec; freshness; memory; hosts. Needs `wrk`",
+    "requests/s and latency over HTTP beside FastAPI with torch and with TorchRec; freshness;"
+    " memory; hosts. Needs `wrk`",
     sections=SECTIONS,
     quick_sections=SECTIONS,
 )
@@ -69,7 +70,10 @@ def run(options: Options) -> Report:
 
 
 def requests(options: Options, load: ForeignLoad) -> Report:
-    """Requests a second and times of answers, by rows of a request and connections, contenders in turn."""
+    """Requests a second and times of answers, by rows of a request and by connections.
+
+    Contenders take turns.
+    """
     options.say("a model")
     case = make_case(
         options.scratch / options.section, *((8000, 3000) if options.quick else (60_000, 20_000))

@@ -169,7 +169,10 @@ def case_rows(setting: Setting, case: Case, outcome: Outcome) -> list[Row]:
 
 
 def headline(setting: Setting, outcome: Outcome) -> str:
-    """One line: pibroch against plain torch and the fastest form of TorchRec, and how far its dense model alone would come."""
+    """One line: pibroch against plain torch and the fastest form of TorchRec.
+
+    And how far its dense model alone would come.
+    """
     times = outcome.times["step"]
     peers = {TORCH: TORCH} if TORCH in times else {}
     forms = [label for label in times if label in TORCHREC_FORMS]

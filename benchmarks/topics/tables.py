@@ -82,7 +82,8 @@ SETTINGS = [Setting(what, hosts) for what in SCHEDULES for hosts in (1, 2)]
 
 @topic(
     "tables",
-    "tables of many widths, and sequences read id by id, against TorchRec's collections; needs root",
+    "tables of many widths, and sequences read id by id, against TorchRec's collections; needs"
+    " root",
     sections=list(SCHEDULES),
     quick_sections=["widths"],
 )

@@ -152,7 +152,8 @@ def settings(quick: bool) -> list[Setting]:
 
 @topic(
     "towers",
-    "towers on hosts with slow links, and what they do to quality (DMT); root for the section steps",
+    "towers on hosts with slow links, and what they do to quality (DMT); root for the section"
+    " steps",
     sections=[STEPS, QUALITY, GROUPS],
     quick_sections=[STEPS],
 )
@@ -258,7 +259,8 @@ def measured(setting: Setting, rate: str, lab: Lab, running: list[Team]) -> list
 def headlines(setting: Setting, rows: list[Row]) -> list[str]:
     """A line for each contender but the baseline."""
     return [
-        f"**{setting}, {row['rate']}: {row['contender']} {row['speedup']:.2f}x ({row['speedup_least']:.2f} to "
+        f"**{setting}, {row['rate']}: {row['contender']} {row['speedup']:.2f}x"
+        f" ({row['speedup_least']:.2f} to "
         f"{row['speedup_most']:.2f}) as quick as {BASELINE}**"
         for row in rows
         if row["contender"] != BASELINE

@@ -1,1 +1,4 @@
-"""Contenders: one file each, run as ``python -m benchmarks.workers NAME`` in the environment that has what it needs."""
+"""Contenders, one file each.
+
+Run as ``python -m benchmarks.workers NAME`` in the environment that has what they need.
+"""

@@ -1,4 +1,7 @@
-"""Start one contender: ``python -m benchmarks.workers MODULE[:FUNCTION]`` serves commands until standard input closes."""
+"""Start one contender: ``python -m benchmarks.workers MODULE[:FUNCTION]``.
+
+It serves commands until standard input closes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One rank that trains over channels of gloo's and over channels of shared memory, in turns within the same processes."""
+"""A rank that trains over channels of gloo and over channels of shared memory.
+
+In turns, within the same processes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ CONTENDERS = ("auto", "gloo")
 
 
 class _Training:
-    """A DLRM under ``alltoall``, dense layers summed, and everything that it opens over one transport."""
+    """A DLRM under ``alltoall`` and its summed dense layers, all over one transport."""
 
     def __init__(self, dim: int, name: str, batches: list[pb.JaggedBatch]) -> None:
         with _transport(name):

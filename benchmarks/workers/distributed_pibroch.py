@@ -1,4 +1,4 @@
-"""A rank of DLRM, or of another model, on pibroch's exchanges between ranks, as a user trains it."""
+"""A rank of a model on pibroch's exchanges between ranks, as a user trains it."""
 
 from __future__ import annotations
 

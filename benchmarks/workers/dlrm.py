@@ -70,7 +70,9 @@ class PlainDense(nn.Module):
 
 
 class TrainingSubject:
-    """A contender that trains: one timed phase, ``step``, and a check that returns losses and how far rows moved.
+    """A contender that trains: one timed phase, ``step``, and a check.
+
+    The check returns losses and how far rows moved.
 
     Args:
         step: train on a stored batch, return the loss.

@@ -40,7 +40,7 @@ def build(case: Case) -> TrainingSubject:
 
 
 def dense_model(case: Case) -> Model:
-    """The case's model; DLRM with the case's starting weights, its pairs standing in the case's order."""
+    """The case's model; a DLRM gets the case's starting weights and its order of pairs."""
     if case.model != "dlrm":
         torch.manual_seed(case.seed)
         dim = case.dim - MODELS[case.model].table_dim(0)

@@ -1,4 +1,7 @@
-"""DLRM in plain torch: one ``nn.EmbeddingBag(sparse=True)`` a table, sparse gradients into ``torch.optim``."""
+"""DLRM in plain torch: one ``nn.EmbeddingBag(sparse=True)`` a table.
+
+Sparse gradients go into ``torch.optim``.
+"""
 
 from __future__ import annotations
 

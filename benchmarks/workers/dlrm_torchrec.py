@@ -54,7 +54,10 @@ def _shard(model: nn.Module, case: Case) -> DistributedModelParallel:
 
 
 def _load_tables(sharded: nn.Module, case: Case) -> None:
-    """Copy the starting weights into the fused operators, which TorchRec keeps out of ``modules()``."""
+    """Copy the starting weights into the fused operators.
+
+    TorchRec keeps these out of ``modules()``.
+    """
     collections = (
         module for module in sharded.modules() if isinstance(module, ShardedEmbeddingBagCollection)
     )

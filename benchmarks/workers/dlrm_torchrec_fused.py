@@ -1,4 +1,4 @@
-"""TorchRec's DLRM on its ``FusedEmbeddingBagCollection``: fused optimizer, no sharding machinery."""
+"""TorchRec's DLRM on its ``FusedEmbeddingBagCollection``, without sharding machinery."""
 
 from __future__ import annotations
 

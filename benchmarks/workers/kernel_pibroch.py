@@ -1,4 +1,7 @@
-"""pibroch's lookup and update as its ``local`` exchange runs them, id checks and grouping included, autograd not."""
+"""pibroch's lookup and update as its ``local`` exchange runs them.
+
+With id checks and grouping, without autograd.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Torch's own lookups: ``nn.EmbeddingBag`` or ``nn.Embedding`` (an ``index_select``) per table, sparse gradients."""
+"""Torch's own lookups with sparse gradients.
+
+A table is an ``nn.EmbeddingBag`` or an ``nn.Embedding`` (an ``index_select``).
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,10 @@ def _contenders(rank: int, size: int) -> tuple[dict[str, Call], Callable[[], Non
 def collective(
     rank: int, size: int, nbytes: int, rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Seconds of each synchronous all-to-all of ``nbytes`` a peer, by contender, in turns; k = 0."""
+    """Seconds of each synchronous all-to-all of ``nbytes`` a peer, by contender; k = 0.
+
+    Contenders take turns.
+    """
     contenders, close = _contenders(rank, size)
     send = torch.randint(
         0, 256, (size * nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank)
@@ -179,7 +182,11 @@ def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
 
 
 def _delay(seconds: float) -> None:
-    """As long as was drawn: a sleep ends some 0.06 ms late, so that the last tenth of a millisecond is spent looking."""
+    """Wait as long as was drawn.
+
+    A sleep ends some 0.06 ms late, so the last tenth of a millisecond is spent looking at the
+    clock.
+    """
     end = time.perf_counter() + seconds
     if seconds > AWAKE_S:
         time.sleep(seconds - AWAKE_S)
@@ -190,7 +197,10 @@ def _delay(seconds: float) -> None:
 def delayed(
     rank: int, size: int, name: str, bound: int, delays: Sequence[float]
 ) -> tuple[float, list[float]]:
-    """Seconds of one all-to-all a step behind a delay, at most k outstanding, and the delays as they were."""
+    """Seconds of one all-to-all a step behind a delay, and the delays that there were.
+
+    At most k are outstanding.
+    """
     group = groups(bound)[name]
     send = torch.zeros(size * 1024)
     outputs = deque(torch.empty_like(send) for _ in range(bound + 2))
@@ -289,7 +299,10 @@ def pipelined(
 
 
 def remembered(rank: int, size: int, path: str, bound: int) -> dict[str, int]:
-    """Bytes of a pipeline's slots and segments, and of the largest messages of a batch and a dense result."""
+    """Bytes of a pipeline's slots and segments, and of its largest messages.
+
+    Those are of a batch and of a dense result.
+    """
     model, embeddings, batches = _model(path, rank, size)
     pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
     before = embeddings.ranks.traffic.received

@@ -25,7 +25,8 @@ Span = tuple[str, float, float]
 def own_times(spans: Iterable[Span]) -> dict[str, float]:
     """The time of each part without what lies within it, by its path; spans of one thread.
 
-    >>> own_times([("wait", 2.0, 5.0), ("forward", 1.0, 6.0), ("backward", 6.0, 8.0), ("wait", 7.0, 8.0)])
+    >>> spans = [("wait", 2.0, 5.0), ("forward", 1.0, 6.0)]
+    >>> own_times([*spans, ("backward", 6.0, 8.0), ("wait", 7.0, 8.0)])
     {'forward': 2.0, 'forward/wait': 3.0, 'backward': 1.0, 'backward/wait': 1.0}
     """
     own: dict[str, float] = defaultdict(float)

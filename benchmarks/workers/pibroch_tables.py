@@ -48,7 +48,7 @@ def jagged_batches(ids_NFB: Tensor, dense_NBn: Tensor, labels_NB: Tensor) -> lis
 
 
 def parts(case: Case) -> Parts:
-    """The parts of this rank's steps; ``wait`` is what pibroch counts as waiting for other ranks."""
+    """The parts of this rank's steps; ``wait`` is the time spent waiting for other ranks."""
     told = Parts(case.is_told)
     ranks = Ranks.joined()
     if told.is_on:

@@ -38,7 +38,10 @@ class PlainDCNv2(nn.Module):
 
 
 class PlainWideAndDeep(nn.Module):
-    """First-order weights (last column of the rows), a linear function of the dense features, a deep network."""
+    """First-order weights, a linear function of the dense features, a deep network.
+
+    The first are the last column of the rows.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()

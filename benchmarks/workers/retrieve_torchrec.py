@@ -1,4 +1,7 @@
-"""A rank that looks rows up, or trains tables alone, with TorchRec's sharded collection and its planner's plan."""
+"""A rank that looks rows up, or trains tables alone, with TorchRec.
+
+By its sharded collection and its planner's plan.
+"""
 
 from __future__ import annotations
 

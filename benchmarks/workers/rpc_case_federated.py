@@ -1,4 +1,7 @@
-"""Federated averaging: the server sends its model, clients train it on samples of their own, the server takes the mean."""
+"""Federated averaging over RPC.
+
+The server sends its model, clients train it on samples of their own, the server takes the mean.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def seeded(module: M, seed: int) -> M:
-    """The module with matrices uniform in ±1/sqrt(their last dimension), biases 0 and the scales of norms as they are."""
+    """The module with drawn matrices and with biases of 0.
+
+    Matrices are uniform in ±1/sqrt(their last dimension), scales of norms stay.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -90,7 +90,7 @@ class Session:
 def _timed(
     step: Callable[[int], object], first: int, steps: int, tell: Callable[[], dict[str, float]]
 ) -> dict[str, Any]:
-    """Wall milliseconds of each step, CPU milliseconds of all threads a step, and what else is told of each step."""
+    """Wall milliseconds of each step, CPU milliseconds of all threads a step, and notes."""
     times_ms = []
     told = []
     cpu_start = time.process_time()

@@ -1,4 +1,4 @@
-"""The batches, tables and optimizers of the conformance suite, and one run of a case on one rank."""
+"""Batches, tables and optimizers of the conformance suite; one run of a case on a rank."""
 
 import logging
 from dataclasses import replace
@@ -196,7 +196,7 @@ def loss_of(pooled, size=None, first=0):
 
 
 def run_steps(channel, name, shape, kind, exchange="alltoall", **options):
-    """Train one case; returns this rank's pooled embeddings of each step, and its pieces at the end.
+    """Train one case; returns this rank's pooled embeddings of each step, and its pieces.
 
     Between steps there are lookups without an update, as evaluation makes them, with and without
     feed.
@@ -420,7 +420,10 @@ def bytes_of_a_stream(channel, *args, **options):
 
 
 def gather_and_spread(channel, placement):
-    """All tables with optimizer state after some steps, gathered, spread into other embeddings, and gathered again."""
+    """All tables with optimizer state after some steps, gathered twice.
+
+    Between the two they are spread into other embeddings.
+    """
     tables = SHAPES["odd_dims"]
     rank = channel.ranks.rank
 
@@ -519,7 +522,10 @@ def numbers_between(sender, receiver):
 
 
 def exchange_numbers(channel):
-    """Exchange them; returns what came of each kind from each rank, and the bytes that were sent, as said and as counted."""
+    """Exchange parts; returns those that arrived, of each kind from each rank.
+
+    Also the bytes that were sent, by the channel's count and by ours.
+    """
     here = channel.ranks.rank
     ranks = range(channel.ranks.world_size)
     came = []
@@ -770,7 +776,7 @@ def load_a_state_dict(channel, exchange, **options):
 
 
 def name_what_a_state_dict_lacks(channel, exchange, **options):
-    """What ``state_dict`` says where tables lie on several ranks, and its shapes where each is whole."""
+    """What ``state_dict`` says of tables on several ranks, and its shapes of whole ones."""
     embeddings = pb.Embeddings(
         SHAPES["odd_dims"], pb.SGD(lr=0.1), exchange=exchange, channel=channel, **options
     )

@@ -40,7 +40,7 @@ def placements_of(name):
 
 
 FEW = {"retrieve": ("row_wise", "mixed")}
-"""Exchanges whose lanes are those of another one, which is held to the contract under all placements."""
+"""Placements of exchanges whose lanes are another's, which is held to the contract under all."""
 CASES = [
     (name, words)
     for name in OF_SEVERAL_RANKS

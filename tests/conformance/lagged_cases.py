@@ -46,7 +46,10 @@ def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
 
 
 def message(number, sender, receiver, seed):
-    """Of a random size, sometimes none, sometimes more than a slot, and of content that says whose it is."""
+    """A part of random size whose content says whose it is.
+
+    Some are empty, some larger than a slot.
+    """
     choices = random.Random(f"{seed} {number} {sender} {receiver}")
     size = choices.choice([0, 1, 8, 200, SLOT_BYTES, SLOT_BYTES + 1, choices.randrange(20_000)])
     return np.frombuffer(choices.randbytes(size), np.uint8)

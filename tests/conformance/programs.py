@@ -26,7 +26,10 @@ NO_ROOM = "no room in the cache"
 
 
 def setting_of(seed):
-    """Tables and optimizer, by name, of a program, and options for the exchange that is to give the bits of ``alltoall``."""
+    """Tables and optimizer of a program, by name, and options for the exchange.
+
+    That exchange is to give the bits of ``alltoall``.
+    """
     rng = np.random.default_rng([seed, 1])
     wire = str(rng.choice(["float32"] * 4 + ["bfloat16"]))
     cache = str(rng.choice(["lrpp", "lrpp", "partitioned", "replicated"]))

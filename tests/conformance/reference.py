@@ -31,7 +31,7 @@ class Reference:
 
     @property
     def records(self):
-        """All numbers, table by table, weights before state, as :func:`cases.records_of` has them."""
+        """All numbers, table by table, weights before state, as :func:`cases.records_of` does."""
         found = []
         for table in self.tables:
             widths = [table.dim, *self.optimizers[table.name].state_fields(table.dim).values()]

@@ -109,7 +109,7 @@ def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copie
 
 
 def look_up_before_loading(channel):
-    """What is said to a rank that looks up rows of its own, and of one that has loaded them once more; and afterwards."""
+    """Errors on a rank that looks up rows of its own, before and after others load them again."""
     embeddings = pb.Embeddings(
         [pb.Table("a", 40, 16)], pb.SGD(lr=1.0), exchange="retrieve", channel=channel
     )
@@ -136,7 +136,10 @@ _KEPT: dict = {}
 
 
 def prepare_alone(channel, **options):
-    """Tables that later calls look up in, and their batch's embeddings by ``alltoall``; all ranks."""
+    """Tables that later calls look up in, and their batch's embeddings by ``alltoall``.
+
+    All ranks call it.
+    """
     tables = SHAPES["any"]
     right = pb.Embeddings(
         tables, optimizers("sgd", "any"), exchange="alltoall", seed=3, channel=channel

@@ -1,4 +1,7 @@
-"""Embedding servers, an oracle or data processors as processes of the tests' own, which all worlds of trainers may join."""
+"""Embedding servers, an oracle or data processors as processes of the tests' own.
+
+All worlds of trainers may join them.
+"""
 
 import os
 
@@ -61,7 +64,10 @@ def _serve(pipe, serve, rendezvous, number, opens):
 
 
 def run(channel, rendezvous, num_servers, function, *args, central=False, **options):
-    """A function, of the cases if by name, with its rows on servers, if there are any, and a central oracle if asked for."""
+    """Run a function, of the cases if by name, with rows on servers and a central oracle.
+
+    Each where it is asked for.
+    """
     servers = join(rendezvous, num_servers, channel.ranks.rank, with_oracle=central)
     options |= {"oracle": ORACLE_NAME} if central else {}
     try:

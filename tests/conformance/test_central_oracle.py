@@ -1,4 +1,7 @@
-"""The lookahead exchange gives the bits of ``alltoall`` when a central oracle plans for all ranks, with servers and without."""
+"""Under a central oracle, the lookahead exchange gives the bits of ``alltoall``.
+
+With embedding servers and without.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The lookahead exchange gives the bits of ``alltoall``, whatever its cache, its lookahead and the program around it."""
+"""The lookahead exchange gives the bits of ``alltoall``.
+
+Whatever its cache, its lookahead and the program around it.
+"""
 
 from functools import lru_cache
 
@@ -101,7 +104,7 @@ def test_same_bits_for_rows_of_16_bits(worlds, size, cache, wire):
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_narrow_wire_rounds_as_alltoalls_does(worlds, size, wire, cache):
-    """Rows that stay where they are read are rounded like those that travel: the same bits again."""
+    """Rows that stay where they are read are rounded like those that travel: the same bits."""
     for name in ("adagrad", "adam"):
         reference = worlds(size).run(run_stream, name, SIZES, look_at=(5,), wire=wire)
         results = worlds(size).run(

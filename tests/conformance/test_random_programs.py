@@ -14,7 +14,10 @@ PROGRAMS_PER_TEST = 6
 
 
 def check_same(seed, found, expected):
-    """What all ranks saw; a program for which the cache was too small stopped on all ranks at the same place."""
+    """What all ranks saw.
+
+    A program for which the cache was too small stops on all ranks at the same place.
+    """
     shape, name, _ = programs.setting_of(seed)
     whole = {}
     for rank, (mine, other) in enumerate(zip(found, expected, strict=True)):

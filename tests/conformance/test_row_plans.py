@@ -99,7 +99,7 @@ def test_tables_move_whole_and_from_outside(worlds):
 
 
 def assert_gathered_and_spread(world, plan):
-    """Whole tables are gathered from rows anywhere as from evenly spaced ones, and spread to them."""
+    """Whole tables are gathered from rows anywhere as from evenly spaced ones, and back."""
     (first, *nothing), (again, *_) = (
         world.run(cases.gather_and_spread, placement=placement) for placement in ("row_wise", plan)
     )

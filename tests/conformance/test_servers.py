@@ -1,4 +1,7 @@
-"""The lookahead exchange gives the bits of ``alltoall`` when its rows lie on embedding servers, other processes all of them."""
+"""With its rows on servers, the lookahead exchange gives the bits of ``alltoall``.
+
+Embedding servers are other processes.
+"""
 
 import numpy as np
 import pytest

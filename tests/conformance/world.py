@@ -40,7 +40,7 @@ class World:
                 process.kill()
 
     def run(self, function, *args, **kwargs):
-        """``function(channel, *args, **kwargs)`` on all ranks; returns the results in rank order."""
+        """Run ``function(channel, *args, **kwargs)`` on all ranks; results in rank order."""
         self.ask(function, *args, **kwargs)
         answers = [self._receive(rank) for rank in range(self.size)]
         self.num_threads = max(num_threads for *_, num_threads in answers)

@@ -258,7 +258,10 @@ def destroyed(channel, transport):
 
 
 def profiled(channel):
-    """Spans of the backend's exchanges by name, whether waited for at once or later, of equal parts, ragged or in lists."""
+    """Spans of the backend's exchanges by name.
+
+    Waited for at once or later, of equal parts, ragged or in lists.
+    """
     group = group_of(1)
     size = channel.ranks.world_size
     # rank 0 sends two rows to each, the others one

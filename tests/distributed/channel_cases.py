@@ -150,7 +150,7 @@ def topology(channel):
 
 
 def policies_of_gloo_threads(channel):
-    """Those of a channel that was just opened, and those that somebody then gave them, after another one was opened."""
+    """Counts of a channel that was just opened, and after another one was opened."""
     before = gloo_threads()
     first = channel.ranks.open_channel()
     threads = gloo_threads() - before

@@ -75,7 +75,7 @@ class Run:
         self.folder = CheckpointFolder(Path(folder), keep, full_every, channel)
 
     def train(self, first, last):
-        """Steps ``first`` to ``last``, this one included, of the same batches at every number of ranks."""
+        """Steps ``first`` to ``last``, both included; the same batches at every number of ranks."""
         session = self.session
         rank = self.channel.ranks.rank
         size = self.channel.ranks.world_size
@@ -228,7 +228,10 @@ def try_to_resume_with_each_file_damaged(channel, data, folder, files):
 
 
 def die_while_saving(channel, data, folder, rank, where):
-    """Save once; in a second saving, one rank ends itself with signal 9 in the ``where``-th file that it flushes."""
+    """Save twice; in the second saving a rank ends itself with signal 9.
+
+    That happens in the ``where``-th file that it flushes.
+    """
     run = Run(channel, data, folder)
     run.train(1, 1)
     run.save(1)

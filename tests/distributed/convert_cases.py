@@ -29,7 +29,10 @@ def cut(table, kind):
 
 
 def write(channel, model, folder, kind):
-    """``model.pt``, whole, as each rank's file and as a folder of DCP, in nested dictionaries with an optimizer's state."""
+    """``model.pt``: whole, as each rank's file, and as a folder of DCP.
+
+    In nested dictionaries, with an optimizer's state.
+    """
     state = torch.load(model, weights_only=True)
     mine = {
         name: cut(tensor, kind) if "embedding_bags" in name else tensor

@@ -228,7 +228,10 @@ def far_from_zero(channel):
 
 
 def few_samples(channel, num_samples):
-    """Batch norm of a global batch of none or one sample, on the last rank, passes by its running statistics."""
+    """Batch norm passes a global batch of none or one sample by its running statistics.
+
+    The sample is the last rank's.
+    """
     norm = data_parallel(BatchNorm(3), channel.ranks)
     is_last = channel.ranks.rank == channel.ranks.world_size - 1
     x = torch.full((num_samples if is_last else 0, 3), 2.0)
@@ -286,7 +289,7 @@ def two_calls_in_one_pass(channel, sizes):
 
 
 def later_layers(channel, how):
-    """What is said of layers that are trained later, and gradients once they belong to the model."""
+    """Errors for layers that are trained later, and gradients once they are the model's."""
     torch.manual_seed(channel.ranks.rank)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(how != "thawed")
@@ -357,7 +360,10 @@ def _settles_at(most):
 
 
 def train_in_rounds(rank, port):
-    """Join, train and leave again and again, as a job does whose group changes: nothing may stay."""
+    """Join, train and leave again and again, as a job does whose group changes.
+
+    Nothing may stay.
+    """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)

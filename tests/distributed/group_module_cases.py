@@ -54,7 +54,7 @@ def route_here(blocks):
 
 
 class Rows(torch.autograd.Function):
-    """Rows to other ranks; what comes back of their gradients is multiplied by ``scale`` on its way."""
+    """Rows to other ranks; their gradients are multiplied by ``scale`` on the way back."""
 
     @staticmethod
     def forward(ctx, rows, channel, going, coming, scale):
@@ -227,7 +227,7 @@ def load(channel, data, folder):
 
 
 def mean_in_a_group(channel):
-    """A module of two out of three ranks by the mean over the samples of these, and nothing else."""
+    """A module of two out of three ranks learns from the mean over these ranks' samples."""
     group = channel.ranks.group([2, 0])
     if group is None:
         return None

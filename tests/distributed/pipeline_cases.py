@@ -249,7 +249,10 @@ def steps(channel, slow, most_delay_s, num_steps=100):
 
 
 def chosen_in_runs(channel):
-    """Whether ranks with different numbers of batches end together, whichever bound they choose on the way."""
+    """Whether ranks with different numbers of batches end together.
+
+    Whichever bound they choose on the way.
+    """
     rank = channel.ranks.rank
     model, embeddings = make(channel, "row_wise")
     pipeline = pb.BoundedLagPipeline(model, embeddings)

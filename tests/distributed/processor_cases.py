@@ -74,7 +74,7 @@ def problem_of(channel, rendezvous, path, told_path, told_digest, num_processors
 
 
 def problem_of_loss(channel, rendezvous, path, processes):
-    """What is raised when processors are killed in the middle of an epoch, and nobody takes their place."""
+    """The error when processors are killed within an epoch and nobody takes their place."""
     client.COME_BACK_S = 0.5
     dataset = EncodedDataset.open(path)
     processors = Processors(

@@ -191,7 +191,7 @@ def save_damage_and_load(channel, folder):
 
 
 def save_badly(channel, folder):
-    """What ranks say of saving at different steps, of what cannot be stored, and of a row that is not finite."""
+    """Errors of saving at different steps, of what cannot be stored, of a row not finite."""
     program = Program(channel)
     said = []
     program.train(1, 1)
@@ -216,7 +216,7 @@ def save_once(channel, folder):
 
 
 def dcp_parts(program):
-    """As torch's own tools put models and optimizers into DCP's checkpoints, and the tables beside them."""
+    """Models and optimizers in DCP's checkpoints by torch's own tools, tables beside them."""
     model, optimizer = get_state_dict(program.model, program.optimizer)
     schedulers = {name: each.state_dict() for name, each in program.scheduler.items()}
     return {

@@ -1,4 +1,4 @@
-"""Rank 1 dies while rank 0 waits, in a collective, for rank 2, which lives and does something else."""
+"""Rank 1 dies while rank 0 waits, in a collective, for rank 2, which does something else."""
 
 import os
 import sys

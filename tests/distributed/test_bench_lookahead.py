@@ -36,7 +36,9 @@ SETTING = Setting(MODELS, ENTRIES, dim=7, model="deepfm", num_batches=8, batch_s
 
 @pytest.fixture
 def case(tmp_path):
-    """Three tables for embeddings of dim 7 and a first-order weight, eight global batches of 2 x 32.
+    """Tables for embeddings of dim 7 and a first-order weight; eight global batches.
+
+    Three tables, batches of 2 x 32.
 
     Of so many rows that TorchRec's planner does not replicate them.
     """

@@ -162,16 +162,21 @@ import torch, torch.distributed as dist
 from pibroch import Adagrad, Embeddings, JaggedBatch, Table
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
-embeddings = Embeddings([Table(f"C{i}", 20000, 64) for i in range(8)], Adagrad(lr=0.02), exchange="alltoall")
+tables = [Table(f"C{i}", 20000, 64) for i in range(8)]
+embeddings = Embeddings(tables, Adagrad(lr=0.02), exchange="alltoall")
 ids = torch.randint(20000, (8, 2048))
-batch = JaggedBatch.from_one_hot(torch.zeros(2048, 1), embeddings.row_space.features, ids, torch.zeros(2048))
+features = embeddings.row_space.features
+batch = JaggedBatch.from_one_hot(torch.zeros(2048, 1), features, ids, torch.zeros(2048))
 embeddings(batch).sum().backward()
 print("the end")
 """
 
 
 def test_a_program_may_end_right_after_backward():
-    """Its last gradients still travel then, and no thread may come back into an interpreter that is gone."""
+    """Its last gradients still travel when it ends.
+
+    No thread may come back into an interpreter that is gone.
+    """
     place = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

@@ -188,7 +188,7 @@ def test_a_failure_on_one_rank_is_an_error_on_all(worlds, data, tmp_path, how, e
 def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(
     worlds, data, tmp_path, rank, where
 ):
-    """Rank 1 dies in the middle of its tables, rank 0 with the manifest written and only the rename to come."""
+    """Rank 1 dies within its tables, rank 0 after the manifest and before the rename."""
     world = World(2)
     try:
         with pytest.raises((AssertionError, EOFError)):

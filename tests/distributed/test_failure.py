@@ -1,4 +1,7 @@
-"""A rank fails: all others end within seconds with its name, its step and its reason, and the run goes on to the same bits."""
+"""A rank fails: all others end within seconds, and the run goes on to the same bits.
+
+They name the rank, its step and its reason.
+"""
 
 import os
 import random

@@ -44,7 +44,10 @@ def moves(run):
 
 
 def saved(run, data):
-    """Records of all tables in the last checkpoint, and its other files but the manifest, which names the run's settings."""
+    """Records of all tables in the last checkpoint, and its other files.
+
+    Without the manifest, which names the run's settings.
+    """
     folders = CheckpointFolder(run / "checkpoints", 9)
     folder = run / "checkpoints" / f"step-{folders.steps()[-1]:08d}"
     manifest = read_manifest(folder)

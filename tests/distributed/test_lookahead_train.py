@@ -40,7 +40,10 @@ VARIANTS = {
 
 
 def saved(folder):
-    """All files of checkpoints; manifests without the recipe's embedding table, which names the exchange; which is the best."""
+    """All files of checkpoints, and which is the best.
+
+    Manifests are without the recipe's embedding table, which names the exchange.
+    """
     files = files_below(folder / "checkpoints")
     for name in [name for name in files if name.endswith("manifest.json")]:
         files[name] = json.loads(files[name])

@@ -1,4 +1,7 @@
-"""Each recipe of an exchange trains, by the commands that its comment names, which the page that it names has, too."""
+"""Each recipe of an exchange trains, by the commands that its comment names.
+
+The page that it names has them too.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A plan's prediction beside what a run under it has sent, as `pibroch plan explain --run` shows it."""
+"""A plan's prediction beside the bytes that a run sent: `pibroch plan explain --run`."""
 
 import json
 

@@ -21,7 +21,7 @@ from small_run import make_config, run_command, train_here
 
 @pytest.fixture(scope="module", params=["average=0.9", "bf16=true"])
 def case(request, data, tmp_path_factory):
-    """A run and its data: float32 averages over 26 ids a sample, or bfloat16 layers over bags of them."""
+    """A run and its data: float32 averages over 26 ids a sample, or bfloat16 over bags."""
     folder = tmp_path_factory.mktemp("runs")
     if request.param == "bf16=true":
         data = folder / "bags"

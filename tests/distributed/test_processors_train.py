@@ -1,4 +1,7 @@
-"""Data processors: batches, checkpoints and curves are those of the loader in the trainer, whoever is killed."""
+"""Data processors: batches, checkpoints and curves are those of the trainer's loader.
+
+Whoever is killed.
+"""
 
 import json
 import os
@@ -39,7 +42,10 @@ def expected(worlds, data, tmp_path_factory):
 
 
 def saved(folder):
-    """All files of checkpoints; manifests without the parts of the recipe that name who makes batches and holds rows."""
+    """All files of checkpoints, manifests without some parts of the recipe.
+
+    Those that name who makes batches and holds rows.
+    """
     files = files_below(folder / "checkpoints")
     for name in [name for name in files if name.endswith("manifest.json")]:
         files[name] = json.loads(files[name])
@@ -184,7 +190,10 @@ def test_a_processor_runs_its_own_functions_only(worlds, processors):
 
 
 def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(data, tmp_path):
-    """That a run whose ranks and processors were killed goes on to the same bits is shown in ``test_recovery.py``."""
+    """Killed processors are named.
+
+    That such a run goes on to the same bits is shown in ``test_recovery.py``.
+    """
     recipe = tmp_path / "processors.toml"
     endless = tmp_path / "endless"
     recipe.write_text(to_toml(make_config(data, *RAGGED, "data.processors=2").model_dump()))

@@ -1,4 +1,7 @@
-"""Whatever dies, the run ends by itself with the bits of one that nothing happened to, and says what was lost."""
+"""Whatever dies, the run ends with the bits of one that nothing happened to.
+
+By itself, and it says what was lost.
+"""
 
 import json
 import os

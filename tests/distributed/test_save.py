@@ -1,4 +1,7 @@
-"""A program of one's own, killed and resumed by `pibroch.save` and `pibroch.load`, on as many ranks and on others."""
+"""A program of one's own, killed and resumed by `pibroch.save` and `pibroch.load`.
+
+On as many ranks and on others.
+"""
 
 import logging
 import os
@@ -48,7 +51,10 @@ def killed(tmp_path_factory):
 
 
 def numbers_of(results):
-    """All rows and dense weights from all ranks' pieces, then rates and step, which all ranks have in common."""
+    """All rows and dense weights from all ranks' pieces, then rates and step.
+
+    These all ranks have in common.
+    """
     pieces = [
         ([(piece, {field: array}) for (_, field, *_), (piece, array) in r[0].items()], r[1])
         for r in results

@@ -1,4 +1,7 @@
-"""Programs in TorchRec's manner on several ranks learn what one process learns from the global batches."""
+"""Programs in TorchRec's manner on several ranks learn as one process does.
+
+That process has the global batches.
+"""
 
 import numpy as np
 import pytest

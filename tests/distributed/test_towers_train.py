@@ -1,4 +1,4 @@
-"""`pibroch train` with the exchange by towers: killed and resumed, and on other numbers of ranks."""
+"""`pibroch train` by towers: killed and resumed, and on other numbers of ranks."""
 
 import os
 import shutil

@@ -35,7 +35,10 @@ def state(embeddings):
 
 
 def scaled(channel, exchange, how):
-    """Train with a scaler; in one step rank 1's gradient of rows alone overflows, or that step trains nothing at all."""
+    """Train with a gradient scaler.
+
+    In one step rank 1's gradient of rows alone overflows, or that step trains nothing at all.
+    """
     embeddings = made(exchange)
     rank = channel.ranks.rank
     torch.manual_seed(0)
@@ -61,7 +64,10 @@ def scaled(channel, exchange, how):
 
 
 def recomputed(channel, exchange, way):
-    """Two blocks that look up the same tables, the first of which a backward pass makes again after the second's update."""
+    """Two blocks look up the same tables, the first under activation checkpointing.
+
+    A backward pass makes the first again after the second's update.
+    """
     embeddings = made(exchange)
     torch_rows = []
     torch.manual_seed(0)

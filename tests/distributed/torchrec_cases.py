@@ -1,4 +1,7 @@
-"""A program in TorchRec's manner on one rank: batches of its own, a model called with such a batch."""
+"""A program in TorchRec's manner on one rank, with batches of its own.
+
+The model is called with such a batch.
+"""
 
 from dataclasses import dataclass
 
@@ -87,7 +90,7 @@ def pieces_of(model):
 
 
 def train(channel, sizes, copies=False, empty=None, **options):
-    """Returns what each step's batch was, the summed losses, rows, dense parameters, and the metrics of all ranks."""
+    """Batches of each step, summed losses, rows, dense parameters, and metrics of all ranks."""
     model = Model(**options)
     step_of = pb.data_parallel(
         model, num_samples=(lambda batch: len(batch.labels)) if copies else None

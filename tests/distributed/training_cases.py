@@ -45,7 +45,10 @@ def train(channel, config, folder):
 
 
 def name_what_differs(channel, configs, folder, code=None):
-    """What a run says whose ranks have these configurations each, and the last rank other code, if asked for."""
+    """The outcome of a run whose ranks have these configurations each.
+
+    The last rank may have other code.
+    """
     config = RunConfig.model_validate(configs[channel.ranks.rank])
     usual = sameness.code_digest
     if code is not None and channel.ranks.rank == channel.ranks.world_size - 1:

@@ -24,28 +24,37 @@ import torch.distributed
 
 ABSENT = {
     os: (
-        """EFD_CLOEXEC EFD_NONBLOCK MFD_CLOEXEC O_CLOEXEC O_DIRECT O_DIRECTORY O_NOATIME O_NONBLOCK O_PATH 
-        POSIX_FADV_DONTNEED POSIX_FADV_NORMAL POSIX_FADV_RANDOM POSIX_FADV_SEQUENTIAL POSIX_FADV_WILLNEED SCHED_BATCH
-        SCHED_IDLE SCHED_OTHER chown copy_file_range eventfd eventfd_read eventfd_write fchmod fchown fdatasync fork forkpty
-        getegid geteuid getgid getloadavg getpgid getrandom getuid getxattr killpg lockf memfd_create mkfifo nice pidfd_open
-        pipe2 posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork sched_getaffinity sched_getparam
-        sched_getscheduler sched_param sched_setaffinity sched_setscheduler sched_yield sendfile setns setpriority setsid
-        setxattr splice statvfs sync sysconf uname unshare wait4 waitid"""
+        """
+        EFD_CLOEXEC EFD_NONBLOCK MFD_CLOEXEC O_CLOEXEC O_DIRECT O_DIRECTORY O_NOATIME O_NONBLOCK
+        O_PATH POSIX_FADV_DONTNEED POSIX_FADV_NORMAL POSIX_FADV_RANDOM POSIX_FADV_SEQUENTIAL
+        POSIX_FADV_WILLNEED SCHED_BATCH SCHED_IDLE SCHED_OTHER chown copy_file_range eventfd
+        eventfd_read eventfd_write fchmod fchown fdatasync fork forkpty getegid geteuid getgid
+        getloadavg getpgid getrandom getuid getxattr killpg lockf memfd_create mkfifo nice
+        pidfd_open pipe2 posix_fadvise posix_fallocate pread preadv pwrite pwritev register_at_fork
+        sched_getaffinity sched_getparam sched_getscheduler sched_param sched_setaffinity
+        sched_setscheduler sched_yield sendfile setns setpriority setsid setxattr splice statvfs
+        sync sysconf uname unshare wait4 waitid
+        """
     ),
     select: (
         "epoll kqueue poll EPOLLET EPOLLEXCLUSIVE EPOLLIN EPOLLONESHOT EPOLLOUT EPOLLRDHUP POLLIN"
         " POLLRDHUP"
     ),
     socket: (
-        """AF_NETLINK AF_UNIX AF_VSOCK MSG_DONTWAIT MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL MSG_WAITALL MSG_ZEROCOPY
-        SCM_CREDENTIALS SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK SO_BUSY_POLL SO_INCOMING_CPU SO_PASSCRED SO_PEERCRED
-        SO_REUSEPORT SO_ZEROCOPY TCP_CONGESTION TCP_CORK TCP_DEFER_ACCEPT TCP_INFO TCP_KEEPCNT TCP_KEEPIDLE TCP_KEEPINTVL
-        TCP_NOTSENT_LOWAT TCP_QUICKACK TCP_USER_TIMEOUT recv_fds send_fds"""
+        """
+        AF_NETLINK AF_UNIX AF_VSOCK MSG_DONTWAIT MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL MSG_WAITALL
+        MSG_ZEROCOPY SCM_CREDENTIALS SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK SO_BUSY_POLL
+        SO_INCOMING_CPU SO_PASSCRED SO_PEERCRED SO_REUSEPORT SO_ZEROCOPY TCP_CONGESTION TCP_CORK
+        TCP_DEFER_ACCEPT TCP_INFO TCP_KEEPCNT TCP_KEEPIDLE TCP_KEEPINTVL TCP_NOTSENT_LOWAT
+        TCP_QUICKACK TCP_USER_TIMEOUT recv_fds send_fds
+        """
     ),
     signal: (
-        """SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGUSR1 SIGUSR2 alarm pause
-        pidfd_send_signal pthread_kill pthread_sigmask set_wakeup_fd setitimer siginterrupt sigpending sigtimedwait sigwait
-        sigwaitinfo"""
+        """
+        SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGUSR1 SIGUSR2
+        alarm pause pidfd_send_signal pthread_kill pthread_sigmask set_wakeup_fd setitimer
+        siginterrupt sigpending sigtimedwait sigwait sigwaitinfo
+        """
     ),
     mmap: " ".join(name for name in vars(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))),
 }

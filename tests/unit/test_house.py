@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pibroch
@@ -25,8 +26,13 @@ IGNORES = {
 """Kinds of mypy's errors that may be ignored, and why there is no other way."""
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def each(kind, path):
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kind)]
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, kind)]
 
 
 def times_any(path):
@@ -117,7 +123,7 @@ MODULES = {
 
 def modules_named(name, at_load):
     """Modules that a file imports when it is loaded, or anywhere and for any reason."""
-    left = list(ast.parse(MODULES[name].read_text()).body)
+    left = list(parsed(MODULES[name]).body)
     while left:
         node = left.pop()
         if isinstance(node, ast.Import):

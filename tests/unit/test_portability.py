@@ -1,4 +1,4 @@
-"""What trains in one process needs neither Linux nor POSIX: macOS and Windows are users' laptops."""
+"""Training in one process needs neither Linux nor POSIX: users have laptops."""
 
 import os
 import subprocess

@@ -297,7 +297,10 @@ def second_pass_not_retained():
 
 
 def passes_one_after_another():
-    """Graphs of one context that were made before, and are differentiated one by one, without keeping any."""
+    """Graphs of one context are differentiated one by one.
+
+    They were made before, and none is kept.
+    """
     w0, w1, w2 = (weight("w", each) for each in range(3))
     x = torch.ones(3, dtype=torch.float64)
     calls = []
@@ -321,7 +324,10 @@ def passes_one_after_another():
 
 
 class Loud(torch.autograd.Function):
-    """Counts its backward runs, where it gets zeros for gradients that are absent, as functions do by default."""
+    """Counts its backward runs.
+
+    It gets zeros for gradients that are absent, as functions do by default.
+    """
 
     num_runs = 0
 
@@ -631,7 +637,7 @@ def made(reference, worker):
 
 
 def chained_references():
-    """Values that stay where they are made, and travel between the others; the root is elsewhere."""
+    """Some values stay where they are made, others travel; the root is elsewhere."""
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with autograd.context() as context:
         first = rpc.remote("worker1", scaled, (x, "w", 1))

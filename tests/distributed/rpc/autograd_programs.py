@@ -139,7 +139,7 @@ def _cross(tensors):
 
 
 def expected(seed, num_workers):
-    """Gradients of every worker's leaves by local autograd, and the number of messages that take part."""
+    """Gradients of every worker's leaves by local autograd, and the number of messages."""
     program = make_program(seed, num_workers)
     leaves = [params_of(seed, worker) for worker in range(num_workers)]
     flat = [leaf for worker in leaves for leaf in worker]

@@ -1,4 +1,4 @@
-"""What the workers under attack do meanwhile: honest calls, a log that can be read, measurements."""
+"""Workers under attack: honest calls, a log that can be read, measurements."""
 
 import collections
 import contextlib

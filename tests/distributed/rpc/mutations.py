@@ -136,7 +136,8 @@ def _other_form(frame, chance):
 
 
 _BODIES = str.split("""
-    call answer arrived function method create fetch rrefbackward refs discover backward gradients abort release nothing
+    call answer arrived function method create fetch rrefbackward refs discover backward gradients
+    abort release nothing
 """)
 
 

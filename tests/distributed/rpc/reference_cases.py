@@ -133,7 +133,7 @@ def live_counts():
 
 
 def settle():
-    """Wait until this worker refers to nothing and keeps nothing for others; returns what is left."""
+    """Wait until this worker refers to nothing and keeps nothing; returns what is left."""
     kept.clear()
     if not wait_until(lambda: not any(live_counts().values()), 0.2):
         # for references in cycles, such as those of exceptions with their frames; it takes long

@@ -69,7 +69,7 @@ def error_on_another_worker():
 
 
 def failing_next(to):
-    """The hook fails at ``to``, whose gradient this worker waits for; the caller waits for neither."""
+    """The hook fails at ``to``, for whose gradient this worker waits; the caller does not."""
     return rpc.rpc_sync(to, fails_here, (weight("f", 1) * 2,))
 
 

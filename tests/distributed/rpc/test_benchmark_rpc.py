@@ -1,4 +1,4 @@
-"""Topic ``rpc`` with real pairs, small enough for a test, and the examples whose lines it counts."""
+"""Topic ``rpc`` with real pairs, small enough for a test, and its examples."""
 
 import os
 import subprocess

@@ -35,7 +35,10 @@ def test_tensors_of_all_sizes_come_back(workers):
 
 
 def is_returned(*, keep):
-    """Whether a large argument that comes back lies where it was sent from, not in memory of the callee's."""
+    """Whether a large argument that comes back lies where it was sent from.
+
+    Not in memory of the callee's.
+    """
     from pibroch.rpc.transport.segments import OwnSegment, loan_of
 
     sent = torch.rand(100_000)

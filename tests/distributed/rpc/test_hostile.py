@@ -1,4 +1,7 @@
-"""Hostile peers: a live worker refuses what it must, says why, stays small, and serves the next honest call."""
+"""Hostile peers: a live worker refuses what it must and says why.
+
+It stays small and serves the next honest call.
+"""
 
 import os
 import pickle

@@ -231,7 +231,10 @@ def test_shutdown_waits_for_what_is_under_way(processes):
 
 
 def use_torch_in_new_threads():
-    """What each of eight threads says that compute for the first time, and at once, after init_rpc in a forked process."""
+    """Results of eight threads that compute for the first time, and at once.
+
+    After init_rpc in a forked process.
+    """
     together = threading.Barrier(8)
 
     def compute(_):

@@ -142,7 +142,7 @@ def parameter_loaded():
 
 
 def test_concurrent_steps_lose_nothing(workers):
-    """Plain gradient descent with a constant gradient: the order does not matter, each step counts."""
+    """Plain gradient descent with a constant gradient: each step counts, in any order."""
     crew = workers(3)
     crew.run_all(parameter_loaded)
     before = crew.run(1, value_of, "shared", 1)

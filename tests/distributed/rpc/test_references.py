@@ -401,7 +401,7 @@ def test_nobody_waits_for_a_value_that_will_not_come(crew):
 
 
 def collect_often():
-    """The collector ends references in the middle of everything, with whatever locks the thread holds."""
+    """The collector ends references at any moment, whatever locks the thread holds."""
     import gc
 
     before = gc.get_threshold()

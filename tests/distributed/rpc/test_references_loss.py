@@ -35,7 +35,7 @@ def raised(function, *args):
 
 
 def give_away(num_references):
-    """Values of this worker that others alone refer to: worker1 alone, or worker2 through worker1."""
+    """Values of this worker that others alone refer to: worker1, or worker2 through it."""
     direct = [rpc.RRef(torch.ones(2)) for _ in range(num_references)]
     rpc.rpc_sync("worker1", cases.keep, ("direct", direct))
     indirect = [rpc.RRef(torch.ones(2)) for _ in range(num_references)]

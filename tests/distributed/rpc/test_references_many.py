@@ -36,7 +36,7 @@ def take_over(rrefs, hops):
 
 
 def share_around(num_references):
-    """Make references here and elsewhere, pass them on in batches, forget them while they travel."""
+    """Make references here and elsewhere, pass them on in batches, drop them on the way."""
     me = rpc.get_worker_info().name
     futures = []
     for _ in range(0, num_references, BATCH):

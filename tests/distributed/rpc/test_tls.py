@@ -35,7 +35,7 @@ def certificates(tmp_path_factory):
 
 
 def talk(server, client):
-    """One byte each way over TLS; returns what the server got or raised, and likewise the client."""
+    """One byte each way over TLS; returns what server and client got or raised."""
     outcome = {}
     left, right = socket.socketpair()
 

@@ -53,7 +53,10 @@ def wait_until_seen(crew, num_requests):
 
 @contextlib.contextmanager
 def opened(crew, how):
-    """An attacker's connection through shared memory, over TCP alone, or with a further stream for large tensors."""
+    """An attacker's connection.
+
+    Through shared memory, over TCP alone, or with a further stream for large tensors.
+    """
     with contextlib.ExitStack() as stack:
         target = crew.run(0, hostility.target)
         attacker = stack.enter_context(Attacker(target, unix=how == "shared memory"))

@@ -1,4 +1,6 @@
-"""``pibroch.rpc`` under the names that torch's own RPC suites use, those of ``torch.distributed.rpc`` and its neighbours.
+"""``pibroch.rpc`` under the names that torch's own RPC suites use.
+
+These are the names of ``torch.distributed.rpc`` and its neighbours.
 
 The suites (``torch.testing._internal.distributed``) are in every torch wheel. They are executed
 from there as they are, as modules of a package ``wheel`` of their own: they stand for a user's
@@ -253,7 +255,7 @@ def type_of(api):
 
 
 def creation_of(rref):
-    """``RRef._get_future``: done when the owner has answered, or the timeout of ``remote`` is over."""
+    """``RRef._get_future``: done when the owner answers or ``remote`` times out."""
     import torch
 
     future = torch.futures.Future()

@@ -1,7 +1,9 @@
-"""Run torch's own RPC suites, from the wheel and with their text as it is, with ``pibroch.rpc`` in place of torch's.
+"""Run torch's own RPC suites with ``pibroch.rpc`` in place of torch's.
 
-    PYTHONPATH=src python tests/distributed/rpc/torch_suites.py                       # all: three minutes
-    PYTHONPATH=src python tests/distributed/rpc/torch_suites.py RpcTest.test_add ...  # tests, or parts of their names
+From the wheel, with their text as it is. All of them take three minutes; parts of names choose.
+
+    PYTHONPATH=src python tests/distributed/rpc/torch_suites.py
+    PYTHONPATH=src python tests/distributed/rpc/torch_suites.py RpcTest.test_add ...
 
 Each test gets processes of its own, one a worker, forked from one that has loaded everything. Which
 tests do not pass, and why, is listed in docs/rpc.md; one that fails and is not listed there is an
@@ -49,7 +51,10 @@ FAILED = 1
 
 @dataclass
 class Outcome:
-    """What came of a test: ``passed``, ``skipped``, ``failed`` or ``late``, and what its workers said."""
+    """The outcome of a test, and what its workers printed.
+
+    ``passed``, ``skipped``, ``failed`` or ``late``.
+    """
 
     name: str
     status: str

@@ -1,4 +1,7 @@
-"""Two towers with TorchRec: one for who asks, one for what is offered. two_tower_pibroch.py is the same program, moved."""
+"""Two towers with TorchRec: one for users, one for items.
+
+two_tower_pibroch.py is the same program, moved.
+"""
 
 import shared
 import torch

@@ -1,4 +1,4 @@
-"""What topic ``distributed`` does besides measuring: which settings, whose batches, which ratios."""
+"""Topic ``distributed`` besides measuring: its settings, batches and ratios."""
 
 from itertools import islice, product
 

@@ -1,4 +1,4 @@
-"""The plain models that TorchRec trains are pibroch's: the same starting weights, the same logits."""
+"""The plain models that TorchRec trains have pibroch's starting weights and logits."""
 
 import pytest
 import torch

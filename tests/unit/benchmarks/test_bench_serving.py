@@ -1,4 +1,4 @@
-"""The topic on serving: what it makes of rounds, its case, and that the plain server gives the scores of ours."""
+"""The topic on serving: its rounds and its case, and a plain server with our scores."""
 
 import shutil
 import subprocess

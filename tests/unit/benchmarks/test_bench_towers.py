@@ -59,7 +59,9 @@ def test_partitions_agree_by_pairs():
 
 
 def test_planted_groups_are_found_by_the_embeddings_of_deepfm(tmp_path):
-    """Not by those of a model whose top network weighs each pair, which leaves embeddings free to point anywhere.
+    """A model whose top network weighs each pair does not show the groups.
+
+    It leaves embeddings free to point anywhere.
 
     Of a random partition the index is .65; with twice the samples, as in the benchmark, that of
     DeepFM is 1.

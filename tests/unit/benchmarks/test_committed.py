@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 RESULTS = CHECKOUT / "benchmarks" / "results"
 STALE = RESULTS / "stale.txt"
 MOST_STALE = 34
-"""May fall, never rise: a result that is measured again leaves the list of those without a clean commit of this history."""
+"""Results without a clean commit of this history: may fall, never rise."""
 
 
 def git(*arguments, cwd=CHECKOUT):

@@ -24,7 +24,8 @@ class Interrupts:
                 raise ImportError("initialization failed") from interruption
             raise
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background inherits that it is ignored
+# a test in the background inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
 sys.argv = ["pibroch", "train", "--data", "none"]
 from pibroch.__main__ import main

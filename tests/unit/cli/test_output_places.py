@@ -1,4 +1,4 @@
-"""Where nothing can be written, every command says so in words: exit code 2, and no word of a bug."""
+"""Where nothing can be written, every command says so: exit code 2, and no bug."""
 
 import os
 import subprocess

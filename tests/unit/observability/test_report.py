@@ -10,7 +10,7 @@ from small_run import make_config, train_here
 
 
 class Page(HTMLParser):
-    """Collects what a browser would load from elsewhere, and the tags that were opened and closed."""
+    """Collects what a browser would load from elsewhere, and the tags that are open."""
 
     def __init__(self, text):
         super().__init__()

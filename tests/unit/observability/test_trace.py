@@ -8,7 +8,7 @@ from pibroch.observability.trace import Trace, span, spans
 
 
 def traced(path, num_steps, taken):
-    """Names of the spans in the file of a run of which ``taken`` steps were taken, ``None`` without a file."""
+    """Names of the spans in the file of a run of ``taken`` steps; ``None`` without a file."""
     with StepTrace(path, "rank 0", num_steps) as trace:
         for step in range(1, taken + 1):
             trace.next_step()

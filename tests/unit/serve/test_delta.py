@@ -1,4 +1,4 @@
-"""Deltas: an export and what changed since are together what an export of the newer checkpoint would be."""
+"""Deltas: an export and a delta are together an export of the newer checkpoint."""
 
 import resource
 import shutil
@@ -23,7 +23,7 @@ EVERY = ("train.checkpoint_every=5", "train.steps=20", "train.evaluate_every=20"
 
 @pytest.fixture(scope="module")
 def steps(data, tmp_path_factory):
-    """Checkpoints of one run at steps 5 (full), 10, 15 and 20 (which say what changed since step 5)."""
+    """Checkpoints of one run at steps 5 (full), and 10, 15, 20 (changes since step 5)."""
     config = make_config(data, *EVERY, "train.full_checkpoint_every=9")
     run, _ = train_here(config, tmp_path_factory.mktemp("delta") / "run")
     return {step: run.path / "checkpoints" / f"step-{step:08d}" for step in (5, 10, 15, 20)}

@@ -345,7 +345,10 @@ def test_a_token(small, tmp_path):
 
 
 def test_a_token_that_is_none_or_not_secret(small, tmp_path):
-    """A server that was meant to ask for a token never starts without one, or with one that everybody has."""
+    """A server that was to ask for a token never starts without one.
+
+    Nor with one that everybody has.
+    """
     file = tmp_path / "token"
     for content, mode in ((b"secret-7", 0o644), (b"two words", 0o600)):
         file.write_bytes(content)

@@ -31,7 +31,7 @@ NUM_PARTS = 3
 
 @pytest.fixture(scope="module")
 def exported(clicks, tmp_path_factory):
-    """An export as ``.folder``, and raw ``.columns`` of three rows with the ``.expected`` logits."""
+    """An export as ``.folder``; raw ``.columns`` of three rows and ``.expected`` logits."""
     folder = tmp_path_factory.mktemp("arrival")
     run, _ = train_here(make_config(clicks.data, "train.steps=3"), folder / "run")
     (checkpoint,) = (run.path / "checkpoints").glob("step-*")

@@ -1,4 +1,4 @@
-"""Exports that a stranger wrote, that arrive file by file, or that are changed while they are served."""
+"""Exports by a stranger, that arrive file by file, or that change while served."""
 
 import hashlib
 import json

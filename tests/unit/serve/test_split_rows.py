@@ -1,4 +1,4 @@
-"""Tables split over hosts: the bits of one host, versions, hosts that go and come back, and what is refused."""
+"""Tables split over hosts: the bits of one host, versions, hosts that go, refusals."""
 
 import asyncio
 import json
@@ -482,8 +482,10 @@ class AuthorisedLoad(Load):
 
 
 def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
-    """The same bits from both, also of few rows, which the event loop asks for; a new version only where both have it; a host
-    that is killed is named, and is back."""
+    """The same bits from both, also of few rows, which the event loop asks for.
+
+    A new version serves only where both have it; a host that is killed is named, and comes back.
+    """
     with ExitStack() as stack:
         hosts = TwoHosts(tmp_path, line.folders[0], stack)
         hosts.until_ready()

@@ -1,4 +1,4 @@
-"""A run whose disk is full for a while: it goes on without its logs, and no checkpoint is harmed."""
+"""A run whose disk is full for a while goes on without logs; checkpoints stay whole."""
 
 import json
 import logging

@@ -250,7 +250,10 @@ def test_a_run_does_not_go_on_with_flipped_labels(data, tmp_path):
 
 
 def test_a_checkpoint_of_before_exchanges_had_sections_is_read(data, tmp_path):
-    """Its configuration has all settings of all exchanges beside ``exchange``, its manifest no digest of the data."""
+    """A run as it was saved before: settings of all exchanges beside ``exchange``.
+
+    Its manifest has no digest of the data.
+    """
     run, _ = train_here(
         make_config(data, "train.steps=4", "embedding.exchange=auto"), tmp_path / "run"
     )

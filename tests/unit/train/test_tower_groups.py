@@ -1,4 +1,7 @@
-"""From a trained model to groups of features, and from them to a model with towers that saves and scores."""
+"""From a trained model to groups of features, and to a model with towers.
+
+That model saves and scores.
+"""
 
 import json
 
