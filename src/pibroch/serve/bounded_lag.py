@@ -278,9 +278,8 @@ class BoundedLagPipeline:
                 logits = self._logits(request, embedded)
         except DataError as error:
             return Prediction(request.request_id, None, error)
-        return Prediction(
-            request.request_id, logits.clone()
-        )  # from outside inference mode, a tensor like any other
+        # from outside inference mode, a tensor like any other
+        return Prediction(request.request_id, logits.clone())
 
     def _answers(self, request: _LaggedRequest) -> list[Bytes]:
         """Of all ranks."""

@@ -109,9 +109,8 @@ def find_touched(
     """
     parts = [part for table in manifest.tables.values() for part in table.parts]
     full = {part.file: manifest.files[part.file].sha256 for part in parts if not part.is_delta}
-    if (
-        full != origin or manifest.config.train.average is not None
-    ):  # averages move while their rows rest
+    # averages move while their rows rest
+    if full != origin or manifest.config.train.average is not None:
         return None
     touched = {}
     for name, table in manifest.tables.items():

@@ -144,9 +144,8 @@ def write_onnx(part: DensePart, out: Path) -> None:
     batch = torch.export.Dim("batch")
     scores = _Scores(part.layers.eval().requires_grad_(False), bool(part.num_dense)).eval()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of its own parts, and that both inputs have one batch size
+        # of its own parts, and that both inputs have one batch size
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             scores,
             tuple(inputs.values()),

@@ -20,9 +20,8 @@ from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
 from pibroch.untrusted import Refusal
 
-_one_at_a_time = (
-    threading.Lock()
-)  # torch remembers the device of `with torch.device(...)` for the whole process
+# torch remembers the device of `with torch.device(...)` for the whole process
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)

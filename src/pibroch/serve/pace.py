@@ -38,9 +38,8 @@ class StepPace:
     def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
         self._rank = rank
         self._members = members
-        self._times = np.zeros(
-            (NUM_STEPS + most_ahead + 1, len(members))
-        )  # seconds, of the last steps
+        # seconds, of the last steps
+        self._times = np.zeros((NUM_STEPS + most_ahead + 1, len(members)))
         self._since = time.perf_counter()
         self._waited = 0.0
         self._has_warned = False

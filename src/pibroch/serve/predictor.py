@@ -238,9 +238,8 @@ class Predictor:
                 logits = self._dense(batch.dense, partial(self._model.lookup, batch))
             else:
                 logits = self._dense.finish(batch.dense, begun.dense, begun.rows())  # type: ignore[operator]
-        return logits.to(
-            torch.float32, copy=True
-        )  # a copy from outside inference mode is a tensor like any other
+        # a copy from outside inference mode is a tensor like any other
+        return logits.to(torch.float32, copy=True)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """What computes as the model was trained.

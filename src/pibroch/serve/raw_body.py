@@ -44,11 +44,12 @@ def parse_raw(
             return fields_of_lines(body, schema, columns, max_rows)
         except DataError as error:
             raise Refusal(400, str(error)) from error
+    # the last is what curl says of --data
     if kind not in (
         "",
         "application/json",
         "application/x-www-form-urlencoded",
-    ):  # the last is what curl says of --data
+    ):
         raise Refusal(
             415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}"
         )

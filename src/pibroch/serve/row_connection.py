@@ -135,9 +135,8 @@ class RowConnection(asyncio.Protocol):
         waiting = self._waiting
         while len(waiting) >= REQUEST.size and self._can_go_on:
             checksum, count = REQUEST.unpack_from(waiting)
-            end = REQUEST.size + 8 * min(
-                count, MOST_IDS + 1
-            )  # one too many is enough to be told so
+            # one too many is enough to be told so
+            end = REQUEST.size + 8 * min(count, MOST_IDS + 1)
             if len(waiting) < end:
                 break
             body = bytes(memoryview(waiting)[REQUEST.size : end])

@@ -208,9 +208,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)
     service.batcher = Batcher(options.limits, service.metrics.batch)
-    serving = asyncio.ensure_future(
-        server._serve([listener])
-    )  # its public method takes the signals, and raises them again
+    # its public method takes the signals, and raises them again
+    serving = asyncio.ensure_future(server._serve([listener]))
     reloading = asyncio.ensure_future(_reload(service.store, options.reload_s))
     beating = asyncio.ensure_future(_beat(service.metrics))
     ending = asyncio.ensure_future(asked_to_end.wait())

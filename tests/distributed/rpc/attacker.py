@@ -41,9 +41,8 @@ class Attacker:
         while True:
             try:
                 return self.socket.connect(address)
-            except (
-                BlockingIOError
-            ):  # more connections wait to be accepted than a Unix socket lets wait
+            except BlockingIOError:
+                # more connections wait to be accepted than a Unix socket lets wait
                 assert time.monotonic() < deadline, "nobody accepts"
                 time.sleep(0.001)
 

@@ -240,9 +240,8 @@ def first_error_ends_the_wait():
         failed.wait()
     own = torch.futures.Future()
     with pytest.raises(KeyError):
-        torch.futures.wait_all(
-            [own, failed]
-        )  # futures of torch beside ours, and an error that was there before
+        # futures of torch beside ours, and an error that was there before
+        torch.futures.wait_all([own, failed])
     assert torch.futures.wait_all([]) == []
     own.set_result(5)
     assert torch.futures.wait_all([own, rpc.rpc_async(PEER, _add, (1, 1))]) == [5, 2]
@@ -252,9 +251,8 @@ def remote_to_oneself_has_a_timeout():
     for worker in (HERE, PEER):
         slow = rpc.remote(worker, wait_at, ("self" + worker,), timeout=0.2)
         began = time.monotonic()
-        while (
-            time.monotonic() < began + 0.25
-        ):  # until the timeout is over, also where the owner is another one
+        while time.monotonic() < began + 0.25:
+            # until the timeout is over, also where the owner is another one
             time.sleep(0.01)
         with pytest.raises(RpcTimeoutError, match="RRef creation"):
             slow.to_here()

@@ -290,9 +290,8 @@ def unpark(place):
 
 
 def case_parked():
-    waiting = [
-        rpc.rpc_async(PEER, parked, (index,)) for index in range(100)
-    ]  # far more than threads
+    # far more than threads
+    waiting = [rpc.rpc_async(PEER, parked, (index,)) for index in range(100)]
     assert rpc.rpc_sync(PEER, add, (1, 1)) == 2
     for index in range(100):
         rpc.rpc_sync(PEER, unpark, (index,))

@@ -151,9 +151,8 @@ def case_shapes():
         torch.empty(0, 0),
     )
     complex_ = torch.randn(6, dtype=torch.complex64)
-    assert_comes_back(
-        complex_.conj(), complex_.imag, complex_.conj().imag
-    )  # views that torch has not computed yet
+    # views that torch has not computed yet
+    assert_comes_back(complex_.conj(), complex_.imag, complex_.conj().imag)
     assert there_and_back(torch.ones(2, 3).t()).shape == (3, 2)
 
 
@@ -232,9 +231,8 @@ def case_plain():
     assert there_and_back(int) is int
     assert there_and_back(identity) is identity
     assert there_and_back(Batch) is Batch
-    ordered = there_and_back(
-        collections.OrderedDict(b=1, a=2)
-    )  # containers of collections arrive as what they extend
+    # containers of collections arrive as what they extend
+    ordered = there_and_back(collections.OrderedDict(b=1, a=2))
     assert type(ordered) is dict and list(ordered) == ["b", "a"]
     deep = []
     for _ in range(50):

@@ -15,9 +15,8 @@ def test_random_graphs_equal_local_autograd(workers, num_workers):
     counted = sum(crew.run_all(cases.num_messages))
     for seed in range(100):
         expected += crew.run(0, programs.check, 1000 * num_workers + seed, num_workers)
-    assert (
-        sum(crew.run_all(cases.num_messages)) - counted == expected > 100
-    )  # each gradient message once, and no other
+    # each gradient message once, and no other
+    assert sum(crew.run_all(cases.num_messages)) - counted == expected > 100
     gone(crew)
 
 

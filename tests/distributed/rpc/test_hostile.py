@@ -29,20 +29,17 @@ pytestmark = pytest.mark.timeout(240 + int(os.environ.get("PIBROCH_HOSTILE_FRAME
 LIMITS = Limits(
     metadata_bytes=1 << 20, message_bytes=64 << 20, waiting_strangers=16, handshake_s=10.0
 )
-MAX_GROWTH_BYTES = (
-    48 << 20
-)  # of the attacked process, whatever it is sent under these limits; 300,000 frames took 22 MB
-NUM_FRAMES = int(
-    os.environ.get("PIBROCH_HOSTILE_FRAMES", "20000")
-)  # without a handshake, and with one
+# of the attacked process, whatever it is sent under these limits; 300,000 frames took 22 MB
+MAX_GROWTH_BYTES = 48 << 20
+# without a handshake, and with one
+NUM_FRAMES = int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "20000"))
 
 
 @pytest.fixture(scope="module")
 def crew():
     made = Crew(2, secret=SECRET, limits=LIMITS)
-    made.run(
-        1, hostility.varied_calls, "worker0"
-    )  # all connections that honest calls need are there
+    # all connections that honest calls need are there
+    made.run(1, hostility.varied_calls, "worker0")
     yield made
     made.close()
 
@@ -298,9 +295,8 @@ def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(
         attacker.shake_hands()
         error = error_in(attacker.request(metadata))
         assert type(error).__name__ == name, f"got {error!r}"
-        assert (
-            attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
-        )  # the connection lives
+        # the connection lives
+        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
     assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
 
 
@@ -315,9 +311,8 @@ def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
         for number in range(2000):
             attacker.send(header(Kind.ANSWER, number, len(forged), 0) + forged)
             attacker.send(header(Kind.FAILURE, number, len(failure), 0) + failure)
-        assert (
-            attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
-        )  # it has read all of them
+        # it has read all of them
+        assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
     crew.run(0, hostility.release)
     assert crew.workers[1].result() == "true"
 
@@ -413,9 +408,8 @@ def test_pickles_are_never_opened(crew, victim, tmp_path):
         )
         for kind in (Kind.FAILURE, Kind.ANSWER, Kind.NOTE):
             attacker.send(header(kind, 1, len(data), 0) + data)
-        assert (
-            attacker.request(call_of("hostility:echo", data)).kind == Kind.ANSWER
-        )  # bytes are just bytes
+        # bytes are just bytes
+        assert attacker.request(call_of("hostility:echo", data)).kind == Kind.ANSWER
     with Attacker(victim) as attacker:
         attacker.send(data)  # in place of a handshake
         attacker.wait_closed()

@@ -21,9 +21,8 @@ def test_sixty_four_workers():
     began = time.monotonic()
     crew = rpc_crew.Crew(NUM_WORKERS)
     try:
-        crew.run_all(
-            many_cases.memory_bytes
-        )  # all have imported the module before the first call comes
+        # all have imported the module before the first call comes
+        crew.run_all(many_cases.memory_bytes)
         answers = crew.run_all(many_cases.call_a_neighbour_and_the_owner, NUM_WORKERS)
         assert answers == [(5 * rank + 1, [0, 1, 2]) for rank in range(NUM_WORKERS)]
         assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS

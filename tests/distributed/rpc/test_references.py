@@ -41,9 +41,8 @@ def user_calls_owner():
     theirs = remote("worker1", cases.make, (8,))
     assert not theirs.is_owner() and theirs.owner() == rpc.get_worker_info("worker1")
     assert rpc.rpc_sync("worker1", cases.read, (theirs,)) == ([8.0] * 3, True, True)
-    assert (
-        theirs.confirmed_by_owner()
-    )  # the owner has the value, and its answer came before that of the call
+    # the owner has the value, and its answer came before that of the call
+    assert theirs.confirmed_by_owner()
     return theirs.to_here().tolist() == [8.0] * 3
 
 

@@ -96,9 +96,8 @@ def test_ten_thousand_references_leave_nothing(workers):
     before = crew.run_all(resources)
     for sums in crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS):
         assert sums == [4.0] * (NUM_REFERENCES // NUM_WORKERS // BATCH)
-    assert (
-        sum(counts["values"] for counts in crew.run_all(cases.live_counts)) > 1000
-    )  # some are still held
+    # some are still held
+    assert sum(counts["values"] for counts in crew.run_all(cases.live_counts)) > 1000
     assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
     deadline = time.monotonic() + cases.SETTLE_S
     while (

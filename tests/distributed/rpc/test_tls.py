@@ -66,9 +66,8 @@ def test_workers_of_one_authority_talk(certificates):
 
 def test_a_client_of_another_authority_is_refused(certificates):
     certificate, key, _ = certificates["eve"]
-    client = client_context(
-        (certificate, key, certificates["ann"][2])
-    )  # trusts us, but is not trusted
+    # trusts us, but is not trusted
+    client = client_context((certificate, key, certificates["ann"][2]))
     at_server, _ = talk(server_context(certificates["ann"]), client)
     assert isinstance(at_server, ssl.SSLCertVerificationError)
 
@@ -155,9 +154,8 @@ def test_workers_call_each_other_over_tls_and_strangers_cannot(certificates):
         assert (
             strangers[0].run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
         )
-        assert (
-            strangers[1].run(call_as_stranger, crew.port, None, secret, 1.0) == "RpcTimeoutError"
-        )  # plain TCP: silence
+        # plain TCP: silence
+        assert strangers[1].run(call_as_stranger, crew.port, None, secret, 1.0) == "RpcTimeoutError"
         assert crew.run(0, call_sizes, "worker1")
     finally:
         for worker in (*strangers, crew):

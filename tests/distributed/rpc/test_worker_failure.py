@@ -20,9 +20,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]  # alone: times, idle
 
 LOST_WITHIN_S = 15.0
 GIVEN_BACK_WITHIN_S = 30.0
-MOST_THREADS = (
-    DEFAULT_NUM_WORKER_THREADS + 4
-)  # those of the pool, however busy the machine is, and the others
+# those of the pool, however busy the machine is, and the others
+MOST_THREADS = DEFAULT_NUM_WORKER_THREADS + 4
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TRANSPORTS = {"shared memory": {}, "tcp": {"shared_memory": False}}
 

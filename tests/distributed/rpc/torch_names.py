@@ -35,20 +35,20 @@ RPC_NAMES = (
     *("RRef", "WorkerInfo", "get_rpc_timeout", "get_worker_info"),
     *("is_available", "remote", "rpc_async", "rpc_sync", "shutdown"),
 )
+# other workers run them
 REMOTE_HELPERS = (
     "_gather_to_leader",
     "_broadcast_to_followers",
     "_rref_typeof_on_owner",
-)  # other workers run them
+)
 AUTOGRAD_NAMES = ("backward", "context", "get_gradients")
 
 
 def install():
     """Put our names into torch's modules; once in a process, before anything of theirs runs."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        sys.modules["expecttest"] = types.SimpleNamespace(
-            TestCase=unittest.TestCase
-        )  # a base class, nothing else
+        # a base class, nothing else
+        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)
     import torch.distributed.autograd as torch_autograd
     import torch.distributed.nn
     import torch.distributed.nn.api.remote_module as torch_remote_module
@@ -100,7 +100,8 @@ def install():
         "_gather_to_leader",
         "_broadcast_to_followers",
         "_rref_typeof_on_owner",
-    ):  # run on other workers: under a name of ours
+    ):
+        # run on other workers: under a name of ours
         helper = getattr(api, name)
         helper.__module__ = __name__
         globals()[name] = helper

@@ -148,9 +148,8 @@ def test_known_ones_need_no_allowed_module(value, name):
     callables = Callables(())
     assert callables.name(value) == name
     arrived = callables.resolve(name)
-    assert (
-        arrived is value or arrived.__wrapped__ is value
-    )  # the same behind a look at its arguments
+    # the same behind a look at its arguments
+    assert arrived is value or arrived.__wrapped__ is value
     assert callables.name(arrived) == name
 
 

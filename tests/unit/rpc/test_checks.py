@@ -208,9 +208,8 @@ def test_layers_work():
     state = torch.get_rng_state()
     first = call("torch.nn:Linear", 4, 5, dtype=torch.float64).weight
     torch.set_rng_state(state)
-    assert torch.equal(
-        first, torch.nn.Linear(4, 5, dtype=torch.float64).weight
-    )  # the look before draws no numbers
+    # the look before draws no numbers
+    assert torch.equal(first, torch.nn.Linear(4, 5, dtype=torch.float64).weight)
     assert call("torch.nn:LSTM", 2, 3, num_layers=2)(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
 
 

@@ -93,9 +93,8 @@ def test_who_is_silent_is_waited_for(loop, listener):
     outcome = Outcome(loop, listener.getsockname()[1])
     first, _ = listener.accept()
     expired = threading.Event()
-    loop.call_soon(
-        lambda: loop.call_at(dialling.time.monotonic() + 1.2, expired.set)
-    )  # behind the time to be connected
+    # behind the time to be connected
+    loop.call_soon(lambda: loop.call_at(dialling.time.monotonic() + 1.2, expired.set))
     assert expired.wait(PATIENCE_S) and outcome.error is None
     core = Server(SECRET, Identity("ben", 2, 2))
     with first:

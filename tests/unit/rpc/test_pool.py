@@ -51,9 +51,8 @@ def test_many_short_tasks_all_run(pool):
 
 
 def test_at_most_so_many_run_at_a_time_and_that_many_do(pool, monkeypatch):
-    monkeypatch.setattr(
-        pools, "_STUCK_S", PATIENCE_S
-    )  # who computes and gets no core looks stuck, and is joined by others
+    # who computes and gets no core looks stuck, and is joined by others
+    monkeypatch.setattr(pools, "_STUCK_S", PATIENCE_S)
     running = [0]
     most = [0]
     lock = threading.Lock()

@@ -145,9 +145,9 @@ def test_a_mistake_in_a_handler_does_not_end_the_loop(loop, caplog):
 def test_an_idle_loop_uses_no_cpu(loop):
     run_on(loop, lambda: loop.complete(lambda: None))  # the deputy is awake, for a while
     used_s = []
-    for _ in range(
-        5
-    ):  # one that spins does so each time; other threads of this process have something to do now and then
+    for _ in range(5):
+        # one that spins does so each time; other threads of this process have something to do now
+        # and then
         before = time.process_time()
         time.sleep(0.5)
         used_s.append(time.process_time() - before)

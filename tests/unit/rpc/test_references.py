@@ -282,7 +282,6 @@ def test_a_creation_that_comes_answers_those_that_asked():
     table.handle(OWNER, Asked(R))
     assert table.take_messages() == {}
     table.users.created(fork, OWNER)
-    assert table.take_messages() == {
-        earlier: [NotComing(R)]
-    }  # which will not get what the present owner has
+    # which will not get what the present owner has
+    assert table.take_messages() == {earlier: [NotComing(R)]}
     assert fork.owner == OWNER

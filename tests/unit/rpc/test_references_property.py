@@ -224,9 +224,8 @@ class World:
             place = flight.item.place if flight.what == "value" else None
             if place and self.alive.get(place.reference) in lives and flight.path <= lives:
                 assert place.reference not in self.discarded
-        for handle in (
-            self.handles
-        ):  # what the owner has confirmed, only the holder's or the owner's death ends
+        for handle in self.handles:
+            # what the owner has confirmed, only the holder's or the owner's death ends
             if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:
                 entry = self.tables[handle.fork.owner].owners.entries.get(handle.reference)
                 assert entry is None or not entry.made or handle.fork.number in entry.forks

@@ -172,9 +172,8 @@ def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, m
     ends = make_ends()
     good = header(Kind.NOTE, 0, 4, 0) + b"good"
     run_on(loop, lambda: ends.stream.start(b""))
-    ends.theirs.sendall(
-        good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good
-    )  # the second length should be 4
+    # the second length should be 4
+    ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)
     ends.theirs.settimeout(PATIENCE_S)
     assert ends.theirs.recv(1) == b"" and len(ends.frames) == 1
     run_on(loop, lambda: None)

@@ -45,9 +45,8 @@ SQUARE = torch.arange(25.0).reshape(5, 5)
 def test_strides_survive(tensor):
     arrived = there_and_back(tensor)
     assert torch.equal(arrived, tensor) and not arrived._is_view()
-    dims = [
-        dim for dim in range(tensor.dim()) if tensor.shape[dim] > 1 and tensor.numel()
-    ]  # of others it means nothing
+    # of others it means nothing
+    dims = [dim for dim in range(tensor.dim()) if tensor.shape[dim] > 1 and tensor.numel()]
     assert [arrived.stride(dim) for dim in dims] == [tensor.stride(dim) for dim in dims]
 
 

@@ -326,9 +326,8 @@ def test_health_beside_connections_that_do_nothing_good(export):
                     client.send(kinds[number % len(kinds)])
                 except OSError:  # it was closed, or takes no more
                     continue
-            num_open = server.metric(
-                "pibroch_connections_open"
-            )  # what they ask is answered by then
+            # what they ask is answered by then
+            num_open = server.metric("pibroch_connections_open")
             assert count <= num_open <= count + 2 if most > count else num_open <= most
             seconds = []
             for _ in range(20):

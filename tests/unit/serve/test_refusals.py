@@ -500,7 +500,8 @@ def test_thousands_of_mutated_requests(small):
         except (
             http.client.HTTPException,
             OSError,
-        ):  # it closed the connection after its last answer
+        ):
+            # it closed the connection after its last answer
             connection.close()
             answer = ask(connection, "POST", path, body, headers)
         statuses[answer.status] = statuses.get(answer.status, 0) + 1

@@ -192,9 +192,8 @@ def test_the_loop_asks_on_connections_that_are_open(
         assert len(handed_over) == 1
         whole = pb.Predictor.open(exported.folder)
         expected = whole.embed(whole.encode(exported.columns)).numpy()
-        for found in asyncio.run(
-            asked(split.predictor, exported.columns, 3, "embeddings")
-        ):  # another loop
+        for found in asyncio.run(asked(split.predictor, exported.columns, 3, "embeddings")):
+            # another loop
             assert np.array_equal(found, expected)
 
 

@@ -115,9 +115,8 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
                 host.asked.clear()
             assert torch.equal(split.logits(batch), whole.logits(batch))
             assert torch.equal(split.embed(batch), whole.embed(batch))
-            assert all(
-                len(host.asked) <= (0 if host.part == part else 2) for host in hosts
-            )  # one a batch
+            # one a batch
+            assert all(len(host.asked) <= (0 if host.part == part else 2) for host in hosts)
             assert folder == delta or part == Part(1, 1) or any(host.asked for host in hosts)
 
 
@@ -295,9 +294,8 @@ def test_requests_for_rows_are_checked(line):
         ((status, reason),) = wire.take()
         assert status == 409 and store.current.version.encode() in reason
         many = np.full(MOST_IDS, held.start)
-        connection.data_received(
-            request_of(sha256, many) + right
-        )  # a thread copies them; the next one waits for it
+        # a thread copies them; the next one waits for it
+        connection.data_received(request_of(sha256, many) + right)
         assert wire.take() == []
         while not wire.written:
             await asyncio.sleep(0.001)

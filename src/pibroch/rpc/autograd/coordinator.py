@@ -164,9 +164,8 @@ class Coordinator:
     def _on_abort(self, origin: WorkerInfo, note: Abort, value: object) -> None:
         context = self._contexts.find(note.context)
         part = context.passes.get(note.backward) if context is not None else None
-        if (
-            part is not None and part.root != self._agent.info.id
-        ):  # that one learns of failures by its requests, with their cause
+        # that one learns of failures by its requests, with their cause
+        if part is not None and part.root != self._agent.info.id:
             self._give_up(part, RpcError(f"a backward pass that worker {origin.name!r} gave up"))
 
     def _give_up(self, part: Pass, error: Exception) -> None:

@@ -97,9 +97,8 @@ class Autograd:
             )
         received = Received(part.message, origin, next(context.orders), places)
         chosen = [tensors[place] for place in places]
-        if (
-            origin.id == self._agent.info.id
-        ):  # they still share the sender's memory, which its graph may need as it is
+        # they still share the sender's memory, which its graph may need as it is
+        if origin.id == self._agent.info.id:
             chosen = [tensor.clone() for tensor in chosen]
         made = make_receipt(received, context.anchor, chosen)
         arrived = list(tensors)
@@ -203,9 +202,8 @@ class Autograd:
                 context.reached.discard(worker)
             is_own = context.creator[0] == self._agent.info.id
             is_over = context.creator == (worker.id, incarnation)
-            if is_over or (
-                not is_own and not context.reached
-            ):  # nobody is left who would say that it is closed
+            # nobody is left who would say that it is closed
+            if is_over or (not is_own and not context.reached):
                 self._drop(context.id, error, for_good=is_over)
         self.coordinator.lost(worker, error)
 

@@ -112,9 +112,8 @@ class _Receipt(Function):
         ctx: Any, received: Received, anchor: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.mark_dirty(
-            *tensors
-        )  # they become outputs themselves, and not views, which forbid work in place
+        # they become outputs themselves, and not views, which forbid work in place
+        ctx.mark_dirty(*tensors)
         ctx.received = received
         return tensors
 
@@ -182,9 +181,8 @@ def make_receipt(
         tensors: those that require gradients.
     """
     with torch.enable_grad():
-        fresh = [
-            tensor.data for tensor in tensors
-        ]  # no views: several views in one function cannot be worked on in place
+        # no views: several views in one function cannot be worked on in place
+        fresh = [tensor.data for tensor in tensors]
         return cast(tuple[Tensor, ...], _Receipt.apply(received, anchor, *fresh))
 
 

@@ -51,9 +51,8 @@ class Agent:
         self.options = options
         self.callables = callables
         self.ids = IdSource()
-        self.wait_to_leave: Callable[[float], None] = lambda timeout_s: (
-            None
-        )  # whoever composes a worker says more
+        # whoever composes a worker says more
+        self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
         self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(
@@ -127,9 +126,8 @@ class Agent:
         for callback in self._closed_callbacks:
             callback()
         with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
-            self._membership.leave(
-                self._peers.record
-            )  # first: who hears the goodbye finds nobody when it looks again
+            # first: who hears the goodbye finds nobody when it looks again
+            self._membership.leave(self._peers.record)
         self._peers.close()
         self._requests.lose_all("this worker was shut down")
         self.reactor.stop()

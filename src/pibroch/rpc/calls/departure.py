@@ -123,9 +123,8 @@ class Departure:
             may_go = self._sum == self._last_sum
             self._last_sum = self._sum
             self._sum = 0
-        own = waiting.pop(
-            self._agent.info.id
-        )  # last: as soon as it has its own answer this worker may be gone
+        # last: as soon as it has its own answer this worker may be gone
+        own = waiting.pop(self._agent.info.id)
         for each in (*waiting.values(), own):
             each.set_result(may_go)
         return answer

@@ -103,9 +103,8 @@ class Future(torch.futures.Future[Any]):
 
     def _join(self, group: _Group) -> None:
         self._groups = (*self._groups, group)
-        if (
-            self._is_over
-        ):  # before it could see the group, which would refer to this future for ever
+        # before it could see the group, which would refer to this future for ever
+        if self._is_over:
             self._groups = ()
             if self._error is not None:
                 group.fail(self._error)
@@ -114,9 +113,8 @@ class Future(torch.futures.Future[Any]):
         if self._has_callbacks:
             self._pool.submit(function)
         elif self._loop is not None and self._loop.is_here():
-            self._loop.complete(
-                function
-            )  # ``collect_all`` adds callbacks that cannot be seen from here
+            # ``collect_all`` adds callbacks that cannot be seen from here
+            self._loop.complete(function)
         elif self._loop is not None and self._loop.is_reading():
             self._loop.call_soon(functools.partial(self._loop.complete, function))
         else:

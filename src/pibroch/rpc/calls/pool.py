@@ -28,9 +28,8 @@ class _PoolThread:
     def __init__(self) -> None:
         self.asleep = threading.Lock()
         self.asleep.acquire()
-        self.is_started = (
-            threading.Event()
-        )  # whoever made it starts it without the pool's lock, a moment later
+        # whoever made it starts it without the pool's lock, a moment later
+        self.is_started = threading.Event()
         self.thread: threading.Thread
 
     def start(self) -> None:

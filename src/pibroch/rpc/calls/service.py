@@ -113,9 +113,8 @@ class RequestService:
         self._check_answers(connection)
         num_bytes = 0
         if connection.num_at_work >= connection.uncounted_requests:
-            num_bytes = sum(
-                tensor.untyped_storage().nbytes() for tensor in message.tensors
-            )  # with room between rows
+            # with room between rows
+            num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)
         if connection.num_at_work >= limits.requests:
             raise ProtocolError(
                 f"one more request than the {limits.requests:,} that worker"

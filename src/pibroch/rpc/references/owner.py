@@ -171,9 +171,8 @@ class OwnerSide:
                 del entry.forks[number]
             if not entry.made and peer in (entry.creator, (entry.creator.worker, ANY_LIFE)):
                 self._fail(reference, entry)
-            elif (
-                not entry.made and entry.creator.worker == peer.worker
-            ):  # the question may be lost with that life
+            elif not entry.made and entry.creator.worker == peer.worker:
+                # the question may be lost with that life
                 self._tell(entry.creator, Asked(reference))
             elif ended:
                 self._discard_if_unused(reference, entry)

@@ -97,9 +97,8 @@ class UserSide:
         if self._is_creation(fork):
             del self.creations[fork.reference]
             fork.askers.discard(by)
-            self._answer_askers(
-                fork
-            )  # other lives of the owner, which do not get what this one has
+            # other lives of the owner, which do not get what this one has
+            self._answer_askers(fork)
             fork.owner = by
             fork.state = State.CONFIRMED
             self._drop_if_unused(fork)
@@ -149,9 +148,8 @@ class UserSide:
     def confirmed(self, reference: int, number: int, by: Peer) -> None:
         """The owner counts our fork. What it was asked to make is confirmed by its answer alone."""
         fork = self.forks.get(number)
-        if (
-            fork is None
-        ):  # we registered twice, see ``lost``, and one of both came after we had dropped it
+        # we registered twice, see ``lost``, and one of both came after we had dropped it
+        if fork is None:
             self._tell(by, Dropped(reference, number))
             return
         if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
@@ -197,9 +195,8 @@ class UserSide:
                 and fork.owner.worker == peer.worker
                 and not self._is_creation(fork)
             ):
-                self._tell(
-                    fork.owner, Register(fork.place, fork.number)
-                )  # again: it may be lost with that life
+                # again: it may be lost with that life
+                self._tell(fork.owner, Register(fork.place, fork.number))
             for child in [child for child, to in fork.children.items() if to.ends_with(peer)]:
                 self.unshare(child)
 

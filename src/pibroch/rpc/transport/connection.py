@@ -43,9 +43,8 @@ _SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 UNREAD_BYTES = 64 << 20
 """Of errors in place of answers: a peer that reads none of so many is lost."""
 _DEAF = "it does not read its answers"
-_COPY_BELOW_BYTES = (
-    16 << 10
-)  # small tensors are copied behind their metadata: one buffer, one system call
+# small tensors are copied behind their metadata: one buffer, one system call
+_COPY_BELOW_BYTES = 16 << 10
 
 
 @dataclass(slots=True)
@@ -140,15 +139,13 @@ class Connection:
         infos = list[TensorInfo]()
         payload = list[Buffer]()
         devices = stage(tensors, device_maps, self.peer.name)
-        described = [
-            describe(tensor) for tensor in tensors
-        ]  # what cannot be sent shows before anything is given away
+        # what cannot be sent shows before anything is given away
+        described = [describe(tensor) for tensor in tensors]
         for place, info in enumerate(described):
             if info.layout is not None:
                 tensors[place] = in_memory_order(tensors[place], info)
-            tensor = tensors[
-                place
-            ]  # held by this variable and the list: what ``give_back`` is told
+            # held by this variable and the list: what ``give_back`` is told
+            tensor = tensors[place]
             num_bytes = tensor.numel() * tensor.element_size()
             shared: TensorInfo | None = None  # not where the connection is gone
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
@@ -399,9 +396,8 @@ class Connection:
             inline = iter(tensors)
             tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
         with_room = sum(bytes_with_room(info) for info in infos if info.layout is not None)
-        if (
-            with_room > self.limits.message_bytes
-        ):  # a place in shared memory may be named many times
+        # a place in shared memory may be named many times
+        if with_room > self.limits.message_bytes:
             raise ProtocolError(
                 f"tensors of up to {with_room:,} bytes with room between their rows",
                 f"at most {self.limits.message_bytes:,}",

@@ -22,9 +22,8 @@ NONCE_BYTES = 32
 MAC_BYTES = 32
 HELLO = struct.Struct(f"<8sHH{NONCE_BYTES}s")  # magic, lowest version, highest version, nonce
 _LENGTH = struct.Struct("<H")
-CLIENT = struct.Struct(
-    f"<HHH{NONCE_BYTES}sQQQH"
-)  # three versions, nonce, id, incarnation, connection, stream
+# three versions, nonce, id, incarnation, connection, stream
+CLIENT = struct.Struct(f"<HHH{NONCE_BYTES}sQQQH")
 REPLY = struct.Struct("<BQQ")  # code, id, incarnation
 CLIENT_LABEL = b"pibroch rpc client proof\0"
 SERVER_LABEL = b"pibroch rpc server proof\0"

@@ -156,9 +156,8 @@ class Rendezvous:
         if self.is_loopback:
             return "127.0.0.1"
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        with socket.socket(
-            family, socket.SOCK_DGRAM
-        ) as probe:  # connecting a datagram socket sends nothing
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # connecting a datagram socket sends nothing
             probe.connect((self.host, self.port or 1))
             return str(probe.getsockname()[0])
 
@@ -345,9 +344,8 @@ class Membership:
                 f"{'no' if is_static else 'the'} world_size, as the workers that are there",
                 "give all the same, or let them meet elsewhere",
             )
-        if (
-            not is_static or me.id == 0
-        ):  # who may host the store stands for all of a group: the others leave after it
+        # who may host the store stands for all of a group: the others leave after it
+        if not is_static or me.id == 0:
             self._count(1)
 
     def _count(self, change: int) -> None:

@@ -57,9 +57,8 @@ class Reactor:
         self._stopping = False
         self._is_bulk = False  # what happened in this round
         self.spin_s = SPIN_S if POLICIES.spin and len(os.sched_getaffinity(0)) > 1 else 0.0
-        self.reader = (
-            threading.local()
-        )  # its ``is_reading`` is set in a thread that reads its own answer (``stream.py``)
+        # its ``is_reading`` is set in a thread that reads its own answer (``stream.py``)
+        self.reader = threading.local()
         self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -103,9 +102,8 @@ class Reactor:
         It may run code of users, best of all short one.
         """
         self._completions.append(function)
-        if (
-            not self.is_here()
-        ):  # after appending: whoever takes the loop over later looks here first
+        # after appending: whoever takes the loop over later looks here first
+        if not self.is_here():
             self._wake()
 
     def expect_bulk(self) -> None:
@@ -211,9 +209,8 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
-            function = (
-                self._completions.popleft()
-            )  # before it is lent: the deputy takes from there, too
+            # before it is lent: the deputy takes from there, too
+            function = self._completions.popleft()
             self._lent_at = time.monotonic()
             self._num_lent += 1
             if self._deputy_sleeps:
@@ -241,9 +238,8 @@ class Reactor:
             num_seen = self._num_lent
             if num_quiet > _QUIET_ROUNDS:
                 self._deputy_sleeps = True
-                if (
-                    self._lent_at or self._num_lent != num_seen
-                ):  # just then: the loop may not have seen that it sleeps
+                # just then: the loop may not have seen that it sleeps
+                if self._lent_at or self._num_lent != num_seen:
                     self._deputy_bed.acquire(timeout=_PATIENCE_S)
                 else:
                     self._deputy_bed.acquire()

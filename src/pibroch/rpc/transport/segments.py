@@ -71,9 +71,8 @@ class _Map:
             )
         self.address = int(address)
         self.nbytes = nbytes
-        _madvise(
-            address, nbytes, mmap.MADV_HUGEPAGE
-        )  # a hint: where the system allows none, small pages do
+        # a hint: where the system allows none, small pages do
+        _madvise(address, nbytes, mmap.MADV_HUGEPAGE)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -227,9 +226,8 @@ def _tensor_on(loan: Loan, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     lease = np.ndarray.__new__(_Lease, (nbytes,), np.uint8, loan.segment.array, loan.offset)
     lease.key = 0
     lease.loan = loan
-    tensor = torch.frombuffer(lease, dtype=dtype).resize_(
-        tuple(shape)
-    )  # not a view(): that would keep a second tensor alive
+    # not a view(): that would keep a second tensor alive
+    tensor = torch.frombuffer(lease, dtype=dtype).resize_(tuple(shape))
     lease.key = tensor.untyped_storage()._cdata
     lease.loans[lease.key] = loan
     return tensor

@@ -84,12 +84,10 @@ class Sharing:
         self._own: dict[int, OwnSegment] = {}
         self._ids = itertools.count(1)
         self._lent: dict[tuple[int, int], int] = {}
-        self._came_home: deque[tuple[int, int]] = (
-            deque()
-        )  # own places whose views have died; filled by the garbage collector
-        self._returned: set[tuple[int, int]] = (
-            set()
-        )  # own places that came back and still have views
+        # own places whose views have died; filled by the garbage collector
+        self._came_home: deque[tuple[int, int]] = deque()
+        # own places that came back and still have views
+        self._returned: set[tuple[int, int]] = set()
         self._foreign: dict[int, ForeignSegment] = {}
         self._dead: deque[tuple[int, int]] = deque()  # places of the peer's, likewise
         self._report_is_planned = self._trim_is_planned = False
@@ -269,9 +267,8 @@ class Sharing:
             self._returned.discard(key)
             try:
                 self._free(key)
-            except (
-                ProtocolError
-            ) as error:  # the peer said that it was free, too: its mistake, not the caller's
+            except ProtocolError as error:
+                # the peer said that it was free, too: its mistake, not the caller's
                 log.warning("a place in shared memory was given back twice: %s", error)
 
     def _trim(self, keep_bytes: int | None) -> None:

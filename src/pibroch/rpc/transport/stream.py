@@ -101,9 +101,8 @@ class FrameStream:
         with self._lock:
             self._reactor.watch(self._fd, self._events(), self._on_events)
         if isinstance(self._sock, ssl.SSLSocket):
-            self._on_events(
-                READ
-            )  # what TLS has decrypted already does not make the socket readable
+            # what TLS has decrypted already does not make the socket readable
+            self._on_events(READ)
 
     def _take(self, view: memoryview) -> None:
         while view:
@@ -246,9 +245,8 @@ class FrameStream:
 
     def _close_read_out(self, reason: str) -> None:
         """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
-        if self._reading.acquire(
-            timeout=_HANDED_OVER_S
-        ):  # a caller that reads does so at once itself
+        # a caller that reads does so at once itself
+        if self._reading.acquire(timeout=_HANDED_OVER_S):
             try:
                 poller = select.poll()
                 poller.register(self._fd, select.POLLIN)
@@ -345,9 +343,8 @@ class FrameStream:
             self._fail(str(error) if not isinstance(error, RpcError) else error.args[0])
         except RpcError as error:
             self._fail(str(error))
-        except (
-            Exception
-        ) as error:  # a mistake of ours: the stream cannot go on in the middle of a frame
+        except Exception as error:
+            # a mistake of ours: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
 
@@ -369,16 +366,14 @@ class FrameStream:
 
     def _receive(self, target: memoryview) -> int:
         if isinstance(self._sock, ssl.SSLSocket):
-            with (
-                self._lock
-            ):  # OpenSSL's objects are for one thread at a time, also to read and to write
+            with self._lock:
+                # OpenSSL's objects are for one thread at a time, also to read and to write
                 return self._sock.recv_into(target)
         if not self._takes_descriptors:
             return self._sock.recv_into(target)
         num_bytes, descriptors, is_cut = receive_descriptors(self._sock, target)
-        self._descriptors.extend(
-            descriptors
-        )  # also if they are too many: what is closed with the stream does not leak
+        # also if they are too many: what is closed with the stream does not leak
+        self._descriptors.extend(descriptors)
         if is_cut or len(self._descriptors) > MAX_DESCRIPTORS:
             raise ProtocolError("too many descriptors at once", f"at most {MAX_DESCRIPTORS}")
         return num_bytes

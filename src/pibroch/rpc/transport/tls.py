@@ -47,9 +47,8 @@ def _context(protocol: int, files: tuple[str, str, str]) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
-        context.load_cert_chain(
-            certificate, key, password=""
-        )  # an encrypted key must not ask at the terminal
+        # an encrypted key must not ask at the terminal
+        context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise ConfigError(
             f"certificate {certificate} with key {key} ({error})",

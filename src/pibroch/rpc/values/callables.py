@@ -41,6 +41,7 @@ _OWN_NAMES = frozenset(
     """)
 )
 _OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
+# their private names stay private
 _LIBRARIES = (
     "torch",
     "numpy",
@@ -48,17 +49,17 @@ _LIBRARIES = (
     "operator",
     "_operator",
     "pibroch",
-)  # their private names stay private
+)
+# modules of which only the listed names count
 _LISTED = (
     "torch",
     "builtins",
     "operator",
     "_operator",
-)  # modules of which only the listed names count
+)
 
-_Found = tuple[
-    dict[str, Any], str, object, object
-]  # a module's names, the first part of the name, what it is, what the whole name is
+# a module's names, the first part of the name, what it is, what the whole name is
+_Found = tuple[dict[str, Any], str, object, object]
 
 
 def default_modules(caller: str) -> tuple[str, ...]:
@@ -135,9 +136,8 @@ class Callables:
             NotAllowedError: when it may not be named here, or is not there.
         """
         found = self._found.get(name)
-        if (
-            found is not None and found[0].get(found[1]) is found[2]
-        ):  # still the same after a reload or in a notebook
+        # still the same after a reload or in a notebook
+        if found is not None and found[0].get(found[1]) is found[2]:
             return found[3]
         known = self._single.get(name)
         if known is not None:
@@ -246,9 +246,8 @@ def _name(function: object) -> str:
             "send the function of the partial, and its arguments as arguments",
         )
     if isinstance(function, torch.jit.ScriptFunction):
-        function = getattr(
-            function, "_torchdynamo_inline", function
-        )  # the Python function that it was made of
+        # the Python function that it was made of
+        function = getattr(function, "_torchdynamo_inline", function)
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType) and not isinstance(owner, type):
         raise NotAllowedError(

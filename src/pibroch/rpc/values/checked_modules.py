@@ -30,11 +30,12 @@ _MAX_LAYERS = 256
 _MAX_SPATIAL = 1 << 26  # of what a layer without parameters is told: sizes of images, paddings
 _WINDOWS = ("kernel_size", "stride", "dilation")
 _PER_DIM = ("output_size", "size", "padding", "kernel_size", "scale_factor", "output_padding")
+# arguments of classes that do not name theirs
 _RECURRENT = (
     "input_size",
     "hidden_size",
     "num_layers",
-)  # arguments of classes that do not name theirs
+)
 
 
 def made_small(cls: type[torch.nn.Module]) -> Function:

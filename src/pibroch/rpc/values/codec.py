@@ -169,7 +169,8 @@ class _Encoding:
             str,
             int,
             float,
-        ):  # a subclass without state of its own travels as its base
+        ):
+            # a subclass without state of its own travels as its base
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):
                 plain: Any = base
                 return self.plain(plain(value))

@@ -249,9 +249,8 @@ def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
     # where they lie the sender could still change them, once they are checked
     places = decoding.tensor(indices).clone()
     values = decoding.tensor(at)
-    is_leaf = (
-        values.requires_grad and values.grad_fn is None
-    )  # outside of a distributed graph: so it was sent
+    # outside of a distributed graph: so it was sent
+    is_leaf = values.requires_grad and values.grad_fn is None
     tensor = torch.sparse_coo_tensor(
         places,
         values.detach() if is_leaf else values,

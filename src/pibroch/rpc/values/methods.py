@@ -65,9 +65,8 @@ def find_method(value: object, name: str, callables: Callables) -> _Method:
         )
     if not _has(value, name):
         raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
-    base = _owner(value, name) or type(
-        value
-    )  # else it is an attribute of the object itself, or made by its class
+    # else it is an attribute of the object itself, or made by its class
+    base = _owner(value, name) or type(value)
     if isinstance(value, torch.Tensor) and _is_of_torch(base):
         return _method_of_tensor(value, name, callables)
     if base in CONTAINERS:
@@ -107,9 +106,8 @@ def _bound(value: object, name: str, callables: Callables) -> _Method:
 
 def _has(value: object, name: str) -> bool:
     """Whether there may be an attribute of that name; runs no code of the value's."""
-    made = any(
-        "__getattr__" in vars(base) for base in type(value).__mro__
-    )  # such as the submodules of a module
+    # such as the submodules of a module
+    made = any("__getattr__" in vars(base) for base in type(value).__mro__)
     return made or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
 
 

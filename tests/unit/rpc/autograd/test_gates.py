@@ -106,9 +106,8 @@ def test_turns_come_last_and_newest_first(anchor, num_messages):
         roots.append((z.sin().cos() + y).sum())
 
     for number in range(num_messages):
-        thread = threading.Thread(
-            target=build, args=(number,)
-        )  # the first nodes of a thread have the lowest priority
+        # the first nodes of a thread have the lowest priority
+        thread = threading.Thread(target=build, args=(number,))
         thread.start()
         thread.join()
     log = []
