@@ -21,8 +21,8 @@ MEANINGS = (
         " that of a pair with all of them"
     ),
     (
-        "`deputy` and `notice_stuck` are there for functions that take long or wait unseen: here"
-        " they can only cost, what they give is in `tests/distributed/rpc/test_deputy.py` and"
+        "`standby_thread` and `notice_stuck` are there for functions that take long or wait unseen: here"
+        " they can only cost, what they give is in `tests/distributed/rpc/test_standby_thread.py` and"
         " `tests/unit/rpc/test_pool.py`"
     ),
     (

@@ -21,7 +21,7 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.roles.role import FIRST_TRAINER_ID, LARGEST_NUMBER, Role
 from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.transport.membership import Record, is_there
+from pibroch.rpc.transport.membership import Record, is_listening
 from pibroch.stores import tcp_store
 
 JOIN_TIMEOUT_S = 120.0
@@ -98,7 +98,7 @@ def join(
     deadline = time.monotonic() + timeout_s
     for role, number in members:
         try:
-            while not _is_there(
+            while not _is_listening(
                 store, _ready(role, number)
             ):  # a wait inside the store would hear no signal
                 if reason := _said_lost(store, role, number):
@@ -170,13 +170,13 @@ def _said_lost(store: TCPStore, role: Role, number: int) -> str:
     return store.get(_gone(role, number)).decode() if store.check([_gone(role, number)]) else ""
 
 
-def _is_there(store: TCPStore, key: str) -> bool:
+def _is_listening(store: TCPStore, key: str) -> bool:
     """Whether one is ready and still there.
 
     Who was killed has not crossed itself out, and a successor may be on its way.
     """
     entry = store.get(key) if store.check([key]) else b""
-    return bool(entry) and is_there(msgspec.json.decode(entry, type=Record))
+    return bool(entry) and is_listening(msgspec.json.decode(entry, type=Record))
 
 
 def _cross_out(store: TCPStore, key: str) -> None:

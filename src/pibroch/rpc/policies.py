@@ -1,9 +1,7 @@
-"""What makes calls quick beyond doing little.
+"""Policies that shorten the latency of calls.
 
-Each policy alone can be switched off, to measure what it is worth.
-
-Not an option of users': all are on. Topic ``rpc`` of the benchmarks switches them, in its section
-``ablation``.
+All are on, and they are not options for users: the benchmark ``rpc`` switches each off in turn, in
+its section ``ablation``, to measure what it is worth.
 """
 
 from dataclasses import dataclass
@@ -11,24 +9,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LatencyPolicies:
-    """Read when a worker joins and when its connections open.
+    """Which policies are on; read when a worker joins and when its connections open.
 
     Attributes:
-        spin: where the next event is due, look for it for a moment before sleeping
+        spin: when the next event is due, poll for it for a moment before sleeping
             (``transport/reactor.py``, ``stream.py``).
-        deputy: another thread takes the loop over from a function that holds it up
+        standby_thread: another thread takes the loop over from a function that holds it up
             (``transport/reactor.py``).
         run_on_loop: functions that were short lately run on the loop, not on the pool
             (``calls/service.py``).
-        caller_reads: who waits for an answer on the only stream of a connection reads it
-            (``calls/futures.py``).
+        caller_reads: a caller that waits for an answer on the only stream of a connection reads it
+            itself (``calls/futures.py``).
         notice_stuck: the pool grows when its threads neither end nor compute (``calls/pool.py``).
         give_back: a result that is a received tensor which nobody else holds goes back by its place
             (``transport/sharing.py``).
     """
 
     spin: bool = True
-    deputy: bool = True
+    standby_thread: bool = True
     run_on_loop: bool = True
     caller_reads: bool = True
     notice_stuck: bool = True

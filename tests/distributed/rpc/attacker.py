@@ -9,7 +9,7 @@ import select
 import socket
 import time
 
-from hostility import PATIENCE_S, SECRET
+from hostility import SECRET, TIMEOUT_S
 from mutations import call_of
 
 from pibroch.rpc.transport.frames import HEADER, MAGIC, VERSION, FrameReader, Kind, header
@@ -26,7 +26,7 @@ class Attacker:
     ID = 666
     INCARNATION = 13
 
-    def __init__(self, target, *, unix=True, timeout_s=PATIENCE_S):
+    def __init__(self, target, *, unix=True, timeout_s=TIMEOUT_S):
         self.target = target
         self.socket = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
         self.socket.settimeout(timeout_s)
@@ -37,7 +37,7 @@ class Attacker:
         )
 
     def _connect(self, address):
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 return self.socket.connect(address)
@@ -132,7 +132,7 @@ def _still_answers(connection):
     if not _push(connection, header(Kind.REQUEST, _PING, len(metadata), 0) + metadata):
         return False
     found = b""
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(TIMEOUT_S)
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 20):
             found = found[-7:] + data
@@ -177,7 +177,7 @@ def _tens(frames):
 def _push(connection, data):
     """Send while taking what comes; false when the connection was closed before all was sent."""
     view = memoryview(data)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     connection.setblocking(False)
     while view:
         assert time.monotonic() < deadline, "the worker neither reads nor closes"

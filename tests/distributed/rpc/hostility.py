@@ -20,7 +20,7 @@ from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.messages import Call
 
 SECRET = b"the secret of the job under attack"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 STALL_S = 0.5
 
 
@@ -234,7 +234,7 @@ def fail(text):
 
 def answer_when_released():
     _entered.set()
-    assert _released.wait(PATIENCE_S)
+    assert _released.wait(TIMEOUT_S)
     return "true"
 
 
@@ -243,7 +243,7 @@ def call_that_waits(to):
 
 
 def wait_until_entered():
-    assert _entered.wait(PATIENCE_S)
+    assert _entered.wait(TIMEOUT_S)
 
 
 def release():
@@ -348,7 +348,7 @@ def call_as_stranger(name, port, secret):
 
     rpc_crew.join(name, 7, 2, port, {"secret": secret})
     try:
-        rpc.rpc_sync("worker0", add, (1, 2), timeout=PATIENCE_S)
+        rpc.rpc_sync("worker0", add, (1, 2), timeout=TIMEOUT_S)
     except Exception as error:
         return type(error).__name__, str(error)
     finally:

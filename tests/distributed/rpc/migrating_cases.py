@@ -20,7 +20,7 @@ from pibroch.rpc.optim import DistributedOptimizer
 HERE = "worker0"
 PEER = "worker1"
 THIRD = "worker2"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _gates: dict = {}
 
 
@@ -216,7 +216,7 @@ def callee_logs():
 
 
 def wait_at(gate):
-    assert _gates.setdefault(gate, threading.Event()).wait(PATIENCE_S)
+    assert _gates.setdefault(gate, threading.Event()).wait(TIMEOUT_S)
     return gate
 
 
@@ -229,7 +229,7 @@ def first_error_ends_the_wait():
         "all": torch.futures.wait_all,
         "each": lambda futures: torch.futures.collect_all(futures).wait(),
     }.items():
-        stuck = rpc.rpc_async(PEER, wait_at, (name,), timeout=PATIENCE_S)
+        stuck = rpc.rpc_async(PEER, wait_at, (name,), timeout=TIMEOUT_S)
         with pytest.raises(KeyError, match="of the callee"):
             wait([stuck, rpc.rpc_async(PEER, raise_key), rpc.rpc_async(PEER, _add, (1, 1))])
         assert not stuck.done()
@@ -257,7 +257,7 @@ def remote_to_oneself_has_a_timeout():
         with pytest.raises(RpcTimeoutError, match="RRef creation"):
             slow.to_here()
         rpc.rpc_sync(worker, open_gate, ("self" + worker,))
-        assert rpc.remote(worker, _add, (1, 1), timeout=PATIENCE_S).to_here() == 2
+        assert rpc.remote(worker, _add, (1, 1), timeout=TIMEOUT_S).to_here() == 2
     quick = rpc.remote(HERE, _add, (1, 2), timeout=0.2)
     assert quick.to_here() == 3
     time.sleep(0.25)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 HERE = "worker0"
 PEER = "worker1"
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 # what is called
@@ -93,7 +93,7 @@ def gate(key):
 
 
 def wait_at(key):
-    assert gate(key).wait(PATIENCE_S)
+    assert gate(key).wait(TIMEOUT_S)
     return key
 
 
@@ -315,7 +315,7 @@ def case_futures():
     called = threading.Event()
     future = rpc.rpc_async(PEER, add, (1, 1))
     future.add_done_callback(lambda done: (seen.append(done.wait()), called.set()))
-    assert called.wait(PATIENCE_S) and seen == [2]
+    assert called.wait(TIMEOUT_S) and seen == [2]
     with pytest.raises(RuntimeError, match="TypeError"):  # torch's futures make it one
         rpc.rpc_async(PEER, add, (1, "1")).then(lambda done: done.wait()).wait()
     with pytest.raises(TypeError):
@@ -331,7 +331,7 @@ def test_futures(workers):
 def case_callbacks_call():
     def call_again(done):
         done.wait()
-        return sum(rpc.rpc_sync(to, add, (10, 1), timeout=PATIENCE_S) for to in (HERE, PEER))
+        return sum(rpc.rpc_sync(to, add, (10, 1), timeout=TIMEOUT_S) for to in (HERE, PEER))
 
     futures = [rpc.rpc_async(PEER, add, (1, 1)).then(call_again) for _ in range(50)]
     assert torch.futures.wait_all(futures) == [22] * 50
@@ -344,7 +344,7 @@ def test_callbacks_that_call(workers):
 
 
 def wait_for_all(to, count):
-    calls = [rpc.rpc_async(to, call_back, (name(),), timeout=PATIENCE_S) for _ in range(count)]
+    calls = [rpc.rpc_async(to, call_back, (name(),), timeout=TIMEOUT_S) for _ in range(count)]
     return torch.futures.wait_all(calls)
 
 
@@ -496,7 +496,7 @@ def test_timeout_zero_means_none(workers):
 
 def case_slow_ones():
     slow = [rpc.rpc_async(PEER, wait_at, ("slow",)) for _ in range(8)]
-    assert [rpc.rpc_sync(PEER, add, (number,), timeout=PATIENCE_S) for number in range(20)] == list(
+    assert [rpc.rpc_sync(PEER, add, (number,), timeout=TIMEOUT_S) for number in range(20)] == list(
         range(1, 21)
     )
     assert not any(call.done() for call in slow)
@@ -525,7 +525,7 @@ def case_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert not any(thread.is_alive() for thread in threads) and not wrong
 
 

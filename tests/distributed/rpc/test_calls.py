@@ -39,12 +39,12 @@ def is_returned(*, keep):
 
     Not in memory of the callee's.
     """
-    from pibroch.rpc.transport.segments import OwnSegment, loan_of
+    from pibroch.rpc.transport.segments import OwnSegment, borrowed_bytes_of
 
     sent = torch.rand(100_000)
     came = rpc.rpc_sync("worker1", keep_or_not, (sent, keep))
     assert torch.equal(came, sent)
-    return isinstance(loan_of(came).segment, OwnSegment)
+    return isinstance(borrowed_bytes_of(came).segment, OwnSegment)
 
 
 _kept: list = []

@@ -52,14 +52,14 @@ def fail_to_call_back(caller):
     """A call to the caller at an address where nobody listens."""
     membership = current_agent()._membership
     record = membership.find(caller)
-    membership._known[caller] = msgspec.structs.replace(
+    membership._records[caller] = msgspec.structs.replace(
         record, unix="nobody", port=1, host="127.0.0.1"
     )
     try:
         with pytest.raises(WorkerLostError, match="does not listen"):
             rpc.rpc_sync(caller, identity, (1,))
     finally:
-        membership._known[caller] = record
+        membership._records[caller] = record
     return "answered"
 
 

@@ -55,7 +55,7 @@ def victim(crew):
     before = crew.run(0, hostility.state)
     yield crew.run(0, hostility.target)
     assert crew.run(1, hostility.honest_call, "worker0")
-    deadline = time.monotonic() + hostility.PATIENCE_S
+    deadline = time.monotonic() + hostility.TIMEOUT_S
     while (after := crew.run(0, hostility.state))["files"] > before[
         "files"
     ] and time.monotonic() < deadline:
@@ -65,7 +65,7 @@ def victim(crew):
 
 def log_of(crew, *words):
     """The first line of worker 0's log with all of ``words``, as soon as it is there."""
-    deadline = time.monotonic() + hostility.PATIENCE_S
+    deadline = time.monotonic() + hostility.TIMEOUT_S
     while time.monotonic() < deadline:
         lines = crew.run(0, hostility.logged)
         for line in lines:

@@ -123,7 +123,7 @@ def leavings(attacker, owner, chance):
 
 def settled(crew, wanted):
     """What is left behind, once ``wanted`` holds for it."""
-    deadline = time.monotonic() + hostility.PATIENCE_S
+    deadline = time.monotonic() + hostility.TIMEOUT_S
     while not wanted(left := crew.run(0, hostility.left_behind)):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -44,7 +44,7 @@ def requests(metadata, numbers):
 
 def wait_until_seen(crew, num_requests):
     """Until worker 0 has seen so many requests, and works on none."""
-    deadline = time.monotonic() + hostility.PATIENCE_S
+    deadline = time.monotonic() + hostility.TIMEOUT_S
     while (seen := crew.run(0, hostility.seen, Kind.REQUEST)) < num_requests or crew.run(
         0, hostility.is_busy
     ):

@@ -25,7 +25,7 @@ class Owner:
     def __init__(self, **options: int) -> None:
         self.arena = Arena(**options)
         self.segments: dict[int, int] = {}
-        self.lent: dict[tuple[int, int], int] = {}
+        self.blocks: dict[tuple[int, int], int] = {}
         self.made = 0
 
     def allocate(self, nbytes: int) -> ArenaPlace:
@@ -37,13 +37,13 @@ class Owner:
             place = self.arena.allocate(nbytes)
         assert isinstance(place, ArenaPlace)
         assert place.nbytes == nbytes
-        self.lent[(place.segment_id, place.offset)] = nbytes
+        self.blocks[(place.segment_id, place.offset)] = nbytes
         return place
 
     def free(self, place: ArenaPlace | tuple[int, int]) -> None:
         key = (place.segment_id, place.offset) if isinstance(place, ArenaPlace) else place
         self.arena.free(*key)
-        del self.lent[key]
+        del self.blocks[key]
 
     def trim(self, *args: int) -> list[int]:
         dropped = self.arena.trim(*args)
@@ -53,7 +53,7 @@ class Owner:
 
     def check(self) -> None:
         used: dict[int, list[tuple[int, int]]] = {}
-        for (segment_id, offset), nbytes in self.lent.items():
+        for (segment_id, offset), nbytes in self.blocks.items():
             assert offset % ALIGNMENT_BYTES == 0
             used.setdefault(segment_id, []).append((offset, offset + nbytes))
         for segment_id, spans in used.items():
@@ -62,7 +62,7 @@ class Owner:
                 assert start >= end, "blocks overlap"
                 end = stop
             assert end <= self.segments[segment_id], "a block leaves its segment"
-        assert self.arena.lent_blocks == len(self.lent)
+        assert self.arena.allocated_blocks == len(self.blocks)
         assert self.arena.total_bytes == sum(self.segments.values())
         assert self.arena.idle_bytes == sum(n for s, n in self.segments.items() if s not in used)
 
@@ -88,12 +88,12 @@ def test_blocks_never_overlap_stay_inside_and_all_come_back(steps, idle_bytes):
         if isinstance(step, int):
             owner.allocate(step)
         elif step == "trim":
-            assert not {s for s, _ in owner.lent} & set(owner.trim())
+            assert not {s for s, _ in owner.blocks} & set(owner.trim())
             assert owner.arena.idle_bytes <= idle_bytes
-        elif owner.lent:
-            owner.free(list(owner.lent)[step[1] % len(owner.lent)])
+        elif owner.blocks:
+            owner.free(list(owner.blocks)[step[1] % len(owner.blocks)])
         owner.check()
-    for key in list(owner.lent):
+    for key in list(owner.blocks):
         owner.free(key)
     owner.check()
     for segment_id, nbytes in list(owner.segments.items()):
@@ -111,12 +111,16 @@ def test_everything_can_be_dropped_once_all_is_free():
     for place in places:
         owner.free(place)
     assert len(owner.trim(0)) == 3
-    assert (owner.arena.total_bytes, owner.arena.idle_bytes, owner.arena.lent_blocks) == (0, 0, 0)
+    assert (owner.arena.total_bytes, owner.arena.idle_bytes, owner.arena.allocated_blocks) == (
+        0,
+        0,
+        0,
+    )
     assert owner.arena.allocate(1) == NeedSegment(SHARED_SEGMENT_BYTES)
     assert owner.arena.allocate(400 * MIB) == NeedSegment(size_class(400 * MIB))
 
 
-def test_what_was_freed_last_is_lent_first():
+def test_what_was_freed_last_is_allocated_first():
     owner = Owner()
     small = [owner.allocate(1000) for _ in range(9)]
     large = [owner.allocate(40 * MIB) for _ in range(3)]
@@ -149,7 +153,7 @@ def test_idle_bytes_are_bounded_and_the_longest_free_go_first():
 
 
 @pytest.mark.parametrize("nbytes", [1000, 40 * MIB])
-def test_a_block_comes_back_only_once_and_only_from_where_it_was_lent(nbytes):
+def test_a_block_is_freed_only_once_and_only_where_it_was_allocated(nbytes):
     owner = Owner()
     place = owner.allocate(nbytes)
     other = owner.allocate(nbytes)
@@ -162,7 +166,7 @@ def test_a_block_comes_back_only_once_and_only_from_where_it_was_lent(nbytes):
         with pytest.raises(ProtocolError, match=f"{offset} of shared segment {segment_id}"):
             owner.arena.free(segment_id, offset)
     owner.free(place)
-    with pytest.raises(ProtocolError, match="where none is lent"):
+    with pytest.raises(ProtocolError, match="where none is allocated"):
         owner.arena.free(place.segment_id, place.offset)
     owner.free(other)
     owner.trim(0)

@@ -19,7 +19,7 @@ from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.transport.link import Address, Admission, dial
 from pibroch.rpc.transport.reactor import Reactor
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 SECRET = b"a secret of this test alone"
 
 
@@ -34,7 +34,7 @@ def loop():
 @pytest.fixture
 def listener():
     with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(PATIENCE_S)
+        made.settimeout(TIMEOUT_S)
         yield made
 
 
@@ -66,7 +66,7 @@ class Outcome:
         return self._done.is_set()
 
     def wait(self):
-        assert self._done.wait(PATIENCE_S)
+        assert self._done.wait(TIMEOUT_S)
         return self
 
 
@@ -95,7 +95,7 @@ def test_who_is_silent_is_waited_for(loop, listener):
     expired = threading.Event()
     # behind the time to be connected
     loop.call_soon(lambda: loop.call_at(dialling.time.monotonic() + 1.2, expired.set))
-    assert expired.wait(PATIENCE_S) and outcome.error is None
+    assert expired.wait(TIMEOUT_S) and outcome.error is None
     core = Server(SECRET, Identity("ben", 2, 2))
     with first:
         first.sendall(core.start())
@@ -164,8 +164,8 @@ def test_a_full_queue_is_tried_again(loop):
         outcome = Outcome(loop, 0, unix=name)
         tried_again = threading.Event()
         loop.call_soon(lambda: loop.call_at(dialling.time.monotonic() + 0.2, tried_again.set))
-        assert tried_again.wait(PATIENCE_S) and not outcome.is_over
-        listener.settimeout(PATIENCE_S)
+        assert tried_again.wait(TIMEOUT_S) and not outcome.is_over
+        listener.settimeout(TIMEOUT_S)
         for _ in waiting[:-1]:
             listener.accept()[0].close()
         with admit(listener):

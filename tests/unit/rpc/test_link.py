@@ -19,7 +19,7 @@ from pibroch.rpc.transport.link import Listener
 from pibroch.rpc.transport.reactor import Reactor
 
 NOBODY = 65534
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def as_nobody(function):
 def greeted(name):
     """Whether a worker says hello to who knocks."""
     with socket.socket(socket.AF_UNIX) as knocking:
-        knocking.settimeout(PATIENCE_S)
+        knocking.settimeout(TIMEOUT_S)
         knocking.connect("\0" + name)
         try:
             return bool(knocking.recv(4096))
@@ -71,7 +71,7 @@ def greeted(name):
 def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(
     reactor, name, monkeypatch, caplog
 ):
-    monkeypatch.setattr(link, "_foreigners", BoundedLog(link.log, at_once=3, per_s=1e-9))
+    monkeypatch.setattr(link, "_other_users_log", BoundedLog(link.log, at_once=3, per_s=1e-9))
     sock = listening(name)
     make_core = functools.partial(Server, b"a secret of sixteen bytes", Identity("me", 0, 1))
     with caplog.at_level(logging.DEBUG, logger="pibroch.rpc.transport.link"):
@@ -94,9 +94,9 @@ def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(
 
 def test_lines_come_at_a_bounded_rate():
     lines = BoundedLog(logging.getLogger(), at_once=5, per_s=2)
-    assert sum(lines.wants_one(100.0) for _ in range(1000)) == 5 and lines.num_left_out == 995
-    assert sum(lines.wants_one(101.0) for _ in range(1000)) == 2
-    assert sum(lines.wants_one(200.0) for _ in range(1000)) == 5
+    assert sum(lines.take(100.0) for _ in range(1000)) == 5 and lines.num_dropped == 995
+    assert sum(lines.take(101.0) for _ in range(1000)) == 2
+    assert sum(lines.take(200.0) for _ in range(1000)) == 5
 
 
 def test_a_handshake_that_is_over_is_gone_before_its_time_runs_out(reactor, name):
@@ -120,7 +120,7 @@ def test_a_handshake_that_is_over_is_gone_before_its_time_runs_out(reactor, name
             lost_after_s=4,
         )
         assert all(greeted(name) for _ in range(21))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while any(core() is not None for core in cores[:20]) and time.monotonic() < deadline:
             time.sleep(0.001)  # until all departures but the last were seen
     finally:

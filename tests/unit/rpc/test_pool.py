@@ -10,7 +10,7 @@ from pibroch.rpc.calls import pool as pools
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.transport.reactor import Reactor
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def submit_all(pool, tasks):
 
     for task in tasks:
         pool.submit(counted(task))
-    assert done.wait(PATIENCE_S), f"{left[0]} tasks did not run"
+    assert done.wait(TIMEOUT_S), f"{left[0]} tasks did not run"
 
 
 def test_many_short_tasks_all_run(pool):
@@ -52,7 +52,7 @@ def test_many_short_tasks_all_run(pool):
 
 def test_at_most_so_many_run_at_a_time_and_that_many_do(pool, monkeypatch):
     # who computes and gets no core looks stuck, and is joined by others
-    monkeypatch.setattr(pools, "_STUCK_S", PATIENCE_S)
+    monkeypatch.setattr(pools, "_STUCK_S", TIMEOUT_S)
     running = [0]
     most = [0]
     lock = threading.Lock()
@@ -62,7 +62,7 @@ def test_at_most_so_many_run_at_a_time_and_that_many_do(pool, monkeypatch):
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        all_there.wait(PATIENCE_S)  # needs four at once
+        all_there.wait(TIMEOUT_S)  # needs four at once
         until = time.monotonic() + 0.02  # at work, not stuck
         while time.monotonic() < until:
             pass
@@ -79,14 +79,14 @@ def test_tasks_that_wait_for_later_ones(pool):
 
     def waits():
         with pool.waiting():
-            assert released.wait(PATIENCE_S)
+            assert released.wait(TIMEOUT_S)
 
     submit_all(pool, [waits] * 12 + [released.set])
 
 
 def test_tasks_that_wait_and_do_not_say_so(pool):
     released = threading.Event()
-    submit_all(pool, [lambda: released.wait(PATIENCE_S)] * 12 + [released.set])
+    submit_all(pool, [lambda: released.wait(TIMEOUT_S)] * 12 + [released.set])
     assert released.is_set()
 
 
@@ -101,7 +101,7 @@ def test_a_task_that_raises_is_logged_and_the_next_one_runs(pool):
     try:
         pool.submit(fails)
         submit_all(pool, [lambda: None])
-        assert logged.wait(PATIENCE_S)
+        assert logged.wait(TIMEOUT_S)
     finally:
         logging.getLogger("pibroch.rpc.calls.pool").removeHandler(handler)
 
@@ -121,7 +121,7 @@ def test_closing_while_threads_are_being_started():
         for each in submitting:
             each.start()
         time.sleep(delay_s)  # another moment each time
-        assert made.close(PATIENCE_S)
+        assert made.close(TIMEOUT_S)
         for each in submitting:
             each.join()
         loop.stop()
@@ -132,7 +132,7 @@ def test_closing_ends_its_threads():
     loop.start()
     made = Pool("closing-pool", 4, loop)
     submit_all(made, [lambda: None] * 100)
-    assert made.close(PATIENCE_S)
+    assert made.close(TIMEOUT_S)
     assert not [
         thread for thread in threading.enumerate() if thread.name.startswith("closing-pool")
     ]

@@ -10,7 +10,7 @@ from pibroch.rpc.transport.reactor import Reactor
 
 pytestmark = pytest.mark.alone  # times of milliseconds, idle CPU
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run_on(loop, function):
         done.set()
 
     loop.call_soon(run)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(TIMEOUT_S)
     return results[0]
 
 
@@ -40,7 +40,7 @@ def test_functions_run_in_order_on_one_thread(loop):
         loop.call_soon(lambda i=i: ran.append((i, threading.get_ident())))
     here = run_on(loop, threading.get_ident)
     assert ran == [(i, here) for i in range(1000)] and here != threading.get_ident()
-    assert not loop.is_here() and run_on(loop, loop.is_here)
+    assert not loop.is_loop_thread() and run_on(loop, loop.is_loop_thread)
 
 
 def test_who_wakes_a_loop_that_has_just_ended_writes_into_no_descriptor_of_others(monkeypatch):
@@ -71,15 +71,15 @@ def test_timers_run_in_the_order_of_their_times(loop):
     for delay in (0.06, 0.02, 0.04):
         loop.call_at(now + delay, lambda delay=delay: ran.append((delay, time.monotonic() - now)))
     loop.call_at(now + 0.08, done.set)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(TIMEOUT_S)
     assert [delay for delay, _ in ran] == [0.02, 0.04, 0.06]
     assert all(took >= delay for delay, took in ran)
 
 
 def test_a_completion_that_lasts_does_not_hold_up_the_loop(loop):
     released = threading.Event()
-    run_on(loop, lambda: loop.complete(lambda: released.wait(PATIENCE_S)))
-    assert run_on(loop, lambda: "alive") == "alive", "a deputy took over"
+    run_on(loop, lambda: loop.complete(lambda: released.wait(TIMEOUT_S)))
+    assert run_on(loop, lambda: "alive") == "alive", "the standby thread took over"
     released.set()
     assert run_on(loop, lambda: "still") == "still"
 
@@ -87,8 +87,8 @@ def test_a_completion_that_lasts_does_not_hold_up_the_loop(loop):
 def test_held_up_again_and_again(loop):
     released = threading.Event()
     for _ in range(5):
-        run_on(loop, lambda: loop.complete(lambda: released.wait(PATIENCE_S)))
-        assert run_on(loop, loop.is_here)
+        run_on(loop, lambda: loop.complete(lambda: released.wait(TIMEOUT_S)))
+        assert run_on(loop, loop.is_loop_thread)
     released.set()
 
 
@@ -99,11 +99,11 @@ def test_a_completion_that_says_that_it_will_wait(loop):
     def waits():
         loop.step_aside()
         asked.set()
-        answered.wait(PATIENCE_S)
+        answered.wait(TIMEOUT_S)
 
     run_on(loop, lambda: loop.complete(waits))
-    assert asked.wait(PATIENCE_S)
-    assert run_on(loop, loop.is_here)
+    assert asked.wait(TIMEOUT_S)
+    assert run_on(loop, loop.is_loop_thread)
     answered.set()
 
 
@@ -112,7 +112,7 @@ def test_completions_of_other_threads_wake_the_loop(loop):
     done = threading.Event()
     time.sleep(0.05)  # it sleeps
     loop.complete(done.set)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(TIMEOUT_S)
 
 
 def test_stopping_while_a_completion_steps_aside():
@@ -143,7 +143,7 @@ def test_a_mistake_in_a_handler_does_not_end_the_loop(loop, caplog):
 
 
 def test_an_idle_loop_uses_no_cpu(loop):
-    run_on(loop, lambda: loop.complete(lambda: None))  # the deputy is awake, for a while
+    run_on(loop, lambda: loop.complete(lambda: None))  # the standby thread is awake, for a while
     used_s = []
     for _ in range(5):
         # one that spins does so each time; other threads of this process have something to do now
@@ -165,7 +165,7 @@ def test_stopping_ends_all_its_threads():
     run_on(made, lambda: made.complete(lambda: None))
     assert len(threads()) == 2
     made.stop()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while threads() and time.monotonic() < deadline:
         threading.Event().wait(0.001)
     assert not threads()

@@ -19,9 +19,9 @@ from pibroch.errors import ProtocolError
 from pibroch.rpc.transport.segments import (
     ForeignSegment,
     OwnSegment,
+    borrowed_bytes_of,
     give_back,
     is_sole_owner,
-    loan_of,
     view,
     write,
 )
@@ -307,11 +307,11 @@ def test_bytes_given_back_are_not_reported_as_dead():
     own, foreign = pair(4096)
     died = Deaths()
     tensor = view(foreign, 128, torch.float32, (4, 4), died)
-    loan = give_back(tensor, references=1)
-    assert loan is not None
-    assert (loan.segment, loan.offset, loan.nbytes) == (foreign, 128, 64)
+    borrowed = give_back(tensor, references=1)
+    assert borrowed is not None
+    assert (borrowed.segment, borrowed.offset, borrowed.nbytes) == (foreign, 128, 64)
     assert give_back(tensor, references=1) is None
-    del tensor, loan
+    del tensor, borrowed
     assert died.count == 0
     assert own.segment_id == foreign.segment_id == 5
 
@@ -335,8 +335,11 @@ def test_bytes_given_back_are_not_reported_as_dead():
 def test_only_a_tensor_that_is_all_the_bytes_stands_for_them(name, of, whole):
     own, _ = pair(4096)
     tensor = view(own, 64, torch.float32, (4, 4), Deaths())
-    loan = loan_of(of(tensor))
-    assert (loan is not None and (loan.segment, loan.offset, loan.nbytes) == (own, 64, 64)) == whole
+    borrowed = borrowed_bytes_of(of(tensor))
+    assert (
+        borrowed is not None
+        and (borrowed.segment, borrowed.offset, borrowed.nbytes) == (own, 64, 64)
+    ) == whole
 
 
 def test_what_replaces_a_tensor_can_go_back_in_its_stead():

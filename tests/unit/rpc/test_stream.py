@@ -15,7 +15,7 @@ from pibroch.rpc.transport.stream import FrameStream
 
 pytestmark = pytest.mark.alone  # times of tenths of a second
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 PIECE = bytes(1000)
 NUM_PIECES = 800
 PAUSE_S = 0.0003
@@ -33,7 +33,7 @@ def run_on(loop, function):
     done = threading.Event()
     results = []
     loop.call_soon(lambda: (results.append(function()), done.set()))
-    assert done.wait(PATIENCE_S)
+    assert done.wait(TIMEOUT_S)
     return results[0]
 
 
@@ -80,7 +80,7 @@ def test_the_loop_sleeps_between_the_pieces_of_a_long_payload(loop, make_ends):
     for _ in range(NUM_PIECES):
         ends.theirs.sendall(PIECE)
         time.sleep(PAUSE_S)
-    assert ends.arrived.acquire(timeout=PATIENCE_S) and ends.frames[0].payload_bytes == size
+    assert ends.arrived.acquire(timeout=TIMEOUT_S) and ends.frames[0].payload_bytes == size
     took_s = time.monotonic() - began
     cpu_s = run_on(loop, time.thread_time) - cpu_before
     assert cpu_s < took_s / 3, f"{cpu_s:.3f} s of CPU in {took_s:.3f} s"
@@ -92,7 +92,7 @@ def test_a_caller_leaves_what_comes_before_the_start(loop, make_ends):
     ends.theirs.sendall(frame[10:])
     ends.stream.read_until(lambda: bool(ends.frames), 0.1)
     run_on(loop, lambda: ends.stream.start(frame[:10]))
-    assert ends.arrived.acquire(timeout=PATIENCE_S), ends.reasons
+    assert ends.arrived.acquire(timeout=TIMEOUT_S), ends.reasons
     assert ends.frames[0].metadata == b"hello"
 
 
@@ -116,7 +116,7 @@ def test_who_reads_sees_that_the_stream_is_closed(loop, make_ends):
     reading.start()
     time.sleep(0.02)  # it sleeps
     run_on(loop, lambda: ends.stream.close("over"))
-    reading.join(PATIENCE_S)
+    reading.join(TIMEOUT_S)
     assert not reading.is_alive() and ends.reasons == ["over"]
 
 
@@ -129,7 +129,7 @@ class ByHand:
         self.spin_s = 0.0
         self.call_soon = self.soon.append
 
-    def is_here(self):
+    def is_loop_thread(self):
         return True
 
     def watch(self, *_):
@@ -174,7 +174,7 @@ def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, m
     run_on(loop, lambda: ends.stream.start(b""))
     # the second length should be 4
     ends.theirs.sendall(good + header(Kind.NOTE, 0, 900, 0) + b"good" + 3 * good)
-    ends.theirs.settimeout(PATIENCE_S)
+    ends.theirs.settimeout(TIMEOUT_S)
     assert ends.theirs.recv(1) == b"" and len(ends.frames) == 1
     run_on(loop, lambda: None)
     assert "length" in ends.reasons[0]
@@ -189,7 +189,7 @@ def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
     for _ in range(9):
         assert not ends.arrived.acquire(timeout=0.07) and not ends.reasons
         ends.theirs.sendall(bytes(100))
-    assert ends.arrived.acquire(timeout=PATIENCE_S)
+    assert ends.arrived.acquire(timeout=TIMEOUT_S)
 
 
 def test_a_closed_stream_keeps_no_memory_until_the_garbage_collector_comes(loop, make_ends):
@@ -201,7 +201,7 @@ def test_a_closed_stream_keeps_no_memory_until_the_garbage_collector_comes(loop,
         for ends in all_ends:
             run_on(loop, lambda ends=ends: ends.stream.start(b""))
             ends.theirs.sendall(begun)
-            assert ends.arrived.acquire(timeout=PATIENCE_S)
+            assert ends.arrived.acquire(timeout=TIMEOUT_S)
         during, _ = tracemalloc.get_traced_memory()
         for ends in all_ends:
             run_on(loop, lambda ends=ends: ends.stream.close("over"))

@@ -168,11 +168,11 @@ class Agent:
 
     def workers(self) -> list[WorkerInfo]:
         """All workers that this one has met."""
-        return self._membership.known()
+        return self._membership.workers()
 
     def reach(self, worker: WorkerInfo) -> None:
         """Dial a worker if there is no connection to it; if it cannot be reached, it is lost."""
-        self._peers.to(worker)
+        self._peers.connection_to(worker)
 
     def incarnation_of(self, to: WorkerInfo) -> int:
         """The life of a worker that this one talks to at present, 0 before it knows."""
@@ -286,7 +286,7 @@ class Agent:
         return connection
 
     def _connection_to(self, worker: WorkerInfo) -> Connection:
-        return self._loopback if worker.id == self.info.id else self._peers.to(worker)
+        return self._loopback if worker.id == self.info.id else self._peers.connection_to(worker)
 
     # serving
 

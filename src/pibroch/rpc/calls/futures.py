@@ -112,7 +112,7 @@ class Future(torch.futures.Future[Any]):
     def _complete(self, function: Callable[[], None]) -> None:
         if self._has_callbacks:
             self._pool.submit(function)
-        elif self._loop is not None and self._loop.is_here():
+        elif self._loop is not None and self._loop.is_loop_thread():
             # ``collect_all`` adds callbacks that cannot be seen from here
             self._loop.complete(function)
         elif self._loop is not None and self._loop.is_reading():

@@ -1,4 +1,1 @@
-"""From an address to messages with their tensors.
-
-Sockets, shared memory, handshakes, and who is there.
-"""
+"""From an address to messages with tensors: sockets, shared memory, handshakes, membership."""

@@ -1,14 +1,12 @@
-"""Bookkeeping of shared memory.
-
-Which bytes of which segment are lent, which are free, and which segments can go.
+"""The allocator of shared memory: which bytes of which segment are used, and which are free.
 
 Pure: it knows sizes, not maps. One arena serves one direction of one connection, under its caller's
 lock.
 
 Blocks up to ``SHARED_BLOCK_BYTES`` lie together in segments of ``SHARED_SEGMENT_BYTES``: best fit
 over the free ranges, which merge with their neighbours. Larger ones have a segment of their own, of
-a size class at most a quarter above their size, which is kept for the next block of that class. In
-both, what was freed last is lent first: its pages are still mapped and cached.
+a size class at most a quarter above their size, which is kept for the next block of that class.
+In both cases the bytes freed last are used first, as their pages are still mapped and cached.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ IDLE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlace:
-    """Where a block lies: ``nbytes`` from ``offset`` on, which is a multiple of 64, in one segment."""
+    """Where a block lies: ``nbytes`` from ``offset`` on (a multiple of 64) in one segment."""
 
     segment_id: int
     offset: int
@@ -35,28 +33,23 @@ class ArenaPlace:
 
 @dataclass(frozen=True, slots=True)
 class NeedSegment:
-    """No room: make a segment of ``nbytes``, announce it with ``add_segment`` and ask again."""
+    """No room: the caller makes a segment of ``nbytes``, adds it and allocates again."""
 
     nbytes: int
 
 
 @dataclass(slots=True)
 class _Segment:
-    """``lent``: bytes by offset of each block.
-
-    ``free_until`` and ``free_from``: the free ranges by start and by end.
-    """
-
     nbytes: int
-    lent: dict[int, int] = field(default_factory=dict)
-    free_until: dict[int, int] = field(default_factory=dict)
-    free_from: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, int] = field(default_factory=dict)  # offset to size of each allocated block
+    free_until: dict[int, int] = field(default_factory=dict)  # free ranges: start to end
+    free_from: dict[int, int] = field(default_factory=dict)  # free ranges: end to start
 
 
 class Arena:
-    """Hands out places for blocks of bytes and takes them back.
+    """Allocates blocks of bytes in segments and frees them.
 
-    O(log n) in the number of different sizes of free ranges.
+    Both take O(log n) in the number of different sizes of free ranges.
 
     >>> arena = Arena()
     >>> arena.allocate(100)
@@ -71,7 +64,7 @@ class Arena:
     ArenaPlace(segment_id=7, offset=0, nbytes=128)
 
     Args:
-        idle_bytes: ``trim`` keeps at most this much in segments in which nothing is lent.
+        idle_bytes: ``trim`` keeps at most this much in segments without blocks.
     """
 
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
@@ -79,19 +72,17 @@ class Arena:
         self._segments: dict[int, _Segment] = {}
         self._idle: dict[int, None] = {}  # wholly free segments, the one freed first in front
         self._sizes: list[int] = []  # sizes of free ranges in shared segments, sorted, each once
-        self._ranges: dict[
-            int, dict[tuple[int, int], None]
-        ] = {}  # size to (segment, offset), last freed last
-        self._whole: dict[
-            int, dict[int, None]
-        ] = {}  # size class to free segments of that size, likewise
+        # size to (segment, offset) of the free ranges of that size, freed last at the end
+        self._ranges: dict[int, dict[tuple[int, int], None]] = {}
+        # size class to the free segments of that size, freed last at the end
+        self._whole: dict[int, dict[int, None]] = {}
         self.idle_bytes = 0
         self.total_bytes = 0
-        self.lent_blocks = 0
-        self.lent_bytes = 0
+        self.allocated_blocks = 0
+        self.allocated_bytes = 0
 
     def allocate(self, nbytes: int) -> ArenaPlace | NeedSegment:
-        """A place for ``nbytes``, or the wish for a segment that has room for them."""
+        """A place for ``nbytes``, or the size of the segment that is needed first."""
         if nbytes < 0:
             raise ValueError(f"got a block of {nbytes} bytes, need 0 or more")
         if nbytes > SHARED_BLOCK_BYTES:
@@ -106,11 +97,11 @@ class Arena:
         self._take_range(segment_id, segment, start, end)
         if start + size < end:
             self._put_range(segment_id, segment, start + size, end)
-        self._lend(segment_id, segment, start, size)
+        self._add_block(segment_id, segment, start, size)
         return ArenaPlace(segment_id, start, nbytes)
 
     def add_segment(self, segment_id: int, nbytes: int) -> None:
-        """There is a new segment, as ``allocate`` asked for; ids are never used twice."""
+        """Add a new segment, as ``allocate`` demanded; ids are never used twice."""
         if segment_id in self._segments:
             raise ValueError(f"got segment {segment_id} a second time, need a new id")
         segment = self._segments[segment_id] = _Segment(nbytes)
@@ -118,22 +109,22 @@ class Arena:
         self._set_idle(segment_id, segment)
 
     def free(self, segment_id: int, offset: int) -> None:
-        """The block is not used any more.
+        """Free a block.
 
         Raises:
-            ProtocolError: when there is no block at that place, or not any more.
+            ProtocolError: when there is no block at that place, or no longer.
         """
         segment = self._segments.get(segment_id)
-        size = segment.lent.pop(offset, None) if segment is not None else None
+        size = segment.blocks.pop(offset, None) if segment is not None else None
         if segment is None or size is None:
             raise ProtocolError(
-                f"a block given back at {offset} of shared segment {segment_id}, where none is"
-                " lent",
-                "each block given back once, by whom it was lent to",
+                f"a block freed at {offset} of shared segment {segment_id}, where none is"
+                " allocated",
+                "each block freed once, by the worker that it was sent to",
             )
-        self.lent_blocks -= 1
-        self.lent_bytes -= size
-        if not segment.lent:
+        self.allocated_blocks -= 1
+        self.allocated_bytes -= size
+        if not segment.blocks:
             self._forget_ranges(segment_id, segment)
             self._set_idle(segment_id, segment)
         elif segment.nbytes == SHARED_SEGMENT_BYTES:
@@ -142,7 +133,8 @@ class Arena:
     def trim(self, keep_bytes: int | None = None) -> list[int]:
         """Forget wholly free segments, longest free first, until at most ``keep_bytes`` stay.
 
-        The ids of those to drop.
+        Returns:
+            The ids of the segments to drop.
         """
         keep_bytes = self._keep_bytes if keep_bytes is None else keep_bytes
         dropped: list[int] = []
@@ -162,15 +154,15 @@ class Arena:
         if not waiting:
             return NeedSegment(size)
         segment_id = next(reversed(waiting))
-        self._lend(segment_id, self._segments[segment_id], 0, size)
+        self._add_block(segment_id, self._segments[segment_id], 0, size)
         return ArenaPlace(segment_id, 0, nbytes)
 
-    def _lend(self, segment_id: int, segment: _Segment, offset: int, size: int) -> None:
-        if not segment.lent:
+    def _add_block(self, segment_id: int, segment: _Segment, offset: int, size: int) -> None:
+        if not segment.blocks:
             self._end_idle(segment_id, segment)
-        segment.lent[offset] = size
-        self.lent_blocks += 1
-        self.lent_bytes += size
+        segment.blocks[offset] = size
+        self.allocated_blocks += 1
+        self.allocated_bytes += size
 
     def _set_idle(self, segment_id: int, segment: _Segment) -> None:
         self._idle[segment_id] = None

@@ -1,4 +1,4 @@
-"""Lines in the log that strangers and peers cause: not more of them than somebody may want to read."""
+"""A limit on the rate of log lines that peers and strangers can cause."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 
 
 class BoundedLog:
-    """Lines of one sort, at a bounded rate: who causes them may cause any number.
+    """Log lines of one kind, at a bounded rate (a token bucket).
+
+    A line that follows dropped ones says how many were dropped.
 
     Args:
         log: where they go.
-        at_once: how many may come at once,
-        per_s: and then per second; how many were left out is said in the next one.
+        at_once: how many may be written at once.
+        per_s: how many per second after that.
 
     >>> lines = BoundedLog(logging.getLogger(), at_once=1, per_s=1e-9)
-    >>> lines.wants_one(0.0), lines.wants_one(1.0), lines.num_left_out
+    >>> lines.take(0.0), lines.take(1.0), lines.num_dropped
     (True, False, 1)
     """
 
@@ -25,25 +27,25 @@ class BoundedLog:
         self._per_s = per_s
         self._allowance = float(at_once)
         self._last = 0.0
-        self.num_left_out = 0
+        self.num_dropped = 0
 
-    def wants_one(self, now: float) -> bool:
-        """Whether one more is to be written at this time (monotonic, in seconds)."""
+    def take(self, now: float) -> bool:
+        """Whether one more line may be written at ``now`` (``time.monotonic()``), and count it."""
         self._allowance = min(self._at_once, self._allowance + (now - self._last) * self._per_s)
         self._last = now
         if self._allowance < 1:
-            self.num_left_out += 1
+            self.num_dropped += 1
             return False
         self._allowance -= 1
         return True
 
     def write(self, level: int, text: str, *args: object, exc_info: bool = False) -> None:
-        """Log it, unless there were too many."""
-        if not self._log.isEnabledFor(level) or not self.wants_one(time.monotonic()):
+        """Log a line, unless there were too many lately."""
+        if not self._log.isEnabledFor(level) or not self.take(time.monotonic()):
             return
-        left_out = self.num_left_out
-        self.num_left_out = 0
-        if left_out:
+        num_dropped = self.num_dropped
+        self.num_dropped = 0
+        if num_dropped:
             text = f"{text} (and %d more before it)"
-            args = (*args, left_out)
+            args = (*args, num_dropped)
         self._log.log(level, text, *args, exc_info=exc_info)

@@ -1,9 +1,10 @@
-"""Large tensors on streams of their own, in chunks.
+"""Large tensors in chunks on streams of their own, so that small calls do not wait behind them.
 
-Calls do not wait behind them, nor chunks behind one slow stream.
+The sender numbers its transfers (one tensor each). The chunks of a transfer and the message that it
+belongs to arrive in any order, on any stream.
 
-A transfer has a number of its sender's. Its chunks and the message that it belongs to arrive in any
-order on any stream.
+Threads: ``send`` is called from any thread, ``pull`` by the loop when a stream has nothing left to
+write; the lock guards the queue of chunks between them. The receiver is used by the loop alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _place_decoder = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 class BulkSender:
-    """Chunks that wait, and the streams that fetch the next one whenever they are through with the last."""
+    """A queue of chunks and the streams that take the next one whenever they have none left."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -40,31 +41,31 @@ class BulkSender:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are streams."""
+        """Whether there are streams to send on."""
         return bool(self._streams)
 
     @property
     def num_queued(self) -> int:
-        """Buffers that are not with the kernel yet."""
+        """Buffers that the kernel has not taken yet."""
         return len(self._chunks) + sum(stream.num_queued for stream in self._streams)
 
     @property
     def num_queued_bytes(self) -> int:
-        """Of chunks that are not with the kernel yet."""
+        """Bytes of chunks that the kernel has not taken yet."""
         return self._num_waiting_bytes + sum(stream.num_queued_bytes for stream in self._streams)
 
     def add(self, stream: FrameStream) -> None:
-        """One more stream."""
+        """Use one more stream."""
         self._streams.append(stream)
 
     def clear(self) -> None:
-        """Nothing will be sent any more."""
+        """Drop what is queued, as nothing can be sent any more."""
         with self._lock:
             self._chunks.clear()
             self._num_waiting_bytes = 0
 
     def send(self, data: memoryview) -> int:
-        """Queue a transfer; its number. The data must stay as they are until they are sent."""
+        """Queue a transfer and return its number. ``data`` must not change until they are sent."""
         number = next(self._numbers)
         chunks = []
         for offset in range(0, data.nbytes, CHUNK_BYTES):
@@ -82,7 +83,7 @@ class BulkSender:
         return number
 
     def pull(self, stream: FrameStream) -> None:
-        """Give a stream that has nothing to do the next chunks, until the kernel takes no more."""
+        """Send the next chunks on an idle stream, until the kernel takes no more."""
         while not stream.num_queued:
             with self._lock:
                 if not self._chunks or stream.num_queued:
@@ -94,19 +95,19 @@ class BulkSender:
 
 @dataclass(slots=True)
 class _Transfer:
-    """What has arrived of a tensor."""
+    """A tensor of which some chunks have arrived."""
 
     data: torch.Tensor
     memory: memoryview
     missing_bytes: int
-    started: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)  # offsets of chunks that have begun to arrive
 
 
 class BulkReceiver:
     """Transfers under way, on the loop.
 
     Args:
-        max_bytes: of all transfers together whose message has not been handled.
+        max_bytes: limit on all transfers together whose message has not been handled.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -142,7 +143,7 @@ class BulkReceiver:
         return [transfer.memory[offset:end]]
 
     def arrived(self, frame: Frame) -> bool:
-        """A chunk is there; whether its transfer is complete."""
+        """Count a chunk that has arrived; whether its transfer is complete."""
         transfer = self._transfers.get(frame.number)
         if transfer is None or not frame.payload_bytes:
             raise ProtocolError("an empty chunk", "bytes")
@@ -150,7 +151,7 @@ class BulkReceiver:
         return transfer.missing_bytes <= 0
 
     def is_complete(self, number: int) -> bool:
-        """Whether all of a transfer is there."""
+        """Whether all chunks of a transfer have arrived."""
         transfer = self._transfers.get(number)
         return transfer is not None and transfer.missing_bytes <= 0
 
@@ -173,7 +174,7 @@ class BulkReceiver:
         return torch.empty(0, dtype=DTYPE_OF_CODE[info.dtype]).set_(storage, 0, info.shape)  # type: ignore[call-overload,no-any-return]
 
     def clear(self) -> None:
-        """Nothing more will arrive, and nobody takes what has."""
+        """Drop all transfers, as no more chunks will arrive."""
         self._transfers.clear()
         self._pending_bytes = 0
 

@@ -1,6 +1,10 @@
-"""A connection between two workers.
+"""A connection between two workers: messages with their tensors over one stream.
 
-Messages with their tensors over one stream (and shared memory, and further streams).
+Large tensors travel through shared memory or over further streams.
+
+Threads: any thread sends. Frames are handled (``on_frame`` and what it calls) by whoever reads the
+stream: the loop, or a caller that waits for its own answer (``stream.py``), never both at once. The
+lock only orders ``open`` and ``lose`` with threads that send before there is a stream.
 """
 
 from __future__ import annotations
@@ -41,25 +45,25 @@ log = logging.getLogger(__name__)
 _MESSAGES = (Kind.REQUEST, Kind.NOTE, Kind.ANSWER)
 _SHARED_MEMORY = (Kind.SEGMENT, Kind.FREE, Kind.DROP)
 UNREAD_BYTES = 64 << 20
-"""Of errors in place of answers: a peer that reads none of so many is lost."""
-_DEAF = "it does not read its answers"
+"""A peer that leaves so many bytes of errors in place of answers unread is lost."""
+_DOES_NOT_READ = "it does not read its answers"
 # small tensors are copied behind their metadata: one buffer, one system call
 _COPY_BELOW_BYTES = 16 << 10
 
 
 @dataclass(slots=True)
 class Message:
-    """A message as it arrived."""
+    """A whole message that was received."""
 
     kind: Kind
     number: int
     envelope: Envelope
     tensors: list[torch.Tensor]
-    num_bytes: int = 0  # of the tensors, where somebody has counted them
+    num_bytes: int = 0  # of the tensors, where they were counted (``calls/service.py``)
 
 
 @dataclass(slots=True)
-class _Arriving:
+class _PartialMessage:
     """A message whose payload is being received."""
 
     envelope: Envelope
@@ -69,85 +73,88 @@ class _Arriving:
 
 
 class Inbox(Protocol):
-    """Hears, on the loop, what a connection has to report."""
+    """Receives what a connection reports, in the thread that handles its frames."""
 
     def on_message(self, connection: Connection, message: Message) -> None:
-        """A whole message."""
+        """Handle a whole message."""
 
     def on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
-        """Number and metadata of a ``FAILURE`` frame."""
+        """Handle a ``FAILURE`` frame: its number and metadata."""
 
     def on_lost(self, connection: Connection, reason: str) -> None:
-        """It is gone; once."""
+        """Handle the connection's end; called once."""
 
 
 class Connection:
-    """What one worker dialled and both use: requests and notes one way, answers the other.
+    """A connection that one worker dialled: requests and notes one way, answers the other.
 
     Args:
-        peer: who is at the other end.
-        incarnation: and which life of it, 0 as long as unknown.
+        peer: the worker at the other end.
+        incarnation: its incarnation, 0 while unknown.
         limits: on what it may send.
-        inbox: hears of what comes.
+        inbox: receives what arrives.
     """
 
-    uncounted_requests: ClassVar[int] = (
-        16  # of the peer's, under way, before their tensors are counted
-    )
+    # so many requests of the peer may be under way before their tensors are counted
+    uncounted_requests: ClassVar[int] = 16
 
     def __init__(self, peer: WorkerInfo, incarnation: int, limits: Limits, inbox: Inbox) -> None:
         self.peer = peer
         self.incarnation = incarnation
         self.limits = limits
-        self.number = 0  # the dialler's number for it, at its other end
+        self.number = 0  # the connection id that the dialler chose; set on the accepting side
         self._on_message = inbox.on_message
         self._on_failure = inbox.on_failure
         self._on_lost = inbox.on_lost
         self._lock = threading.Lock()
         self.stream: FrameStream | None = None
-        self.only_stream: FrameStream | None = (
-            None  # the same, when all answers come on it and callers may read them
-        )
-        self._backlog: list[
-            tuple[Sequence[Buffer], Sequence[HasDescriptor]]
-        ] = []  # until there is a stream
+        # the same stream, when all answers come on it, so that callers may read their own
+        self.only_stream: FrameStream | None = None
+        # what to send once there is a stream
+        self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []
         self.sharing: Sharing | None = None
         self._bulk_streams: list[FrameStream] = []
         self._sender = BulkSender()
         self._receiver = BulkReceiver(limits.message_bytes)
-        self._incomplete: dict[int, _Arriving] = {}  # messages by the transfers that they wait for
-        self.refusal: PibrochError | None = None  # why the peer did not let this worker in
-        # and why
+        # messages by the number of the transfer that they wait for
+        self._incomplete: dict[int, _PartialMessage] = {}
+        self.refusal: PibrochError | None = None  # why the peer did not admit this worker
         self.is_lost = False
-        self.loss = ""
-        self.left_on_purpose = self.is_overdue = False  # the latter: it has not taken its answers
-        # of errors that were sent since all was with the kernel
+        self.loss = ""  # why it is lost
+        self.left_on_purpose = False
+        self.is_overdue = False  # whether the peer has not taken its answers in time
+        # bytes of errors that were sent since the queue was last empty
         self._unread_bytes = 0
-        self._is_deaf = False
-        self.num_at_work = self.bytes_at_work = 0  # the peer's, kept by ``service.py``
+        self._does_not_read = False
+        # the peer's requests under way, and bytes of their tensors: counted by ``calls/service.py``
+        self.num_at_work = 0
+        self.bytes_at_work = 0
 
     # sending, from any thread
 
     def place(
         self, tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap]
     ) -> tuple[list[TensorInfo], list[Any]]:
-        """Where each tensor's bytes will be, and the buffers that go behind the metadata.
+        """Choose where each tensor's bytes travel.
 
-        The caller must hold the tensors in this list alone, and not use them afterwards: received
-        ones may be given back.
+        The caller must hold the tensors in this list alone and not use them afterwards, as the
+        memory of received ones may be given back.
+
+        Returns:
+            The description of each tensor, and the buffers that go behind the metadata.
         """
         infos = list[TensorInfo]()
         payload = list[Buffer]()
         devices = stage(tensors, device_maps, self.peer.name)
-        # what cannot be sent shows before anything is given away
+        # before anything is given back: this raises for tensors that cannot be sent
         described = [describe(tensor) for tensor in tensors]
         for place, info in enumerate(described):
             if info.layout is not None:
                 tensors[place] = in_memory_order(tensors[place], info)
-            # held by this variable and the list: what ``give_back`` is told
+            # two references, this variable and the list: ``give_back`` below counts them
             tensor = tensors[place]
             num_bytes = tensor.numel() * tensor.element_size()
-            shared: TensorInfo | None = None  # not where the connection is gone
+            shared: TensorInfo | None = None
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
                 shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(
                     tensor, info, num_bytes
@@ -177,7 +184,7 @@ class Connection:
     ) -> None:
         """Send a frame; never blocks.
 
-        What cannot be sent any more is dropped: ``on_lost`` says so.
+        Once the connection is lost, frames are dropped silently: ``on_lost`` has reported it.
         """
         payload_bytes = sum(map(len, payload))
         report = b"" if self.sharing is None else self.sharing.report()
@@ -190,19 +197,19 @@ class Connection:
     def send_failure(self, number: int, metadata: bytes) -> None:
         """Send an error in place of an answer; never blocks.
 
-        A peer that reads none of them is lost in the end.
+        A peer that reads none of them is lost after ``UNREAD_BYTES``.
         """
         self.send(Kind.FAILURE, number, metadata)
         self._unread_bytes = self._unread_bytes + len(metadata) if self.num_queued else 0
         stream = self.stream
         if stream is not None and min(self._unread_bytes, stream.num_queued_bytes) > UNREAD_BYTES:
-            self._is_deaf = True
-            stream.close_soon(_DEAF)
+            self._does_not_read = True
+            stream.close_soon(_DOES_NOT_READ)
 
     def send_buffers(
         self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()
     ) -> None:
-        """Send whole frames."""
+        """Send whole frames, with descriptors beside their first byte."""
         stream = self.stream
         if stream is None:
             with self._lock:
@@ -220,16 +227,13 @@ class Connection:
 
     @property
     def num_queued(self) -> int:
-        """Buffers that are not with the kernel yet."""
+        """Buffers that the kernel has not taken yet."""
         queued = self.stream.num_queued if self.stream is not None else len(self._backlog)
         return queued + self._sender.num_queued
 
     @property
     def bytes_owed(self) -> int:
-        """What the peer has not taken of what was sent.
-
-        In queues, and in shared memory that it has not given back.
-        """
+        """Bytes that the peer has not taken: queued here, or in shared memory not given back."""
         owed = self._sender.num_queued_bytes
         if self.stream is not None:
             owed += self.stream.num_queued_bytes
@@ -238,7 +242,7 @@ class Connection:
     # on the loop
 
     def open(self, stream: FrameStream, surplus: bytes) -> None:
-        """The peer is admitted: what waited is sent, and reading begins."""
+        """Use ``stream``, as the peer is admitted: send the backlog and begin to read."""
         with self._lock:
             for buffers, descriptors in self._backlog:
                 stream.send(buffers, descriptors)
@@ -254,7 +258,7 @@ class Connection:
         make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream],
         surplus: bytes,
     ) -> None:
-        """One more stream, for large tensors."""
+        """Use one more stream, for large tensors."""
         stream = make_stream(
             self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream)
         )
@@ -263,11 +267,11 @@ class Connection:
         stream.start(surplus)
 
     def lose(self, reason: str) -> None:
-        """Close it for good."""
+        """Close the connection for good and report it."""
         with self._lock:
             if self.is_lost:
                 return
-            # in this order, for whoever looks without the lock
+            # in this order, for threads that read them without the lock
             self.loss = reason
             self.is_lost = True
             self._backlog.clear()
@@ -291,19 +295,19 @@ class Connection:
             raise ProtocolError(
                 f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say"
             )
-        arriving = _Arriving(envelope)
+        partial = _PartialMessage(envelope)
         buffers = []
         for info in inline:
             tensor, buffer = empty(info)
-            arriving.tensors.append(tensor)
+            partial.tensors.append(tensor)
             buffers.append(buffer)
-        frame.target = arriving
+        frame.target = partial
         return buffers
 
     def on_frame(self, frame: Frame) -> None:
-        """A whole frame is there."""
-        if self._is_deaf:  # what was read together with the frame that was one too many
-            raise ProtocolError(_DEAF)
+        """Handle a whole frame."""
+        if self._does_not_read:  # the stream closes soon; frames read before that do not count
+            raise ProtocolError(_DOES_NOT_READ)
         if frame.kind in _MESSAGES:
             message = self._message(frame)
             if message is not None:
@@ -329,74 +333,76 @@ class Connection:
             sharing.on_segment(frame.number, frame.metadata, self.stream.take_descriptor())
 
     def _message(self, frame: Frame) -> Message | None:
-        """The message of a frame, if complete.
+        """The message of a frame, or ``None`` while some of its transfers are not complete.
 
-        An unreadable one is reported to its sender, and the connection lives on.
+        An unreadable message is reported to its sender, and the connection lives on.
         """
         try:
-            arriving = frame.target
-            if not isinstance(arriving, _Arriving):
+            partial = frame.target
+            if not isinstance(partial, _PartialMessage):
                 envelope = decode_envelope(frame.metadata)
-                arriving = _Arriving(
+                partial = _PartialMessage(
                     envelope,
                     cut([each for each in envelope.tensors if each.is_inline], frame.payload),
                 )
-            arriving.kind = frame.kind
-            arriving.number = frame.number
-            if self._waits(arriving):
+            partial.kind = frame.kind
+            partial.number = frame.number
+            if self._awaits_transfer(partial):
                 return None
-            return Message(frame.kind, frame.number, arriving.envelope, self._in_order(arriving))
+            return Message(frame.kind, frame.number, partial.envelope, self._in_order(partial))
         except RpcError as error:
             log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
             self.unreadable(frame.kind, frame.number, error)
             return None
 
-    def _waits(self, arriving: _Arriving) -> bool:
-        """Whether some of a message's transfers are not complete; it goes on with the last of them."""
-        for info in arriving.envelope.tensors:
+    def _awaits_transfer(self, partial: _PartialMessage) -> bool:
+        """Whether a transfer of the message is not complete; ``_on_chunk`` then goes on with it."""
+        for info in partial.envelope.tensors:
             if info.transfer is not None and not self._receiver.is_complete(info.transfer):
                 if len(self._incomplete) >= self.limits.requests:
                     raise ProtocolError(
                         f"{len(self._incomplete):,} messages that wait for their transfers", "fewer"
                     )
-                self._incomplete[info.transfer] = arriving
+                self._incomplete[info.transfer] = partial
                 return True
         return False
 
     def _on_chunk(self, frame: Frame) -> None:
         if not self._receiver.arrived(frame):
             return
-        arriving = self._incomplete.pop(frame.number, None)
-        if arriving is None:
+        partial = self._incomplete.pop(frame.number, None)
+        if partial is None:
             return
         try:
-            if self._waits(arriving):
+            if self._awaits_transfer(partial):
                 return
             message = Message(
-                arriving.kind, arriving.number, arriving.envelope, self._in_order(arriving)
+                partial.kind, partial.number, partial.envelope, self._in_order(partial)
             )
         except RpcError as error:
-            self.unreadable(arriving.kind, arriving.number, error)
+            self.unreadable(partial.kind, partial.number, error)
             return
         self._on_message(self, message)
 
     def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
-        """Tell whoever waits for it that a message could not be read."""
+        """Report a message that could not be read to the caller that waits for its answer."""
         failure = encode(failure_of(error))
         if kind == Kind.REQUEST:
             self.send_failure(number, failure)
         elif kind == Kind.ANSWER:
             self._on_failure(self, number, failure)
 
-    def _in_order(self, arriving: _Arriving) -> list[torch.Tensor]:
-        """All tensors of a message, those in shared memory among them."""
-        infos = arriving.envelope.tensors
-        tensors = arriving.tensors
+    def _in_order(self, partial: _PartialMessage) -> list[torch.Tensor]:
+        """All tensors of a message in its order, wherever their bytes travelled."""
+        infos = partial.envelope.tensors
+        tensors = partial.tensors
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
-            tensors = [next(inline) if info.is_inline else self._elsewhere(info) for info in infos]
+            tensors = [
+                next(inline) if info.is_inline else self._out_of_line(info) for info in infos
+            ]
         with_room = sum(bytes_with_room(info) for info in infos if info.layout is not None)
-        # a place in shared memory may be named many times
+        # a check of its own, as many tensors may name the same place in shared memory
         if with_room > self.limits.message_bytes:
             raise ProtocolError(
                 f"tensors of up to {with_room:,} bytes with room between their rows",
@@ -414,7 +420,7 @@ class Connection:
                 tensors[place].requires_grad_()
         return tensors
 
-    def _elsewhere(self, info: TensorInfo) -> torch.Tensor:
+    def _out_of_line(self, info: TensorInfo) -> torch.Tensor:
         if info.transfer is not None:
             return self._receiver.take(info)
         if self.sharing is None:

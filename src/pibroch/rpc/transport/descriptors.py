@@ -1,4 +1,4 @@
-"""Descriptors beside bytes on a Unix socket: of memory that both processes map."""
+"""File descriptors sent over a Unix socket (``SCM_RIGHTS``), of memory that both sides map."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
 
 
 class HasDescriptor(Protocol):
-    """Something with a descriptor that goes to the peer and is closed here then."""
+    """Something whose descriptor is sent to the peer and then closed here."""
 
     fd: int
 
     def close_fd(self) -> None:
-        """Close it."""
+        """Close the descriptor on this side."""
 
 
 def send_descriptors(
     sock: socket.socket, view: memoryview, descriptors: Sequence[HasDescriptor]
 ) -> int:
-    """Send descriptors with the first byte of ``view``, and close them here.
-
-    How many bytes were sent.
-    """
+    """Send descriptors with the first byte of ``view`` and close them here; returns bytes sent."""
     rights = array.array("i", [each.fd for each in descriptors])
     sent = sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     for each in descriptors:
@@ -35,12 +32,17 @@ def send_descriptors(
 
 
 def receive_descriptors(sock: socket.socket, target: memoryview) -> tuple[int, list[int], bool]:
-    """Receive into ``target``: how many bytes, the descriptors that came with them, and whether some were cut off."""
-    found = array.array("i")
+    """Receive into ``target``.
+
+    Returns:
+        How many bytes were received, the descriptors beside them, and whether some of these were
+        cut off.
+    """
+    descriptors = array.array("i")
     num_bytes, ancillary, flags, _ = sock.recvmsg_into(
         [target], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % 4])
-    return num_bytes, found.tolist(), bool(flags & socket.MSG_CTRUNC)
+            descriptors.frombytes(data[: len(data) - len(data) % 4])
+    return num_bytes, descriptors.tolist(), bool(flags & socket.MSG_CTRUNC)

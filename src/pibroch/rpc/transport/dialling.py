@@ -1,7 +1,4 @@
-"""From an address to an admitted stream, with patience.
-
-A worker that lives but is busy is dialled again, not called lost.
-"""
+"""Dialling one stream, again and again while the worker lives but is busy."""
 
 from __future__ import annotations
 
@@ -20,29 +17,29 @@ from pibroch.rpc.transport.reactor import Reactor
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 CLOSED_FOR_S = 30.0
-"""A worker that keeps closing connections before they are admitted is lost after this time.
+"""A worker that closes connections before they are admitted for so long is lost.
 
-One under load stops doing so.
+A worker that is merely under load stops doing so.
 """
-_BUSY = (errno.EAGAIN, errno.EINTR)  # its queue of connections is full
+_BUSY = (errno.EAGAIN, errno.EINTR)  # the worker's queue of connections is full
 
 
 class Dialling:
-    """Dials one stream until the worker there admits it, refuses it, or is gone (all on the loop).
+    """Dials one stream until the worker admits it, refuses it, or is gone; all on the loop.
 
-    Who listens lives: its kernel takes the connection, whatever the process does, and closes it
-    when the process ends. So once connected this waits for as long as the connection lives, which
-    TCP's keep-alive ends for a host that vanished; how long callers wait is their own timeouts'
-    business. What ends before it is admitted is dialled again, after a pause that doubles.
+    A process that listens is alive: its kernel accepts the connection whatever the process does,
+    and closes it when the process ends. So once connected this waits for as long as the connection
+    lives, which TCP's keep-alive ends for a host that vanished; callers have timeouts of their own.
+    A connection that ends before it is admitted is dialled again, after a pause that doubles.
 
     Args:
         reactor: the loop.
         open_socket: begins to connect; may raise ``OSError``.
-        make_core: our side of a new handshake.
-        on_admitted: gets the socket and our side of the handshake.
-        on_failed: gets the reason why there will be none.
-        is_wanted: whether anybody still needs it.
-        connect_s: for the connection itself: a host that takes none in this time is gone.
+        make_core: this side of a new handshake.
+        on_admitted: gets the socket and this side of the handshake.
+        on_failed: gets the reason when dialling is given up.
+        is_wanted: whether the stream is still needed.
+        connect_s: a host that accepts no connection in this time is gone.
         tls: wraps the socket first.
     """
 
@@ -69,7 +66,7 @@ class Dialling:
         self._began = time.monotonic()
 
     def start(self) -> None:
-        """Dial."""
+        """Dial, unless the stream is no longer needed."""
         if not self._is_wanted():
             return
         core = self._make_core()
@@ -100,10 +97,7 @@ class Dialling:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether dialling again would change nothing.
-
-    It was refused, nobody listens, or the host does not answer.
-    """
+    """Whether dialling again is useless: refused, nobody listens, or the host does not answer."""
     if isinstance(error, (PibrochError, TimeoutError, ssl.SSLError)):
         return True
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):

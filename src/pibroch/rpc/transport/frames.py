@@ -1,13 +1,13 @@
-"""A byte stream cut into frames, and limits on every length. Pure: bytes in, frames out.
+"""A byte stream cut into frames, with limits on every length (pure: bytes in, frames out).
 
 A frame is a header of 24 bytes, metadata, and raw tensor bytes::
 
-    "pb"  version u8  kind u8  metadata length u32  number u64  payload length u64      (little endian)
+    "pb"  version u8  kind u8  metadata length u32  number u64  payload length u64  (little endian)
 
 The payload is received straight into memory that ``allocate`` provides once the metadata is there.
 
-A sender may add checksums: then the kind is ``| CHECKED``, and behind the header stand the CRC-32
-of the header, of the metadata and of the payload, 12 bytes. They find what a network or a memory
+A sender may add checksums: then the kind is ``| CHECKED``, and 12 bytes behind the header are the
+CRC-32 of the header, of the metadata and of the payload. They detect what a network or a memory
 has damaged, not what somebody changed on purpose.
 """
 
@@ -32,7 +32,7 @@ _CHECKS = struct.Struct("<III")
 
 
 class Kind(enum.IntEnum):
-    """What a frame is; ``number`` in the header means what stands in brackets."""
+    """What a frame is; in brackets the meaning of ``number`` in its header."""
 
     REQUEST = 1  # wants an answer [call]
     NOTE = 2  # wants none [0]
@@ -50,9 +50,9 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(slots=True)
 class Frame:
-    """One frame as it was received.
+    """One frame that was received.
 
-    Its payload is in ``payload`` when short, else where ``allocate`` said (``target``).
+    A short payload is in ``payload``, a longer one in memory from ``allocate`` (see ``target``).
     """
 
     kind: Kind
@@ -73,9 +73,9 @@ def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> 
 
 
 def seal(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Whole frames with checksums.
+    """Add checksums to whole frames.
 
-    ``buffers`` are as for ``Stream.send``: no header or metadata lies in two of them.
+    ``buffers`` are as for ``FrameStream.send``: no header or metadata lies in two of them.
     """
     waiting = deque(memoryview(buffer).cast("B") for buffer in buffers)
     sealed: list[bytes | memoryview] = []
@@ -124,12 +124,12 @@ class FrameReader:
         self._max_payload_bytes = max_payload_bytes
         self._allocate = allocate
         self._staging = bytearray(READ_AHEAD_BYTES)
-        self._start = self._end = 0  # of what was received and not yet understood
+        self._start = self._end = 0  # of the bytes in ``_staging`` that are not parsed yet
         self._frame: Frame | None = None  # its payload is being received
         self.num_frames = 0
-        self._targets: list[memoryview] = []  # what is still to be filled, next one last
-        self._checksum: int | None = None  # of the payload that is being received,
-        self._filling: list[memoryview] = []  # which goes here
+        self._targets: list[memoryview] = []  # memory that is still to be filled, next one last
+        self._checksum: int | None = None  # expected of the payload that is being received
+        self._filling: list[memoryview] = []  # all memory of that payload
 
     @property
     def is_within_payload(self) -> bool:
@@ -142,7 +142,7 @@ class FrameReader:
         return self._end - self._start
 
     def buffer(self) -> memoryview:
-        """Where the stream's next bytes go. Never empty."""
+        """Where to receive the stream's next bytes; never empty."""
         if self._targets:
             return self._targets[-1]
         return memoryview(self._staging)[self._end :]
@@ -151,8 +151,8 @@ class FrameReader:
         """The frames completed by ``num_bytes`` new bytes in ``buffer()``.
 
         Raises:
-            ProtocolError: for bytes that are no frames, or too long ones. The stream cannot be used
-                after that.
+            ProtocolError: for bytes that are not a frame, or a frame that is too long. The stream
+                cannot be used after that.
         """
         frames: list[Frame] = []
         if self._targets:
@@ -166,7 +166,7 @@ class FrameReader:
         return frames
 
     def close(self) -> None:
-        """Let go of all memory: nothing is received any more."""
+        """Release all memory; nothing can be received any more."""
         self._staging = bytearray()
         self._start = 0
         self._end = 0
@@ -192,7 +192,7 @@ class FrameReader:
             self._frame = None
 
     def _parse(self, frames: list[Frame]) -> bool:
-        """Take one frame out of what was received, if it is there up to its payload."""
+        """Take one frame out of the staging buffer, if it is complete up to its payload."""
         start = self._start
         if self._end - start < HEADER.size:
             return False
@@ -276,14 +276,14 @@ class FrameReader:
 
         The staging buffer grows to hold one frame's metadata and shrinks again.
         """
-        left = self._end - self._start
-        if not left:
+        num_unparsed = self._end - self._start
+        if not num_unparsed:
             if len(self._staging) > READ_AHEAD_BYTES:
                 self._staging = bytearray(READ_AHEAD_BYTES)
             self._start = self._end = 0
             return
         needed = HEADER.size
-        if left >= HEADER.size:
+        if num_unparsed >= HEADER.size:
             _, _, kind, metadata_bytes, _, _ = HEADER.unpack_from(self._staging, self._start)
             needed += metadata_bytes + (_CHECKS.size if kind & CHECKED else 0)
         if len(self._staging) - self._start >= max(needed, READ_AHEAD_BYTES // 4):
@@ -291,12 +291,12 @@ class FrameReader:
         size = max(READ_AHEAD_BYTES, needed)
         if size > len(self._staging):
             grown = bytearray(size)
-            grown[:left] = memoryview(self._staging)[self._start : self._end]
+            grown[:num_unparsed] = memoryview(self._staging)[self._start : self._end]
             self._staging = grown
         else:
-            self._staging[:left] = self._staging[self._start : self._end]
+            self._staging[:num_unparsed] = self._staging[self._start : self._end]
         self._start = 0
-        self._end = left
+        self._end = num_unparsed
 
 
 def _check_sum(what: str, expected: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:

@@ -1,10 +1,10 @@
-"""Who may connect: both sides prove that they know the job's secret, before anything else is read (pure).
+"""The handshake: both sides prove that they know the job's secret, before anything else is read.
 
-Three messages: the server's hello (magic, versions, nonce), the client's proof, the server's proof
-or refusal. A proof is an HMAC-SHA256 over all that was said before it, so it fits one server, one
-client, one purpose and one pair of nonces: to repeat or reflect it is useless. What follows is
-neither encrypted nor signed; where the network is not trusted, TLS goes under it. The bytes are in
-docs/wire-format.md.
+Pure: bytes in, bytes out. Three messages: the server's hello (magic, versions, nonce), the client's
+proof, the server's proof or refusal. A proof is an HMAC-SHA256 over all bytes exchanged before it,
+so it fits one server, one client, one purpose and one pair of nonces: to replay or reflect it is
+useless. What follows is neither encrypted nor signed; where the network is not trusted, TLS goes
+under it. The bytes are in docs/wire-format.md.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Client(Side):
         me: this worker.
         expected_name: the worker that it wants to reach.
         purpose: of this connection.
-        nonce: 32 random bytes, given by tests only.
-        versions: lowest and highest spoken.
+        nonce: 32 random bytes, passed by tests only.
+        versions: lowest and highest that this side speaks.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Client(Side):
         self._purpose = purpose
         self._nonce = nonce or secrets.token_bytes(NONCE_BYTES)
         self._versions = versions
-        self._greeted = False
+        self._has_hello = False
         self.version = 0  # 0 until both have agreed on one
 
     def start(self) -> bytes:
-        """What to send before anything was received: nothing, the server speaks first."""
+        """What to send before anything was received: nothing, the server sends first."""
         return b""
 
     def receive(self, data: bytes) -> bytes:
-        """Takes any number of bytes, returns what to send.
+        """Handle any number of received bytes; returns what to send.
 
         Raises:
             AuthenticationError: the server refused, cannot prove itself, is another worker or
@@ -84,7 +84,7 @@ class Client(Side):
             self.surplus += data
             return b""
         self._buffer += data
-        if not self._greeted:
+        if not self._has_hello:
             return self._greet()
         message = self._message()
         if message is not None:
@@ -92,10 +92,10 @@ class Client(Side):
         return b""
 
     def _greet(self) -> bytes:
-        seen = bytes(self._buffer[: len(MAGIC)])
-        if not MAGIC.startswith(seen):
+        magic = bytes(self._buffer[: len(MAGIC)])
+        if not MAGIC.startswith(magic):
             raise ProtocolError(
-                f"{seen!r} as a first word", "a pibroch worker", "look who listens at this address"
+                f"{magic!r} as a first word", "a pibroch worker", "look who listens at this address"
             )
         if len(self._buffer) < HELLO.size:
             return b""
@@ -105,7 +105,7 @@ class Client(Side):
             )
         hello = bytes(self._buffer)
         self._buffer.clear()
-        self._greeted = True
+        self._has_hello = True
         _, lowest, highest, _ = HELLO.unpack(hello)
         self.version = agreed_version(self._versions, (lowest, highest))
         fixed = CLIENT.pack(
@@ -117,30 +117,30 @@ class Client(Side):
             self._purpose.connection_id,
             self._purpose.stream,
         )
-        said = fixed + packed_name(encoded_name(self._me.name)) + packed_name(self._expected)
+        body = fixed + packed_name(encoded_name(self._me.name)) + packed_name(self._expected)
         self._transcript = hello
-        proof = self._proof(CLIENT_LABEL, said)
-        self._transcript += said + proof
-        return framed(said + proof)
+        proof = self._proof(CLIENT_LABEL, body)
+        self._transcript += body + proof
+        return framed(body + proof)
 
     def _check(self, message: bytes) -> None:
         code = message[0] if message else ReplyCode.MALFORMED
         if code not in (ReplyCode.ACCEPTED, ReplyCode.WRONG_WORKER):
             self._refused(code)
-        said = message[:-MAC_BYTES]
+        body = message[:-MAC_BYTES]
         proof = message[-MAC_BYTES:]
-        if not hmac.compare_digest(proof, self._proof(SERVER_LABEL, said)):
+        if not hmac.compare_digest(proof, self._proof(SERVER_LABEL, body)):
             raise AuthenticationError(
                 f"a server without the job's secret in place of worker {self._expected.decode()!r}",
                 "a worker of this job",
                 "look who listens at this address",
             )
-        if len(said) < REPLY.size:
+        if len(body) < REPLY.size:
             raise ProtocolError(
                 f"a reply of {len(message)} bytes", f"at least {REPLY.size + MAC_BYTES}"
             )
-        _, worker_id, incarnation = REPLY.unpack_from(said)
-        name, rest = unpacked_name(said[REPLY.size :])
+        _, worker_id, incarnation = REPLY.unpack_from(body)
+        name, rest = unpacked_name(body[REPLY.size :])
         if rest:
             raise ProtocolError(f"{len(rest)} bytes after the server's identity", "none")
         if code == ReplyCode.WRONG_WORKER or name.encode() != self._expected:
@@ -171,14 +171,14 @@ class Client(Side):
 class Server(Side):
     """The side that was dialled.
 
-    When ``receive`` raises, ``refusal`` holds what to send before closing, so that the client can
-    say why.
+    When ``receive`` raises, ``refusal`` holds what to send before closing, so that the client
+    learns why.
 
     Args:
         secret: the job's.
         me: this worker.
-        nonce: 32 random bytes, given by tests only.
-        versions: lowest and highest spoken.
+        nonce: 32 random bytes, passed by tests only.
+        versions: lowest and highest that this side speaks.
     """
 
     def __init__(
@@ -203,11 +203,11 @@ class Server(Side):
         return self._purpose
 
     def start(self) -> bytes:
-        """What to send at once."""
+        """The hello, to be sent at once."""
         return self._transcript
 
     def receive(self, data: bytes) -> bytes:
-        """Takes any number of bytes, returns what to send.
+        """Handle any number of received bytes; returns what to send.
 
         Raises:
             AuthenticationError: the client does not know the secret, repeats a handshake, wants
@@ -226,9 +226,9 @@ class Server(Side):
             raise
 
     def _check(self, message: bytes) -> bytes:
-        said = message[:-MAC_BYTES]
+        body = message[:-MAC_BYTES]
         proof = message[-MAC_BYTES:]
-        if not hmac.compare_digest(proof, self._proof(CLIENT_LABEL, said)):
+        if not hmac.compare_digest(proof, self._proof(CLIENT_LABEL, body)):
             self._refuse(
                 ReplyCode.WRONG_SECRET,
                 AuthenticationError(
@@ -236,15 +236,15 @@ class Server(Side):
                     "a worker of this job",
                 ),
             )
-        if len(said) < CLIENT.size:
+        if len(body) < CLIENT.size:
             raise ProtocolError(
                 f"a handshake message of {len(message)} bytes",
                 f"at least {CLIENT.size + MAC_BYTES}",
             )
         lowest, highest, chosen, _, worker_id, incarnation, connection_id, stream = (
-            CLIENT.unpack_from(said)
+            CLIENT.unpack_from(body)
         )
-        name, rest = unpacked_name(said[CLIENT.size :])
+        name, rest = unpacked_name(body[CLIENT.size :])
         expected, rest = unpacked_name(rest)
         if rest:
             raise ProtocolError(f"{len(rest)} bytes after the client's identity", "none")
@@ -265,13 +265,14 @@ class Server(Side):
         return self._reply(ReplyCode.ACCEPTED)
 
     def _reply(self, code: ReplyCode) -> bytes:
-        said = REPLY.pack(code, self._me.id, self._me.incarnation) + packed_name(
+        body = REPLY.pack(code, self._me.id, self._me.incarnation) + packed_name(
             encoded_name(self._me.name)
         )
-        return framed(said + self._proof(SERVER_LABEL, said))
+        return framed(body + self._proof(SERVER_LABEL, body))
 
     def _refuse(self, code: ReplyCode, error: PibrochError) -> NoReturn:
-        # who dialled the wrong worker has proved itself and may know who we are; nobody else
+        # a client that dialled the wrong worker has proved itself and may learn who this worker is;
+        # no other client may
         self.refusal = (
             self._reply(code) if code == ReplyCode.WRONG_WORKER else framed(bytes([code]))
         )

@@ -1,4 +1,4 @@
-"""Messages of the handshake as bytes, and what both of its sides share (pure).
+"""The messages of the handshake as bytes, and what both sides share (pure).
 
 See docs/wire-format.md.
 """
@@ -30,7 +30,7 @@ SERVER_LABEL = b"pibroch rpc server proof\0"
 
 
 class ReplyCode(IntEnum):
-    """What the server's reply says."""
+    """The first byte of the server's reply."""
 
     ACCEPTED = 0
     WRONG_SECRET = 1
@@ -41,7 +41,7 @@ class ReplyCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker as it shows itself.
+    """Who a worker is, as it announces itself in the handshake.
 
     Attributes:
         name: 1 to 255 bytes of UTF-8.
@@ -91,13 +91,13 @@ class Side:
         assert self._peer is not None, "asked for the peer before the handshake was done"
         return self._peer
 
-    def _proof(self, label: bytes, said: bytes) -> bytes:
-        return hmac.new(self._secret, label + self._transcript + said, hashlib.sha256).digest()
+    def _proof(self, label: bytes, body: bytes) -> bytes:
+        return hmac.new(self._secret, label + self._transcript + body, hashlib.sha256).digest()
 
     def _message(self) -> bytes | None:
         """The buffered message, or ``None`` while it is incomplete.
 
-        What follows it becomes the surplus.
+        Bytes after it become the surplus.
         """
         if len(self._buffer) < _LENGTH.size:
             return None
@@ -115,26 +115,26 @@ class Side:
         return message
 
 
-def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
-    """The highest version that both speak, 0 when there is none."""
-    highest = min(ours[1], theirs[1])
-    return highest if highest >= max(ours[0], theirs[0]) else 0
+def common_version(own: tuple[int, int], others: tuple[int, int]) -> int:
+    """The highest version in both ranges, 0 when there is none."""
+    highest = min(own[1], others[1])
+    return highest if highest >= max(own[0], others[0]) else 0
 
 
-def agreed_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
-    """The highest version that both speak; an ``AuthenticationError`` where there is none."""
-    version = common_version(ours, theirs)
+def agreed_version(own: tuple[int, int], others: tuple[int, int]) -> int:
+    """The highest version in both ranges; an ``AuthenticationError`` when there is none."""
+    version = common_version(own, others)
     if not version:
         raise AuthenticationError(
-            f"a worker that speaks versions {range_of(theirs)}",
-            f"one of {range_of(ours)}",
+            f"a worker that speaks versions {range_of(others)}",
+            f"one of {range_of(own)}",
             "install the same pibroch everywhere",
         )
     return version
 
 
 def range_of(versions: tuple[int, int]) -> str:
-    """Versions in words."""
+    """A range of versions in words, for error messages."""
     return f"{versions[0]} to {versions[1]}"
 
 
@@ -152,12 +152,12 @@ def framed(message: bytes) -> bytes:
 
 
 def packed_name(name: bytes) -> bytes:
-    """A name with its length before it."""
+    """A name with its length before it, in one byte."""
     return bytes([len(name)]) + name
 
 
 def unpacked_name(data: bytes) -> tuple[str, bytes]:
-    """A name with its length before it, and what follows."""
+    """Split off a name that was packed by ``packed_name``: the name, and the bytes after it."""
     length = data[0] if data else 0
     if not length or len(data) < 1 + length:
         raise ProtocolError(

@@ -1,6 +1,7 @@
-"""From an address to an admitted socket.
+"""Dialling, listening, TLS and the handshake: from an address to an authenticated socket.
 
-Dialling, listening, TLS and the handshake, none of which blocks.
+Nothing here blocks. All of it runs on the loop's thread (``reactor.py``), which is why it takes no
+locks.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ACCEPTS_AT_A_TIME = 64
 _CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
 
 
-_refusals = BoundedLog(log)
-_foreigners = BoundedLog(log)
+_refusals_log = BoundedLog(log)
+_other_users_log = BoundedLog(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Address:
     """Where a worker listens.
 
     Attributes:
-        machine: boot id and network namespace: workers of the same machine use the Unix socket.
-        unix: its abstract name, ``None`` when there is none.
+        machine: boot id and network namespace; workers of one machine use the Unix socket.
+        unix: the abstract name of the Unix socket, ``None`` when there is none.
         host: for TCP.
         port: for TCP.
     """
@@ -51,13 +52,16 @@ class Address:
     host: str
     port: int
 
-    def is_reached_locally(self, here: str) -> bool:
-        """Whether a worker of machine ``here`` uses the Unix socket."""
-        return self.unix is not None and self.machine == here
+    def is_reached_locally(self, machine: str) -> bool:
+        """Whether a worker on ``machine`` uses the Unix socket."""
+        return self.unix is not None and self.machine == machine
 
 
 def tune(sock: socket.socket, lost_after_s: float) -> None:
-    """No delay for small frames; a silent host is given up by the kernel after ``lost_after_s``."""
+    """Set non-blocking mode, no delay for small frames, and the kernel's limit for a silent host.
+
+    After ``lost_after_s`` without a sign of the other host, the kernel closes the connection.
+    """
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
         return
@@ -70,15 +74,15 @@ def tune(sock: socket.socket, lost_after_s: float) -> None:
 
 
 class Admission:
-    """One handshake under way (all on the loop).
+    """One handshake under way, on the loop's thread.
 
     Args:
         reactor: the loop.
         sock: connected or connecting, non-blocking.
-        core: our side of the handshake.
-        timeout_s: for a server all of it, for a client to be connected: then it waits as long as
-            the connection lives.
-        on_admitted: gets the socket; what was received after the handshake is in ``core.surplus``.
+        core: this side of the handshake.
+        timeout_s: for a server, the whole handshake; for a client, only until it is connected, as
+            it then waits for as long as the connection lives.
+        on_admitted: gets the socket; bytes received after the handshake are in ``core.surplus``.
         on_refused: gets the reason; the socket is closed.
         tls: wraps the socket first.
     """
@@ -103,11 +107,12 @@ class Admission:
         self._out = bytearray(core.start())
         self._is_over = False
         reactor.watch(sock.fileno(), READ | WRITE, self._on_events)
-        # the timer must not keep what is over: strangers may come faster than it runs out
+        # a weak reference: strangers may connect faster than these timers run out, so a timer must
+        # not keep a handshake that is over
         reactor.call_at(time.monotonic() + timeout_s, functools.partial(_expire, weakref.ref(self)))
 
     def refuse(self, error: Exception) -> None:
-        """Give up."""
+        """Close the socket and report ``error``, unless the handshake is over."""
         if not self._is_over:
             self._is_over = True
             self._reactor.forget(self._sock.fileno())
@@ -115,7 +120,7 @@ class Admission:
             self._on_refused(error)
 
     def expire(self) -> None:
-        """Its time is over (on the loop)."""
+        """End the handshake if it is too late."""
         if isinstance(self._core, Server):
             self.refuse(TimeoutError("no handshake in time"))
         elif self._is_connecting and not _is_connected(self._sock):
@@ -129,7 +134,7 @@ class Admission:
         except ssl.SSLWantWriteError:
             self._reactor.change(self._sock.fileno(), READ | WRITE)
         except (OSError, RpcError) as error:
-            self._say_why()
+            self._send_refusal()
             self.refuse(error)
 
     def _advance(self) -> None:
@@ -172,18 +177,18 @@ class Admission:
         self._reactor.forget(self._sock.fileno())
         self._on_admitted(self._sock)
 
-    def _say_why(self) -> None:
-        """A server's last word to whom it refuses."""
+    def _send_refusal(self) -> None:
+        """A server's last message to a client that it refuses."""
         refusal = getattr(self._core, "refusal", b"")
         if refusal and not self._is_over:
             try:
                 self._sock.send(refusal)
             except OSError as error:
-                log.debug("could not say why a connection is refused: %s", error)
+                log.debug("could not send why a connection is refused: %s", error)
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """What the kernel says; a loop that is late may not have heard of it."""
+    """Whether the kernel has connected it; a loop that is late may not have seen the event yet."""
     try:
         sock.getpeername()
     except OSError:
@@ -192,18 +197,18 @@ def _is_connected(sock: socket.socket) -> bool:
 
 
 def _expire(admission: weakref.ref[Admission]) -> None:
-    """A timer has run out; by then the handshake may be over and gone."""
+    """Handle the timer of a handshake, which may be over and freed by then."""
     if (one := admission()) is not None:
         one.expire()
 
 
-def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
-    """A socket that is being connected: over the Unix socket on the same machine, else TCP.
+def dial(address: Address, machine: str, lost_after_s: float) -> socket.socket:
+    """A socket that is being connected: the Unix socket when on the same ``machine``, else TCP.
 
     Raises:
-        OSError: when it is clear at once that nobody is there.
+        OSError: when it is clear at once that nobody listens.
     """
-    if address.is_reached_locally(here):
+    if address.is_reached_locally(machine):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         target: str | tuple[str, int] = f"\0{address.unix}"
     else:
@@ -218,8 +223,11 @@ def dial(address: Address, here: str, lost_after_s: float) -> socket.socket:
     return sock
 
 
-def is_foreign(sock: socket.socket) -> bool:
-    """Whether a Unix socket's other end belongs to another user of this machine (the superuser is none)."""
+def is_of_another_user(sock: socket.socket) -> bool:
+    """Whether a Unix socket's other end belongs to another user of this machine.
+
+    The superuser does not count as another user.
+    """
     if sock.family != socket.AF_UNIX:
         return False
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -228,13 +236,17 @@ def is_foreign(sock: socket.socket) -> bool:
 
 
 class Listener:
-    """Accepts connections of strangers, at most so many at a time, and admits those that know the secret (on the loop).
+    """Accepts connections and admits those that know the secret, on the loop's thread.
 
-    At a Unix socket, processes of other users are turned away before anything else.
+    Who has connected and not yet proved that it knows the secret is a *stranger*; at most
+    ``max_strangers`` wait at a time. At a Unix socket, processes of other users are refused first.
 
     Args:
-        make_core: our side of a new handshake.
-        on_admitted: gets socket and core of each that passed.
+        make_core: this side of a new handshake.
+        on_admitted: gets the socket and the handshake of each client that passed.
+        handshake_s: the time that a handshake may take.
+        lost_after_s: as for ``tune``.
+        tls: wraps accepted sockets.
     """
 
     def __init__(
@@ -263,16 +275,16 @@ class Listener:
         reactor.call_soon(lambda: reactor.watch(sock.fileno(), READ, self._accept))
 
     def close(self) -> None:
-        """Accept nobody any more (on the loop)."""
+        """Stop listening and refuse all whose handshake is under way."""
         self._reactor.forget(self._sock.fileno())
         self._sock.close()
         for admission in tuple(self._strangers.values()):
             admission.refuse(ConnectionError("this worker leaves"))
 
     def _pause(self) -> None:
-        """Without descriptors the socket would stay readable and the loop would spin.
+        """Stop accepting for a moment, as no descriptors are left, and refuse the oldest stranger.
 
-        A stranger goes, the next ones wait.
+        The listening socket would stay readable and the loop would spin.
         """
         if self._strangers:
             next(iter(self._strangers.values())).refuse(
@@ -297,8 +309,8 @@ class Listener:
                     self._pause()
                 return
             try:
-                if is_foreign(sock):
-                    _foreigners.write(
+                if is_of_another_user(sock):
+                    _other_users_log.write(
                         logging.WARNING, "refused a connection of another user of this machine"
                     )
                     sock.close()
@@ -313,7 +325,7 @@ class Listener:
                 return
 
     def _begin(self, sock: socket.socket, address: object) -> None:
-        """A handshake with a stranger."""
+        """Start the handshake with a client that was just accepted."""
         core = self._make_core()
         number = id(core)
 
@@ -329,7 +341,7 @@ class Listener:
                 else logging.DEBUG
             )
             where = address or "this machine"
-            _refusals.write(
+            _refusals_log.write(
                 level, "refused a connection from %s: %s: %s", where, type(error).__name__, error
             )
 

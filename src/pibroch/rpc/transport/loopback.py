@@ -1,7 +1,4 @@
-"""The connection of a worker to itself.
-
-Tensors are handed over as they are, and only metadata become bytes.
-"""
+"""The connection of a worker to itself: tensors are passed on as they are, metadata as bytes."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from pibroch.rpc.values.messages import TensorInfo, decode_envelope
 
 
 class Loopback(Connection):
-    """Has no stream, is never lost, and bounds nothing.
+    """A connection without a stream, which is never lost and limits nothing.
 
-    ``loop`` handles what is sent, but for answers.
+    Requests and notes are handled on ``loop``, answers and errors in the thread that sends them.
     """
 
     uncounted_requests = sys.maxsize
@@ -38,11 +35,11 @@ class Loopback(Connection):
     def place(
         self, tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap]
     ) -> tuple[list[TensorInfo], list[Any]]:
-        """The tensors themselves."""
+        """No descriptions, and the tensors themselves as payload."""
         return [], tensors
 
     def send(self, kind: Kind, number: int, metadata: bytes, payload: Sequence[Any] = ()) -> None:
-        """Deliver a message: on the loop, an answer at once."""
+        """Deliver a message: an answer at once, anything else on the loop."""
         message = Message(kind, number, decode_envelope(metadata), list(payload))
         if kind == Kind.ANSWER:
             self._on_message(self, message)

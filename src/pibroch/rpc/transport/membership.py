@@ -1,4 +1,7 @@
-"""Who is there and where: workers write themselves into a store when they join, and look each other up there."""
+"""Which workers there are and where they listen.
+
+Workers write a record into torch's store when they join, and look each other up there.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,15 @@ from pibroch.stores import tcp_store
 
 log = logging.getLogger(__name__)
 
-_num_joined = (
-    0  # by this process; who joins a second time must not find what it wrote the first time
-)
-KILLED_S = 3.0
+# groups that this process has joined: a second group must not read the records of the first
+_num_joined = 0
+KILLED_S = 3.0  # the kernel closes a killed worker's socket within this time
 _NUM_STATIC = "pibroch_rpc_static"
 _NUM_DYNAMIC = "pibroch_rpc_dynamic"
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A worker's entry."""
+    """A worker's entry in the store."""
 
     name: str
     id: int
@@ -43,25 +45,25 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def info(self) -> WorkerInfo:
-        """The worker."""
+        """The worker's name and id."""
         return WorkerInfo(self.name, self.id)
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Where the worker listens."""
         return Address(self.machine, self.unix, self.host, self.port)
 
 
 class Rendezvous:
-    """The place where workers meet, from an ``init_method``.
+    """The store where workers meet, from an ``init_method``.
 
     Args:
         init_method: ``env://``, ``tcp://host:port`` (``?rank=…&world_size=…`` allowed) or
             ``file://path``.
-        rank: of this worker, -1 when the method or the environment says it.
-        world_size: ``None`` or 0 for a group that changes.
-        timeout_s: for the others to come.
-        store: one that there is already; then the method does not count.
+        rank: of this worker, -1 when the method or the environment gives it.
+        world_size: ``None`` or 0 for a group whose members come and go.
+        timeout_s: how long to wait for the others.
+        store: an existing store, which is used in place of ``init_method``.
     """
 
     def __init__(
@@ -78,16 +80,16 @@ class Rendezvous:
         elif store is not None:
             init_method = f"file://{getattr(store, 'path', '/')}"
         url = urlparse(init_method)
-        given = dict(part.split("=", 1) for part in url.query.split("&") if "=" in part)
+        parameters = dict(part.split("=", 1) for part in url.query.split("&") if "=" in part)
         self.timeout_s = timeout_s
         self._scheme = url.scheme
         self._path = url.path
         self._is_hosted = False
         if url.scheme == "env":
-            given = {
+            parameters = {
                 "rank": os.environ.get("RANK", "-1"),
                 "world_size": os.environ.get("WORLD_SIZE", "0"),
-            } | given
+            } | parameters
             host = os.environ.get("MASTER_ADDR")
             port = os.environ.get("MASTER_PORT")
             self._is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -111,10 +113,10 @@ class Rendezvous:
             raise ConfigError(f"init_method {init_method!r}", "a host and a port")
         self.host = host
         self.port = int(port)
-        self.rank = rank if rank >= 0 else int(given.get("rank", -1))
+        self.rank = rank if rank >= 0 else int(parameters.get("rank", -1))
         self.world_size = world_size or None
         if world_size is None and rank < 0:
-            self.world_size = int(given.get("world_size", 0)) or None
+            self.world_size = int(parameters.get("world_size", 0)) or None
 
     @property
     def is_loopback(self) -> bool:
@@ -123,7 +125,7 @@ class Rendezvous:
 
     @property
     def key(self) -> str:
-        """Names the job on this machine."""
+        """A name for the job, unique on this machine."""
         return f"{self.host}-{self.port}" if self.port else f"file{self._path.replace('/', '-')}"
 
     def store(self) -> Store:
@@ -149,10 +151,7 @@ class Rendezvous:
         return self._scheme != "file" and not self._is_hosted and self._store is None
 
     def bind_host(self) -> str:
-        """The address on which a worker listens.
-
-        Loopback, or the interface that leads to the rendezvous.
-        """
+        """The address to listen on: loopback, or the interface that leads to the rendezvous."""
         if self.is_loopback:
             return "127.0.0.1"
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -163,7 +162,10 @@ class Rendezvous:
 
 
 class Membership:
-    """The workers that this one knows, read from the store when it does not."""
+    """The other workers' records, read from the store when first needed.
+
+    Threads: used from any; the lock guards the records, and is not held during access to the store.
+    """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -171,12 +173,12 @@ class Membership:
             "pibroch_rpc" if rendezvous.world_size is None else f"pibroch_rpc_{_num_joined}"
         )
         self._store = self._open()
-        self._is_counted = False  # among those of its kind of group
+        self._is_counted = False  # in the store's count of static or dynamic groups
         self._me: Record | None = None
-        self._known: dict[str, Record] = {}
-        self._lost: dict[str, Record] = {}  # without a goodbye
+        self._records: dict[str, Record] = {}
+        self._lost: dict[str, Record] = {}  # of workers that ended without a goodbye
         self._name_of_id: dict[int, str] = {}
-        self.infos: dict[str | int, WorkerInfo] = {}  # the known workers by name and by id
+        self.infos: dict[str | int, WorkerInfo] = {}  # of ``_records``, by name and by id
         self._lock = threading.Lock()
 
     def _open(self) -> PrefixStore:
@@ -190,9 +192,9 @@ class Membership:
         self._store.set(f"id/{self._me.id}", self._me.name)
 
     def renew(self, lost: WorkerInfo) -> None:
-        """When the host of the store was lost.
+        """Write this worker's record again if the lost worker hosted the store; blocks.
 
-        Wait for it to come back, and write this worker down there again. Blocks.
+        Waits for the store to come back first.
         """
         if lost.id != 0 or not self._rendezvous.is_hosted_by_a_worker or self._me is None:
             return
@@ -203,16 +205,16 @@ class Membership:
             log.warning("the rendezvous did not come back, so nobody can join any more: %s", error)
 
     def new_id(self) -> int:
-        """An id for a worker that was given none."""
+        """The next free id, for a worker without one."""
         return int(self._store.add("next_id", 1)) - 1
 
     def join(self, me: Record) -> None:
-        """Write this worker down, then wait until ``world_size`` are there, when it is given.
+        """Write this worker's record, then wait for ``world_size`` workers, if it is given.
 
         Raises:
             MembershipError: when name or id belong to another worker, or the group is of the other
-                kind.
-            RpcTimeoutError: when not all come in time.
+                kind (static or dynamic).
+            RpcTimeoutError: when not all join in time.
         """
         global _num_joined
         self._check_free(me)
@@ -231,16 +233,16 @@ class Membership:
     def find(self, name: str) -> Record | None:
         """The worker of this name, ``None`` when there is none.
 
-        One that was lost stays what it was until it comes back.
+        Of a lost worker that has not come back, the last record.
         """
-        record = self._known.get(name)
+        record = self._records.get(name)
         if record is not None:
             return record
         lost = self._lost.get(name)
         try:
             if self._has(f"worker/{name}"):
                 entry = self._get_all([f"worker/{name}"])[0]
-                if entry:  # nothing is there when it left after the check
+                if entry:  # empty when the worker left after the check
                     return self._remember(msgspec.json.decode(entry, type=Record))
         except RpcError:
             if lost is None:
@@ -254,17 +256,17 @@ class Membership:
             name = self._store.get(f"id/{worker_id}").decode()
         return self.find(name) if name is not None else None
 
-    def known(self) -> list[WorkerInfo]:
-        """The workers that this one has met or looked up."""
+    def workers(self) -> list[WorkerInfo]:
+        """The workers whose records were read, in the order of their ids."""
         with self._lock:
             return sorted(
-                (record.info for record in self._known.values()), key=lambda info: info.id
+                (record.info for record in self._records.values()), key=lambda info: info.id
             )
 
     def forget(self, name: str, left: bool) -> None:
-        """Look ``name`` up again the next time; it left, or it was lost."""
+        """Forget the record of a worker that has ``left`` or was lost, so as to read it again."""
         with self._lock:
-            record = self._known.pop(name, None)
+            record = self._records.pop(name, None)
             if record is not None:
                 self.infos.pop(record.name, None)
                 self.infos.pop(record.id, None)
@@ -272,7 +274,7 @@ class Membership:
                     self._lost[name] = record
 
     def leave(self, me: Record) -> None:
-        """Cross this worker out (in a group with a ``world_size`` its entry stays)."""
+        """Delete this worker's record (in a group with a ``world_size`` it stays)."""
         if self._is_counted:
             self._count(-1)
         if self._rendezvous.world_size is None:
@@ -281,7 +283,7 @@ class Membership:
 
     def _remember(self, record: Record) -> Record:
         with self._lock:
-            self._known[record.name] = record
+            self._records[record.name] = record
             self._lost.pop(record.name, None)
             self.infos[record.name] = self.infos[record.id] = record.info
             self._name_of_id[record.id] = record.name
@@ -318,7 +320,7 @@ class Membership:
         return ", ".join("worker " + key.partition("/")[2] for key in missing[:8])
 
     def _check_free(self, me: Record) -> None:
-        """Name and id must be free, or have belonged to a worker that is gone."""
+        """Raise unless name and id are free, or belonged to a worker that is gone."""
         for key, what in (
             (f"worker/{me.name}", f"the name {me.name!r}"),
             (f"id/{me.id}", f"the id {me.id}"),
@@ -332,10 +334,7 @@ class Membership:
                 raise MembershipError(got, "a free one", "choose another one, or stop that worker")
 
     def _check_kind(self, me: Record) -> None:
-        """Refuse to mix workers that wait for ``world_size`` others with ones that come and go.
-
-        They would never meet.
-        """
+        """Refuse to mix workers with and without a ``world_size``, which would never meet."""
         is_static = self._rendezvous.world_size is not None
         if self._base.add(_NUM_DYNAMIC if is_static else _NUM_STATIC, 0):
             raise MembershipError(
@@ -344,7 +343,7 @@ class Membership:
                 f"{'no' if is_static else 'the'} world_size, as the workers that are there",
                 "give all the same, or let them meet elsewhere",
             )
-        # who may host the store stands for all of a group: the others leave after it
+        # worker 0 may host the store and leaves last, so it counts for all of a static group
         if not is_static or me.id == 0:
             self._count(1)
 
@@ -359,10 +358,7 @@ class MembershipError(ConfigError, RuntimeError):
 
 
 def _goes_on_listening(record: Record) -> bool:
-    """Whether a worker still listens after a moment.
-
-    One that was killed just now takes that long to be gone.
-    """
+    """Whether a worker still listens after ``KILLED_S``: one that was just killed does not."""
     deadline = time.monotonic() + KILLED_S
     while _listens(record):
         if time.monotonic() > deadline:
@@ -371,10 +367,10 @@ def _goes_on_listening(record: Record) -> bool:
     return False
 
 
-def is_there(record: Record, timeout_s: float = 1.0) -> bool:
-    """Whether somebody listens where a worker's record says, on this machine or another one.
+def is_listening(record: Record, timeout_s: float = 1.0) -> bool:
+    """Whether a process listens at a record's address, here or on another machine.
 
-    Blocks so long at most.
+    Blocks for at most ``timeout_s``.
     """
     if record.address.is_reached_locally(this_machine()):
         return _listens(record)
@@ -386,7 +382,7 @@ def is_there(record: Record, timeout_s: float = 1.0) -> bool:
 
 
 def _listens(record: Record) -> bool:
-    """Whether somebody still answers at a worker's Unix socket (elsewhere: its word is taken that the old one is gone)."""
+    """Whether a process listens at a record's Unix socket; without one it counts as gone."""
     if record.unix is None:
         return False
     with socket.socket(socket.AF_UNIX) as probe:

@@ -1,6 +1,7 @@
-"""Connections to the other workers.
+"""All connections of a worker: dialled when first needed, or accepted from those with the secret.
 
-Dialled when first needed, accepted from whoever knows the secret, lost together.
+Threads: ``connection_to`` is called from any thread; looking a worker up in the store may block, so
+that runs on the pool. All else runs on the loop. The lock guards both collections of connections.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _MAX_CHUNK_METADATA_BYTES = 64
 _MAX_LOST_REMEMBERED = 4096
-_FLUSH_S = 2.0  # what is queued when a worker leaves has this long to go
+_FLUSH_S = 2.0  # a worker that leaves waits this long for its queues to empty
 
 
 class Peers:
@@ -42,9 +43,13 @@ class Peers:
 
     Args:
         info: this worker.
+        options: limits, streams, TLS and shared memory.
+        secret: the job's.
+        reactor: the loop.
+        submit: runs a function on a thread that may block.
+        membership: finds the addresses of other workers.
         host: address to listen on.
-        submit: runs a function where it may block.
-        inbox: hears of what comes on all of them.
+        inbox: receives what arrives on any connection.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Peers:
         self._membership = membership
         self.on_message = inbox.on_message
         self.on_failure = inbox.on_failure
-        self._tell_lost = inbox.on_lost
+        self._on_connection_lost = inbox.on_lost
         self._identity = Identity(info.name, info.id, self.incarnation)
         self._machine = this_machine()
         self._dialled: dict[int, Connection] = {}
@@ -80,11 +85,14 @@ class Peers:
         self.record = self._listen(host)
 
     def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
-        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
+        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost or leaves.
+
+        Also when it cannot be reached: then the incarnation is 0.
+        """
         self._lost_callbacks.append(callback)
 
-    def to(self, worker: WorkerInfo) -> Connection:
-        """The connection that this worker dialled, or one that will be."""
+    def connection_to(self, worker: WorkerInfo) -> Connection:
+        """The connection to ``worker``, which is dialled first if there is none; never blocks."""
         connection = self._dialled.get(worker.id)
         if connection is not None:
             return connection
@@ -97,7 +105,7 @@ class Peers:
         return connection
 
     def incarnation_of(self, worker: WorkerInfo) -> int:
-        """The life of a worker that this one talks to at present, 0 before it knows."""
+        """The incarnation of ``worker`` that is connected at present, 0 while unknown."""
         if worker.id == self.info.id:
             return self.incarnation
         connection = self._dialled.get(worker.id)
@@ -108,12 +116,12 @@ class Peers:
         )
 
     def connections(self) -> list[Connection]:
-        """All, dialled and accepted."""
+        """All connections, dialled and accepted."""
         with self._lock:
             return [*self._dialled.values(), *self._accepted]
 
     def close(self) -> None:
-        """Say goodbye, send what is queued, close everything."""
+        """Send a goodbye on each connection, wait for the queues to empty, and close everything."""
         self._is_closing = True
         connections = self.connections()
         for connection in connections:
@@ -141,7 +149,7 @@ class Peers:
         return Connection(peer, incarnation, self._options.limits, self)
 
     def _look_up(self, connection: Connection) -> None:
-        """Find out where a worker is (on the pool: the store may take its time), then dial."""
+        """Find out where a worker listens, then dial; on the pool, as the store may block."""
         try:
             record = self._membership.find(connection.peer.name)
             reason = "nobody of that name has joined" if record is None else ""
@@ -193,7 +201,7 @@ class Peers:
         def failed(error: Exception) -> None:
             if purpose.stream:
                 log.warning("worker %r takes no stream %d: %s", record.name, purpose.stream, error)
-                return  # what is large goes through the others
+                return  # large tensors travel over the other streams
             connection.refusal = error if isinstance(error, PibrochError) else None
             connection.lose(_why_unreachable(error))
 
@@ -307,7 +315,7 @@ class Peers:
     # losing
 
     def on_lost(self, connection: Connection, reason: str) -> None:
-        """A connection is gone, and with it the worker at its other end."""
+        """Handle the loss of a connection, and with it of the worker at its other end."""
         peer = connection.peer
         incarnation = connection.incarnation
         with self._lock:
@@ -316,15 +324,15 @@ class Peers:
                 del self._dialled[peer.id]
         self._membership.forget(peer.name, connection.left_on_purpose)
         reason = "it left" if connection.left_on_purpose else reason
-        self._tell_lost(connection, reason)
+        self._on_connection_lost(connection, reason)
         others = [
             each
             for each in self.connections()
             if each.peer.id == peer.id and each.incarnation == incarnation
         ]
         if others and (connection.left_on_purpose or not connection.was_open):
-            # each has its own end; and that one could not be opened does not mean that the worker
-            # is gone
+            # a worker that leaves ends each connection itself, and a connection that could not be
+            # opened does not mean that the worker is gone
             return
         for other in others:
             other.lose(reason)
@@ -354,4 +362,4 @@ def _why_unreachable(error: Exception) -> str:
 
 
 def _drop(what: object) -> None:
-    """Let it die on this thread: unmapping memory takes its time."""
+    """Drop the last reference on this thread, as unmapping memory takes time."""

@@ -1,9 +1,12 @@
-"""The one thread that talks: an epoll loop over sockets, functions handed to it, and timers.
+"""The event loop: one thread with epoll over sockets, functions from other threads, and timers.
 
-It never polls.
+At the end of each round the loop may run users' functions that were short lately. If one takes long
+after all, a standby thread takes the loop over: from then on it is the loop's thread, and the
+thread that was held up ends when its function returns.
 
-At the end of each round it may run code of users that is known to be short. Should that take long
-after all, a deputy takes the loop over, and the thread that was held up ends when it is done.
+Threads: ``call_soon`` and ``complete`` only append to a deque and write to an eventfd, so any
+thread may call them, also inside the garbage collector. Sockets, timers and handlers belong to the
+loop's thread alone. ``_handover`` guards the change of that thread.
 """
 
 from __future__ import annotations
@@ -26,17 +29,20 @@ log = logging.getLogger(__name__)
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _SHUTDOWN_TIMEOUT_S = 10.0
-# where the next event is due it is looked for this long before sleeping, as waking up takes longer
+# when the next event is due, the loop polls for so long before it sleeps: waking up takes longer
 SPIN_S = 0.0004
-_PATIENCE_S = 0.002
-_QUIET_ROUNDS = 10
+_TAKE_OVER_AFTER_S = 0.002
+_QUIET_ROUNDS = 10  # without users' code, after which the standby thread sleeps until it is woken
 
 
 class Reactor:
-    """Runs handlers of ready sockets, functions of other threads and timers, all on one thread called ``name``.
+    """Runs handlers of ready sockets, functions of other threads and timers on one thread.
 
-    While users' code runs on the loop, the deputy looks every ``_PATIENCE_S`` if it is still the
-    same; otherwise it sleeps.
+    While users' code runs on the loop, the standby thread checks every ``_TAKE_OVER_AFTER_S``
+    whether it is still the same call; otherwise it sleeps.
+
+    Args:
+        name: of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,32 +54,32 @@ class Reactor:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._completions: deque[Callable[[], None]] = deque()
-        self._role = threading.Lock()  # for handing the loop over
-        self._lent_at = 0.0  # since when users' code runs on the loop; 0.0 when it does not
-        self._num_lent = 0
-        self._deputy_sleeps = False
-        self._deputy_bed = threading.Lock()
-        self._deputy_bed.acquire()
+        self._handover = threading.Lock()
+        self._user_code_since = 0.0  # when users' code began to run on the loop; 0.0: none runs
+        self._num_user_calls = 0
+        self._standby_sleeps = False
+        self._standby_wakeup = threading.Lock()  # held while the standby thread is to sleep
+        self._standby_wakeup.acquire()
         self._stopping = False
-        self._is_bulk = False  # what happened in this round
+        self._is_bulk = False  # whether this round was about something long
         self.spin_s = SPIN_S if POLICIES.spin and len(os.sched_getaffinity(0)) > 1 else 0.0
-        # its ``is_reading`` is set in a thread that reads its own answer (``stream.py``)
+        # ``is_reading`` of it is set in a thread that reads its own answer (``stream.py``)
         self.reader = threading.local()
         self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the loop's thread and the standby thread."""
         self._thread.start()
-        if POLICIES.deputy:
-            self._appoint_deputy()
+        if POLICIES.standby_thread:
+            self._start_standby()
 
-    def is_here(self) -> bool:
+    def is_loop_thread(self) -> bool:
         """Whether the caller runs on the loop."""
         return threading.current_thread() is self._thread
 
     def is_reading(self) -> bool:
-        """Whether the caller handles frames while it waits for its own answer, in the loop's stead."""
+        """Whether the caller handles frames in the loop's place, while it waits for an answer."""
         return getattr(self.reader, "is_reading", False)
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -85,50 +91,40 @@ class Reactor:
         self._wake()
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop at ``when`` (``time.monotonic()``).
-
-        It cannot be taken back.
-        """
+        """Run ``function`` on the loop at ``when`` (``time.monotonic()``); not to be cancelled."""
         timer = (when, next(self._order), function)
-        with self._role:  # else the deputy may take over just now, and sleep for too long
-            if self.is_here():
+        # under the lock: a standby thread that took over just now would sleep past the timer
+        with self._handover:
+            if self.is_loop_thread():
                 heapq.heappush(self._timers, timer)
                 return
         self.call_soon(lambda: heapq.heappush(self._timers, timer))
 
     def complete(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop, at the end of a round.
-
-        It may run code of users, best of all short one.
-        """
+        """Run ``function`` on the loop at the end of a round; it may run users' code, if short."""
         self._completions.append(function)
-        # after appending: whoever takes the loop over later looks here first
-        if not self.is_here():
+        # after appending: a thread that takes the loop over begins with the completions
+        if not self.is_loop_thread():
             self._wake()
 
     def expect_bulk(self) -> None:
-        """Call it from a handler when what comes next is more of something long.
-
-        The loop sleeps until then.
-        """
+        """Do not poll for the next event, as it is more of something long; called by handlers."""
         self._is_bulk = True
 
     def step_aside(self) -> None:
-        """If the caller runs on the loop.
-
-        Let another thread go on in its stead, as this one is about to wait.
+        """Start another thread for the loop, if the caller is the loop's thread and about to wait.
 
         Raises:
-            RuntimeError: when it may not wait here.
+            RuntimeError: in a handler, which must not wait.
         """
-        with self._role:  # the deputy may take over just now
-            if not self.is_here():
+        with self._handover:  # the standby thread may take over at this moment
+            if not self.is_loop_thread():
                 return
-            if not self._lent_at:
+            if not self._user_code_since:
                 raise RuntimeError(
                     "a handler of the network thread must not wait for other workers"
                 )
-            self._lent_at = 0.0
+            self._user_code_since = 0.0
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
@@ -138,7 +134,7 @@ class Reactor:
         self._epoll.register(fd, events)
 
     def change(self, fd: int, events: int) -> None:
-        """Watch ``fd`` for other events; nothing happens when it is not watched any more."""
+        """Watch ``fd`` for other events; does nothing when it is no longer watched."""
         try:
             self._epoll.modify(fd, events)
         except (FileNotFoundError, ValueError, OSError):
@@ -150,30 +146,30 @@ class Reactor:
             self._epoll.unregister(fd)
 
     def stop(self) -> None:
-        """End the thread; what is left in its queue still runs."""
+        """End the threads; functions that are queued still run."""
         self._stopping = True
         self._wake()
-        self._wake_deputy()
-        with self._role:
+        self._wake_standby()
+        with self._handover:
             thread = self._thread
-        if not self.is_here():
+        if not self.is_loop_thread():
             thread.join(_SHUTDOWN_TIMEOUT_S)
         self._epoll.close()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close what others may still write to after the end.
+        """Close the eventfd, which other threads may write to even after ``stop``.
 
-        Its number could be that of somebody else's pipe by then.
+        If ``stop`` closed it, its number could belong to another file by then.
         """
-        with contextlib.suppress(AttributeError):  # there was no descriptor left for it
+        with contextlib.suppress(AttributeError):  # the constructor had no descriptor left for it
             close(self._wake_fd)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
-    def _wake_deputy(self) -> None:
+    def _wake_standby(self) -> None:
         with contextlib.suppress(RuntimeError):  # it was woken already
-            self._deputy_bed.release()
+            self._standby_wakeup.release()
 
     def _run(self) -> None:
         me = threading.current_thread()
@@ -186,7 +182,7 @@ class Reactor:
                 os.sched_yield()
                 continue
             if not ready:
-                ready = self._epoll.poll(self._patience())
+                ready = self._epoll.poll(self._poll_timeout_s())
                 spin_until = 0.0
             now = time.monotonic()
             for fd, events in ready:
@@ -209,53 +205,56 @@ class Reactor:
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:
-            # before it is lent: the deputy takes from there, too
+            # before the next line: from then on the standby thread may take from the queue, too
             function = self._completions.popleft()
-            self._lent_at = time.monotonic()
-            self._num_lent += 1
-            if self._deputy_sleeps:
-                self._deputy_sleeps = False
-                self._wake_deputy()
+            self._user_code_since = time.monotonic()
+            self._num_user_calls += 1
+            if self._standby_sleeps:
+                self._standby_sleeps = False
+                self._wake_standby()
             self._guarded(function)
-            with self._role:
+            with self._handover:
                 if self._thread is me:
-                    self._lent_at = 0.0
+                    self._user_code_since = 0.0
 
-    def _appoint_deputy(self) -> None:
-        threading.Thread(target=self._stand_by, name=f"{self._name}-deputy", daemon=True).start()
+    def _start_standby(self) -> None:
+        threading.Thread(target=self._stand_by, name=f"{self._name}-standby", daemon=True).start()
 
     def _stand_by(self) -> None:
-        """The deputy: sleeps while no users' code runs on the loop, and takes the loop over when it runs for long."""
-        num_seen = self._num_lent
+        """Run the standby thread: take the loop over when users' code runs on it for long.
+
+        It sleeps while no users' code runs on the loop.
+        """
+        num_seen = self._num_user_calls
         num_quiet = 0
         while not self._stopping:
-            lent_at = self._lent_at
-            if lent_at and time.monotonic() - lent_at > _PATIENCE_S and self._take_over(lent_at):
-                self._appoint_deputy()
+            since = self._user_code_since
+            if since and time.monotonic() - since > _TAKE_OVER_AFTER_S and self._take_over(since):
+                self._start_standby()
                 self._run()
                 return
-            num_quiet = 0 if lent_at or self._num_lent != num_seen else num_quiet + 1
-            num_seen = self._num_lent
+            num_quiet = 0 if since or self._num_user_calls != num_seen else num_quiet + 1
+            num_seen = self._num_user_calls
             if num_quiet > _QUIET_ROUNDS:
-                self._deputy_sleeps = True
-                # just then: the loop may not have seen that it sleeps
-                if self._lent_at or self._num_lent != num_seen:
-                    self._deputy_bed.acquire(timeout=_PATIENCE_S)
+                self._standby_sleeps = True
+                # checked after the flag is set: a call that began before that does not wake us
+                if self._user_code_since or self._num_user_calls != num_seen:
+                    self._standby_wakeup.acquire(timeout=_TAKE_OVER_AFTER_S)
                 else:
-                    self._deputy_bed.acquire()
+                    self._standby_wakeup.acquire()
             else:
-                self._deputy_bed.acquire(timeout=_PATIENCE_S)
+                self._standby_wakeup.acquire(timeout=_TAKE_OVER_AFTER_S)
 
-    def _take_over(self, lent_at: float) -> bool:
-        with self._role:
-            if self._lent_at != lent_at:
+    def _take_over(self, since: float) -> bool:
+        with self._handover:
+            if self._user_code_since != since:
                 return False
-            self._lent_at = 0.0
+            self._user_code_since = 0.0
             self._thread = threading.current_thread()
             return True
 
-    def _patience(self) -> float | None:
-        """How long to wait for sockets, in seconds; ``None`` for ever."""
+    def _poll_timeout_s(self) -> float | None:
+        """How long to wait for sockets, in seconds; ``None`` without limit."""
         if self._soon or self._completions:
             return 0
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -270,7 +269,7 @@ class Reactor:
 
     @staticmethod
     def _guarded(function: Callable[..., None], *args: int) -> None:
-        """One handler's mistake must not end the conversation of all others."""
+        """Call a handler; its errors are logged, as they must not end the loop for all others."""
         try:
             function(*args)
         except Exception:

@@ -1,11 +1,11 @@
 """Shared memory without names: sealed memfds, maps of them, and tensors that lie in them.
 
-A segment is made by the sender of tensors and opened by their receiver, who got its descriptor with
-``SCM_RIGHTS``. It is sealed against shrinking and growing, so that no peer can make reading it
+A segment is made by the sender of tensors and opened by their receiver, which gets its descriptor
+by ``SCM_RIGHTS``. It is sealed against shrinking and growing, so that no peer can make reading it
 fail. A tensor on it (``view``) has a storage of its own; when the last tensor, view or array on
 that storage is gone, the bytes are reported as free. A map lives as long as its segment object and
-the views on it, and needs no descriptor. Nothing has a name, so nothing stays behind a killed
-process.
+the views on it, and needs no descriptor. Nothing has a name, so a killed process leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Map:
             )
         self.address = int(address)
         self.nbytes = nbytes
-        # a hint: where the system allows none, small pages do
+        # a hint, which a system without huge pages refuses
         _madvise(address, nbytes, mmap.MADV_HUGEPAGE)
 
     @property
@@ -89,19 +89,19 @@ class _Map:
 
 
 class Segment:
-    """Mapped shared memory; ``segment_id`` is the name that both sides use for it."""
+    """Mapped shared memory; both sides refer to it by ``segment_id``."""
 
     def __init__(self, segment_id: int, fd: int, nbytes: int) -> None:
         self.segment_id = segment_id
         self.nbytes = nbytes
         memory = _Map(fd, nbytes)
         self.address = memory.address
-        self.array = np.asarray(memory)  # keeps the map
+        self.array = np.asarray(memory)  # keeps ``memory`` alive
         self.bytes = torch.from_numpy(self.array)
 
 
 class OwnSegment(Segment):
-    """A segment made here. ``fd`` goes to the peer, then ``close_fd``: the map stays."""
+    """A segment made here; once ``fd`` was sent to the peer it is closed, and the map stays."""
 
     def __init__(self, segment_id: int, fd: int, nbytes: int) -> None:
         self.fd = fd
@@ -109,9 +109,9 @@ class OwnSegment(Segment):
 
     @classmethod
     def create(cls, nbytes: int, segment_id: int = 0) -> OwnSegment:
-        """A new one of zeros, which nobody can resize.
+        """A new segment of zeros that nobody can resize.
 
-        Its memory is taken page by page when it is first written.
+        Its pages are allocated when they are first written.
         """
         fd = os.memfd_create("pibroch", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
@@ -123,7 +123,7 @@ class OwnSegment(Segment):
         return cls(segment_id, fd, nbytes)
 
     def close_fd(self) -> None:
-        """Close the descriptor; harmless when it is closed."""
+        """Close the descriptor, if it is open."""
         fd = self.fd
         self.fd = -1
         if fd >= 0:
@@ -141,7 +141,7 @@ class ForeignSegment(Segment):
         """Map the peer's segment of ``nbytes``; ``fd`` is closed in any case.
 
         Raises:
-            ProtocolError: when it has another size, or could shrink under us.
+            ProtocolError: when it has another size, or could still be shrunk.
         """
         try:
             _check_sealed(fd, nbytes)
@@ -155,8 +155,8 @@ class ForeignSegment(Segment):
 def write(segment: Segment, offset: int, tensor: Tensor) -> None:
     """Copy ``tensor`` (on the CPU, of any strides) to ``offset``, in row-major order.
 
-    Up to 64 KiB other threads wait, as that is shorter than handing them the interpreter; up to 16
-    MiB one core copies, since a second one would go on spinning for longer than it helped; beyond,
+    Up to 64 KiB the copy keeps the GIL, as releasing it would take longer; up to 16 MiB one thread
+    copies, as torch's other threads would go on spinning for longer than they helped; beyond that,
     torch copies with its threads.
 
     Raises:
@@ -173,10 +173,10 @@ def write(segment: Segment, offset: int, tensor: Tensor) -> None:
 
 
 @dataclass(slots=True)
-class Loan:
-    """What a view holds: ``nbytes`` at ``offset`` of ``segment``.
+class BorrowedBytes:
+    """The bytes that a view holds: ``nbytes`` at ``offset`` of ``segment``.
 
-    ``when_dead`` is ``None`` once they were given back.
+    ``when_dead`` is called when the view's storage dies; ``None`` once they were given back.
     """
 
     segment: Segment
@@ -185,18 +185,18 @@ class Loan:
     when_dead: Callable[[], None] | None
 
 
-class _Lease(np.ndarray[Any, Any]):
-    """The bytes below one view's storage, which alone holds them: it dies with the storage."""
+class _BorrowedArray(np.ndarray[Any, Any]):
+    """An array below one view's storage, which alone refers to it: it dies with the storage."""
 
-    __slots__ = ("key", "loan")
+    __slots__ = ("borrowed", "key")
     key: int
-    loan: Loan
-    loans: ClassVar[dict[int, Loan]] = {}  # by the address of the storage
+    borrowed: BorrowedBytes
+    all_borrowed: ClassVar[dict[int, BorrowedBytes]] = {}  # by the address of the storage
 
     def __del__(self) -> None:
-        self.loans.pop(self.key, None)
-        if self.loan.when_dead is not None:
-            self.loan.when_dead()
+        self.all_borrowed.pop(self.key, None)
+        if self.borrowed.when_dead is not None:
+            self.borrowed.when_dead()
 
 
 def view(
@@ -208,80 +208,84 @@ def view(
 ) -> Tensor:
     """A tensor on the bytes at ``offset`` (a multiple of 64), row-major, with a storage of its own.
 
-    ``when_dead`` is called once, when nothing uses the storage any more: from whichever thread that
-    happens on, also from inside the garbage collector; for what lives until the interpreter ends,
-    perhaps not at all. It must not raise, wait, or take a lock that is held while tensors can die.
-    A tensor without elements still stands for 64 bytes.
+    ``when_dead`` is called once, when nothing uses the storage any more: on any thread, also inside
+    the garbage collector, and perhaps not at all for tensors that live until the interpreter ends.
+    It must not raise, wait, or take a lock that is held while tensors can die. A tensor without
+    elements still holds 64 bytes.
 
     Raises:
         ValueError: when the tensor would leave the segment.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     _check_fits(segment, offset, nbytes)
-    return _tensor_on(Loan(segment, offset, nbytes, when_dead), dtype, shape)
+    return _tensor_on(BorrowedBytes(segment, offset, nbytes, when_dead), dtype, shape)
 
 
-def _tensor_on(loan: Loan, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    nbytes = loan.nbytes or min(64, loan.segment.nbytes - loan.offset)
-    lease = np.ndarray.__new__(_Lease, (nbytes,), np.uint8, loan.segment.array, loan.offset)
-    lease.key = 0
-    lease.loan = loan
+def _tensor_on(borrowed: BorrowedBytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    segment = borrowed.segment
+    nbytes = borrowed.nbytes or min(64, segment.nbytes - borrowed.offset)
+    array = np.ndarray.__new__(_BorrowedArray, (nbytes,), np.uint8, segment.array, borrowed.offset)
+    array.key = 0
+    array.borrowed = borrowed
     # not a view(): that would keep a second tensor alive
-    tensor = torch.frombuffer(lease, dtype=dtype).resize_(tuple(shape))
-    lease.key = tensor.untyped_storage()._cdata
-    lease.loans[lease.key] = loan
+    tensor = torch.frombuffer(array, dtype=dtype).resize_(tuple(shape))
+    array.key = tensor.untyped_storage()._cdata
+    array.all_borrowed[array.key] = borrowed
     return tensor
 
 
-def loan_of(tensor: Tensor) -> Loan | None:
-    """The bytes whose value ``tensor`` is, when it was made by ``view`` or shares all of such a tensor's memory."""
-    loan = (
-        _Lease.loans.get(tensor.untyped_storage()._cdata)
+def borrowed_bytes_of(tensor: Tensor) -> BorrowedBytes | None:
+    """The borrowed bytes of which ``tensor`` is the whole value, row-major, else ``None``.
+
+    It was made by ``view``, or shares all memory of a tensor that was.
+    """
+    borrowed = (
+        _BorrowedArray.all_borrowed.get(tensor.untyped_storage()._cdata)
         if tensor.layout is torch.strided
         else None
     )
     if (
-        loan is None
+        borrowed is None
         or not _is_plain(tensor)
-        or tensor.numel() * tensor.element_size() != loan.nbytes
+        or tensor.numel() * tensor.element_size() != borrowed.nbytes
     ):
         return None
-    return loan
+    return borrowed
 
 
 def is_sole_owner(tensor: Tensor, references: int) -> bool:
-    """Whether nobody but the caller can still reach the tensor made by ``view`` or its memory.
+    """Whether only the caller can still reach ``tensor``, made by ``view``, or its memory.
 
     Counted are references to the Python object, uses of the tensor below it (autograd's saved
     tensors, views, which keep their base, futures), uses of its storage (``detach()``, ``.data``,
-    NumPy arrays) and weak references. What is counted is compared with the counts of a fresh view,
-    so that it holds for other versions of torch and Python; when in doubt the answer is no. Not
-    seen are bare addresses (``data_ptr``) and torch's private weak handles. A reference claimed too
-    many hides one of another's.
+    NumPy arrays) and weak references. The counts are compared with those of a fresh view, so that
+    this holds for other versions of torch and Python; when in doubt the answer is no. Not counted
+    are bare addresses (``data_ptr``) and torch's private weak handles. Claiming one reference too
+    many would hide one that somebody else has.
 
     Args:
-        tensor: what ``view`` returned.
-        references: how many the caller's side holds: one for each variable, argument of a function
-            that is still at work, or container that has it. With ``def f(t): return
-            is_sole_owner(t, references=2)``, ``x = view(...); f(x)`` is true.
+        tensor: a tensor that ``view`` returned.
+        references: how many the caller's side holds: one for each variable, argument of a running
+            function, or container. With ``def f(t): return is_sole_owner(t, references=2)``,
+            ``x = view(...); f(x)`` is true.
     """
-    found = _counts(tensor)
+    counts = _counts(tensor)
     fresh = _fresh_counts()
-    return bool(fresh) and found[0] == fresh[0] + references and found[1:] == fresh[1:]
+    return bool(fresh) and counts[0] == fresh[0] + references and counts[1:] == fresh[1:]
 
 
-def give_back(tensor: Tensor, references: int) -> Loan | None:
-    """Take the bytes out of ``tensor``'s hands, if all of them are its value and nobody else can reach them.
+def give_back(tensor: Tensor, references: int) -> BorrowedBytes | None:
+    """Take the bytes from ``tensor``, if they are its whole value and nobody else can reach them.
 
     Then its ``when_dead`` is not called any more, and the caller decides about the bytes; it must
     not touch the tensor again. Otherwise ``None``, and nothing changed. ``references`` as in
     ``is_sole_owner``.
     """
-    loan = loan_of(tensor)
-    if loan is None or loan.when_dead is None or not is_sole_owner(tensor, references + 1):
+    borrowed = borrowed_bytes_of(tensor)
+    if borrowed is None or borrowed.when_dead is None or not is_sole_owner(tensor, references + 1):
         return None
-    loan.when_dead = None
-    return loan
+    borrowed.when_dead = None
+    return borrowed
 
 
 _COUNTERS: tuple[Callable[[Any], int], ...] = (
@@ -295,7 +299,10 @@ _COUNTERS: tuple[Callable[[Any], int], ...] = (
 
 
 def _counts(tensor: Tensor) -> tuple[int, ...]:
-    """All counts at one moment: ``map`` over functions in C does not let another Python thread in between."""
+    """All counts at one moment.
+
+    ``map`` over functions in C lets no other Python thread run in between.
+    """
     storage = tensor.untyped_storage()
     return tuple(
         map(operator.call, _COUNTERS, (tensor, tensor, tensor, storage, storage, storage._cdata))
@@ -304,12 +311,12 @@ def _counts(tensor: Tensor) -> tuple[int, ...]:
 
 @cache
 def _fresh_counts() -> tuple[int, ...]:
-    """The counts of a view that only one variable holds.
+    """The counts of a view that one variable holds.
 
-    None where an argument does not count as a reference.
+    Empty where an argument does not count as a reference, so that counts cannot be compared.
     """
     segment = OwnSegment.create(mmap.PAGESIZE)
-    tensor = _tensor_on(Loan(segment, 0, 4, None), torch.float32, (1,))
+    tensor = _tensor_on(BorrowedBytes(segment, 0, 4, None), torch.float32, (1,))
     fresh = _counts(tensor)
     as_argument = (lambda argument: _counts(argument))(tensor)
     return fresh if as_argument == (fresh[0] + 1, *fresh[1:]) else ()

@@ -1,10 +1,14 @@
 """Tensors of one connection in shared memory.
 
-The sender copies them into its segments, the receiver looks at them there.
+The sender copies tensors into segments of its own; the receiver maps the segments and gets views.
+When the last user of a view is gone, its place is reported to the sender in a ``FREE`` frame, which
+goes out with the next message or shortly after. A result that is a received tensor which nobody
+else holds is *returned* by its place, without a copy.
 
-What the receiver needs no more is reported back in ``FREE`` frames, which ride with the next
-message or follow shortly. A result that is a received tensor which nobody else holds is *returned*:
-by its place, without a copy.
+Threads: ``put``, ``give_back`` and ``report`` run in whichever thread sends; ``get`` and the
+``on_...`` methods run where frames are handled, on the loop or in a caller that reads its own
+answer. The lock covers the arena and the own segments. Views die on any thread, also inside the
+garbage collector, so what happens then takes no lock: it only appends to a deque.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ from pibroch.rpc.transport.frames import Kind, header
 from pibroch.rpc.transport.segments import (
     ForeignSegment,
     OwnSegment,
+    borrowed_bytes_of,
     give_back,
-    loan_of,
     view,
     write,
 )
@@ -49,23 +53,25 @@ _size_decoder = msgspec.msgpack.Decoder(int)
 
 
 class Loop(Protocol):
-    """What is needed of the reactor."""
+    """The part of the reactor that is used here."""
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run it on the loop; takes no lock."""
+        """Run ``function`` on the loop; takes no lock."""
 
     def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Run it on the loop at that time."""
+        """Run ``function`` on the loop at ``when`` (``time.monotonic()``)."""
 
 
 class Sharing:
-    """Both directions of one connection.
+    """Shared memory of one connection, for both directions.
+
+    A place is a pair of a segment's id and an offset in bytes.
 
     Args:
-        loop: timers.
+        loop: runs the timers.
         send: sends a frame, with a segment's descriptor beside it.
-        discard: drops what it gets on another thread: unmapping takes its time.
-        max_tensor_bytes: of the peer's; its segments may be a little larger.
+        discard: drops its argument on another thread, as unmapping takes time.
+        max_tensor_bytes: limit on the peer's tensors; its segments may be a little larger.
     """
 
     def __init__(
@@ -83,80 +89,94 @@ class Sharing:
         self._arena = Arena()
         self._own: dict[int, OwnSegment] = {}
         self._ids = itertools.count(1)
-        self._lent: dict[tuple[int, int], int] = {}
-        # own places whose views have died; filled by the garbage collector
-        self._came_home: deque[tuple[int, int]] = deque()
-        # own places that came back and still have views
+        # size in bytes of each tensor that the peer has in an own segment
+        self._borrowed: dict[tuple[int, int], int] = {}
+        # own places that the peer returned and that still have views here
         self._returned: set[tuple[int, int]] = set()
+        # those of them whose views have died; filled by the garbage collector
+        self._released: deque[tuple[int, int]] = deque()
         self._foreign: dict[int, ForeignSegment] = {}
-        self._dead: deque[tuple[int, int]] = deque()  # places of the peer's, likewise
+        # places in the peer's segments whose views have died; filled by the garbage collector
+        self._unreported: deque[tuple[int, int]] = deque()
         self._report_is_planned = self._trim_is_planned = False
         self._last_use = 0.0
         self._is_closed = False
         self._gives_back = POLICIES.give_back
 
-    # out
+    # sending
 
     def put(self, tensor: torch.Tensor, info: TensorInfo, num_bytes: int) -> TensorInfo | None:
-        """Copy a tensor into a segment; where it is now, ``None`` once the connection is gone."""
+        """Copy a tensor into a segment.
+
+        Returns:
+            ``info`` with the place; ``None`` once the connection is closed.
+        """
         with self._lock:
             if self._is_closed:
                 return None
             self._last_use = time.monotonic()
-            self._take_home()
+            self._free_released()
             while isinstance(place := self._arena.allocate(num_bytes), NeedSegment):
                 self._add_segment(place.nbytes)
             segment = self._own[place.segment_id]
-            self._lent[place.segment_id, place.offset] = num_bytes
+            self._borrowed[place.segment_id, place.offset] = num_bytes
         write(segment, place.offset, tensor)
         return msgspec.structs.replace(info, segment=place.segment_id, offset=place.offset)
 
     def give_back(
         self, tensor: torch.Tensor, info: TensorInfo, references: int
     ) -> TensorInfo | None:
-        """The place of a received tensor that goes back, if only the caller holds it (``references`` as in ``segments``)."""
-        loan = loan_of(tensor)
+        """Return a received tensor by its place, if only the caller holds it.
+
+        Args:
+            tensor: the tensor to send.
+            info: its description.
+            references: as for ``segments.is_sole_owner``.
+
+        Returns:
+            ``info`` with the place; ``None`` when the tensor must be copied.
+        """
+        borrowed = borrowed_bytes_of(tensor)
         if (
-            loan is None
-            or self._foreign.get(loan.segment.segment_id) is not loan.segment
+            borrowed is None
+            or self._foreign.get(borrowed.segment.segment_id) is not borrowed.segment
             or not self._gives_back
         ):
             return None
-        loan = give_back(tensor, references + 1)
-        if loan is None:
+        borrowed = give_back(tensor, references + 1)
+        if borrowed is None:
             return None
         return msgspec.structs.replace(
-            info, segment=loan.segment.segment_id, offset=loan.offset, returned=True
+            info, segment=borrowed.segment.segment_id, offset=borrowed.offset, returned=True
         )
 
     @property
     def bytes_owed(self) -> int:
-        """What the peer has not given back.
+        """What the peer has not given back: its blocks, or the segments that these keep, if more.
 
-        The blocks lent to it, or the segments that they keep from being let go.
-
-        One segment is there for the first small block already, and does not count.
+        The first segment is not counted, as one small block needs it already.
         """
         arena = self._arena
-        return max(arena.lent_bytes, arena.total_bytes - arena.idle_bytes - SHARED_SEGMENT_BYTES)
+        segment_bytes = arena.total_bytes - arena.idle_bytes - SHARED_SEGMENT_BYTES
+        return max(arena.allocated_bytes, segment_bytes)
 
     def report(self) -> bytes:
-        """A ``FREE`` frame with what died since the last one, or nothing.
+        """A ``FREE`` frame with the places that died since the last one, or no bytes.
 
-        To be sent before anything else.
+        It must be sent before any other frame.
         """
-        if not self._dead:
+        if not self._unreported:
             return b""
         places = []
-        while self._dead:
-            places.append(self._dead.popleft())
+        while self._unreported:
+            places.append(self._unreported.popleft())
         metadata = encode(places)
         return header(Kind.FREE, 0, len(metadata), 0) + metadata
 
-    # in, on the loop
+    # receiving
 
     def get(self, info: TensorInfo) -> torch.Tensor:
-        """The tensor at a place.
+        """The tensor at the place that ``info`` names.
 
         Raises:
             ProtocolError: when there is no such place.
@@ -164,10 +184,10 @@ class Sharing:
         num_bytes = info.num_bytes()
         key = (info.segment or 0, info.offset)
         if info.returned:
-            if self._lent.get(key, -1) < num_bytes or key in self._returned:
+            if self._borrowed.get(key, -1) < num_bytes or key in self._returned:
                 raise ProtocolError(f"a tensor returned at {key}", "a place that was lent")
             segment: Any = self._own.get(key[0])
-            when_dead = functools.partial(self._came_home.append, key)
+            when_dead = functools.partial(self._released.append, key)
         else:
             segment = self._foreign.get(key[0])
             when_dead = functools.partial(self._died, key)
@@ -187,7 +207,7 @@ class Sharing:
         return tensor
 
     def on_segment(self, segment_id: int, metadata: bytes, descriptor: int) -> None:
-        """The peer made a segment; its descriptor is closed in any case."""
+        """Map a segment that the peer made; its descriptor is closed in any case."""
         try:
             num_bytes = _decoded(_size_decoder, metadata)
             is_new = segment_id not in self._foreign and len(self._foreign) < _MAX_SEGMENTS
@@ -202,14 +222,14 @@ class Sharing:
         self._foreign[segment_id] = ForeignSegment.open(descriptor, num_bytes, segment_id)
 
     def on_drop(self, segment_id: int) -> None:
-        """The peer needs a segment no more."""
+        """Unmap a segment that the peer no longer uses."""
         segment = self._foreign.pop(segment_id, None)
         if segment is None:
             raise ProtocolError(f"the end of shared segment {segment_id}", "one that was announced")
         self._discard(segment)
 
     def on_free(self, metadata: bytes) -> None:
-        """The peer looks at these places no more."""
+        """Free the own places that the peer no longer uses."""
         with self._lock:
             for key in _decoded(_freed_decoder, metadata):
                 if key in self._returned:
@@ -219,7 +239,7 @@ class Sharing:
         self._plan_trim()
 
     def close(self) -> None:
-        """The connection is gone: places need not be reported any more. Views live on."""
+        """Drop all segments, as the connection is gone. Views stay valid."""
         self._is_closed = True
         with self._lock:
             segments = [*self._own.values(), *self._foreign.values()]
@@ -228,14 +248,12 @@ class Sharing:
         if segments:
             self._discard(segments)
 
-    # inside
-
     def _died(self, key: tuple[int, int]) -> None:
-        """A view of the peer's memory is gone.
+        """Plan to report a view of the peer's memory that has died.
 
-        Runs anywhere, inside the garbage collector too: no locks.
+        Runs on any thread, also inside the garbage collector, so it takes no lock.
         """
-        self._dead.append(key)
+        self._unreported.append(key)
         if not self._report_is_planned and not self._is_closed:
             self._report_is_planned = True
             self._loop.call_soon(
@@ -259,16 +277,16 @@ class Sharing:
 
     def _free(self, key: tuple[int, int]) -> None:
         self._arena.free(*key)
-        self._lent.pop(key, None)
+        self._borrowed.pop(key, None)
 
-    def _take_home(self) -> None:
-        while self._came_home:
-            key = self._came_home.popleft()
+    def _free_released(self) -> None:
+        while self._released:
+            key = self._released.popleft()
             self._returned.discard(key)
             try:
                 self._free(key)
             except ProtocolError as error:
-                # the peer said that it was free, too: its mistake, not the caller's
+                # the peer has reported the place as free, too: its mistake, not the caller's
                 log.warning("a place in shared memory was given back twice: %s", error)
 
     def _trim(self, keep_bytes: int | None) -> None:
@@ -282,13 +300,13 @@ class Sharing:
             self._loop.call_at(time.monotonic() + _IDLE_S, self._trim_idle)
 
     def _trim_idle(self) -> None:
-        """Give memory back that was not needed for a while."""
+        """Drop segments that were not used for a while."""
         self._trim_is_planned = False
         if self._is_closed:
             return
         if time.monotonic() - self._last_use >= _IDLE_S:
             with self._lock:
-                self._take_home()
+                self._free_released()
                 self._trim(_KEEP_IDLE_BYTES)
         else:
             self._plan_trim()

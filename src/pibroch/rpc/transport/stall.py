@@ -1,6 +1,6 @@
-"""Frames that were begun and do not come.
+"""A watch for frames that were begun and never completed.
 
-A sender hands over whole ones, so the length in such a header is wrong.
+A sender writes whole frames, so the length in the header of such a frame is wrong.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 from pibroch.rpc.transport.reactor import Reactor
 
 STALL_S = 10.0
-STALL_BYTES = 10 << 10  # what even a slow link brings in this time
+STALL_BYTES = 10 << 10  # even a slow link delivers so much in that time
 
 
 class WatchedStream(Protocol):
-    """What may stall."""
+    """The part of a stream that is used here."""
 
     @property
     def is_closed(self) -> bool:
@@ -27,13 +27,13 @@ class WatchedStream(Protocol):
         """Frames that were begun, and bytes of the one that is not complete."""
 
     def close(self, reason: str) -> None:
-        """Close it (on the loop)."""
+        """Close the stream (on the loop)."""
 
 
 class StallWatch:
-    """Closes a stream whose begun frame stays begun: what follows would be lost in it.
+    """Closes a stream whose begun frame is not completed, as all later frames would be lost in it.
 
-    One timer at a time (on the loop).
+    There is one timer at a time, on the loop.
     """
 
     def __init__(self, reactor: Reactor) -> None:
@@ -41,21 +41,21 @@ class StallWatch:
         self._is_on = False
 
     def watch(self, stream: WatchedStream) -> None:
-        """Look again in a while whether the frame that was begun has come."""
+        """Plan to check in a while whether the frame that was begun is complete."""
         if not self._is_on:
             self._is_on = True
-            # a timer must not keep a closed stream, and its buffer
             before = stream.num_begun
-            this = weakref.ref(stream)
+            # a timer must not keep a closed stream, and its buffer
+            reference = weakref.ref(stream)
 
-            def look() -> None:
-                stream = this()
+            def check() -> None:
+                stream = reference()
                 if stream is not None:
-                    self._look(stream, before)
+                    self._check(stream, before)
 
-            self._reactor.call_at(time.monotonic() + STALL_S, look)
+            self._reactor.call_at(time.monotonic() + STALL_S, check)
 
-    def _look(self, stream: WatchedStream, before: tuple[int, int]) -> None:
+    def _check(self, stream: WatchedStream, before: tuple[int, int]) -> None:
         self._is_on = False
         num_frames, num_staged = stream.num_begun
         if stream.is_closed or not num_staged:

@@ -1,6 +1,9 @@
-"""A socket that never blocks: frames out, as much at once as the kernel takes.
+"""A non-blocking socket that sends and receives frames.
 
-Frames in, straight to where they belong.
+Threads: any thread sends, under ``_lock``: at once as much as the kernel takes, the rest is queued
+and written by the loop. One thread at a time reads, the one that holds ``_reading``: the loop, or a
+caller that waits for its own answer (``read_until``), which saves two thread switches; the loop
+leaves the socket alone meanwhile. ``_reading`` is also held until ``start``.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ Buffer = bytes | memoryview
 
 
 _MAX_BUFFERS = 64
-_READS_AT_A_TIME = 16  # then the other sockets have their turn
+_READS_AT_A_TIME = 16  # then the loop turns to the other sockets
 _LONGEST_SLEEP_S = 3600.0
-_HANDED_OVER_S = 0.05
-_LAST_ROUNDS = 16  # of reads, when nothing can be written: more than the kernel holds
+_READER_LEAVES_S = 0.05  # how long a broken stream waits for the caller that reads it
+_LAST_ROUNDS = 16  # of reads once nothing can be written: more than the kernel holds
 
 
 class FrameStream:
@@ -47,10 +50,10 @@ class FrameStream:
         reactor: the loop that watches it from now on.
         sock: in non-blocking mode; the stream closes it.
         reader: cuts what arrives into frames.
-        on_frame: called on the loop with each frame. What it raises as ``RpcError`` closes the
-            stream.
+        on_frame: called with each frame by the thread that reads. An ``RpcError`` from it closes
+            the stream.
         on_closed: called once, on the loop, with the reason.
-        on_drained: called on the loop when all that was queued is with the kernel.
+        on_drained: called on the loop when the kernel has taken all that was queued.
         checksums: add checksums to the frames that are sent.
     """
 
@@ -79,7 +82,7 @@ class FrameStream:
         self.num_queued_bytes = 0
         self._is_closed = False
         self._fd = sock.fileno()
-        self._reading = threading.Lock()  # held by whoever reads, and until ``start``
+        self._reading = threading.Lock()
         self._reading.acquire()
         self._is_read_by_caller = False
         self._broken_by = ""
@@ -87,10 +90,10 @@ class FrameStream:
         self._spin_s = reactor.spin_s
 
     def start(self, surplus: bytes) -> None:
-        """Begin to read (on the loop); ``surplus`` is what came with the end of the handshake."""
+        """Begin to read (on the loop); ``surplus`` are bytes that followed the handshake."""
         reason = ""
         try:
-            self._take(memoryview(surplus))
+            self._feed(memoryview(surplus))
         except RpcError as error:
             reason = str(error)
         finally:
@@ -101,10 +104,10 @@ class FrameStream:
         with self._lock:
             self._reactor.watch(self._fd, self._events(), self._on_events)
         if isinstance(self._sock, ssl.SSLSocket):
-            # what TLS has decrypted already does not make the socket readable
+            # bytes that TLS has decrypted already do not make the socket readable
             self._on_events(READ)
 
-    def _take(self, view: memoryview) -> None:
+    def _feed(self, view: memoryview) -> None:
         while view:
             target = self._reader.buffer()
             num_bytes = min(len(target), len(view))
@@ -114,12 +117,10 @@ class FrameStream:
                 self._on_frame(frame)
 
     def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
-        """Send ``buffers`` one after the other, from any thread.
+        """Send ``buffers`` one after the other, from any thread; does not block.
 
-        ``descriptors`` go with the first byte and are closed then.
-
-        Does not block. The buffers must stay as they are until they are sent. A closed stream takes
-        nothing more.
+        ``descriptors`` go with the first byte and are closed then. The buffers must not change
+        until they are sent. A closed stream drops them.
         """
         if self._checksums:
             buffers = seal(buffers)
@@ -145,7 +146,7 @@ class FrameStream:
                 self._reactor.change(self._fd, self._events())
 
     def _send_at_once(self, buffer: Buffer) -> bool:
-        """The short way: whether nothing was queued, and the kernel took it (or nothing is to be sent any more)."""
+        """The short way, when nothing is queued; whether the buffer needs no more attention."""
         with self._lock:
             if self._queue or self._is_closed:
                 return self._is_closed
@@ -160,13 +161,11 @@ class FrameStream:
             return True
 
     def read_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        """Read in the calling thread until ``is_done()``, if nobody else reads.
+        """Read in the calling thread until ``is_done()``, unless another thread reads.
 
-        The loop leaves the socket alone meanwhile.
-
-        Where the last answer came soon it looks again and again for a moment before it sleeps:
-        waking up takes longer. May return earlier: when the stream is closed, or after
-        ``timeout_s`` (0 for none).
+        If the last answer came soon, this polls for a moment before it sleeps, as waking up takes
+        longer. It may return earlier: when the stream is closed, or after ``timeout_s`` (0 for
+        none).
         """
         if not self._reading.acquire(blocking=False):
             return
@@ -191,7 +190,8 @@ class FrameStream:
             self._answers_soon = time.monotonic() - began < 2 * SPIN_S
         finally:
             self._reactor.reader.is_reading = False
-            self._leave_to_caller(False)  # before another caller can begin, whose turn it would end
+            # before the release: else this would end the turn of the next caller that reads
+            self._leave_to_caller(False)
             self._reading.release()
 
     def _leave_to_caller(self, is_left: bool) -> bool:
@@ -212,7 +212,7 @@ class FrameStream:
         return len(self._queue)
 
     def take_descriptor(self) -> int:
-        """The oldest descriptor that came with what was received; the caller closes it.
+        """The oldest descriptor received beside the bytes; the caller closes it.
 
         Raises:
             ProtocolError: when there is none.
@@ -230,10 +230,10 @@ class FrameStream:
             self._queue.clear()
         self._reactor.forget(self._fd)
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # a caller that reads sees it, and lets go
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends the turn of a caller that reads
         with self._reading:
             self._sock.close()
-            # what refers to this stream may live until the garbage collector comes
+            # now, as this stream may stay in a cycle until the garbage collector runs
             self._reader.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
@@ -243,10 +243,13 @@ class FrameStream:
         """Have the loop close it, from any thread."""
         self._reactor.call_soon(lambda: self.close(reason))
 
-    def _close_read_out(self, reason: str) -> None:
-        """Close it because nothing can be written, but read first what the peer said before it went: answers, a goodbye."""
-        # a caller that reads does so at once itself
-        if self._reading.acquire(timeout=_HANDED_OVER_S):
+    def _drain_and_close(self, reason: str) -> None:
+        """Close a stream that cannot be written, after reading the peer's last frames.
+
+        These may be answers or a goodbye.
+        """
+        # a caller that reads drains the socket itself, and soon lets go of the lock
+        if self._reading.acquire(timeout=_READER_LEAVES_S):
             try:
                 poller = select.poll()
                 poller.register(self._fd, select.POLLIN)
@@ -283,7 +286,7 @@ class FrameStream:
             self._on_drained()
 
     def _write(self) -> None:
-        """Give the kernel what it takes (under the lock). Errors show when reading."""
+        """Write as much of the queue as the kernel takes (under the lock); does not raise."""
         try:
             while self._queue:
                 sent = self._send_some()
@@ -298,7 +301,7 @@ class FrameStream:
             pass
         except OSError as error:
             reason = str(error)
-            self._reactor.call_soon(lambda: self._close_read_out(reason))
+            self._reactor.call_soon(lambda: self._drain_and_close(reason))
 
     def _send_some(self) -> int:
         view, descriptors = self._queue[0]
@@ -316,7 +319,7 @@ class FrameStream:
         return self._sock.sendmsg(batch)
 
     def _read(self, num_reads: int) -> None:
-        """Read what there is (by whoever holds ``_reading``)."""
+        """Receive and handle frames until nothing is left; the caller holds ``_reading``."""
         if self._broken_by:
             return
         try:
@@ -344,7 +347,7 @@ class FrameStream:
         except RpcError as error:
             self._fail(str(error))
         except Exception as error:
-            # a mistake of ours: the stream cannot go on in the middle of a frame
+            # a fault in this program: the stream cannot go on in the middle of a frame
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
 
@@ -359,20 +362,20 @@ class FrameStream:
         return self._reader.num_frames, self._reader.num_staged
 
     def _fail(self, reason: str) -> None:
-        """Read no more; the loop closes it."""
+        """Read no more; the loop then closes the stream."""
         self._broken_by = self._broken_by or reason
-        if not self._reactor.is_here():
+        if not self._reactor.is_loop_thread():
             self._reactor.call_soon(lambda: self.close(reason))
 
     def _receive(self, target: memoryview) -> int:
         if isinstance(self._sock, ssl.SSLSocket):
             with self._lock:
-                # OpenSSL's objects are for one thread at a time, also to read and to write
+                # an OpenSSL object is for one thread at a time, even if one reads and one writes
                 return self._sock.recv_into(target)
         if not self._takes_descriptors:
             return self._sock.recv_into(target)
         num_bytes, descriptors, is_cut = receive_descriptors(self._sock, target)
-        # also if they are too many: what is closed with the stream does not leak
+        # before the check: descriptors in this queue are closed with the stream
         self._descriptors.extend(descriptors)
         if is_cut or len(self._descriptors) > MAX_DESCRIPTORS:
             raise ProtocolError("too many descriptors at once", f"at most {MAX_DESCRIPTORS}")

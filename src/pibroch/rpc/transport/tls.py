@@ -27,7 +27,7 @@ def server_context(files: tuple[str, str, str]) -> ssl.SSLContext:
 
 
 def client_context(files: tuple[str, str, str]) -> ssl.SSLContext:
-    """For connections that were dialled. Otherwise as ``server_context``."""
+    """For connections that were dialled, otherwise as ``server_context``."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, files)
 
 

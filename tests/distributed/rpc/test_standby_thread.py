@@ -13,14 +13,14 @@ from pibroch import rpc
 from pibroch.errors import RemoteError
 
 pytestmark = pytest.mark.timeout(120)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _gate = threading.Event()
 _gate.set()
 _exits = False
 
 
 def sometimes_slow():
-    return _gate.wait(PATIENCE_S)
+    return _gate.wait(TIMEOUT_S)
 
 
 def other():
@@ -75,17 +75,17 @@ def call_what_exits():
         rpc.rpc_sync("worker1", set_exits, (may_exit,))
         for _ in range(50):
             try:
-                rpc.rpc_sync("worker1", exits, timeout=PATIENCE_S)
+                rpc.rpc_sync("worker1", exits, timeout=TIMEOUT_S)
             except RemoteError as error:
                 assert may_exit and "on purpose" in str(error), error
             else:
                 assert not may_exit
     rpc.rpc_sync("worker1", set_exits, (False,))
-    return rpc.rpc_sync("worker1", other, timeout=PATIENCE_S)
+    return rpc.rpc_sync("worker1", other, timeout=TIMEOUT_S)
 
 
 def test_a_function_that_is_slow_for_once_holds_up_nobody(workers):
-    assert workers(2).run(0, hold_up_the_network_thread) < PATIENCE_S / 4, (
+    assert workers(2).run(0, hold_up_the_network_thread) < TIMEOUT_S / 4, (
         "until the gate opens nobody else would pass"
     )
 
