@@ -487,7 +487,7 @@ def test_caches_are_bounded(monkeypatch):
     callables = Callables((HERE,))
     for value in (function, Outer, Below, cached, without_gradient, Outer.static):
         callables.resolve(callables.name(value))
-    assert len(callables._names) <= 3 and len(callables._found) <= 3
+    assert len(callables._names) <= 3 and len(callables._resolved) <= 3
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ class Sharing:
         key = (info.segment or 0, info.offset)
         if info.returned:
             if self._borrowed.get(key, -1) < num_bytes or key in self._returned:
-                raise ProtocolError(f"a tensor returned at {key}", "a place that was lent")
+                raise ProtocolError(f"a tensor returned at {key}", "a place that was borrowed")
             segment: Any = self._own.get(key[0])
             when_dead = functools.partial(self._released.append, key)
         else:

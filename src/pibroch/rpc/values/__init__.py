@@ -1,1 +1,1 @@
-"""Values as data: Python objects and tensors as bytes and back, and what peers may name and run here."""
+"""Python objects and tensors as bytes and back, and what peers may name and run here."""

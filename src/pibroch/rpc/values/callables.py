@@ -1,11 +1,10 @@
-"""Callables and classes by name: ``module:qualname``, and what peers may name.
+"""Names of functions and classes, ``module:qualname``, and which of them peers may use.
 
 A name leads from an imported module through classes to a function or class, without private parts,
-and what it leads to was defined in an allowed module: what a module merely imported cannot be
-reached through it. So who knows the job's secret can run the job's functions, but not
-``os.system``. Of torch, ``operator``, the builtins and this package only what is listed can be
-named (``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is called
-with a check.
+and that must be defined in an allowed module: what a module merely imports cannot be reached
+through it. So a peer with the job's secret can run the job's functions, but not ``os.system``. Of
+torch, ``operator``, the builtins and this package only what is listed can be named
+(``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is checked.
 """
 
 from __future__ import annotations
@@ -28,44 +27,32 @@ MAX_CACHED = 4096
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
 _OWN = "pibroch.rpc"
-# of the package itself: what users call, and what its parts run on each other; nobody leaves
-# because a peer says so
+# names of this package that peers may use: what users call, and what its parts run on each other;
+# no function that makes a worker leave
 _OWN_NAMES = frozenset(
     f"{_OWN}.{name}"
     for name in str.split("""
-    api:get_worker_info api:rpc_async api:rpc_sync autograd:backward autograd:current_context autograd:get_gradients
-    autograd:live_counts functions:apply functions:async_execution info:WorkerInfo optim:DistributedOptimizer
-    optim:LocalOptimizer optim:new_local_optimizer optim:step_local_optimizer remote_module:RemoteModule
-    remote_module:make_module remote_module:parameter_rrefs remote_module:run_forward remote_module:set_training rref:RRef
-    rref:remote
+    api:get_worker_info api:rpc_async api:rpc_sync
+    autograd:backward autograd:current_context autograd:get_gradients autograd:live_counts
+    functions:apply functions:async_execution info:WorkerInfo
+    optim:DistributedOptimizer optim:LocalOptimizer optim:new_local_optimizer
+    optim:step_local_optimizer
+    remote_module:RemoteModule remote_module:make_module remote_module:parameter_rrefs
+    remote_module:run_forward remote_module:set_training rref:RRef rref:remote
     """)
 )
 _OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
-# their private names stay private
-_LIBRARIES = (
-    "torch",
-    "numpy",
-    "builtins",
-    "operator",
-    "_operator",
-    "pibroch",
-)
-# modules of which only the listed names count
-_LISTED = (
-    "torch",
-    "builtins",
-    "operator",
-    "_operator",
-)
+# names with one underscore are private in these packages
+_LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")
+# packages of which only listed names may be used
+_LISTED = ("torch", "builtins", "operator", "_operator")
 
-# a module's names, the first part of the name, what it is, what the whole name is
-_Found = tuple[dict[str, Any], str, object, object]
+# the namespace of a module, the first part of the name, its object, the object of the whole name
+_Resolved = tuple[dict[str, Any], str, object, object]
 
 
 def default_modules(caller: str) -> tuple[str, ...]:
-    """What peers may name when nothing else was said.
-
-    The caller's package, the main program, and this package.
+    """The modules that peers may use by default: the caller's package, the main program, pibroch.
 
     Args:
         caller: ``__name__`` of the module that calls ``init_rpc``. A package of Python itself or
@@ -73,23 +60,19 @@ def default_modules(caller: str) -> tuple[str, ...]:
             whose parts allow what they serve.
     """
     package = caller.partition(".")[0]
-    foreign = package in sys.stdlib_module_names or package in (
-        "torch",
-        "pibroch",
-        _MAIN,
-        _SPAWNED_MAIN,
-    )
-    return (_MAIN, _OWN) if foreign else (_MAIN, _OWN, package)
+    others = ("torch", "pibroch", _MAIN, _SPAWNED_MAIN)
+    is_users = package not in sys.stdlib_module_names and package not in others
+    return (_MAIN, _OWN, package) if is_users else (_MAIN, _OWN)
 
 
 class Callables:
-    """What may be named by peers, and the names.
+    """Gives callables names, and resolves the names that peers may use.
 
     Args:
         allowed: modules; all below them are allowed too. Also single names, ``module:qualname``, of
-            what is not listed.
-        importable: those among them that may be imported when a peer names them; the others must be
-            imported already.
+            functions and classes that are not listed.
+        importable: those among the modules that are imported when a peer names them; the others
+            must be imported already.
     """
 
     def __init__(self, allowed: Sequence[str], importable: Sequence[str] = ()) -> None:
@@ -107,7 +90,7 @@ class Callables:
         self._single = {name: _single(name) for name in allowed if ":" in name}
         self._single_names = {id(function): name for name, function in self._single.items()}
         self._names: dict[object, str] = {}
-        self._found: dict[str, _Found] = {}
+        self._resolved: dict[str, _Resolved] = {}
 
     def name(self, function: object) -> str:
         """``module:qualname`` of a function, class, or class or static method.
@@ -117,7 +100,7 @@ class Callables:
         """
         try:
             return self._names[function]
-        except (KeyError, TypeError):  # unknown, or without a hash
+        except (KeyError, TypeError):  # not named yet, or not hashable
             pass
         name = (
             self._single_names.get(id(function))
@@ -130,39 +113,39 @@ class Callables:
         return name
 
     def resolve(self, name: str) -> object:
-        """What a peer named, as a value.
+        """The function or class of a name, as a value.
 
         Raises:
-            NotAllowedError: when it may not be named here, or is not there.
+            NotAllowedError: when peers may not use the name here, or nothing has it.
         """
-        found = self._found.get(name)
-        # still the same after a reload or in a notebook
-        if found is not None and found[0].get(found[1]) is found[2]:
-            return found[3]
-        known = self._single.get(name)
-        if known is not None:
-            return known
-        known = known_values().get(name)
-        if known is not None:
-            return known
-        found = self._find(name)
-        if len(self._found) >= MAX_CACHED:
-            self._found.clear()
-        self._found[name] = found
-        return found[3]
+        cached = self._resolved.get(name)
+        # only while the module still holds the same object: it may be reloaded, or be a notebook
+        if cached is not None and cached[0].get(cached[1]) is cached[2]:
+            return cached[3]
+        value = self._single.get(name)
+        if value is not None:
+            return value
+        value = known_values().get(name)
+        if value is not None:
+            return value
+        resolved = self._find(name)
+        if len(self._resolved) >= MAX_CACHED:
+            self._resolved.clear()
+        self._resolved[name] = resolved
+        return resolved[3]
 
     def to_call(self, name: str) -> Any:
-        """What a peer named, in order to call it: what is listed is called with its checks.
+        """The function or class of a name, in order to call it: with its checks, if it is listed.
 
         Raises:
             NotAllowedError: as ``resolve``.
         """
-        if name in self._found or name in self._single:
+        if name in self._resolved or name in self._single:
             return self.resolve(name)
         return checked_callables().get(name) or self.resolve(name)
 
     def opens(self, name: str) -> bool:
-        """Whether this worker's user allowed this very name."""
+        """Whether this worker's user allowed this single name."""
         return name in self._single
 
     def allows(self, module: object) -> bool:
@@ -174,7 +157,7 @@ class Callables:
             return _OWN in self._allowed and module in _OWN_MODULES
         return _below(module, self._allowed)
 
-    def _find(self, name: str) -> _Found:
+    def _find(self, name: str) -> _Resolved:
         module_name, parts = _split(name)
         if not self.allows(module_name) or (_below(module_name, (_OWN,)) and not _is_own(name)):
             raise self._outside(name, module_name)
@@ -221,7 +204,7 @@ class Callables:
     def _module(self, module_name: str, name: str) -> types.ModuleType:
         module = sys.modules.get(module_name)
         if module is not None and getattr(module.__spec__, "_initializing", False):
-            module = importlib.import_module(module_name)  # another thread is at it: waits for it
+            module = importlib.import_module(module_name)  # waits for the thread that imports it
         if module is None and _below(module_name, self._importable):
             try:
                 module = importlib.import_module(module_name)
@@ -246,7 +229,7 @@ def _name(function: object) -> str:
             "send the function of the partial, and its arguments as arguments",
         )
     if isinstance(function, torch.jit.ScriptFunction):
-        # the Python function that it was made of
+        # the Python function that was compiled
         function = getattr(function, "_torchdynamo_inline", function)
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType) and not isinstance(owner, type):
@@ -269,16 +252,16 @@ def _name(function: object) -> str:
 
 
 def _checked_name(function: object) -> str:
-    """The name, if it leads back to the function."""
+    """The name of a function, if the name leads back to it."""
     name = _name(function)
     module_name, parts = _split(name)
     module = sys.modules.get(module_name)
-    found = None
+    named = None
     if module is not None:
-        *_, found = _path(_names_of(module, parts[0]), parts)
-    if found is not function and not (isinstance(function, types.MethodType) and found == function):
+        *_, named = _path(_names_of(module, parts[0]), parts)
+    if named is not function and not (isinstance(function, types.MethodType) and named == function):
         raise NotAllowedError(
-            f"{name!r}, where its module has {'nothing' if found is None else 'something else'}",
+            f"{name!r}, where its module has {'nothing' if named is None else 'something else'}",
             "a function or class that its module holds under its name",
             "define it at module level, and send it as it is after decoration",
         )
@@ -286,26 +269,26 @@ def _checked_name(function: object) -> str:
 
 
 def _is_own(name: str) -> bool:
-    """Whether it is a listed name of this package, or a method of a listed class."""
+    """Whether ``name`` is listed of this package, or is a method of a listed class."""
     return name in _OWN_NAMES or name.rpartition(".")[0] in _OWN_NAMES
 
 
 def _single(name: str) -> object:
-    """What a user allows by its name, whatever module it is of."""
+    """The function or class that the user allowed by its name, of whatever module."""
     module, _, qualname = name.partition(":")
     try:
-        found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+        value = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{name!r} among the allowed modules ({error})", "module:qualname of what is there"
         ) from error
-    if not callable(found):
+    if not callable(value):
         raise ConfigError(f"{name!r} among the allowed modules", "a function or class")
-    return found
+    return value
 
 
 def _split(name: str) -> tuple[str, list[str]]:
-    """Module and parts of a name that has the right form."""
+    """The module and the parts of a name, which is checked for its form."""
     if len(name) > MAX_NAME_LENGTH:
         raise NotAllowedError(
             f"{name[:MAX_NAME_LENGTH]!r} as a name", f"at most {MAX_NAME_LENGTH} letters"
@@ -333,10 +316,7 @@ def _split(name: str) -> tuple[str, list[str]]:
 
 
 def private_prefix(module: str) -> str:
-    """How names begin that peers may never use.
-
-    A user's own may have one underscore, those of libraries none.
-    """
+    """The prefix of a module's private names: one underscore in libraries, two in users' code."""
     return "_" if _below(module, _LIBRARIES) else "__"
 
 
@@ -348,9 +328,9 @@ def _names_of(module: types.ModuleType, first: str) -> dict[str, object]:
 
 
 def _path(names: dict[str, Any], parts: list[str]) -> Iterator[object]:
-    """What each part of a qualified name leads to; ``None`` at the end when there is nothing.
+    """The object at each part of a qualified name; ``None`` where there is none.
 
-    Only classes are entered, without running a descriptor or a metaclass.
+    Only classes are searched, without running a descriptor or a metaclass.
     """
     value = names.get(parts[0])
     yield value
@@ -367,10 +347,7 @@ def _path(names: dict[str, Any], parts: list[str]) -> Iterator[object]:
 
 
 def _origin(value: object) -> object:
-    """The module in which a function or class was defined.
-
-    ``None`` for anything else, such as an object that can be called.
-    """
+    """The module in which a function or class was defined; ``None`` for other callable objects."""
     if isinstance(value, torch.jit.ScriptFunction):
         value = getattr(value, "_torchdynamo_inline", value)
     if isinstance(value, types.MethodType):
@@ -396,7 +373,7 @@ def _missing(name: str) -> NotAllowedError:
 
 
 def _canonical(module: str) -> str:
-    """Spawned children know the main program under another name."""
+    """The module's name; in spawned children the main program has another one."""
     return _MAIN if module == _SPAWNED_MAIN else module
 
 

@@ -1,9 +1,7 @@
-"""Builtins and operators that peers may name, with a look at their arguments.
+"""Builtins and operators that peers may name, with checks so that none holds the GIL for long.
 
-None holds the interpreter's lock for long.
-
-Code in C does not let other threads in between: ``pow(7, 10**8)`` or ``sum(range(10**12))`` would
-stop the whole worker.
+Code in C does not release the GIL: ``pow(7, 10**8)`` or ``sum(range(10**12))`` would stop the whole
+worker.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from pibroch.rpc.values.special_checks import get_item
 
 MAX_BITS = 8 * MAX_BIG_INT_BYTES
 MAX_TEXT = 1 << 16
-MAX_COPIES = 1 << 24  # items or bytes that a repetition gives
-_MAX_BASE_BITS = 4096  # of numbers to be raised modulo another one
+MAX_COPIES = 1 << 24  # items or bytes that a repetition may give
+_MAX_BASE_BITS = 4096  # of the numbers in a power modulo another number
 _MAX_DECIMALS = 1000
 _ENCODINGS = ("utf-8", "utf8", "ascii", "latin-1", "latin1")
 _SEQUENCES = (str, bytes, bytearray, list, tuple)
@@ -39,7 +37,7 @@ _BROADCASTING = str.split("""
 
 
 def builtin_functions() -> Iterator[tuple[str, object, Function]]:
-    """Name, function and what is called in its place, of builtins."""
+    """Of each builtin: its name, the function, and its checked form."""
     for name in _FREE:
         yield name, getattr(builtins, name), getattr(builtins, name)
     for name in ("all", "any", "list", "tuple", "sorted", "min", "max"):
@@ -49,7 +47,7 @@ def builtin_functions() -> Iterator[tuple[str, object, Function]]:
 
 
 def operators() -> Iterator[tuple[str, object, Function]]:
-    """The same of the module ``operator``."""
+    """The same for the module ``operator``."""
     for name in _FREE_OPERATORS:
         yield name, getattr(operator, name), getattr(operator, name)
     for name in _BROADCASTING:
@@ -59,13 +57,10 @@ def operators() -> Iterator[tuple[str, object, Function]]:
 
 
 def _index(value: Any) -> int | None:
-    """The integer that a value stands for, where one is wanted.
-
-    Tensors of one element and numbers of NumPy are some.
-    """
+    """A value as an integer, also a tensor of one element or a number of NumPy; else ``None``."""
     try:
         return operator.index(value)
-    except Exception:  # not one
+    except Exception:  # not an integer
         return None
 
 
@@ -81,7 +76,7 @@ def _taking_apart(function: Function) -> Function:
 
 
 def _for_arrays(function: Function) -> Function:
-    """Arrays of different shapes are spread against each other."""
+    """Check arrays of different shapes, which are broadcast against each other."""
 
     @functools.wraps(function)
     def checked(a: object, b: object) -> object:

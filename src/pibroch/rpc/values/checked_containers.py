@@ -1,9 +1,7 @@
 """Methods of lists, dicts, sets and queues that a peer may call through a reference.
 
-Of single items, or of all as they are.
-
-Not among them is what repeats, joins, sorts by a function or formats. What takes other items looks
-at them first.
+They work on single items, or on all without changing them; none repeats, joins, formats, or sorts
+by a function. Those that take other items check them first.
 """
 
 from __future__ import annotations

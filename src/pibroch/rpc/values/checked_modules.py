@@ -1,7 +1,4 @@
-"""Layers and optimizers of torch that peers make and use.
-
-How large a layer may be, and which of their methods look first.
-"""
+"""Checks of layers, optimizers and schedulers of torch that peers construct and use."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import NotAllowedError
-from pibroch.rpc.values.call_arguments import product
 from pibroch.rpc.values.checks import (
     MAX_ELEMENTS,
     MAX_WINDOW,
@@ -24,22 +20,19 @@ from pibroch.rpc.values.checks import (
     check_values,
     too_large,
 )
+from pibroch.rpc.values.result_sizes import product
 from pibroch.rpc.values.special_checks import check_bags
 
 _MAX_LAYERS = 256
-_MAX_SPATIAL = 1 << 26  # of what a layer without parameters is told: sizes of images, paddings
+_MAX_SPATIAL = 1 << 26  # product of sizes and paddings for a layer without parameters
 _WINDOWS = ("kernel_size", "stride", "dilation")
 _PER_DIM = ("output_size", "size", "padding", "kernel_size", "scale_factor", "output_padding")
-# arguments of classes that do not name theirs
-_RECURRENT = (
-    "input_size",
-    "hidden_size",
-    "num_layers",
-)
+# names of the arguments of recurrent layers, whose signature is ``(*args, **kwargs)``
+_RECURRENT = ("input_size", "hidden_size", "num_layers")
 
 
-def made_small(cls: type[torch.nn.Module]) -> Function:
-    """``cls``, after a look at how many parameters an object of these arguments would have."""
+def module_of(cls: type[torch.nn.Module]) -> Function:
+    """The constructor ``cls``, after a check of how many parameters its object would have."""
     signature = inspect.signature(cls)
     is_recurrent = issubclass(cls, torch.nn.RNNBase)
     num_dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "2d", "3d") else 2
@@ -70,7 +63,7 @@ def made_small(cls: type[torch.nn.Module]) -> Function:
 
 
 def _number(value: object, num_dims: int) -> int:
-    """A size, or the product of sizes; a single one stands for all dimensions."""
+    """A size, or the product of sizes; a single size counts for all ``num_dims`` dimensions."""
     if isinstance(value, (list, tuple)):
         return product(value)
     return (
@@ -81,7 +74,7 @@ def _number(value: object, num_dims: int) -> int:
 
 
 def _num_parameters(numbers: dict[str, int]) -> int:
-    """At most; ``numbers`` by the names of a constructor's arguments.
+    """An upper bound; ``numbers`` are a constructor's arguments by name.
 
     >>> _num_parameters({"in_features": 30, "out_features": 40})
     1200
@@ -107,7 +100,7 @@ def _num_parameters(numbers: dict[str, int]) -> int:
 
 
 def scheduler_of(cls: type) -> Function:
-    """``cls``, which may take milestones and the like apart."""
+    """The constructor ``cls``, after a check of sequences such as milestones."""
 
     @functools.wraps(cls, updated=())
     def checked(*args: object, **kwargs: object) -> object:
@@ -118,7 +111,7 @@ def scheduler_of(cls: type) -> Function:
 
 
 def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:
-    """``cls`` without its fused kernels, which trust what a peer says of their state."""
+    """The constructor ``cls`` without fused kernels, which trust the shapes of a loaded state."""
 
     @functools.wraps(cls, updated=())
     def checked(*args: Any, **kwargs: Any) -> object:
@@ -132,7 +125,7 @@ def optimizer_of(cls: type[torch.optim.Optimizer]) -> Function:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
-    """``Optimizer.load_state_dict``, when the state has the shapes of the parameters, or is a number."""
+    """``Optimizer.load_state_dict``, if all state has its parameter's shape or is one number."""
     own = optimizer.state_dict()["param_groups"]
     for group in state_dict["param_groups"]:
         if any(group.get(name) for name in ("fused", "foreach", "capturable")):
@@ -142,8 +135,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: Any) -> N
     shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in state_dict["state"].items():
         for value in state.values():
-            is_odd = isinstance(value, Tensor) and value.numel() != 1
-            if is_odd and not (0 <= number < len(shapes) and value.shape == shapes[number]):
+            is_array = isinstance(value, Tensor) and value.numel() != 1
+            if is_array and not (0 <= number < len(shapes) and value.shape == shapes[number]):
                 raise NotAllowedError(
                     f"a state of shape {tuple(value.shape)}", "that of the parameter"
                 )
@@ -155,7 +148,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: Any) -> N
 def call_bag(
     bag: torch.nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, weights: object = None
 ) -> object:
-    """``EmbeddingBag.forward``, when all ids and offsets lie where they must."""
+    """``EmbeddingBag.forward``, if all ids and offsets are within their bounds."""
     check_bags(input, bag.num_embeddings, offsets)
     return bag(input, offsets, weights)
 

@@ -1,10 +1,8 @@
-"""Checks before functions of torch that a peer names.
+"""Checks of calls by peers to functions of torch: how large results would be, how long they take.
 
-How large their results would be, and how long they would take.
-
-The bounds are wide: they keep a number in a message from ending the process, not a program from
-working. They are worked out of shapes in ``result_sizes.py``; where only operands can make a result
-large, as in ``a * b``, nothing is worked out as long as the product of all their sizes is small.
+The bounds are wide: they keep a number in a message from killing the process, not a program from
+working. Sizes of results are computed from shapes in ``result_sizes.py``; where only operands can
+make a result large, as in ``a * b``, only if the product of all their sizes is large.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from torch import Tensor
 
 from pibroch.errors import NotAllowedError
 
-MAX_ELEMENTS = 1 << 31  # of a result whose size a peer says
-MAX_VALUES = 1 << 22  # Python values made of one argument: that many come with no message
+MAX_ELEMENTS = 1 << 31  # of a result whose size a peer chooses
+MAX_VALUES = 1 << 22  # Python values made of one argument: more than any message contains
 MAX_PARTS = 1 << 16
 MAX_DIMS = 64
 MAX_WINDOW = 1 << 16
@@ -38,7 +36,7 @@ def too_large(what: str, need: str) -> NotAllowedError:
 
 
 def integer(value: object) -> int | None:
-    """The integer that a number stands for, one of NumPy's or a tensor of one element among them.
+    """A number as an integer, also one of NumPy or a tensor of one element; else ``None``.
 
     >>> integer(np.int64(3)), integer(torch.tensor(4)), integer(2.0)
     (3, 4, None)
@@ -52,7 +50,7 @@ def integer(value: object) -> int | None:
 
 
 def check_elements(num_elements: int) -> None:
-    """Refuse a result of so many elements."""
+    """Refuse a result of more than ``MAX_ELEMENTS`` elements."""
     if num_elements > MAX_ELEMENTS:
         raise too_large(
             f"a result of {float(num_elements):.3g} elements", f"at most {MAX_ELEMENTS:,}"
@@ -60,17 +58,17 @@ def check_elements(num_elements: int) -> None:
 
 
 def check_values(*values: object) -> None:
-    """Refuse what stands for many more values than came.
+    """Refuse long ranges, tensors and arrays, where code in C iterates over their items.
 
-    Ranges and tensors, where code in C takes them apart one by one.
+    They stand for many more values than a message contains.
     """
-    waiting = [*values]
-    while waiting:
-        value = waiting.pop()
+    to_visit = [*values]
+    while to_visit:
+        value = to_visit.pop()
         if isinstance(value, (list, tuple)):
-            waiting += value
+            to_visit += value
         elif isinstance(value, dict):
-            waiting += value.values()
+            to_visit += value.values()
         elif isinstance(value, (range, Tensor, np.ndarray)) and length_of(value) > MAX_VALUES:
             raise too_large(
                 f"a {type(value).__name__} to be taken apart", f"at most {MAX_VALUES:,} items"
@@ -78,7 +76,7 @@ def check_values(*values: object) -> None:
 
 
 def length_of(value: range | Tensor | np.ndarray[Any, Any]) -> int:
-    """How many items there are, of all dimensions."""
+    """The number of items, over all dimensions."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, np.ndarray):
@@ -87,7 +85,7 @@ def length_of(value: range | Tensor | np.ndarray[Any, Any]) -> int:
 
 
 def check_device(kwargs: dict[str, Any]) -> None:
-    """Refuse what is no memory: kernels for other devices trust that there is one."""
+    """Refuse devices without memory, which kernels do not check for, and ``out``."""
     device = kwargs.get("device")
     if device is not None and torch.device(device).type not in ("cpu", "cuda"):
         raise NotAllowedError(f"device {device!r}", "cpu or cuda")
@@ -96,7 +94,7 @@ def check_device(kwargs: dict[str, Any]) -> None:
 
 
 def sized(function: Function, size: Size) -> Function:
-    """``function`` after a look at how large its result will be."""
+    """``function``, after a check of its result's size."""
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
@@ -109,7 +107,7 @@ def sized(function: Function, size: Size) -> Function:
 
 
 def broadcasting(function: Function, size: Size | None = None) -> Function:
-    """``function``, after a look at its operands when their product is large."""
+    """``function``, after a check of its result's size if the product of its operands is large."""
     size_of = size or spread
 
     @functools.wraps(function)
@@ -131,7 +129,7 @@ def broadcasting(function: Function, size: Size | None = None) -> Function:
 
 
 def spread(args: tuple[object, ...], kwargs: dict[str, Any]) -> int:
-    """Elements of operands that are spread against each other."""
+    """The number of elements of all operands broadcast against each other."""
     sizes: list[int] = []
     for shape in (arg.shape for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)):
         sizes = [max(pair) for pair in _aligned(sizes, shape)]
@@ -166,7 +164,7 @@ def _product(values: Any, product: int) -> int:
 
 
 def windowed(function: Function) -> Function:
-    """``function``, whose numbers are sizes and steps of windows: some kernels count through them."""
+    """``function``, whose numbers are sizes and steps of windows that some kernels iterate over."""
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
@@ -186,7 +184,7 @@ def windowed(function: Function) -> Function:
 
 
 def shaped(function: Function) -> Function:
-    """``function``, whose numbers are the sizes of a tensor of few dimensions."""
+    """``function``, whose numbers are the sizes of a tensor, for at most ``MAX_DIMS`` of them."""
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
@@ -201,7 +199,7 @@ def shaped(function: Function) -> Function:
 
 
 def in_parts(function: Function) -> Function:
-    """``function``, which makes a list of tensors out of one: not more than a message can hold."""
+    """``function``, which splits a tensor, for at most as many parts as a message can hold."""
     is_unbind = function.__name__ == "unbind"
     by_size = function.__name__ == "split"
 

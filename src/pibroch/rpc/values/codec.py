@@ -1,6 +1,4 @@
-"""Python values to bytes and tensors, and back: plain data, tensors, arrays, names, references.
-
-No code.
+"""Python values to bytes and tensors, and back: data, tensors, arrays, names, references; no code.
 
 Lists, dicts, strings, bytes, numbers up to 64 bits, booleans and ``None`` are msgpack as such.
 Everything else is a msgpack extension whose code is in ``Code``; what it contains is encoded in the
@@ -36,7 +34,7 @@ _Ext = msgspec.msgpack.Ext
 
 
 class EncodedValue(NamedTuple):
-    """A value on its way out."""
+    """A value as bytes, with the tensors and references that travel beside them."""
 
     raw: msgspec.Raw
     tensors: list[torch.Tensor]
@@ -47,8 +45,8 @@ class Codec:
     """Encodes and decodes values for one worker.
 
     Args:
-        names: names of functions and classes.
-        allow_pickle: objects without a data form travel as pickles, and pickles are opened.
+        names: gives functions and classes their names.
+        allow_pickle: whether objects without a data form travel as pickles, and pickles are opened.
         reference_type: the class of remote references, if there are any.
     """
 
@@ -81,11 +79,11 @@ class Codec:
         tensors: Sequence[torch.Tensor] = (),
         references: Sequence[object] = (),
     ) -> object:
-        """The value.
+        """The value of ``raw`` and of the tensors and references that arrived beside it.
 
         Raises:
-            ProtocolError: for bytes that are no value.
-            NotAllowedError: for a name that may not be used, or a pickle that is not wanted.
+            ProtocolError: for bytes that hold no value.
+            NotAllowedError: for a name that may not be used, or a pickle without ``allow_pickle``.
         """
         decoding = Decoding(self._names, self._allow_pickle, tensors, references)
         try:
@@ -108,7 +106,7 @@ _FIRST_TENSORS = [_Ext(Code.TENSOR, _encode(index)) for index in range(64)]
 
 
 class _Encoding:
-    """One value on its way out."""
+    """One value that is being encoded."""
 
     __slots__ = ("codec", "references", "tensors")
 
@@ -118,7 +116,7 @@ class _Encoding:
         self.references: list[object] = []
 
     def plain(self, value: object) -> object:
-        """The same in msgpack's own types and extensions."""
+        """The value in msgpack's own types and extensions."""
         kind = type(value)
         if kind in _AS_IS:
             return value
@@ -131,7 +129,7 @@ class _Encoding:
         return _Ext(code, _encode(value))
 
     def _other(self, value: Any) -> object:
-        """Types known by their bases."""
+        """Encode a value whose type is recognised by its bases or attributes."""
         codec = self.codec
         if codec._reference_type is not None and isinstance(value, codec._reference_type):
             self.references.append(value)
@@ -148,7 +146,7 @@ class _Encoding:
                 if not codec._allow_pickle:
                     raise
                 return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
-        if hasattr(type(value), "__rpc_state__"):  # says itself what of it travels
+        if hasattr(type(value), "__rpc_state__"):  # the class decides which state travels
             return self.ext(
                 Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())]
             )
@@ -162,15 +160,8 @@ class _Encoding:
             return self.ext(
                 Code.OBJECT, [codec._names.name(type(value)), [self.plain(item) for item in value]]
             )
-        for base in (
-            dict,
-            list,
-            tuple,
-            str,
-            int,
-            float,
-        ):
-            # a subclass without state of its own travels as its base
+        # a subclass of the standard library without state of its own travels as its base
+        for base in (dict, list, tuple, str, int, float):
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):
                 plain: Any = base
                 return self.plain(plain(value))
@@ -219,7 +210,7 @@ def _sparse(encoding: _Encoding, tensor: torch.Tensor) -> object:
         raise NotAllowedError(
             f"a tensor of layout {tensor.layout}", "dense or COO", "send its parts, or .to_dense()"
         )
-    # its values stand for it in the graph; each place once, else it would get its gradient twice
+    # its values represent it in the graph; coalesced, as each element must get its gradient once
     if tensor.requires_grad:
         with torch.enable_grad():
             tensor = tensor.coalesce()

@@ -1,6 +1,6 @@
-"""Tensors of accelerators: they travel by way of the CPU, through page-locked memory where that can be had.
+"""Tensors of accelerators travel by way of the CPU, in pinned memory for CUDA.
 
-Which of our devices becomes which of the receiver's is said by ``device_maps``, as in torch.
+``device_maps`` map a device of the sender to one of the receiver, as in torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ DeviceMap = Mapping[torch.device, torch.device]
 def stage(
     tensors: list[torch.Tensor], device_maps: Mapping[str, DeviceMap], to: str
 ) -> list[int | None]:
-    """Have all tensors of the list on the CPU.
+    """Replace tensors of the list by copies on the CPU; blocks until these are done.
 
-    The index of each on the receiver's devices, ``None`` for its CPU.
-
-    Blocks until copies from devices are done.
+    Returns:
+        The index of the receiver's device for each tensor, ``None`` for its CPU; an empty list when
+        all tensors were on the CPU.
 
     Raises:
         NotAllowedError: for a tensor on a device that the map does not have.
@@ -41,7 +41,7 @@ def stage(
 
 
 def unstage(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """A received tensor on our device ``index``.
+    """A received tensor on CUDA device ``index`` of this worker.
 
     Raises:
         ProtocolError: when there is no such device.
@@ -68,7 +68,7 @@ def _target(device: torch.device, device_map: DeviceMap, to: str) -> int | None:
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU; for CUDA not waited for yet."""
+    """A copy on the CPU; for CUDA the copy may still be under way."""
     if tensor.device.type != "cuda":
         return tensor.cpu()
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,8 +1,9 @@
-"""Exceptions as data: what a callee raised is raised again at its caller, its traceback there being the cause.
+"""Exceptions as data: what a callee raised is raised again at its caller.
 
-The type is found again when it is a builtin exception, one of torch's or pibroch's, or a class that
-the caller lets its peers name. It is rebuilt from plain data, without its constructor where that
-can be, and only if its message comes out the same; otherwise the caller gets a ``RemoteError``.
+The class is looked up if it is a builtin exception, one of torch's or pibroch's, or a class that
+the caller lets its peers name. The exception is rebuilt from plain data, without its constructor if
+possible, and only if its message comes out the same; otherwise the caller gets a ``RemoteError``.
+The callee's traceback becomes the cause.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAX_ITEMS = 32
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What was raised.
+    """An exception as data.
 
     Attributes:
         type: ``module:qualname`` of its class.
-        message: ``str`` of it.
+        message: ``str(error)``.
         arguments: its ``args``: plain data, ``{"repr": text}`` in place of anything else.
         state: its attributes, as far as they are plain data.
         traceback: as Python prints it.
@@ -64,9 +65,9 @@ class RemoteTraceback(Exception):
 
 
 class _Repr(str):
-    """Text that shows itself unquoted.
+    """Text whose ``repr`` has no quotes.
 
-    A ``KeyError`` of it has the message that it had with the original key.
+    It takes the place of a key of another type in a ``KeyError``, whose message is thus unchanged.
     """
 
     __slots__ = ()
@@ -76,7 +77,7 @@ class _Repr(str):
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """An exception as bytes. Never raises."""
+    """An exception as bytes; never raises."""
     return _encoder.encode(failure_of(error))
 
 
@@ -112,9 +113,9 @@ def error_of(failure: Failure, worker: WorkerInfo, callables: Callables) -> Exce
     """The exception to raise at the caller; its cause shows the callee's traceback.
 
     Args:
-        failure: what came back.
+        failure: the exception as data.
         worker: the callee.
-        callables: decides which classes of the job may be built.
+        callables: decides which classes may be built.
     """
     error = _rebuilt(failure, callables)
     if error is None:
@@ -131,12 +132,12 @@ def _rebuilt(failure: Failure, callables: Callables) -> Exception | None:
     cls = _known_errors().get(failure.type)
     if cls is None:
         try:
-            found = callables.resolve(failure.type)
+            named = callables.resolve(failure.type)
         except NotAllowedError:
             return None
-        if not isinstance(found, type) or not issubclass(found, Exception):
+        if not isinstance(named, type) or not issubclass(named, Exception):
             return None
-        cls = found
+        cls = named
     for build in _ways(cls, failure):
         try:
             error = build()
@@ -158,7 +159,7 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
 def _without_constructor(
     cls: type[Exception], arguments: list[Any], state: Mapping[str, object]
 ) -> Exception:
-    # the first may be unfit: a subclass of RuntimeError and OSError has the layout of the latter
+    # the first ``__new__`` may not fit: a subclass of RuntimeError and OSError has OSError's layout
     for base in cls.__mro__:
         with contextlib.suppress(TypeError):
             error = base.__new__(cls, *arguments)
@@ -169,7 +170,7 @@ def _without_constructor(
 
 
 def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
-    """An exception that its own constructor has not seen, made by the builtin one whose memory layout it has."""
+    """An exception made without its own constructor, by that of its builtin base class."""
     builtin = cls
     while builtin.__module__ != "builtins" and builtin.__base__ is not None:
         builtin = builtin.__base__
@@ -179,15 +180,14 @@ def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
 
 @functools.cache
 def _known_errors() -> Mapping[str, type[Exception]]:
-    """Classes of exceptions that may be built wherever they come from."""
+    """Classes of exceptions that may always be built, by ``module:qualname``."""
     of_torch = [
         vars(torch.linalg)["LinAlgError"],
         torch.OutOfMemoryError,
         *_errors_of(torch.distributed),
     ]
-    candidates = [*_errors_of(builtins), *_errors_of(errors), *of_torch]
-    known = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in candidates}
-    return types.MappingProxyType(known)
+    classes = [*_errors_of(builtins), *_errors_of(errors), *of_torch]
+    return types.MappingProxyType({f"{cls.__module__}:{cls.__qualname__}": cls for cls in classes})
 
 
 def _errors_of(module: types.ModuleType) -> list[type[Exception]]:
@@ -222,10 +222,7 @@ def _is_shown(item: object) -> bool:
 
 
 def _text(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
-    """At most ``limit`` characters, and such that UTF-8 can hold.
-
-    What is too long loses its middle.
-    """
+    """The text without lone surrogates; one longer than ``limit`` characters loses its middle."""
     if len(text) > limit:
         text = (
             f"{text[: limit // 2]} … {len(text) - limit:,} characters left out …"
@@ -235,18 +232,18 @@ def _text(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 def copy_of(error: Exception) -> Exception:
-    """The same error again.
+    """A copy of an error that is kept, in order to raise it.
 
-    One that is kept must not be raised itself: its traceback would keep the frames it went through.
+    If the kept error itself were raised, its traceback would keep all frames that it went through.
     """
     try:
         copied = copy.copy(error)
     except Exception:
         copied = error
     if type(copied) is not type(error) or copied is error or str(copied) != str(error):
-        # its constructor takes something else
+        # its constructor has other parameters than ``args``
         copied = _blank(type(error), error.args)
-        copied.args = error.args  # an OSError with a constructor of its own leaves them to that
+        copied.args = error.args  # not set yet by an OSError with a constructor of its own
         copied.__dict__.update(error.__dict__)
     copied.__cause__ = error.__cause__
     copied.__suppress_context__ = error.__suppress_context__

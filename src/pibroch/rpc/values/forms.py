@@ -1,8 +1,8 @@
-"""The forms of values that msgpack does not have, and how each is read: bounded before it is made.
+"""The forms of values that msgpack does not have, and how each is read.
 
-A message is small and in a peer's hands; what it says must not become large, slow or foreign memory
-here. So each reader checks types and lengths first. A set or dict whose keys were chosen to collide
-is refused, too: it would take minutes, with the interpreter's lock held.
+A small message of a peer must not become something large or slow here, or expose other memory. So
+each reader checks types and lengths before it makes anything. A set or dict whose keys were chosen
+to collide is refused too: it would take minutes, with the GIL held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_SPARSE_ELEMENTS = 1 << 62
 
 
 class Code:
-    """What an extension holds."""
+    """Codes of msgpack extensions, each with its content."""
 
     TENSOR = 1  # index in the message's tensors
     TUPLE = 2  # [items]
@@ -54,28 +54,27 @@ class Code:
     SPARSE = 19  # coalesced or not COO: [indices, values, shape, coalesced]
     PICKLE = 20  # only when both sides allow it
     ELLIPSIS = 21
-    # a dict that is not sorted by nature: [[key, value], ...] for keys that msgpack cannot hold
-    ORDERED = 22
+    ORDERED = 22  # a dict with keys that msgpack cannot hold: [[key, value], ...]
 
 
 class Names(Protocol):
-    """Gives callables names and finds them again (``callables.py``)."""
+    """Gives callables names and resolves names (``callables.py``)."""
 
     def name(self, function: object) -> str:
-        """Its name."""
+        """``module:qualname`` of a function or class."""
 
     def resolve(self, name: str) -> object:
-        """What it names."""
+        """The function or class of a name."""
 
 
 class Decoding:
-    """One value on its way in.
+    """One value that is being decoded.
 
     Args:
-        names: of functions and classes.
+        names: resolves names of functions and classes.
         allow_pickle: whether pickles are opened.
-        tensors: the message's.
-        references: likewise.
+        tensors: the message's tensors.
+        references: the message's references.
     """
 
     __slots__ = ("allow_pickle", "depth", "names", "references", "tensors")
@@ -94,7 +93,7 @@ class Decoding:
         self.depth = 0
 
     def value(self, data: Any) -> Any:
-        """What these bytes hold."""
+        """The value in these bytes."""
         return msgspec.msgpack.decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> object:
@@ -112,7 +111,7 @@ class Decoding:
             self.depth -= 1
 
     def tensor(self, index: object) -> torch.Tensor:
-        """One of the message's."""
+        """One of the message's tensors."""
         if type(index) is not int or not 0 <= index < len(self.tensors):
             raise ProtocolError(
                 f"tensor {_short(index)}", f"one of the message's {len(self.tensors)}"
@@ -120,27 +119,27 @@ class Decoding:
         return self.tensors[index]
 
     def items(self, data: memoryview, *types: type) -> list[Any]:
-        """A list; with ``types``, of as many items of these types."""
-        found = self.value(data)
-        if type(found) is not list or (types and len(found) != len(types)):
+        """A list; with ``types``, of exactly as many items, one of each type in order."""
+        items = self.value(data)
+        if type(items) is not list or (types and len(items) != len(types)):
             raise ProtocolError(
-                _short(found), f"a list of {len(types)} items" if types else "a list"
+                _short(items), f"a list of {len(types)} items" if types else "a list"
             )
-        for item, wanted in zip(found, types, strict=False):
-            if wanted is not object and type(item) is not wanted:
-                raise ProtocolError(_short(item), f"a value of type {wanted.__name__}")
-        return found
+        for item, expected in zip(items, types, strict=False):
+            if expected is not object and type(item) is not expected:
+                raise ProtocolError(_short(item), f"a value of type {expected.__name__}")
+        return items
 
     def text(self, data: memoryview) -> str:
-        """A short name."""
-        found = self.value(data)
-        if type(found) is not str or len(found) > _MAX_NAME_LENGTH:
-            raise ProtocolError(_short(found), f"a name of at most {_MAX_NAME_LENGTH} letters")
-        return found
+        """A string of at most ``_MAX_NAME_LENGTH`` characters."""
+        text = self.value(data)
+        if type(text) is not str or len(text) > _MAX_NAME_LENGTH:
+            raise ProtocolError(_short(text), f"a name of at most {_MAX_NAME_LENGTH} letters")
+        return text
 
 
 def _short(value: object) -> str:
-    """A value in a message; without looking at all of it, which may be long."""
+    """A value for an error's message, or only its type where it may be long."""
     is_short = type(value) in (bool, int, float) or (
         isinstance(value, str) and len(value) <= _MAX_NAME_LENGTH
     )
@@ -172,20 +171,20 @@ def _named(decoding: Decoding, data: memoryview) -> object:
 def _object(decoding: Decoding, data: memoryview) -> object:
     """A dataclass, named tuple or enum member of an allowed module; its constructor runs.
 
-    A class may say itself what of it travels (``__rpc_state__``), and must then check what arrives
-    (``__rpc_made__``).
+    A class may define which state of its objects travels (``__rpc_state__``), and must then check
+    the state that arrives (``__rpc_made__``).
     """
     name, state = decoding.items(data, str, object)
     cls = decoding.names.resolve(name)
     if isinstance(cls, type) and any("__rpc_made__" in vars(base) for base in cls.__mro__):
-        made: Any = cls
-        return made.__rpc_made__(state)
+        with_state: Any = cls
+        return with_state.__rpc_made__(state)
     if isinstance(cls, type) and issubclass(cls, enum.Enum) and isinstance(state, str):
         return cls[state]
     if isinstance(cls, type) and issubclass(cls, enum.Flag) and type(state) is int:
         return _flag(cls, state)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
-        return _made(cls, state)
+        return _dataclass(cls, state)
     if (
         isinstance(cls, type)
         and issubclass(cls, tuple)
@@ -197,30 +196,30 @@ def _object(decoding: Decoding, data: memoryview) -> object:
 
 
 def _flag(cls: type[enum.Flag], state: int) -> enum.Flag:
-    """Bits that are no flags would each time leave one more member in the class."""
-    known = 0
+    """Flags of an enum; unknown bits are refused, as each would add a member to the class."""
+    all_flags = 0
     for member in cls.__members__.values():
-        known |= member.value
-    if state & ~known:
+        all_flags |= member.value
+    if state & ~all_flags:
         raise ProtocolError(f"the flags {state:#x}", f"those of {cls.__qualname__}")
     return cls(state)
 
 
-def _made(cls: type, state: dict[str, Any]) -> object:
-    """A dataclass: its constructor runs with the fields that it takes, the others are set afterwards."""
+def _dataclass(cls: type, state: dict[str, Any]) -> object:
+    """A dataclass: its constructor gets the fields that it takes, the others are set after it."""
     fields = dataclasses.fields(cls)
     if state.keys() - {field.name for field in fields}:
         raise ProtocolError(
             f"{len(state)} fields for {cls.__qualname__}, not all of them known",
             "those of the dataclass",
         )
-    made = cls(
+    result = cls(
         **{field.name: state[field.name] for field in fields if field.init and field.name in state}
     )
     for field in fields:
         if not field.init and field.name in state:
-            object.__setattr__(made, field.name, state[field.name])
-    return made
+            object.__setattr__(result, field.name, state[field.name])
+    return result
 
 
 def _scalar(decoding: Decoding, data: memoryview) -> object:
@@ -238,7 +237,7 @@ def _scalar(decoding: Decoding, data: memoryview) -> object:
 
 
 def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
-    indices, at, shape, coalesced = decoding.items(data, int, int, list, bool)
+    indices_number, values_number, shape, coalesced = decoding.items(data, int, int, list, bool)
     num_elements = 1
     for size in shape:
         num_elements *= max(_size(size), 1)
@@ -246,13 +245,13 @@ def _sparse(decoding: Decoding, data: memoryview) -> torch.Tensor:
             raise ProtocolError(
                 f"a sparse tensor with {len(shape)} sizes", "fewer than 2**62 elements"
             )
-    # where they lie the sender could still change them, once they are checked
-    places = decoding.tensor(indices).clone()
-    values = decoding.tensor(at)
-    # outside of a distributed graph: so it was sent
+    # a copy: in shared memory the sender could still change the indices after they were checked
+    indices = decoding.tensor(indices_number).clone()
+    values = decoding.tensor(values_number)
+    # as the sender's tensor was, outside of a distributed graph
     is_leaf = values.requires_grad and values.grad_fn is None
     tensor = torch.sparse_coo_tensor(
-        places,
+        indices,
         values.detach() if is_leaf else values,
         shape,
         check_invariants=True,
@@ -270,7 +269,7 @@ def _size(size: object) -> int:
 def _parameter(decoding: Decoding, data: memoryview) -> torch.Tensor:
     index, requires_grad = decoding.items(data, int, bool)
     tensor = decoding.tensor(index)
-    if tensor.grad_fn is not None:  # it belongs to a distributed graph, and stays there
+    if tensor.grad_fn is not None:  # part of a distributed graph, which a parameter would leave
         return tensor
     return torch.nn.Parameter(tensor.detach(), requires_grad)
 
@@ -292,9 +291,10 @@ def _slice(decoding: Decoding, data: memoryview) -> slice:
 
 
 def check_hashes(items: list[Any]) -> list[object]:
-    """Items for a set or dict, if few of them have the same hash.
+    """The items for a set or dict, if few of them have the same hash.
 
-    Texts and bytes are hashed with a secret of the process; numbers are not, and tuples of them.
+    Python hashes strings and bytes with a secret of the process, but not numbers and tuples of
+    them, whose hashes a peer can choose.
     """
     if len(items) > _MAX_COLLISIONS:
         hashes = sorted(map(hash, items))

@@ -1,12 +1,10 @@
-"""What peers may name of torch, ``operator`` and the builtins.
+"""What peers may name of torch, ``operator`` and the builtins: an allowlist.
 
-Lists, because their modules also hold ways to files and code.
-
-Nothing here reaches a file, an import, an attribute by name, another process or memory that is not
-its arguments'; a function among the arguments can itself only be one that may be named. What could
-become large or slow is *checked*: a function that looks at its arguments first stands in its place
-(``checks.py``, ``special_checks.py``, ``checked_builtins.py``). Which names of torch there are says
-``known_names.py``.
+It is a list because these modules also hold ways to files and code. Nothing on it reaches a file,
+an import, an attribute by name, another process, or memory other than that of its arguments; a
+function among the arguments must itself be on the list. What could become large or slow is
+*checked*: a function that looks at the arguments first takes its place (``checks.py``,
+``special_checks.py``, ``checked_builtins.py``). The names of torch are in ``known_names.py``.
 """
 
 from __future__ import annotations
@@ -22,101 +20,103 @@ import torch
 from pibroch.rpc.values import known_names as names
 from pibroch.rpc.values import special_checks as special
 from pibroch.rpc.values.checked_builtins import builtin_functions, operators
-from pibroch.rpc.values.checked_modules import made_small, optimizer_of, scheduler_of
+from pibroch.rpc.values.checked_modules import module_of, optimizer_of, scheduler_of
 from pibroch.rpc.values.checks import Function, broadcasting, in_parts, shaped, sized, windowed
 from pibroch.rpc.values.result_sizes import SIZES
 
-Known = tuple[str, object, Function]  # a name, what it is, and what runs when a peer calls it
+Listed = tuple[str, object, Function]  # name, function or class, what runs when a peer calls it
 
 _T = TypeVar("_T")
 _building = threading.RLock()
 
 
 def _once(build: Callable[[], _T]) -> Callable[[], _T]:
-    """``build``, run once whatever threads ask first.
+    """``build``, run once whichever threads call it first.
 
-    ``functools.cache`` alone would let two threads build at a time and drop what one of them made;
-    the numbers of dropped functions pass to new ones, and :func:`names_of_known` would give a
-    user's function the name of a function of torch's.
+    ``functools.cache`` alone would let two threads build at a time and drop one result. The ``id``
+    of a dropped function passes to a new one, and ``names_of_known`` would then give a user's
+    function the name of one of torch's.
     """
-    kept = functools.cache(build)
+    cached = functools.cache(build)
 
     @functools.wraps(build)
-    def ask() -> _T:
+    def get() -> _T:
         with _building:
-            return kept()
+            return cached()
 
-    return ask
+    return get
 
 
 @_once
 def known_callables() -> Mapping[str, object]:
-    """From ``module:qualname`` to the callable, for everything that may be named without being in an allowed module."""
-    return types.MappingProxyType({name: known for name, known, _ in _all()})
+    """From ``module:qualname`` to the callable, of all that is on the list."""
+    return types.MappingProxyType({name: function for name, function, _ in _all()})
 
 
 @_once
 def checked_callables() -> Mapping[str, Function]:
-    """From the same names to what is called in their place."""
+    """From the same names to what runs in their place when a peer calls them."""
     return types.MappingProxyType({name: checked for name, _, checked in _all()})
 
 
 @_once
 def known_values() -> Mapping[str, object]:
-    """From the same names to what arrives when a peer sends it as an argument.
+    """From the same names to what arrives when a peer sends one as an argument.
 
-    Classes, and functions whose results are merely as large as their operands allow, are themselves
-    there: users' code may compare them. All others come with their checks, as users' code may call
-    them with what the peer sent beside.
+    Classes, and functions whose results are only as large as their operands allow, arrive as
+    themselves, as users' code may compare them. All others arrive with their checks, as users' code
+    may call them with the peer's other arguments.
     """
     return types.MappingProxyType(
         {
-            name: known if isinstance(known, type) or hasattr(checked, "is_lenient") else checked
-            for name, known, checked in _all()
+            name: function
+            if isinstance(function, type) or hasattr(checked, "is_lenient")
+            else checked
+            for name, function, checked in _all()
         }
     )
 
 
 @_once
 def names_of_known() -> Mapping[int, str]:
-    """From ``id(callable)`` to its name, for both; they live as long as the process.
+    """From ``id`` of a listed callable, or of its checked form, to its first name.
 
-    The first of several names counts.
+    These callables live as long as the process, so their ids are not used again.
     """
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for callables in (known_callables(), checked_callables()):
-        for name, known in callables.items():
-            found.setdefault(id(known), name)
-    return types.MappingProxyType(found)
+        for name, function in callables.items():
+            names.setdefault(id(function), name)
+    return types.MappingProxyType(names)
 
 
 def as_called(function: Function) -> Function:
-    """A function or class that came as a value, with the checks that it is called with by name."""
+    """The checked form of a function or class that arrived as a value, if it is on the list."""
     name = names_of_known().get(id(function))
     return function if name is None else checked_callables()[name]
 
 
 @_once
 def tensor_methods() -> Mapping[str, Function | None]:
-    """Methods of tensors that a peer may call; ``None`` where nothing needs to be checked."""
+    """Methods of tensors that a peer may call, checked; ``None`` where no check is needed."""
     prefix = "torch:Tensor."
     return types.MappingProxyType(
         {
-            name.removeprefix(prefix): None if checked is known else checked
-            for name, known, checked in _all()
+            name.removeprefix(prefix): None if checked is method else checked
+            for name, method, checked in _all()
             if name.startswith(prefix)
         }
     )
 
 
 @_once
-def _all() -> tuple[Known, ...]:
+def _all() -> tuple[Listed, ...]:
     return (*_builtins(), *_functions(), *_methods(), *_modules(), *_classes())
 
 
-def _builtins() -> Iterator[Known]:
-    for module, known in (("builtins", builtin_functions()), ("operator", operators())):
-        for name, function, checked in known:
+def _builtins() -> Iterator[Listed]:
+    for module, functions in (("builtins", builtin_functions()), ("operator", operators())):
+        for name, function, checked in functions:
             yield f"{module}:{name}", function, checked
 
 
@@ -142,7 +142,7 @@ _KINDS: tuple[tuple[Iterable[str], Any], ...] = (
 )
 
 
-def _functions() -> Iterator[Known]:
+def _functions() -> Iterator[Listed]:
     for listed, check in _KINDS:
         for name in listed:
             for each in (name, f"{name}_"):
@@ -153,8 +153,8 @@ def _functions() -> Iterator[Known]:
         yield f"torch:{name}", getattr(torch, name), checked
 
 
-def _methods() -> Iterator[Known]:
-    """Of tensors; a method in place has the size that its tensor has."""
+def _methods() -> Iterator[Listed]:
+    """Methods of tensors; one in place needs no check, as its result has the tensor's size."""
     methods: dict[str, Function] = {}
     for listed, check in _KINDS:
         for name in listed:
@@ -170,7 +170,7 @@ def _methods() -> Iterator[Known]:
         yield f"torch:Tensor.{name}", getattr(torch.Tensor, name), checked
 
 
-def _modules() -> Iterator[Known]:
+def _modules() -> Iterator[Listed]:
     functional = torch.nn.functional
     fft = torch.fft
     linalg = torch.linalg
@@ -205,10 +205,10 @@ def _modules() -> Iterator[Known]:
         yield f"{linalg.__name__}:{name}", getattr(linalg, name), checked
 
 
-def _classes() -> Iterator[Known]:
+def _classes() -> Iterator[Listed]:
     for name in names.MODULES:
         cls = getattr(torch.nn, name)
-        yield f"torch.nn:{name}", cls, made_small(cls)
+        yield f"torch.nn:{name}", cls, module_of(cls)
     yield "torch.nn:Parameter", torch.nn.Parameter, torch.nn.Parameter
     for name in names.OPTIMIZERS:
         cls = getattr(torch.optim, name)

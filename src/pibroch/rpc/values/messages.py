@@ -1,7 +1,4 @@
-"""What stands in the metadata of a message.
-
-Its body, its value, what its tensors are and where their bytes lie.
-"""
+"""The metadata of a message: its body, its value, its tensors and where their bytes lie."""
 
 from __future__ import annotations
 
@@ -49,14 +46,14 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     Attributes:
         dtype: its code in ``DTYPE_OF_CODE``.
         shape: its sizes; the bytes are in row-major order.
-        segment: where the bytes are: ``None`` for the payload, else this segment of the sender's.
-        offset: their place there.
+        segment: the sender's shared segment that holds the bytes; ``None`` for the payload.
+        offset: of the bytes in that segment.
         returned: the segment is the receiver's own, which gets the place back.
-        transfer: the bytes come in chunks under this number on bulk streams.
-        requires_grad: as at the sender, where no distributed graph takes its place.
+        transfer: the bytes arrive in chunks under this number on bulk streams.
+        requires_grad: as at the sender; ignored where a distributed graph takes over.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
-        layout: for a tensor that does not lie in row-major order: which of its dims each of
-            ``shape`` is, and where there is room between its rows the stride of each, else nothing.
+        layout: of a tensor that was not in row-major order: which dim of it each of ``shape`` is,
+            and if there are gaps between its rows the stride of each, else an empty tuple.
     """
 
     dtype: int
@@ -101,11 +98,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     """A message's metadata.
 
     Attributes:
-        body: a tagged struct, which says what the message is.
-        value: a Python value in the form of ``values.py``.
+        body: a tagged struct; the tag says what the message is.
+        value: a Python value as ``codec.py`` encodes it.
         tensors: the tensors that occur in it.
         context: the distributed autograd context that it belongs to.
-        graph: its part there.
+        graph: its part of that context's graph.
         references: the remote references that occur in the value.
     """
 
@@ -118,7 +115,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """Run a function; the value is ``[args, kwargs]``, the answer what it returns."""
+    """Run a function with the value ``[args, kwargs]``; the answer's value is what it returns."""
 
     function: str
 
@@ -130,12 +127,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
     """The sender wants to leave together with all others.
 
-    Answered when all have arrived, with whether they may go.
+    Answered when all have arrived, with whether they may leave.
 
     Attributes:
         round: 0, 1, …: all workers go through the rounds together.
-        num_started: calls that it has started in its life; when no sum changed in a round, nothing
-            is under way any more.
+        num_started: calls that the sender has started so far; when no sum has changed within a
+            round, no call is under way any more.
     """
 
     round: int
@@ -143,7 +140,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent"):
-    """Who has not arrived? Answered with names; for the error of one that has waited too long."""
+    """Asks for the names of those that have not arrived, for the error of a worker that waited."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -155,7 +152,7 @@ def decode_envelope(metadata: bytes) -> Envelope:
     """Metadata to an envelope.
 
     Raises:
-        ProtocolError: when they are none.
+        ProtocolError: when they hold no envelope.
     """
     try:
         return _decoder.decode(metadata)
@@ -175,12 +172,12 @@ class BodyDecoder:
         self._decoder: msgspec.msgpack.Decoder[Any] | None = None
 
     def add(self, body_type: type[msgspec.Struct]) -> None:
-        """From now on bodies of this type are understood."""
+        """Register a type of bodies."""
         self._types.append(body_type)
         self._decoder = None
 
     def decode(self, raw: msgspec.Raw) -> msgspec.Struct:
-        """A body.
+        """Decode one body.
 
         Raises:
             ProtocolError: when its type is not registered or its fields are wrong.
@@ -197,5 +194,5 @@ class BodyDecoder:
 
 
 def union(types: Iterable[type]) -> object:
-    """``A | B | …``."""
+    """The union type ``A | B | …``."""
     return reduce(or_, types)

@@ -1,11 +1,11 @@
 """Which methods of an object a peer may call through a remote reference.
 
 A reference can point to anything that a callee returned, so ``getattr`` by a peer needs a rule: an
-array could be told to write itself to a file or to look at freed memory, a string's ``format``
-reads any attribute. Open are objects of classes in allowed modules; of tensors, modules of
+array can write itself to a file or read freed memory, a string's ``format`` reads any attribute.
+Peers may call methods of objects whose class is in an allowed module; of tensors, modules of
 ``torch.nn``, optimizers and containers the methods that are listed, some of them with a check.
-Numbers, texts and arrays are values: fetch them, or call a function with them. Private names stay
-private.
+Numbers, strings and arrays are values: fetch them, or call a function with them. Private names
+stay private.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pibroch.rpc.values.known_names import OF_MODULES, OF_OPTIMIZERS
 
 _SPECIAL = frozenset(
     str.split("""
-    __abs__ __add__ __and__ __bool__ __call__ __contains__ __delitem__ __divmod__ __eq__ __float__ __floordiv__ __ge__
-    __getitem__ __gt__ __iadd__ __int__ __invert__ __le__ __len__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__
-    __neg__ __or__ __pos__ __pow__ __radd__ __repr__ __rmul__ __rshift__ __rsub__ __rtruediv__ __setitem__ __str__
-    __sub__ __truediv__ __xor__
+    __abs__ __add__ __and__ __bool__ __call__ __contains__ __delitem__ __divmod__ __eq__ __float__
+    __floordiv__ __ge__ __getitem__ __gt__ __iadd__ __int__ __invert__ __le__ __len__ __lshift__
+    __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __repr__
+    __rmul__ __rshift__ __rsub__ __rtruediv__ __setitem__ __str__ __sub__ __truediv__ __xor__
     """)
 )
 _VALUES = (
@@ -65,7 +65,7 @@ def find_method(value: object, name: str, callables: Callables) -> _Method:
         )
     if not _has(value, name):
         raise AttributeError(f"{type(value).__qualname__!r} object has no attribute {name!r}")
-    # else it is an attribute of the object itself, or made by its class
+    # no owner: an attribute of the object itself, or one that ``__getattr__`` makes
     base = _owner(value, name) or type(value)
     if isinstance(value, torch.Tensor) and _is_of_torch(base):
         return _method_of_tensor(value, name, callables)
@@ -91,9 +91,9 @@ def _bound(value: object, name: str, callables: Callables) -> _Method:
     if bound_to is value or bound_to is type(value):
         result: _Method = method
         return result
-    known = names_of_known().get(id(method))
-    if known is not None:
-        checked: _Method = callables.to_call(known)
+    listed_name = names_of_known().get(id(method))
+    if listed_name is not None:
+        checked: _Method = callables.to_call(listed_name)
         return checked
     if isinstance(method, (types.FunctionType, types.MethodType)) and callables.allows(
         method.__module__
@@ -105,22 +105,19 @@ def _bound(value: object, name: str, callables: Callables) -> _Method:
 
 
 def _has(value: object, name: str) -> bool:
-    """Whether there may be an attribute of that name; runs no code of the value's."""
-    # such as the submodules of a module
-    made = any("__getattr__" in vars(base) for base in type(value).__mro__)
-    return made or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
+    """Whether there may be an attribute of that name, without running code of the value's class."""
+    # for example the submodules of a module
+    is_dynamic = any("__getattr__" in vars(base) for base in type(value).__mro__)
+    return is_dynamic or _owner(value, name) is not None or name in getattr(value, "__dict__", ())
 
 
 def _owner(value: object, name: str) -> type | None:
-    """The one of the value's classes that defines an attribute."""
+    """The class among the value's bases that defines an attribute, ``None`` if none does."""
     return next((base for base in type(value).__mro__ if name in vars(base)), None)
 
 
 def _is_own(value: object, name: str, callables: Callables) -> bool:
-    """Whether a private name is one of the user's own.
-
-    With one underscore, and of a class in an allowed module.
-    """
+    """Whether a private name has one underscore and is of a user's class in an allowed module."""
     owner = _owner(value, name)
     if owner is None or name.startswith("__"):
         return False
@@ -147,7 +144,7 @@ def _method_of_tensor(value: torch.Tensor, name: str, callables: Callables) -> _
 
 
 def _is_open(value: object, base: type, name: str, callables: Callables) -> bool:
-    """Whether peers may call ``name`` of ``value``, which ``base``, one of the classes of ``value``, defines."""
+    """Whether peers may call ``name`` of ``value``, which its class ``base`` defines."""
     if isinstance(value, (type, types.ModuleType, torch.jit.ScriptModule)):
         return False
     if any(base in owner.__mro__ for owner in _VALUES) and base is not object:

@@ -1,4 +1,7 @@
-"""Checks of single functions of torch, each for a reason of its own."""
+"""Checks of single functions of torch, each for a reason of its own.
+
+Each function here takes the place of the function of torch that its docstring names.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from pibroch.rpc.values.result_sizes import SIZES, size_of_index, unfold_view_si
 
 
 def of_data(function: Function) -> Function:
-    """``torch.tensor`` and its like: Python data, in which tensors may stand for numbers."""
+    """``torch.tensor`` and the like: Python data, in which tensors may stand for numbers."""
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
         check_device(kwargs)
         data = [each for each in (*args, *kwargs.values()) if not isinstance(each, Tensor)]
         check_values(data)
-        waiting = [item for item in data if isinstance(item, (list, tuple))]
+        to_visit = [item for item in data if isinstance(item, (list, tuple))]
         num_values = 0
-        while waiting:
-            for item in waiting.pop():
+        while to_visit:
+            for item in to_visit.pop():
                 if isinstance(item, (list, tuple)):
-                    waiting.append(item)
+                    to_visit.append(item)
                 elif isinstance(item, Tensor):
                     num_values += item.numel()
         if num_values > MAX_VALUES:
@@ -49,7 +52,7 @@ def of_data(function: Function) -> Function:
 
 
 def division(function: Function) -> Function:
-    """``torch.div``: the processor stops a program that divides the smallest integer by -1 and cuts off."""
+    """``torch.div``: the smallest integer divided by -1 with truncation would kill the process."""
     divide = broadcasting(function)
 
     @functools.wraps(function)
@@ -63,7 +66,7 @@ def division(function: Function) -> Function:
 
 
 def _has(value: object, number: int | None) -> bool:
-    """Whether a number, or the smallest one, is among integers."""
+    """Whether ``value`` contains an integer; ``None`` for the smallest integer of its type."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
             return False
@@ -119,13 +122,13 @@ def size(values: Any = ()) -> torch.Size:
 
 def device(*args: Any, **kwargs: Any) -> torch.device:
     """``torch.device``."""
-    made = torch.device(*args, **kwargs)
-    check_device({"device": made})
-    return made
+    named = torch.device(*args, **kwargs)
+    check_device({"device": named})
+    return named
 
 
 def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """``Tensor.to``, to memory."""
+    """``Tensor.to``, for devices with memory."""
     check_device(kwargs)
     for arg in args:
         if isinstance(arg, (str, torch.device)):
@@ -158,7 +161,7 @@ def to_dense(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """``torch.bincount``: the largest value says how many bins there are."""
+    """``torch.bincount``: the largest value gives the number of bins."""
     if tensor.numel() and not tensor.is_floating_point() and not tensor.is_complex():
         minlength = max(minlength, 0)
         if max(int(tensor.max()), minlength) > MAX_ELEMENTS:
@@ -170,7 +173,7 @@ def bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) 
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """``torch.nn.functional.one_hot``: likewise."""
+    """``torch.nn.functional.one_hot``: the largest value gives the number of classes."""
     classes = max(num_classes, int(tensor.max()) + 1 if tensor.numel() else 0)
     if tensor.numel() * classes > MAX_ELEMENTS:
         raise too_large(f"{tensor.numel() * classes:,} elements", f"at most {MAX_ELEMENTS:,}")
@@ -178,7 +181,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def combinations(tensor: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """``torch.combinations``: all of them are made before some are chosen."""
+    """``torch.combinations``: torch makes all tuples of ``r`` elements before it chooses."""
     if not 0 <= r <= 64 or max(tensor.numel(), 2) ** r > MAX_ELEMENTS:
         raise too_large(
             f"all choices of {r} of {tensor.numel():,} elements", f"at most {MAX_ELEMENTS:,}"
@@ -187,7 +190,7 @@ def combinations(tensor: Tensor, r: int = 2, with_replacement: bool = False) -> 
 
 
 def repeat_interleave(tensor: Tensor, repeats: Any = None, dim: int | None = None) -> Tensor:
-    """``torch.repeat_interleave``, without ``output_size``, which it would believe."""
+    """``torch.repeat_interleave``, without ``output_size``, which torch does not check."""
     counts = tensor if repeats is None else repeats
     if isinstance(counts, Tensor):
         if counts.numel() and (
@@ -213,7 +216,7 @@ def histogram(tensor: Tensor, bins: Any, **kwargs: Any) -> object:
 
 
 def get_item(tensor: Any, index: Any) -> object:
-    """``tensor[index]``: indices that are tensors are spread against each other."""
+    """``tensor[index]``: indices that are tensors are broadcast against each other."""
     check_index(tensor, index)
     return tensor[index]
 
@@ -226,17 +229,17 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> None:
 
 
 def check_index(value: object, index: object) -> None:
-    """Refuse an index that takes long to read, or gives much more than ``value`` has."""
+    """Refuse an index that takes long to read, or selects much more than ``value`` has."""
     parts = index if isinstance(index, tuple) else (index,)
     check_values([part for part in parts if not isinstance(part, Tensor)])
-    spread = [part for part in parts if isinstance(part, (Tensor, list))]
+    arrays = [part for part in parts if isinstance(part, (Tensor, list))]
     product = value.numel() if isinstance(value, Tensor) else 1
-    for part in spread:
+    for part in arrays:
         product *= (part.numel() if isinstance(part, Tensor) else len(part)) or 1
-    if not isinstance(value, Tensor) or product <= MAX_ELEMENTS or not spread:
+    if not isinstance(value, Tensor) or product <= MAX_ELEMENTS or not arrays:
         return
     if any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts):
-        if len(spread) > 1:
+        if len(arrays) > 1:
             raise too_large("masks and indices at once", "one of them, for a large tensor")
         return
     check_elements(size_of_index(value, parts))
@@ -263,11 +266,10 @@ def embedding_bag(
 
 
 def check_bags(ids: Tensor, num_embeddings: int, offsets: Tensor | None) -> None:
-    """Refuse ids and offsets beyond their bounds.
-
-    A bag must begin where or behind the one before it does.
+    """Check that ids and offsets are within their bounds, and offsets in ascending order.
 
     Raises:
+        TypeError: for ids that are not integers.
         IndexError: for an id or offset that is out of bounds.
     """
     if ids.is_floating_point() or ids.is_complex():
@@ -292,7 +294,7 @@ def matrix_power(tensor: Tensor, n: int) -> object:
 
 
 def finite(function: Function) -> Function:
-    """A function of matrices that ends the process for some that are not finite."""
+    """A function of a matrix that would crash the process for some infinities or NaNs."""
 
     @functools.wraps(function)
     def checked(tensor: Tensor) -> object:
@@ -357,16 +359,10 @@ LINALG: dict[str, Function] = {
     "eigvals": finite(torch.linalg.eigvals),
     "matrix_power": matrix_power,
 }
-for _name in str.split(
-    "__add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__"
-    " __ne__"
-):
-    METHODS[_name] = broadcasting(
-        getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None
-    )
-for _name in str.split(
-    "__or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__"
-):
+for _name in str.split("""
+    __add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lt__ __matmul__ __mod__ __mul__
+    __ne__ __or__ __pow__ __radd__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__
+"""):
     METHODS[_name] = broadcasting(
         getattr(torch.Tensor, _name), SIZES["matmul"] if _name == "__matmul__" else None
     )

@@ -9,14 +9,14 @@ import torch
 from pibroch.errors import NotAllowedError, ProtocolError
 from pibroch.rpc.values.messages import CODE_OF_DTYPE, DTYPE_OF_CODE, TensorInfo
 
-MAX_SPREAD = 4  # a tensor may take so many times the memory that its elements need
+MAX_SPREAD = 4  # a tensor with gaps between its rows may take so many times its elements' memory
 
 
 def describe(tensor: torch.Tensor) -> TensorInfo:
-    """What the receiver needs to know of a tensor.
+    """The description of a tensor for its receiver.
 
     Raises:
-        NotAllowedError: for a type that the wire format does not know.
+        NotAllowedError: for a type that the wire format does not have.
     """
     if tensor.is_nested:
         raise NotAllowedError(
@@ -29,7 +29,7 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
             f"one of {', '.join(map(str, CODE_OF_DTYPE))}",
             "convert it first",
         )
-    if tensor.is_contiguous() or _repeats(tensor):
+    if tensor.is_contiguous() or _is_expanded(tensor):
         return TensorInfo(code, tuple(tensor.shape), requires_grad=tensor.requires_grad)
     order, strides = layout_of(tensor)
     shape = tuple(tensor.shape[dim] for dim in order)
@@ -37,9 +37,10 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dims of a tensor from the largest stride to the smallest, and their strides if there is room between the rows.
+    """The dims of a tensor from the largest stride to the smallest, and perhaps their strides.
 
-    More room than ``MAX_SPREAD`` times what the elements need is not kept.
+    Strides are returned only where there are gaps between rows; gaps beyond ``MAX_SPREAD`` are not
+    kept.
 
     >>> layout_of(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
     ((0, 2, 3, 1), ())
@@ -50,18 +51,21 @@ def layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
     ordered = tuple(strides[dim] for dim in order)
     shape = tuple(tensor.shape[dim] for dim in order)
-    return order, ordered if _has_room(shape, ordered) else ()
+    return order, ordered if _has_gaps(shape, ordered) else ()
 
 
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether it was expanded; what arrives has elements of its own."""
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements occur more than once in memory; the receiver gets a copy of each."""
     return any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
-def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements in places of their own have some room between them, and not too much (strides from the largest on)."""
+def _has_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements do not overlap and have gaps between them within ``MAX_SPREAD``.
+
+    ``strides`` are sorted, the largest first.
+    """
     extent = packed = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride < extent:
@@ -72,14 +76,14 @@ def _has_room(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """The tensor as its bytes will go: with the dims of ``info.shape``."""
+    """The tensor with its dims in the order of ``info.shape``, as its bytes are sent."""
     return tensor if info.layout is None else tensor.detach().permute(info.layout[0])
 
 
 def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """A received tensor as it lay at the sender.
+    """A received tensor with the layout that it had at the sender.
 
-    A view of the same memory, or a copy with room between the rows.
+    Either the same memory, or a copy with gaps between the rows.
 
     Raises:
         ProtocolError: for a layout that does not fit the shape.
@@ -90,7 +94,7 @@ def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     num_dims = len(info.shape)
     is_order = len(order) == num_dims and sorted(order) == [*range(num_dims)]
     if not is_order or (
-        strides and (len(strides) != num_dims or not _has_room(info.shape, strides))
+        strides and (len(strides) != num_dims or not _has_gaps(info.shape, strides))
     ):
         got = (
             f"the layout {info.layout}"
@@ -102,13 +106,12 @@ def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
         )
     if strides:
         tensor = torch.empty_strided(info.shape, strides, dtype=tensor.dtype).copy_(tensor)
-    return tensor.permute(
-        [order.index(dim) for dim in range(num_dims)]
-    ).data  # no view: it may be worked on in place
+    # ``.data``: not a view for autograd, which would forbid some work in place
+    return tensor.permute([order.index(dim) for dim in range(num_dims)]).data
 
 
 def bytes_with_room(info: TensorInfo) -> int:
-    """Memory that ``in_own_order`` will take for a copy with room between the rows.
+    """Most memory that ``in_own_order`` takes for a copy with gaps between the rows.
 
     >>> bytes_with_room(TensorInfo(0, (5, 2), layout=((0, 1), (4, 1))))
     160
@@ -119,7 +122,7 @@ def bytes_with_room(info: TensorInfo) -> int:
 def read_only_bytes(tensor: torch.Tensor, copy_below: int) -> bytes | memoryview:
     """A CPU tensor's bytes in row-major order.
 
-    A copy when shorter than ``copy_below``, else a view that keeps it alive.
+    A copy when shorter than ``copy_below`` bytes, else a view that keeps the tensor alive.
     """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -135,7 +138,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
-    """An uninitialised tensor as described, and its memory, which is valid as long as the tensor lives.
+    """An uninitialised tensor as described, and its memory.
+
+    The memory is valid as long as the tensor lives.
 
     Raises:
         ProtocolError: when there can be no such tensor.
@@ -155,10 +160,10 @@ def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
 def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor]:
     """The tensors whose bytes follow each other in a short payload.
 
-    A single one takes its memory over.
+    A single tensor uses the payload's memory.
 
     Raises:
-        ProtocolError: when they need more or less bytes than there are.
+        ProtocolError: when they need more or fewer bytes than there are.
     """
     sizes = [info.num_bytes() for info in infos]
     num_bytes = len(payload) if payload is not None else 0
