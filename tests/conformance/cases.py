@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import exchanges  # noqa: F401, registers the example's
 import numpy as np
 import torch
+from reversed_rows import Reversed
 
 import pibroch as pb
 from pibroch import rpc
@@ -43,15 +44,16 @@ SHAPES = {
         pb.Table("a", 9, 8, features=("x", "y"), initializer=pb.Normal(1.0)),
         pb.Table("b", 30, 8, pooling="mean"),
     ],
-    # widths, pooling and optimizers of their own; x reads two tables, d is read by two features
+    # widths, pooling, optimizers and indices of their own; x reads two tables, d is read by two
+    # features
     "any": [
-        pb.Table("a", 9, 8, features=("x", "y")),
+        pb.Table("a", 9, 8, features=("x", "y"), rows=Reversed()),
         pb.Table("b", 30, 16, pooling="mean"),
-        pb.Table("c", 400, 32),
+        pb.Table("c", 400, 32, rows=Reversed()),
         pb.Table("d", 50, 64, pooling="none", features=("x", "s")),
-        pb.Table("e", 20, 128),
+        pb.Table("e", 20, 128, rows=Reversed()),
         pb.Table("f", 12, 8),
-        pb.Table("g", 7, 16, pooling="none"),
+        pb.Table("g", 7, 16, pooling="none", rows=Reversed()),
     ],
 }
 SHAPES[
@@ -863,3 +865,42 @@ def learn_weights(channel, exchange="alltoall", **options):
         loss_of(out).backward()
         found += [out.detach(), batch.weights.grad]
     return found, pieces_of(embeddings)
+
+
+def train_reversed(channel, by_hand, exchange="alltoall", **options):
+    """Train tables whose ids are reversed, by their index or ``by_hand``, in the batches.
+
+    Returns what was looked up, the pieces, and what an id without a row says.
+    """
+    tables = [
+        pb.Table("a", 9, 16, features=("x", "y")),
+        pb.Table("b", 30, 16, pooling="mean"),
+        pb.Table("c", 400, 8),
+        pb.Table("d", 50, 8, pooling="none"),
+    ]
+    if not by_hand:
+        tables = [replace(table, rows=Reversed()) for table in tables]
+    embeddings = pb.Embeddings(
+        tables, pb.RowWiseAdagrad(lr=0.2), exchange=exchange, seed=3, channel=channel, **options
+    )
+    last = [table.num_rows - 1 for table in tables for _ in table.features]
+
+    def batch_of(step):
+        batch = ragged_batch(tables, 6, seed=10 * step + channel.ranks.rank)
+        if by_hand:
+            ids = batch.lengths().view(len(last), -1).sum(1)
+            batch.values[:] = torch.tensor(last).repeat_interleave(ids) - batch.values
+        return batch
+
+    pooled_of_step = []
+    for batch in embeddings.feed(map(batch_of, range(6))):
+        pooled = as_tensor(embeddings(batch))
+        pooled_of_step.append(pooled.detach())
+        loss_of(pooled).backward()
+    bad = ragged_batch(tables, 6, seed=1, one_hot=True)
+    bad.values[6 + 4] = 9
+    try:
+        said = None if embeddings(bad) is None else "nothing"
+    except pb.errors.DataError as error:
+        said = str(error)
+    return pooled_of_step, pieces_of(embeddings), said

@@ -23,6 +23,7 @@ class Reference:
         self.tables = embeddings.tables
         self.optimizers = embeddings.optimizers
         self._is_tensor = embeddings._output.is_tensor
+        self._indices = embeddings.row_indices
         self._records = {}
         for view in embeddings.pieces():
             numbers = [np.array(view.weights), *(np.array(state) for state in view.state.values())]
@@ -96,7 +97,8 @@ class Reference:
             for b in range(size):
                 begin = batch.offsets[place * size + b]
                 end = batch.offsets[place * size + b + 1]
-                rows = batch.values[begin:end]
+                ids = batch.values[begin:end].numpy()
+                rows = self._indices[table.name].rows_of(ids)
                 touched[table.name] |= set(rows.tolist())
                 scale = torch.ones(len(rows), dtype=torch.float64)
                 scale = scale if batch.weights is None else batch.weights[begin:end].double()

@@ -18,6 +18,7 @@ from pibroch.embedding.optimizers import (
     SparseOptimizer,
 )
 from pibroch.embedding.piece import KeptShard, Piece, PieceView, RowArray, Shard
+from pibroch.embedding.row_index import Identity, IndexKind, RowIndex
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -27,6 +28,8 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Frozen",
+    "Identity",
+    "IndexKind",
     "Initializer",
     "KeptShard",
     "MemoryShard",
@@ -35,6 +38,7 @@ __all__ = [
     "Piece",
     "PieceView",
     "RowArray",
+    "RowIndex",
     "RowSpace",
     "RowWiseAdagrad",
     "RowWiseAdam",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -27,6 +27,7 @@ from pibroch.embedding.parts import (
     write_touched,
 )
 from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.row_index import Identity
 from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.rows import read_rows
 from pibroch.embedding.shard import MemoryShard
@@ -52,12 +53,14 @@ class SavedTable:
         state: floats in a row of each field of optimizer state; as many as ``dim`` means one for
             each column.
         parts: what was written, later ones over earlier ones.
+        index: the kind of its row index with its settings; ``None`` where ids are rows.
     """
 
     num_rows: int
     dim: int
     state: Mapping[str, int]
     parts: tuple[SavedPart, ...] = ()
+    index: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.num_rows < _MOST and 0 < self.dim < _MOST):
@@ -74,7 +77,8 @@ class SavedTable:
 
     def __str__(self) -> str:
         fields = ", ".join(f"{name}[{width}]" for name, width in self.state.items()) or "none"
-        return f"{self.num_rows} rows x {self.dim} with optimizer state {fields}"
+        index = "" if self.index is None else f" and row index {dict(self.index)}"
+        return f"{self.num_rows} rows x {self.dim} with optimizer state {fields}{index}"
 
     @property
     def num_cells(self) -> int:
@@ -118,7 +122,13 @@ def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, Sa
         for table in tables
     }
     return {
-        table.name: SavedTable(table.num_rows, table.dim, state[table.name]) for table in tables
+        table.name: SavedTable(
+            table.num_rows,
+            table.dim,
+            state[table.name],
+            index=None if isinstance(table.rows, Identity) else table.rows.described(),
+        )
+        for table in tables
     }
 
 
@@ -276,7 +286,11 @@ def check_tables_match(
             raise CheckpointError(f"{got} in the checkpoint", need, do)
         have = saved[name]
         need_table = wanted[name]
-        if (have.num_rows, have.dim) != (need_table.num_rows, need_table.dim):
+        if (have.num_rows, have.dim, have.index) != (
+            need_table.num_rows,
+            need_table.dim,
+            need_table.index,
+        ):
             raise CheckpointError(
                 f"table {name!r} with {have} in the checkpoint",
                 f"{need_table}, as this run has",

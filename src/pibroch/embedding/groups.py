@@ -9,6 +9,7 @@ import numpy as np
 
 from pibroch.embedding.columns import Columns, side_by_side
 from pibroch.embedding.optimizers import Frozen, SparseOptimizer
+from pibroch.embedding.row_index import RowIndex
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.table import Table, check_tables
 from pibroch.errors import ConfigError
@@ -68,12 +69,17 @@ def optimizers_of(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, S
     return {name: chosen[name] if name in chosen else chosen[""] for name in names}
 
 
-def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableGroup, ...]:
+def group_tables(
+    tables: Sequence[Table],
+    optimizer: Optimizers,
+    indices: Mapping[str, RowIndex] | None = None,
+) -> tuple[TableGroup, ...]:
     """The groups of tables of any dims, in the order of their first tables.
 
     Args:
         tables: with distinct names.
         optimizer: of all tables, or by table name, ``""`` for those not named.
+        indices: see :class:`~pibroch.embedding.RowSpace`.
 
     Raises:
         ConfigError: for tables or optimizers that cannot be.
@@ -109,7 +115,7 @@ def group_tables(tables: Sequence[Table], optimizer: Optimizers) -> tuple[TableG
     for members in alike.values():
         names = {table.name for table in members}
         places = tuple(place for place, table in enumerate(readers) if table.name in names)
-        space = RowSpace(members)
+        space = RowSpace(members, indices)
         columns = None
         if space.is_pooled:
             columns = Columns(

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from pibroch.embedding.piece import PieceView
+from pibroch.embedding.row_index import RowIndex
 from pibroch.embedding.row_set import places_of
 from pibroch.embedding.table import Table
 from pibroch.errors import DataError
@@ -113,6 +114,7 @@ class _Frame:
 def load_weights(
     views: Sequence[PieceView],
     table: Table,
+    index: RowIndex,
     source: object,
     *,
     tensor: str | None = None,
@@ -126,33 +128,46 @@ def load_weights(
     Args:
         views: the pieces that are here; those of other tables are left alone.
         table: whose rows they are.
+        index: of the table, from ids to rows.
         source: numbers ``[rows, D]``: an array or tensor, or the path of a ``.npy``,
             ``.safetensors`` or ``.parquet`` file.
         tensor: which tensor of a safetensors file, or which column of lists of a Parquet file; may
             be left out where there is one. A Parquet file may also have a column of numbers for
             each weight.
-        ids: the row of each row of the source, where these are not all rows in their order: int64
-            ``[rows]``, or the name of a Parquet file's column.
+        ids: the id of each row of the source, where these are not 0, 1, 2, ... up to the table's
+            last: int64 ``[rows]``, or the name of a Parquet file's column.
         step: of the module, as of which moving averages begin anew.
 
     Raises:
         DataError: for a source that cannot be read, or does not fit the table; nothing was written.
     """
-    matrix, rows = _open(source, table, tensor, ids)
+    matrix, given = _open(source, table, tensor, ids)
     num_rows = matrix.shape[0]
     if len(matrix.shape) != 2 or matrix.shape[1] != table.dim:
         raise DataError(
             f"weights {list(matrix.shape)} for table {table.name!r}", f"[rows, {table.dim}]"
         )
-    if rows is None and num_rows != table.num_rows:
+    if given is None and num_rows != table.num_rows:
         raise DataError(
             f"{num_rows:,} rows for table {table.name!r}",
             f"{table.num_rows:,}",
             "say by ids which rows they are",
         )
-    if rows is not None:
-        _check_ids(rows, num_rows, table)
+    if given is not None:
+        _check_ids(given, num_rows, table)
+
+    def rows_from(start: int, count: int) -> Ints:
+        if given is None:
+            return index.rows_of(np.arange(start, start + count))
+        return index.rows_of(given[start : start + count].astype(np.int64))
+
     for start, weights in _chunks(matrix):
+        rows = rows_from(start, len(weights))
+        bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
+        if len(bad):
+            place = start + int(bad[0])
+            id_ = place if given is None else int(given[place])
+            raise index.refusal(id_, f"in row {place} of the weights for table {table.name!r}")
         bad = np.flatnonzero(~np.isfinite(weights).all(1))
         if len(bad):
             raise DataError(
@@ -161,13 +176,9 @@ def load_weights(
             )
     mine = [view for view in views if view.piece.table.name == table.name]
     for start, weights in _chunks(matrix):
-        here = (
-            np.arange(start, start + len(weights))
-            if rows is None
-            else rows[start : start + len(weights)]
-        )
+        rows = rows_from(start, len(weights))
         for view in mine:
-            _write(view, here, weights, step)
+            _write(view, rows, weights, step)
 
 
 def _write(view: PieceView, rows: Ints, weights: Records, step: int) -> None:
@@ -194,19 +205,13 @@ def _chunks(matrix: _Matrix) -> Iterator[tuple[int, Records]]:
         yield start, np.ascontiguousarray(some, np.float32)
 
 
-def _check_ids(rows: Ints, num_rows: int, table: Table) -> None:
-    if rows.shape != (num_rows,) or rows.dtype.kind not in "iu":
+def _check_ids(ids: Ints, num_rows: int, table: Table) -> None:
+    if ids.shape != (num_rows,) or ids.dtype.kind not in "iu":
         raise DataError(
-            f"ids {list(rows.shape)} of type {rows.dtype}",
+            f"ids {list(ids.shape)} of type {ids.dtype}",
             f"{num_rows} whole numbers, one a row of the weights",
         )
-    bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
-    if len(bad):
-        raise DataError(
-            f"id {int(rows[bad[0]])} in row {int(bad[0])} of the weights for table {table.name!r}",
-            f"an id from 0 to {table.num_rows - 1}",
-        )
-    if len(np.unique(rows)) < len(rows):
+    if len(np.unique(ids)) < len(ids):
         raise DataError(
             f"an id twice among those of the weights for table {table.name!r}", "each row once"
         )

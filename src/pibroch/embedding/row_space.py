@@ -5,10 +5,11 @@ A row id is global in the row space.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pibroch.embedding.row_index import ReaderIndices, RowIndex
 from pibroch.embedding.table import Table, check_tables
 from pibroch.errors import ConfigError
 
@@ -18,23 +19,29 @@ class RowSpace:
 
     Args:
         tables: of one dim and dtype, and either all of them pooled or none.
+        indices: of these tables (and perhaps others) by name, where they are shared with another
+            space; fresh ones when absent.
 
     Attributes:
         tables: in the order of their rows.
         dim, dtype: of all of them.
         is_pooled: whether a lookup gives a vector for each bag; otherwise for each id.
         first_row: by table name.
-        num_rows: of all tables together.
+        indices: by table name, from its ids to its rows.
+        num_rows: capacity of all tables together.
         features: of each of the F readers, a pair of a table and a feature that reads it, the
             feature; in the order of the tables. One that reads several tables is there several
             times.
+        index_of_readers: from a batch's ids to rows, for these F readers.
         first_row_of_feature: int64 ``[F]``.
-        num_rows_of_feature: int64 ``[F]``.
+        num_rows_of_feature: int64 ``[F]``, capacity of each one's table.
         mean_of_feature: bool ``[F]``, whether bags are averaged.
         shares_tables: whether some table is read by several features.
     """
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(
+        self, tables: Sequence[Table], indices: Mapping[str, RowIndex] | None = None
+    ) -> None:
         check_tables(tables)
         kinds = sorted({(table.dim, table.pooling == "none", table.dtype) for table in tables})
         if len(kinds) > 1:
@@ -52,8 +59,15 @@ class RowSpace:
             table.name: int(first) for table, first in zip(tables, bounds, strict=False)
         }
         self.num_rows = int(bounds[-1])
+        self.indices = {
+            table.name: table.rows.index(table.num_rows) if indices is None else indices[table.name]
+            for table in tables
+        }
         readers = [(feature, table) for table in tables for feature in table.features]
         self.features = tuple(feature for feature, _ in readers)
+        self.index_of_readers = ReaderIndices(
+            self.features, [self.indices[table.name] for _, table in readers]
+        )
         self.first_row_of_feature = np.array(
             [self.first_row[table.name] for _, table in readers], np.int64
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.initializers import Initializer, Uniform
+from pibroch.embedding.row_index import Identity, IndexKind
 from pibroch.embedding.torchrec_config import dtype_of, initializer_of, refuse_unsupported
 from pibroch.errors import ConfigError
 from pibroch.integers import whole_number
@@ -22,7 +23,8 @@ class Table:
 
     Attributes:
         name: unique among the tables of a model.
-        num_rows: ids are 0 to ``num_rows - 1``.
+        num_rows: its capacity. Rows are 0 to ``num_rows - 1``; so are ids, unless ``rows`` says
+            otherwise.
         dim: weights in a row, D.
         features: names of the features that read it; by default one, named as the table. A feature
             may read several tables.
@@ -31,6 +33,7 @@ class Table:
         initializer: initial weights; by default uniform in ±1/sqrt(num_rows).
         dtype: of the weights in memory. Updates of ``bfloat16`` ones are made in float32 and
             rounded stochastically; optimizer state is float32.
+        rows: which row an id has, see :mod:`pibroch.embedding.row_index`.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Table:
     pooling: Pooling = "sum"
     initializer: Initializer = field(default_factory=Uniform)
     dtype: Dtype = "float32"
+    rows: IndexKind = field(default_factory=Identity)
 
     def __post_init__(self) -> None:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):

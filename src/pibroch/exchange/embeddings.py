@@ -187,7 +187,8 @@ class Embeddings(TableStates):
         )  # with a library for tables, which few programs need
 
         with self.rewriting() as views:
-            load_weights(views, known[table], source, tensor=tensor, ids=ids, step=self.step)
+            index = self.row_indices[table]
+            load_weights(views, known[table], index, source, tensor=tensor, ids=ids, step=self.step)
 
     @property
     def shard(self) -> MemoryShard:

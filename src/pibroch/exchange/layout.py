@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pibroch.config.exchange import OWNERS_POOL
 from pibroch.embedding import Piece, RowSpace, Table
 from pibroch.embedding.dtype import Dtype
+from pibroch.embedding.row_index import ReaderIndices
 from pibroch.errors import ConfigError
 from pibroch.exchange.rows import Readers
 from pibroch.kernels.route import Homes
@@ -62,6 +63,7 @@ class LaneLayout:
         places: for each of them its place among the row space's features.
         first_columns: for each of them the first column of its block.
         readers: how they read.
+        index: from their ids to rows.
         homes: for each of them where rows lie.
         pieces: of each shard, replicated ones first.
         bounds: int64 ``[W + 1]``, each shard's first address.
@@ -78,6 +80,7 @@ class LaneLayout:
     places: tuple[int, ...]
     first_columns: tuple[int, ...]
     readers: Readers
+    index: ReaderIndices
     homes: Homes
     pieces: tuple[tuple[Piece, ...], ...]
     bounds: NDArray[np.int64]
@@ -193,6 +196,10 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             np.array([block.table.pooling == "mean" for _, block in readers], np.bool_),
             space.is_pooled,
             len(readers) > len(blocks),
+        ),
+        index=ReaderIndices(
+            [feature for feature, _ in readers],
+            [space.indices[block.table.name] for _, block in readers],
         ),
         homes=_homes([block for _, block in readers], address, rank),
         pieces=tuple(tuple(held) for held in pieces),

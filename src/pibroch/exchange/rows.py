@@ -107,17 +107,17 @@ class BatchIds:
 def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
     """The ids of a batch with the group's features as row ids of its row space.
 
-    The error for one outside its table.
+    And the error for one that has no row.
     """
     space = of_tables.space
     offsets = batch.offsets.numpy()
-    values = batch.values.numpy()
-    row_ids = np.empty(len(values), np.int64)
+    rows = space.index_of_readers.rows_of(batch)
+    row_ids = np.empty(len(rows), np.int64)
     problem = None
     bad = parallel.run(
         pooling.resolve_rows,
         len(offsets) - 1,
-        values,
+        rows,
         offsets,
         space.first_row_of_feature,
         space.num_rows_of_feature,
@@ -126,28 +126,11 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
     )
     if max(bad) >= 0:
         first_bad = min(position for position in bad if position >= 0)
-        problem = row_id_error(space.features, space.num_rows_of_feature, batch, first_bad)
+        problem = space.index_of_readers.error(batch, first_bad)
     readers = Readers(
         len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables
     )
     return BatchIds.of(row_ids, batch, readers, of_tables.columns), problem
-
-
-def row_id_error(
-    features: tuple[str, ...], num_rows: Ints, batch: JaggedBatch, position: int
-) -> RowIdError:
-    """The error for the id at ``position`` of the batch's values.
-
-    ``num_rows`` ``[F]`` of the features' tables.
-    """
-    bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
-    feature, sample = divmod(bag, batch.batch_size)
-    return RowIdError(
-        f"id {int(batch.values[position])} for feature {features[feature]!r} in sample {sample} of"
-        " the batch",
-        f"an id from 0 to {int(num_rows[feature]) - 1}",
-        "encode the data with the table's vocabulary, or give the table more rows",
-    )
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:

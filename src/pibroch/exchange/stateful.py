@@ -15,11 +15,12 @@ from torch import Tensor
 from pibroch.embedding import Table
 from pibroch.embedding.checkpoint import saved_tables
 from pibroch.embedding.parts import WEIGHT
+from pibroch.embedding.row_index import check_state, load_state, state_of
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange.agreement import check_on_all
 from pibroch.exchange.row_blocks import RowBlocks, even_blocks
 from pibroch.exchange.whole_tables import name_of
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Array, Records
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pibroch.exchange.states import TableStates
 
 STEP = "step"
+ROW_INDEX = "row_index."
+"""What stands before a table's name in the names of its row index's state."""
 
 
 class EmbeddingState:
@@ -75,6 +78,10 @@ class EmbeddingState:
             f"learning_rates.{table}": torch.tensor(float(rate), dtype=torch.float64)
             for table, rate in rates.items()
         }
+        state |= {
+            f"{ROW_INDEX}{name}": torch.from_numpy(array.copy())
+            for name, array in state_of(embeddings.row_indices).items()
+        }
         return state | {STEP: torch.tensor(embeddings.step)}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -87,6 +94,7 @@ class EmbeddingState:
         channel = self._embeddings.control
         check_on_all(channel, lambda: self._check(state_dict))
         with embeddings.rewriting() as views:
+            load_state(embeddings.row_indices, _of_indices(state_dict))
             blocks = RowBlocks(channel, views)
             for table in embeddings.tables:
                 cut = even_blocks(table.num_rows, embeddings.ranks.world_size)
@@ -118,6 +126,7 @@ class EmbeddingState:
                 "all tables with their optimizers' state",
                 "load what state_dict() gave",
             )
+        check_state(self._embeddings.row_indices, _of_indices(state))
 
     def _mesh(self) -> DeviceMesh | None:
         if self._embeddings.ranks.world_size == 1:
@@ -143,6 +152,14 @@ def _distributed(num_rows: int, block: Records, mesh: DeviceMesh | None) -> Tens
         shape=torch.Size((num_rows, width)),
         stride=(width, 1),
     )
+
+
+def _of_indices(state: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {
+        name.removeprefix(ROW_INDEX): tensor.numpy()
+        for name, tensor in state.items()
+        if name.startswith(ROW_INDEX)
+    }
 
 
 def _local(tensor: Tensor) -> Records:

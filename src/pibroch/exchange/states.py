@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.embedding import PieceView, SparseOptimizer, Table
+from pibroch.embedding import PieceView, SparseOptimizer, Table, TableGroup
+from pibroch.embedding.row_index import RowIndex
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.fused_optimizer import FusedOptimizer
@@ -28,6 +29,7 @@ class TableStates(nn.Module):
 
     tables: tuple[Table, ...]
     optimizers: dict[str, SparseOptimizer]
+    groups: tuple[TableGroup, ...]
     exchange: Exchange[Any]
     fused_optimizer: FusedOptimizer
     step: int
@@ -43,6 +45,11 @@ class TableStates(nn.Module):
         """
         self.exchange.flush()
         return [view for shard in self.exchange.shards for view in shard.views()]
+
+    @property
+    def row_indices(self) -> dict[str, RowIndex]:
+        """By table name, from its ids to its rows."""
+        return {name: index for each in self.groups for name, index in each.space.indices.items()}
 
     @cached_property
     def control(self) -> Channel:
@@ -120,8 +127,9 @@ class TableStates(nn.Module):
             row_state: with the optimizers' state, named likewise.
 
         Raises:
-            ConfigError: for a table that is not there.
+            ConfigError: for a table that is not there, or whose row index has a state.
         """
+        self._refuse_index_state()
         known = {table.name: table for table in self.tables}
         unknown = [name for name in tables or () if name not in known]
         if unknown:
@@ -140,7 +148,9 @@ class TableStates(nn.Module):
 
         Raises:
             CheckpointError: (on all ranks) for missing or other tables, or other shapes.
+            ConfigError: for a table whose row index has a state.
         """
+        self._refuse_index_state()
         fill_tables(self, state, strict)
 
     def stateful(self) -> EmbeddingState:
@@ -156,6 +166,7 @@ class TableStates(nn.Module):
             ConfigError: where this process does not hold whole tables.
         """
         if not self._is_left_out:
+            self._refuse_index_state()
             self.exchange.flush()
             destination.update(
                 whole_tables(self.tables, self.exchange.shards, f"{prefix}{self.kind_in_state}.")
@@ -177,7 +188,18 @@ class TableStates(nn.Module):
         """
         if self._is_left_out:
             return
+        self._refuse_index_state()
         with self.rewriting() as views:
             problems = load_tables(self.tables, views, f"{prefix}{self.kind_in_state}.", state_dict)
         for found, known in zip((missing, unexpected, errors), problems, strict=True):
             found += known
+
+    def _refuse_index_state(self) -> None:
+        """Tables alone would be rows that no id has."""
+        for name, index in self.row_indices.items():
+            if index.state():
+                raise ConfigError(
+                    f"table {name!r}, whose row index has a state, in a state_dict",
+                    "tables whose rows follow from their ids",
+                    "use pibroch.save and pibroch.load, or embeddings.stateful() with torch's DCP",
+                )

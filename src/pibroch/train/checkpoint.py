@@ -47,6 +47,7 @@ from pibroch.train.dense_state import (
     gather_session,
     load_dense_optimizer,
     load_dense_weights,
+    load_row_indices,
     save_dense,
     tensors_in,
 )
@@ -248,7 +249,7 @@ def _manifest(
     files = {name: digest for rank in written for name, digest in rank.files.items()}
     files |= {} if base is None else {name: base.manifest.files[name] for name in base.shared_files}
     files |= {part.part.file: part.digest for part in parts}
-    tables = {}
+    tables: dict[str, SavedTable] = {}
     for name, shape in shapes.items():
         whole = (
             []
@@ -256,7 +257,7 @@ def _manifest(
             else [part for part in base.manifest.tables[name].parts if not part.is_delta]
         )
         new = [part.part for part in parts if part.table == name]
-        tables[name] = SavedTable(shape.num_rows, shape.dim, shape.state, (*whole, *new))
+        tables[name] = replace(shape, parts=(*whole, *new))
     return Manifest(
         format_version=FORMAT_VERSION,
         increments=0 if base is None else base.manifest.increments + 1,
@@ -295,6 +296,7 @@ def replaced_name(folder: Path) -> Path:
 
 
 def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
+    load_row_indices(tensors_in(folder), session.embeddings)
     load_tables(folder, manifest.tables, session.embeddings.pieces())
     session.embeddings.step = manifest.progress.step
     load_dense_weights(tensors_in(folder), session)

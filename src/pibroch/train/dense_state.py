@@ -19,18 +19,21 @@ from torch import Tensor, nn
 
 from pibroch.collectives import Channel
 from pibroch.collectives.ownership import Parts, all_parts, is_within, own_parts
+from pibroch.embedding.row_index import load_state, state_of
 from pibroch.embedding.storage import CHECKPOINT, FileDigest
 from pibroch.embedding.tensor_file import Stream, load_tensors, write_tensors
 from pibroch.errors import CheckpointError
 from pibroch.train.optimizer_state import encode_optimizer, load_optimizer
 
 if TYPE_CHECKING:
+    from pibroch.exchange import Embeddings
     from pibroch.train.session import Session
 
 WEIGHTS = "dense.safetensors"
 OPTIMIZER = "dense_optimizer.safetensors"
 AVERAGES = "dense_average.safetensors"
 RANDOM = "random.safetensors"
+ROW_INDICES = "row_indices.safetensors"
 _AVERAGED = "module."  # what torch's averages put before each name
 
 _BY_BYTES = {
@@ -133,6 +136,24 @@ def tensors_in(folder: Path) -> ReadTensors:
     return lambda file: load_tensors(folder, file)
 
 
+def row_indices_state(embeddings: Embeddings) -> DenseState:
+    """The file of the tables' row indices; none where no index has a state."""
+    state = state_of(embeddings.row_indices)
+    tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+    return {ROW_INDICES: tensors} if tensors else {}
+
+
+def load_row_indices(read: ReadTensors, embeddings: Embeddings) -> None:
+    """Bring the tables' row indices to where they were saved.
+
+    Raises:
+        CheckpointError: when something is missing or of another shape.
+    """
+    indices = embeddings.row_indices
+    if state_of(indices):
+        load_state(indices, {name: each.numpy() for name, each in read(ROW_INDICES).items()})
+
+
 def load_dense_weights(read: ReadTensors, session: Session) -> None:
     """Load what this rank holds of the model, and of its averages where the session keeps them.
 
@@ -203,6 +224,7 @@ def _dense_state(session: Session) -> DenseState:
         )[1],
         RANDOM: {"torch": torch.get_rng_state()},
         **averages,
+        **row_indices_state(session.embeddings),
     }
 
 

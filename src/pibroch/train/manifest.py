@@ -129,6 +129,9 @@ class Manifest(Section):
         content = {
             key: value for key, value in content.items() if key not in _EITHER or value is not None
         }
+        for table in content["tables"].values():
+            if table["index"] is None:
+                del table["index"]
         if not self.rests_on_seed:
             del content["rests_on_seed"]
         untrusted.write_manifest(folder / MANIFEST, content)

@@ -34,6 +34,7 @@ from pibroch.train.dense_state import (
     gather_session,
     load_dense_optimizer,
     load_dense_weights,
+    load_row_indices,
 )
 from pibroch.train.manifest import Progress
 from pibroch.train.pace import Pace
@@ -253,6 +254,7 @@ class MemoryCuts:
                 each.go_on()
             self._session.has_rows = True
             self._session.embeddings.step = step
+            load_row_indices(state.dense.__getitem__, self._session.embeddings)
             load_dense_weights(state.dense.__getitem__, self._session)
             load_dense_optimizer(state.dense.__getitem__, self._session)
 

@@ -31,6 +31,7 @@ from pibroch.train.checkpoint_folder import (
     set_aside,
     step_of,
 )
+from pibroch.train.dense_state import load_row_indices, row_indices_state, tensors_in
 from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
 from pibroch.train.optimizer_state import is_alike
 from pibroch.train.program_state import (
@@ -124,6 +125,8 @@ def save(
     checkpoints = CheckpointFolder(Path(folder), most or 1, channel=channel)
     on_first(channel, lambda: _prepare(checkpoints, progress.step))
     dense, trees, unchecked = parts.gather(encoded, channel)
+    if channel.ranks.rank == 0:
+        dense |= row_indices_state(embeddings)
     path = checkpoints.path(progress.step)
     save_checkpoint(
         path,
@@ -246,6 +249,7 @@ def _restore(
 
 def _fill_rows(folder: Path, manifest: Manifest, embeddings: Embeddings, row_state: bool) -> None:
     with embeddings.rewriting() as views:
+        load_row_indices(tensors_in(folder), embeddings)
         if row_state:
             load_tables(folder, manifest.tables, views)
             load_touched(folder, manifest.tables, views)

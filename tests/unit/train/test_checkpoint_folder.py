@@ -5,10 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pibroch.data import EncodedDataset
 from pibroch.embedding import storage
+from pibroch.embedding.row_index import state_of
 from pibroch.errors import CheckpointError
 from pibroch.train.checkpoint_folder import CheckpointFolder
 from pibroch.train.manifest import MANIFEST, Progress, read_manifest
@@ -156,3 +158,12 @@ def test_what_else_lies_among_checkpoints_is_left_alone(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
     assert folder.steps() == [3, 7]
     assert folder.latest() == tmp_path / "step-00000007"
+
+
+def test_full_and_incremental_ones_have_the_state_of_row_indices(data, shuffled_rows, tmp_path):
+    session = build_session(make_config(data), EncodedDataset.open(data))
+    folder = CheckpointFolder(tmp_path, keep=1, full_every=2)
+    for step in (1, 2):  # a full one, and one with touched rows
+        save_steps(folder, session, [step])
+        found = state_of(resumed(data, tmp_path).embeddings.row_indices)
+        np.testing.assert_equal(found, state_of(session.embeddings.row_indices))

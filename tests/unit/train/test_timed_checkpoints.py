@@ -6,13 +6,16 @@ What is in them, and what happens when the disk refuses.
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from pibroch.collectives import task_thread
+from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError
 from pibroch.observability.records import FanOut
 from pibroch.serve.predictor import Predictor
 from pibroch.train.data_source import open_dataset
+from pibroch.train.dense_state import ROW_INDICES
 from pibroch.train.manifest import read_manifest
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
@@ -127,3 +130,15 @@ def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(
     assert (run.recovery_path / "step-00000017").is_dir()
     train_here(config, run.path)
     assert saved(run) == expected
+
+
+def test_the_state_of_row_indices_is_in_them(data, shuffled_rows, tmp_path):
+    config = make_config(data, "train.steps=6", "train.checkpoint_every=1000", EVERY_STEP)
+    run = RunDirectory(tmp_path / "run")
+    train_until(config, run, 4)
+    states = [index.row_of for index in shuffled_rows]
+    saved = load_tensors(run.recovery_path / "step-00000003", ROW_INDICES)
+    assert len(saved) == len(states)
+    shuffled_rows.clear()
+    train_here(config, run.path)
+    np.testing.assert_equal([index.row_of for index in shuffled_rows], states)

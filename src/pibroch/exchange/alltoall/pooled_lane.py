@@ -22,7 +22,7 @@ from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Messages, Values
-from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale, row_id_error
+from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale
 from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels import scatter_update as updating
@@ -197,12 +197,12 @@ class PooledLane(Lane):
                 "a placement under which rows travel, e.g. table_wise",
             )
         offsets = batch.offsets.numpy()
-        values = batch.values.numpy()
-        addresses = np.empty(len(values), np.int64)
+        rows = layout.index.rows_of(batch)
+        addresses = np.empty(len(rows), np.int64)
         problem = None
-        bad = routing.resolve_addresses(values, offsets, layout.homes, addresses)
+        bad = routing.resolve_addresses(rows, offsets, layout.homes, addresses)
         if bad >= 0:
-            problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
+            problem = layout.index.error(batch, int(bad))
         scale = pooling_scale(batch, layout.readers.mean)
         return (
             [self._message(p, addresses, offsets, scale) for p in range(self.world_size)],

@@ -23,7 +23,7 @@ from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Messages, Values
-from pibroch.exchange.rows import BatchIds, DistinctRows, pool, row_id_error
+from pibroch.exchange.rows import BatchIds, DistinctRows, pool
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
 from pibroch.kernels.route import Homes
@@ -243,18 +243,17 @@ class RowLane(Lane):
     ) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses, by the layout's homes or others.
 
-        Where one is outside its table, no ids and the error, for all ranks to hear of.
+        Where one has no row, no ids and the error, for all ranks to hear of.
         """
         layout = self.layout
-        values = batch.values.numpy()
-        offsets = batch.offsets.numpy()
-        addresses = np.empty(len(values), np.int64)
+        rows = layout.index.rows_of(batch)
+        addresses = np.empty(len(rows), np.int64)
         problem = None
         bad = routing.resolve_addresses(
-            values, offsets, layout.homes if homes is None else homes, addresses
+            rows, batch.offsets.numpy(), layout.homes if homes is None else homes, addresses
         )
         if bad >= 0:
-            problem = row_id_error(layout.features, layout.homes.num_rows, batch, int(bad))
+            problem = layout.index.error(batch, int(bad))
             return BatchIds(
                 addresses[:0], np.zeros(1, np.int64), NO_SCALE, False, 1, False
             ), problem

@@ -121,7 +121,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         self._inner_wire = inside.wire
         self.members = inside.wire.channel.ranks
         self.shards = inside.shards
-        largest = max(table.num_rows for each in groups for table in each.space.tables)
+        largest = max(index.last_id for each in groups for index in each.space.indices.values())
         self._id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
         self._can_learn_weights = not any(lane.layout.owners_pool for lane in inside.lanes)
         self.is_modular = False

@@ -50,7 +50,8 @@ class TablesHere:
         optimizers: Mapping[str, SparseOptimizer] = {
             t.name: everywhere[number[t.name]].optimizer for t in tables
         }
-        groups = group_tables(tables, optimizers)
+        indices = {name: index for each in everywhere for name, index in each.space.indices.items()}
+        groups = group_tables(tables, optimizers, indices)
         features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
         number_of = tuple(number[each.space.tables[0].name] for each in groups)
         here = _columns(groups)

@@ -1,0 +1,185 @@
+"""From the ids of a table to its rows: which row an id has is asked here, and nowhere else.
+
+Everything behind this (addresses, plans, caches, servers, files of rows) knows rows alone.
+``docs/design/0022-row-index.md`` says why, and what a kind that learns ids will add.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pibroch.errors import CheckpointError, RowIdError
+from pibroch.kernels.arrays import Array, Ints
+
+if TYPE_CHECKING:
+    from pibroch.data import JaggedBatch
+
+
+class RowIndex(ABC):
+    """Which row of a table each id has.
+
+    One object for each table of a module, the same whatever exchange asks it. Every rank has the
+    whole of it, and all ranks' are equal between two steps. Lookups only read it, from several
+    threads at a time.
+
+    Args:
+        capacity: rows of the table; rows are 0 to ``capacity - 1``.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    @property
+    def last_id(self) -> int:
+        """The greatest id that may have a row."""
+        return self.capacity - 1
+
+    @abstractmethod
+    def rows_of(self, ids: Ints) -> Ints:
+        """The rows of some ids, int64 ``[V]`` both; a number that is no row for an id without one.
+
+        The batch's ids are not to be written to; they may be returned as they are.
+        """
+
+    @abstractmethod
+    def ids_of(self, rows: Ints) -> Ints:
+        """The inverse, for rows that have an id, int64 ``[U]`` both."""
+
+    def state(self) -> dict[str, Array]:
+        """What is saved with the table: arrays by name, as they are between two steps.
+
+        Nothing where the kind says all. Shapes and types are the same for the index's life.
+        """
+        return {}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take over what :meth:`state` gave, of the same names, shapes and types."""
+        assert not state, "of a kind without state"
+
+    def refusal(self, id_: int, place: str) -> RowIdError:
+        """The error for an id without a row."""
+        return RowIdError(
+            f"id {id_} {place}",
+            f"an id from 0 to {self.last_id}",
+            "encode the data with the table's vocabulary, or give the table more rows",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexKind(ABC):
+    """What a user says of a table's index: its kind, and by the fields its settings.
+
+    A frozen dataclass of plain values, of which checkpoints keep name and fields.
+    """
+
+    name: ClassVar[str]
+    """Of the kind, for good: it stands in checkpoints."""
+
+    @abstractmethod
+    def index(self, capacity: int) -> RowIndex:
+        """A fresh index for a table of so many rows."""
+
+    def described(self) -> dict[str, Any]:
+        """As checkpoints keep it."""
+        return {"name": self.name, **asdict(self)}
+
+
+class IdentityIndex(RowIndex):
+    """Ids are rows."""
+
+    def rows_of(self, ids: Ints) -> Ints:
+        """See :class:`RowIndex`; costs nothing, since kernels check bounds on their way."""
+        return ids
+
+    def ids_of(self, rows: Ints) -> Ints:
+        """See :class:`RowIndex`."""
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(IndexKind):
+    """Ids are rows, as encoded data sets have them."""
+
+    name = "identity"
+
+    def index(self, capacity: int) -> RowIndex:
+        """See :class:`IndexKind`."""
+        return IdentityIndex(capacity)
+
+
+class ReaderIndices:
+    """The indices of the tables that some features read.
+
+    Args:
+        features: names of the F features.
+        indices: of each one's table.
+    """
+
+    def __init__(self, features: Sequence[str], indices: Sequence[RowIndex]) -> None:
+        self._features = features
+        self._indices = indices
+        self._others = [
+            (place, index)
+            for place, index in enumerate(indices)
+            if not isinstance(index, IdentityIndex)
+        ]
+
+    def rows_of(self, batch: JaggedBatch) -> Ints:
+        """The row of each value of a batch of exactly these features, int64 ``[V]``.
+
+        What is no row of its table has to be noticed by the caller, for whom :meth:`error` says
+        what is wrong.
+        """
+        values: Ints = batch.values.numpy()
+        if not self._others:
+            return values
+        rows = values.copy()
+        bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)]
+        for place, index in self._others if batch.batch_size else ():
+            here = slice(bounds[place], bounds[place + 1])
+            rows[here] = index.rows_of(values[here])
+        return rows
+
+    def error(self, batch: JaggedBatch, position: int) -> RowIdError:
+        """The error for the value at ``position``, which has no row."""
+        bag = int(np.searchsorted(batch.offsets.numpy(), position, side="right")) - 1
+        feature, sample = divmod(bag, batch.batch_size)
+        return self._indices[feature].refusal(
+            int(batch.values[position]),
+            f"for feature {self._features[feature]!r} in sample {sample} of the batch",
+        )
+
+
+def state_of(indices: Mapping[str, RowIndex]) -> dict[str, Array]:
+    """The state of the indices of several tables, by ``table.name``."""
+    return {
+        f"{table}.{name}": array
+        for table, index in indices.items()
+        for name, array in index.state().items()
+    }
+
+
+def check_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> None:
+    """Raise CheckpointError unless a state is one that :func:`load_state` takes."""
+    for name, array in state_of(indices).items():
+        kind = f"{array.dtype} {list(array.shape)}"
+        there = state.get(name)
+        if there is None or (there.dtype, there.shape) != (array.dtype, array.shape):
+            got = "none" if there is None else f"{there.dtype} {list(there.shape)}"
+            raise CheckpointError(f"{got} as state {name!r} of a row index", kind)
+
+
+def load_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> None:
+    """Bring indices to a state that :func:`state_of` gave.
+
+    Raises:
+        CheckpointError: when something is missing or of another shape; nothing has changed then.
+    """
+    check_state(indices, state)
+    for table, index in indices.items():
+        index.load_state({name: state[f"{table}.{name}"] for name in index.state()})
