@@ -1,7 +1,7 @@
 """From the ids of a table to its rows: which row an id has is asked here, and nowhere else.
 
 Everything behind this (addresses, plans, caches, servers, files of rows) knows rows alone.
-``docs/design/0022-row-index.md`` says why, and what a kind that learns ids will add.
+``docs/design/0026-row-index.md`` says why, and what a kind that learns ids will add.
 """
 
 from __future__ import annotations
