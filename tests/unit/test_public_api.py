@@ -52,7 +52,8 @@ SNAPSHOT = {
     "SGD": f"({OPTIMIZER}) -> None",
     "Table": (
         "(name: str, num_rows: int, dim: int, features: tuple[str, ...] = (), pooling: Pooling ="
-        " sum, initializer: Initializer = <factory>, dtype: Dtype = float32) -> None"
+        " sum, initializer: Initializer = <factory>, dtype: Dtype = float32, rows: IndexKind ="
+        " <factory>) -> None"
     ),
     "Uniform": "(bound: float | None = None, center: float = 0.0) -> None",
     "Zeros": "() -> None",
