@@ -88,9 +88,9 @@ class JaggedBatch:
         self.validate()
 
     def select(self, keys: tuple[str, ...]) -> JaggedBatch:
-        """The batch with exactly these features in this order; itself when that is what it holds.
+        """The batch with exactly these features in this order, of which one may stand there twice.
 
-        One may stand there twice.
+        Itself where that is what it holds.
 
         Raises:
             DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
@@ -145,9 +145,9 @@ class JaggedBatch:
     def _with_parts(
         self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
     ) -> JaggedBatch:
-        """Parts of this batch, which was checked, are not checked again.
+        """A batch of parts of this one, which was checked, without checking them again.
 
-        A table in blocks of columns reads a feature twice.
+        With a key twice where a table lies in blocks of columns.
         """
         made = object.__new__(JaggedBatch)
         for name in self.__slots__:
@@ -202,9 +202,10 @@ class JaggedBatch:
     def from_keyed_jagged(
         cls, jagged: object, dense: Tensor | None = None, labels: Tensor | None = None
     ) -> JaggedBatch:
-        """Convert anything with TorchRec's ``keys()``, ``values()``, ``lengths()`` (and ``weights_or_none()``).
+        """A batch from TorchRec's ``KeyedJaggedTensor``, or from anything with its methods.
 
-        Missing ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.
+        These are ``keys()``, ``values()``, ``lengths()`` and perhaps ``weights_or_none()``. Missing
+        ``dense`` becomes ``[B, 0]``, missing ``labels`` zeros.
 
         Raises:
             DataError: when the object lacks one of these methods, its keys differ in their number

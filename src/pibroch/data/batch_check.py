@@ -1,6 +1,4 @@
-"""What a minibatch must be before kernels read it.
-
-They follow its offsets without a look at where these lead.
+"""What a minibatch must be before kernels read it, which follow its offsets unchecked.
 
 Costs O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F features, B
 samples, V ids.

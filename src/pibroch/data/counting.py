@@ -49,9 +49,9 @@ class CodeCounter:
                 self._spill()
 
     def most_frequent(self, min_count: int, max_codes: int | None = None) -> Counted:
-        """Codes seen at least ``min_count`` times, by falling count (ties by code), and their counts; at most ``max_codes``.
+        """Codes seen at least ``min_count`` times, at most ``max_codes``, and their counts.
 
-        Memory: the codes that are returned, and one range of the others.
+        By falling count, ties by code. Memory: the returned codes and one range of the others.
         """
         ranges = self._ranges() if self._runs else [self._parts]
         kept = [_merged(parts, min_count) for parts in ranges]

@@ -145,7 +145,9 @@ class EncodedDataset:
 
     @classmethod
     def open(cls, path: str | Path) -> EncodedDataset:
-        """Open a dataset; checks the manifest and the size of each file, not their contents (see :meth:`verify`).
+        """Open a dataset, and check its manifest and the sizes of its files.
+
+        :meth:`verify` checks their contents.
 
         Raises:
             DataError: when there is none, or it is damaged or of another version.
@@ -222,7 +224,7 @@ class EncodedDataset:
         }
 
     def codes(self, feature: str) -> NDArray[np.uint64]:
-        """The codes of rows 2, 3, ... of a feature that has a vocabulary, uint64 ``[num_rows - 2]``."""
+        """Codes of rows 2, 3, ... of a feature with a vocabulary, uint64 ``[num_rows - 2]``."""
         return np.array(
             self._map(f"tables/{feature}.codes.u64", "<u8", (self.num_rows[feature] - FIRST_ROW,))
         )
@@ -239,7 +241,10 @@ class EncodedDataset:
 
     @property
     def best_possible_auc(self) -> dict[str, float] | None:
-        """AUC per split of the true probabilities of generated data, which no model can beat but by luck; else ``None``."""
+        """AUC of the true probabilities of generated data by split; ``None`` for other data.
+
+        No model beats it but by luck.
+        """
         return (
             None
             if self.truth is None

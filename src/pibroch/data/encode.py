@@ -1,4 +1,4 @@
-"""Codes to rows: the one path from a raw value to the row of its table, in preparation and in serving."""
+"""Codes to rows: one path from a raw value to its row, in preparation and in serving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ CODES_PER_THREAD = 1 << 16
 MOST_USED_SLOTS = 4096
 """In a row, of a hash table; of codes that are hashes some 100 are, in tables of any size."""
 STACKED_BYTES = 8 << 20
-"""Of the codes in small dictionaries, of which a process has copies, with half as much or as much again for their index."""
+"""Of the codes in small dictionaries, of which a process has copies.
+
+Their index takes half as much or as much again.
+"""
 
 
 class FeatureEncoder:
@@ -106,10 +109,10 @@ class FeatureEncoder:
 
 
 class Encoders(dict[str, FeatureEncoder]):
-    """Encoders by feature, and one look at the dictionaries of many of them where these are small.
+    """Encoders by feature, which look into many small dictionaries by one call of a kernel.
 
-    A request of one row asks every dictionary for one value: a kernel call each would cost several
-    times what it does.
+    A request of one row has one value for each dictionary, and a call for each would cost several
+    times as much.
     """
 
     @cached_property
@@ -127,7 +130,7 @@ class Encoders(dict[str, FeatureEncoder]):
 
 
 class StackedVocabularies:
-    """Copies of some dictionaries in one array, with their hash tables, made where absent, in another."""
+    """Copies of some dictionaries in one array, and their hash tables in another."""
 
     def __init__(
         self, found: Mapping[str, tuple[NDArray[np.uint64], NDArray[np.int32] | None]]
@@ -225,7 +228,10 @@ def _items(feature: CategoricalFeature, sample: int, value: object, rules: int) 
 
 
 def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """The hash table that finds a code's place in a vocabulary, int32 ``[slots]``, two to four slots a code."""
+    """The hash table that finds a code's place in a vocabulary, int32 ``[slots]``.
+
+    It has two to four slots a code.
+    """
     slots: NDArray[np.int32] = hash_table(vocabulary, _num_slots(len(vocabulary)))
     return slots
 

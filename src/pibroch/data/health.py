@@ -1,7 +1,4 @@
-"""What of a dataset cannot be learned from.
-
-Ids that are unknown or missing, labels that are all alike.
-"""
+"""What of a dataset cannot be learned from: unknown and missing ids, labels that are all alike."""
 
 from __future__ import annotations
 
@@ -42,7 +39,10 @@ def shares(dataset: EncodedDataset, feature: str) -> Shares:
 
 
 def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
-    """For each feature, over all splits, how many ids are unknown to its vocabulary, and how many there are; reads all ids."""
+    """Of each feature, over all splits, the ids unknown to its vocabulary and all ids, counted.
+
+    Reads all ids.
+    """
     one_hot = [feature.name for feature in dataset.schema.categorical if not feature.multi_hot]
     counts = dict.fromkeys(dataset.schema.keys, (0, 0))
     for name in SPLITS:

@@ -33,7 +33,7 @@ class Layout:
 
 
 def shown(text: str, limit: int = 40) -> str:
-    r"""Text for a message: on one line, no longer than ``limit``, nothing that a terminal would act on.
+    r"""Text for a message: one line, at most ``limit`` long, without control characters.
 
     >>> print(shown("a\n\x1b[1mb"), shown("abcdef", 5))
     a\n\x1b[1mb ab...
@@ -63,7 +63,7 @@ def hint_for_header(columns: Iterable[str], separator: str, needed: Iterable[str
 
 
 def hint_for_record(record: str, separator: str, num_columns: int) -> str:
-    """What another separator would make of a record with a wrong number of columns, to be added to that message.
+    """A hint for a record with a wrong number of columns that another separator would mend.
 
     >>> hint_for_record("1;2;3", ",", 3)
     ' (split at semicolons it has 3: is the separator right?)'

@@ -1,7 +1,4 @@
-"""Lines of text in a request, read by the parser of preparation.
-
-Whatever trained has the same fields here.
-"""
+"""Lines of text in a request, read by the parser of preparation, into the same fields."""
 
 from __future__ import annotations
 
@@ -107,7 +104,7 @@ def _refuse_lengths(
     names: tuple[str, ...],
     has_label: NDArray[np.bool_],
 ) -> None:
-    """Refuse records of another number of columns, and blank lines where they could stand for a missing value."""
+    """Refuse records of other numbers of columns, and blank lines that may be missing values."""
     num_columns = len(names) - (schema.label in names)
     if (wrong := ~has_label & (records[:, 2] != num_columns)).any():
         row = int(np.flatnonzero(wrong)[0])

@@ -97,10 +97,7 @@ class FileWatch:
         return [path for path, *_ in self._watched]
 
     def check_names(self) -> None:
-        """Look whether the paths, too, still lead to the files that are watched.
-
-        Raises as :meth:`check`.
-        """
+        """As :meth:`check`, and look whether the paths still lead to the files that are watched."""
         for path, _, opened in self._watched:
             if (found := FileIdentity.of(path)) != opened:
                 raise self.refusal(path, opened, found)

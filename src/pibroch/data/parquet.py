@@ -65,7 +65,7 @@ class ParquetSource:
         ]
 
     def pieces(self, start: Place, piece_bytes: int) -> Iterator[TextPiece]:
-        """See :class:`Source`; rows that follow each other are read together, about ``piece_bytes`` of text.
+        """See :class:`Source`; consecutive rows with about ``piece_bytes`` of text are a piece.
 
         Raises:
             DataError: when the file is damaged, or an item of a list holds ``ITEM_END``.
@@ -187,7 +187,7 @@ def _as_string(column: pl.Expr, kind: DataType | DataTypeClass, text_rules: int)
 
 
 def _without_zeros(text: pl.Expr) -> pl.Expr:
-    """Times whose nine places behind the point become six or none where that loses nothing, as Python writes them."""
+    """Times with six decimal places or none instead of nine, where that is exact, as in Python."""
     return text.str.strip_suffix("000").str.strip_suffix(".000000")
 
 

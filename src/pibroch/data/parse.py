@@ -42,7 +42,7 @@ Fields = tuple[Bytes, Positions, Positions]
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes of one feature: uint64 ``[R]``, or ``[V]`` with int64 ``lengths [R]`` where the feature is multi-hot."""
+    """Codes of one feature: uint64 ``[R]``, or ``[V]`` with int64 ``lengths [R]`` if multi-hot."""
 
     values: NDArray[np.uint64]
     lengths: NDArray[np.int64] | None = None
@@ -58,9 +58,9 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """The good records of a piece, and what is known of the bad ones.
+    """The good records of a piece, the number of bad ones and the first few of these.
 
-    The first few bad ones are kept. Where quotes that are not closed have swallowed records,
+    Where quotes that are not closed have swallowed records,
     ``num_bad`` counts these.
     """
 
@@ -119,7 +119,7 @@ class PieceParser:
             )
 
     def parse(self, text: bytes, first_line: int = 1) -> ParsedPiece:
-        """Parse whole records; ``first_line`` is the number of the first line, or row, for messages."""
+        """Parse whole records; messages count lines, or rows, from ``first_line``."""
         buffer = np.frombuffer(text, np.uint8).copy()
         capacity = text.count(b"\n") + 1
         bounds = np.zeros((capacity, len(self._place), 2), np.int64)
@@ -169,7 +169,7 @@ class PieceParser:
     ) -> tuple[
         dict[str, NDArray[np.float64]], list[tuple[NDArray[np.bool_], Callable[[int], str]]]
     ]:
-        """The numeric columns, and for each check its result per record with the reason when it failed."""
+        """The numeric columns, and of each check its results by record and what failed."""
         need = len(self._columns)
         checks: list[tuple[NDArray[np.bool_], Callable[[int], str]]] = [
             (records[:, 2] == need, lambda i: f"{records[i, 2]} columns instead of {need}{hint(i)}")
@@ -178,10 +178,8 @@ class PieceParser:
 
         def value(i: int, column: str) -> str:
             start, end = bounds[i, self._place[column]]
-            return (
-                f"`{shown(buffer[start : min(end, start + 80)].tobytes().decode('utf-8', 'replace'))}`"
-                f" as {column}"
-            )
+            field = buffer[start : min(end, start + 80)].tobytes().decode("utf-8", "replace")
+            return f"`{shown(field)}` as {column}"
 
         def problem(column: str, need: str, i: int) -> str:
             return f"{value(i, column)}, {need}"

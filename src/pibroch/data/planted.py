@@ -1,6 +1,6 @@
-"""A click model whose true probabilities are known.
+"""A click model with planted effects, so that the true probabilities are there to compare with.
 
-Each sample's logit from planted effects of its ids and numbers.
+The logit of a sample comes from effects of its ids and numbers,
 
     logit = b + Σ_j w_j z_j + Σ_f w_f + Σ_{f<g} <u_f, u_g>
 
@@ -137,7 +137,7 @@ def calibrated(
     pairs: NDArray[np.float64],
     deviations: tuple[float, float] = DEVIATIONS,
 ) -> tuple[float, float, float]:
-    """Scales that give the linear and the pair part these deviations, and the bias of the click rate, from those of a pilot."""
+    """Scales of the linear and the pair part, and the click rate's bias, from a pilot."""
     linear_scale, pair_scale = (
         wanted / float(part.std()) for wanted, part in zip(deviations, (linear, pairs), strict=True)
     )

@@ -12,9 +12,9 @@ NUM_CRITEO_CATEGORICAL = 26
 
 
 def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
-    """The Criteo Display Advertising and 1 TB logs.
+    """The Criteo Display Advertising and 1 TB logs: a label, 13 integers and 26 hashed categories.
 
-    Label, 13 integers, 26 hashed categories, tabs, no header.
+    Separated by tabs, without a header.
 
     Args:
         bins: give each integer a second life as a category, ``I1_bin`` and so on: F = 39 instead of
@@ -42,7 +42,9 @@ def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
 def avazu_schema(
     header: Sequence[str], first_record: Sequence[str], *, min_count: int = 2
 ) -> Schema:
-    """The Avazu log: everything but the label ``click`` and the unique ``id`` is a category, there are no dense features.
+    """The Avazu log, which has no dense features.
+
+    All but the label ``click`` and the unique ``id`` is a category.
 
     Args:
         header: the file's column names.

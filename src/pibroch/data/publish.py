@@ -1,4 +1,4 @@
-"""Where a dataset grows and how it gets its name: all of it in one step, by one process at a time."""
+"""Where a dataset is written and how it gets its name: in one step, by one process at a time."""
 
 from __future__ import annotations
 

@@ -94,9 +94,9 @@ def _lines(
     numeric: Sequence[int],
     has_label: bool,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Of all lines of some records, quotes taken for ordinary bytes.
+    """Of each line of some records, whether it is a record itself, and whose line it is.
 
-    Whether each is a record, and which one it is of.
+    Quotes count as ordinary bytes.
     """
     raw = [text[first:end] for first, end in records[:, :2].tolist()]
     buffer = np.frombuffer(b"\n".join(raw), np.uint8)

@@ -81,7 +81,7 @@ def _rows(
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
     """Rows of each feature in the schema's order, and ids a sample where some feature is multi-hot.
 
-    What can be done for all features at once is: a request of one sample has forty columns of one
+    Works on all features at once where it can: a request of one sample has forty columns of one
     value.
     """
     features = schema.categorical
@@ -129,7 +129,7 @@ def _offsets(lengths: list[NDArray[np.int64]]) -> torch.Tensor:
 
 
 class RawFields:
-    """The texts of some columns, one behind the other, so that one call of a kernel reads those of many columns.
+    """The texts of many columns, one behind the other, which one call of a kernel reads.
 
     Args:
         columns: raw values.
@@ -161,7 +161,7 @@ class RawFields:
         self._text = np.frombuffer(text or b" ", np.uint8)
 
     def _plain(self, wanted: Sequence[str]) -> tuple[bytes, list[int]] | None:
-        """All texts joined, and their lengths, where all values are ASCII or missing, or bytes, as they mostly are."""
+        """All texts joined, and their lengths, if all values are ASCII, bytes or missing."""
         values = [
             "" if value is None else value for column in wanted for value in self._columns[column]
         ]

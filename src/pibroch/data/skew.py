@@ -1,4 +1,4 @@
-"""How skewed the accesses to each Criteo table are, and a distribution with the same skew for a table of any size.
+"""The skew of accesses to each Criteo table, and distributions as skewed for any size.
 
 The figures were measured on a 0.3 % uniform sample of the Criteo Kaggle log (137,139 rows): for
 each of C1 to C26 the number of distinct values and the share of accesses that go to the most
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """Distinct values of a feature and the shares of accesses that its top value, top 0.1 % and top 1 % take."""
+    """A feature's distinct values, and shares of accesses to the top one, 0.1 % and 1 %."""
 
     num_values: int
     top_value: float

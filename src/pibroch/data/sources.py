@@ -1,6 +1,4 @@
-"""Raw text files as pieces that hold whole records.
-
-Plain, gzip and zstd, told apart by their first bytes.
+"""Raw text files, plain, gzip or zstd by their first bytes, as pieces that hold whole records.
 
 Memory is bounded by the piece, whatever the file's size. A piece says where the next one begins, so
 that reading can go on there in another process.
@@ -111,7 +109,7 @@ class TextSource:
         self._start = Place(len(header), 1)
 
     def first_records(self, count: int) -> list[list[str]]:
-        """The fields of the first lines, the header's among them (for inference; quoted newlines are not honoured)."""
+        """The fields of the first lines, with the header's; quoted newlines are not honoured."""
         return [
             split_record(line, self.layout.separator, self.layout.quotes)
             for line in self._lines(count)

@@ -1,7 +1,4 @@
-"""Which samples train, validate and test.
-
-By time (their order), by a hash of their number, or all in one split.
-"""
+"""Which samples train, validate and test: by order, by a hash of their number, or all alike."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class SplitRule:
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> SplitRule:
-        """Read ``time``, ``hash:0.8/0.1/0.1``, ``none`` (all train), or the split in which all samples are.
+        """Read ``time``, ``hash:0.8/0.1/0.1``, ``none`` (all train), or a split for all.
 
         Raises:
             ConfigError: when the text is none of these or the fractions do not sum to 1.
@@ -64,7 +61,7 @@ class SplitRule:
         return cls("hash" if match[1] == "hash" else "time", (first, second, third), seed)
 
     def assign(self, first: int, count: int, total: int) -> NDArray[np.uint8]:
-        """The split, an index into ``SPLITS``, of samples ``first`` to ``first + count`` of ``total``.
+        """Splits of samples ``first`` to ``first + count`` of ``total``, as places in ``SPLITS``.
 
         >>> SplitRule("time", (0.5, 0.25, 0.25)).assign(0, 8, 8).tolist()
         [0, 0, 0, 0, 1, 1, 2, 2]

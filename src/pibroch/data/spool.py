@@ -1,6 +1,4 @@
-"""Parsed pieces on disk between reading and encoding.
-
-What makes preparation resumable and its memory bounded.
+"""Parsed pieces on disk, so that preparation can be resumed and takes bounded memory.
 
 One ``.npz`` a piece, one column an array, so that counting reads one feature at a time. A line in
 ``pieces.jsonl`` says that a piece is whole; pieces without a line are written again. The spool

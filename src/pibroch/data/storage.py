@@ -1,4 +1,4 @@
-"""Writing to disk: what the disk refuses is a StorageError, and what is half written is never taken for whole."""
+"""Writing to disk: refusals are a StorageError, and half a file never counts as a whole one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from pibroch.errors import StorageError
 from pibroch.kernels.arrays import Array
 
 _CHECKSUM_BLOCK_BYTES = 1 << 22
+RUN_AGAIN = (
+    "free space or choose another --out, then run the same command again: finished parts are reused"
+)
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals inside the block into a StorageError that names ``path``."""
+def storage_errors(
+    path: Path,
+    need: str = "a writable folder with enough space",
+    do: str = RUN_AGAIN,
+    kinds: tuple[type[Exception], ...] = (OSError,),
+) -> Iterator[None]:
+    """Turn a refusal, an exception of ``kinds``, into a StorageError that names ``path``."""
     try:
         yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror or error} while writing {path}",
-            "a writable folder with enough space",
-            "free space or choose another --out, then run the same command again: finished parts"
-            " are reused",
-        ) from error
+    except kinds as error:
+        what = getattr(error, "strerror", None) or error
+        raise StorageError(f"{what} while writing {path}", need, do) from error
 
 
 class ArrayFile:

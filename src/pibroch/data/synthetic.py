@@ -1,7 +1,6 @@
-"""Criteo-shaped data with a planted truth.
+"""Criteo-shaped data with a planted truth, as skewed as the real log.
 
-As skewed as the real log, and the best possible AUC is known.
-
+No model can do better than ``truth.json`` says but by luck.
 Thirteen dense values, 26 categories; ids by the measured skew of each Criteo table (``skew``),
 labels from a factorisation machine (``planted``), the optimum written to ``truth.json`` and the
 manifest (``truth``). Rows of a table are ordered by popularity.
@@ -92,9 +91,7 @@ class SyntheticOptions:
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
-    """The planted groups of features by name, in no order that their numbers tell.
-
-    None when none are planted.
+    """The planted groups of features by name, shuffled; ``None`` when none are planted.
 
     >>> planted_groups(SyntheticOptions(1, groups=9))[0]
     ['C25', 'C3', 'C21']

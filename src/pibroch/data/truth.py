@@ -1,7 +1,4 @@
-"""The best that any model can do on generated data, in bounded memory.
-
-From the true logits, sample by sample.
-"""
+"""The best that any model can do on generated data, from the true logits, in bounded memory."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class TruthMeter:
         self._expected_loss += float((softplus - probabilities * logits).sum())
 
     def metrics(self) -> dict[str, float]:
-        """``auc``, ``logloss`` on the labels drawn, ``expected_*`` over all that could be drawn, ``click_rate``."""
+        """``auc``, ``logloss`` on drawn labels, ``expected_*`` over all draws, ``click_rate``."""
         count = self._clicks.sum() + self._others.sum()
         if not count:
             return {}

@@ -78,7 +78,7 @@ def _of_float(value: Any, rules: int) -> bytes:
 
 
 def _of_other(value: Any, rules: int) -> bytes:
-    """Values of the types that are looked at one by one, and of types derived from the usual ones."""
+    """A value of a rarer type, or of one derived from a usual type."""
     for kind, write in _WRITERS.items():
         if isinstance(value, kind):
             return write(value)

@@ -1,7 +1,4 @@
-"""What turns raw values into rows, apart from the samples that it was counted on.
-
-A schema and its dictionaries.
-"""
+"""A schema and its dictionaries: what turns raw values into rows, without any samples."""
 
 from __future__ import annotations
 

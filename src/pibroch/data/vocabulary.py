@@ -29,9 +29,7 @@ def count_table(
     memory_codes: int,
     known: NDArray[np.uint64] | None = None,
 ) -> int:
-    """Write the table of one feature below ``work/dataset`` unless it is there.
-
-    Returns its number of rows.
+    """Write the table of one feature below ``work/dataset`` unless it is there; its rows.
 
     Args:
         spool: all pieces.

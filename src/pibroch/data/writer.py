@@ -1,6 +1,4 @@
-"""Writes an encoded dataset.
-
-Samples in order, split by split, then the manifest that makes the folder a dataset.
+"""Writes an encoded dataset: samples in order, then the manifest that makes it one.
 
 Layout of the folder, all arrays raw and little-endian::
 
@@ -9,8 +7,9 @@ Layout of the folder, all arrays raw and little-endian::
     tables/<feature>.counts.i64      accesses of each row in the training split
     <split>/labels.u8                [N]
     <split>/dense.f32                [N, n]
-    <split>/ids.i32                  [N, F1]: one record a sample, the F1 features that are not multi-hot
-    <split>/<feature>.values.i32     [V] and <split>/<feature>.offsets.i64 [N + 1]: a multi-hot feature
+    <split>/ids.i32                  [N, F1], of the F1 features that are not multi-hot
+    <split>/<feature>.values.i32     [V], of a multi-hot feature
+    <split>/<feature>.offsets.i64    [N + 1], of the same
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class EncodedRows:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How far a dataset is written: samples per split, and items per split and multi-hot feature."""
+    """How far a dataset is written: samples by split, items by split and multi-hot feature."""
 
     samples: dict[str, int]
     items: dict[str, dict[str, int]]
@@ -121,10 +120,7 @@ class DatasetWriter:
     def write_table(
         self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
     ) -> None:
-        """Write what is known of one table.
-
-        Accesses of each row in training and, for a vocabulary, its codes.
-        """
+        """Write accesses of each row of a table in training and, for a vocabulary, its codes."""
         write_table(self.folder, feature, counts, codes)
 
     def finish(
@@ -196,10 +192,7 @@ def write_table(
 
 
 def fingerprint(schema: Schema, num_rows: dict[str, int], folder: Path) -> str:
-    """A hash over what a checkpoint depends on.
-
-    Features, their encoding, table sizes and vocabularies.
-    """
+    """A hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies."""
     content: dict[str, object] = {
         "dense": [feature.model_dump() for feature in schema.dense],
         "categorical": [feature.model_dump() for feature in schema.categorical],

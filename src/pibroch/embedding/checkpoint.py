@@ -133,11 +133,10 @@ def saved_tables(tables: Sequence[Table], optimizer: Optimizers) -> dict[str, Sa
 
 
 def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> dict[Extent, str]:
-    """A name for each part of a checkpoint: the table's for the only one, e.g.
+    """A name for each part of a checkpoint.
 
-    ``C1@0-of-4`` for one of several.
-
-    ``@`` stands in no quoted name, so that no table can take another's name.
+    The table's for the only one, such as ``C1@0-of-4`` for one of several. ``@`` stands in no
+    quoted name, so that no table can take another's name.
 
     Args:
         extents: of all ranks' pieces to save, in rank order.
@@ -221,9 +220,10 @@ def load_averages(
     decay: float,
     step: int,
 ) -> None:
-    """As :func:`load_tables`, but give the pieces the moving averages of their weights as of ``step``, and no state.
+    """Give the pieces the moving averages of their weights as of ``step``, and no state.
 
-    Works on so many rows at a time that memory does not grow with the tables.
+    Otherwise as :func:`load_tables`. Works on so many rows at a time that memory does not grow
+    with the tables.
 
     Args:
         folder: the checkpoint.
@@ -250,7 +250,7 @@ def load_averages(
 
 
 def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
-    """Mark exactly the rows that the checkpoint, if it is an incremental one, lists as touched since the last full one."""
+    """Mark exactly the rows that an incremental checkpoint has anew, none for a full one."""
     for view in views:
         if view.touched is not None:
             view.touched[:] = False

@@ -1,6 +1,4 @@
-"""Embeddings that are pooled lie side by side in one tensor ``[B, S]``, whatever their dims.
-
-Where each reader's are.
+"""Where each reader has its pooled embeddings in one tensor ``[B, S]``, whatever their dims.
 
 A lookup writes there, and an update reads the gradients from there, so that nothing is put together
 or taken apart.
@@ -57,10 +55,7 @@ class Columns:
         return self.width // self.unit
 
     def part(self, places: Sequence[int], first_columns: Sequence[int], dim: int) -> Columns:
-        """Of the readers at these places a block of columns each.
-
-        Those from ``first_columns`` of the table on.
-        """
+        """Of each reader at these places a block, from ``first_columns`` of its table on."""
         return Columns(
             self.width, dim, self.first[list(places)] + np.array(first_columns, np.int64)
         )
@@ -73,7 +68,7 @@ def alone(num_readers: int, dim: int) -> Columns:
 
 
 def side_by_side(dims: Mapping[int, int]) -> tuple[int, dict[int, int]]:
-    """S and the first column of each reader, from the dims of all by their places, in the order of the places.
+    """S and the first column of each reader, from the dims of all by their places.
 
     Example:
         >>> side_by_side({2: 8, 0: 4, 3: 1})

@@ -1,6 +1,4 @@
-"""Rows that changed since another checkpoint, in files of their own.
-
-A long row of such files becomes one.
+"""Rows that changed since another checkpoint, in files of their own, of which many become one.
 
 A delta lists its rows, rising; of a row that several deltas have, the last one counts.
 """
@@ -62,13 +60,14 @@ def write_deltas(folder: Path, name: str, views: Sequence[PieceView]) -> list[Wr
 
 
 def chains(tables: Mapping[str, SavedTable]) -> list[Chain]:
-    """The deltas that can become one.
+    """Of each table the deltas of the same columns, which can become one.
 
-    Of each table those of the same columns, unless others overlap with these.
+    None where columns of other deltas overlap with these.
 
     >>> one, two = (SavedPart(name, (0, 4), None, True) for name in "ab")
     >>> half = SavedPart("c", (0, 2), None, True)
-    >>> [len(chain.parts) for chain in chains({"t": SavedTable(9, 4, {}, (one, two)), "u": SavedTable(9, 4, {}, (one, half))})]
+    >>> t, u = (SavedTable(9, 4, {}, (one, other)) for other in (two, half))
+    >>> [len(chain.parts) for chain in chains({"t": t, "u": u})]
     [2]
     """
     found = []

@@ -126,9 +126,7 @@ def group_tables(
 
 
 def names_of_readers(tables: Sequence[Table]) -> tuple[str, ...]:
-    """What each reader's embeddings are called.
-
-    By the feature, or ``feature@table`` where it reads several tables.
+    """The readers' names: ``feature``, or ``feature@table`` of one with several tables.
 
     Example:
         >>> names_of_readers([Table("wide", 9, 1, features=("user", "item")), Table("user", 9, 8)])

@@ -1,6 +1,4 @@
-"""Initial weights as a function of seed, table and element alone.
-
-Any shard can make any row, and all make the same.
+"""Initial weights as a function of seed, table and element, the same on whichever shard.
 
 Element ``e`` of a table draws its numbers from SplitMix64 (Steele et al. 2014) at counter ``e``, so
 no generator has to be stepped through the rows before it.
@@ -28,7 +26,7 @@ class Initializer(Protocol):
     """Fills a table's weights in place."""
 
     def fill(self, weights: Weights, rows: Ints, key: int) -> None:
-        """Write float32 ``weights`` ``[R, D]``, which are these rows of the table, int64 ``[R]``."""
+        """Write float32 ``weights`` ``[R, D]`` of these rows of the table, int64 ``[R]``."""
 
 
 def stream_key(seed: int, table: str) -> int:
@@ -71,7 +69,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normal with mean 0; the last ``zero_columns`` stay 0 (the first-order weight of DeepFM and Wide&Deep)."""
+    """Normal with mean 0; the last ``zero_columns``, first-order weights of DeepFM, stay 0."""
 
     std: float = 0.01
     zero_columns: int = 0

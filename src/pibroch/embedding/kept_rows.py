@@ -107,7 +107,7 @@ class KeptRows:
 
     @staticmethod
     def _sizes(num_rows: int, width: int) -> Sequence[int]:
-        """Bytes of the copy, the journal, its row numbers, and marks; what is not used takes none."""
+        """Bytes of the copy, the journal, its row numbers and marks; unused pages take none."""
         records = num_rows * width * 4
         return records, records, num_rows * 8, 4 * num_rows
 
@@ -153,7 +153,7 @@ class KeptRows:
         recent[rows] = False
 
     def settle(self) -> None:
-        """See :class:`~pibroch.embedding.KeptShard`: bring the journal in, on a thread of its own."""
+        """See :class:`~pibroch.embedding.KeptShard`; brings the journal in on another thread."""
         threading.Thread(target=self._settle, name="kept rows", daemon=True).start()
 
     def _settle(self) -> None:
@@ -189,10 +189,7 @@ class KeptRows:
         self._head[JOURNAL] = 0
 
     def _write_marks(self, step: int) -> None:
-        """Those of rows that checkpoints are to write.
-
-        Of a cut that is being written, too, as it may fail.
-        """
+        """Marks of rows that checkpoints are to write, with those of a cut that may yet fail."""
         others = self._head[MARKS]
         slot = int(np.argmin(others))
         others[slot] = 0

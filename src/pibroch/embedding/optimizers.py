@@ -1,7 +1,8 @@
 """Sparse optimizers: what they keep in a row's record, and the kernel that applies them.
 
 Formulas stand beside their kernels (:mod:`pibroch.kernels.scatter_update`). Only rows that a batch
-touches move, decay or age; Adam's bias correction counts global steps, as ``torch.optim.SparseAdam``.
+touches move, decay or age; Adam's bias correction counts global steps, as
+``torch.optim.SparseAdam`` does.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class SparseOptimizer(ABC):
 
     @abstractmethod
     def moments(self, dim: int) -> dict[str, int]:
-        """Floats that the optimizer's own state fields take in a record, in their order after the weights."""
+        """Floats of each of the optimizer's own fields in a record, in their order."""
 
     def state_fields(self, dim: int) -> dict[str, int]:
         """Floats that each state field takes in a record.

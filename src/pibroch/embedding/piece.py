@@ -34,9 +34,9 @@ class Piece:
 
 
 class RowArray(Protocol):
-    """Numbers of rows: an array in memory, or one that reads and writes through to where the rows are.
+    """Numbers of rows: an array in memory, or one that reads and writes where the rows are.
 
-    ``numpy`` functions get a copy of one that is elsewhere.
+    ``numpy`` functions get a copy of the latter.
     """
 
     @property
@@ -91,7 +91,10 @@ class PieceView:
 
 
 class KeptShard(Protocol):
-    """A shard as it was, in memory that outlives the process that has it, see :class:`pibroch.embedding.kept_rows.KeptRows`."""
+    """A shard as it was, in memory that outlives the process that has it.
+
+    See :class:`pibroch.embedding.kept_rows.KeptRows`.
+    """
 
     def steps(self) -> set[int]:
         """Of which :meth:`restore` is possible."""
@@ -113,10 +116,7 @@ class KeptShard(Protocol):
 
 
 class Shard(Protocol):
-    """Row records that a process holds, or has in its care elsewhere.
-
-    What saves, loads and moves rows needs to know of it.
-    """
+    """Row records in this process, or on a server, as those know them who save and move rows."""
 
     @property
     def pieces(self) -> Sequence[Piece]:

@@ -1,7 +1,8 @@
-"""Weights from outside: arrays, ``.npy``, safetensors and Parquet files, streamed into the pieces of a table.
+"""Weights from outside, streamed into the pieces of a table.
 
-What is read at a time does not grow with the table. A source is read twice: once to see that all of
-it is right, before anything is written, and once into the rows.
+They come as arrays, ``.npy``, safetensors or Parquet files. What is read at a time does not grow
+with the table. A source is read twice: once to see that all of it is right, before anything is
+written, and once into the rows.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 def group_rows(row_ids: NDArray[np.int64]) -> Grouped:
-    """Group rows that came in some order; position v's gradient is row v of the gradients."""
+    """Group rows in any order; position v's gradient is row v of the gradients."""
     num_ids = len(row_ids)
     rows = np.empty(num_ids, np.int64)
     order = np.empty(num_ids, np.int32)
@@ -74,7 +74,10 @@ def read_rows(
     averaged_at: int | None,
     out: Records | None = None,
 ) -> Records:
-    """Weights of rows ``[V, D]``, in ``out`` if given, or their moving averages as of a step where the optimizer keeps some."""
+    """Weights of rows ``[V, D]``, in ``out`` if given.
+
+    Or their moving averages as of a step, where the optimizer keeps some.
+    """
     if out is None:
         out = np.empty((len(row_ids), shard.dim), np.float32)
     if averaged_at is None or optimizer.average is None:
@@ -124,10 +127,7 @@ def update_rows(
 def _rounding(
     shard: MemoryShard, optimizer: SparseOptimizer, rows: NDArray[np.int64], step: int
 ) -> Rounding:
-    """How the weights of a step's rows are rounded.
-
-    By numbers that depend on the step and on columns of whole tables.
-    """
+    """How a step's rows are rounded: by draws for the step and the table's columns."""
     first_columns = shard.first_columns(rows)
     num_columns = shard.dim + int(first_columns.max(initial=0))
     keys = np.empty(num_columns if ROUNDS_STOCHASTICALLY else 0, np.uint32)

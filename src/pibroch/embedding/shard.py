@@ -39,9 +39,9 @@ MakeRoom = Callable[[int, int], Records]
 def _space(
     pieces: Sequence[Piece], num_rows: int, spare_rows: int, width: int, make_room: MakeRoom
 ) -> Records:
-    """Memory for a shard, if there is some.
+    """Memory for a shard, refused where the machine has not enough.
 
-    Linux gives more than it has, and ends the process that uses it.
+    Linux would give it, and end the process that uses it.
     """
     num_bytes = num_rows * width * 4
     most = most_that_fits()
@@ -66,7 +66,7 @@ def _without_room(pieces: Sequence[Piece], num_rows: int, width: int, why: str) 
 
 
 class MemoryShard:
-    """Records of the rows of some pieces of one width and type, end to end, in memory of ``make_room``.
+    """Records of the rows of some pieces of one width and type, end to end in memory.
 
     Without a ``seed`` they are left to who writes them, or calls :meth:`fill`.
 
@@ -131,10 +131,7 @@ class MemoryShard:
         self.stored = self.stored_space[:num_rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``copy.deepcopy``.
-
-        The records once, as a tensor, which ``torch.save`` writes as one.
-        """
+        """For pickle and ``copy.deepcopy``: records once, as a tensor for ``torch.save``."""
         state = self.__dict__.copy()
         num_spare = len(self.space) - len(self.records)
         for name in ("space", "stored_space", "records", "stored"):
@@ -217,11 +214,9 @@ class MemoryShard:
     def cut(self) -> MemoryShard | None:
         """A copy of the rows that were updated since the last cut, as a shard of its own.
 
-        Their marks are cleared.
-
-        Time and memory grow with these rows (and by a byte a row with all). ``None``, and all as it
-        was, where the copy would take more than half of the memory that is free. :meth:`end_cut`
-        says when the copy is not needed any more.
+        Their marks are cleared. Time and memory grow with these rows (and by a byte a row with
+        all). ``None``, and all as it was, where the copy would take more than half of the memory
+        that is free. :meth:`end_cut` says when the copy is not needed any more.
         """
         assert self.changed is not None, "see track_changed"
         rows = np.flatnonzero(self.changed[: len(self.records)])
@@ -232,7 +227,7 @@ class MemoryShard:
         return self._copy_of(rows)
 
     def end_cut(self, is_saved: bool) -> None:
-        """The last cut was saved; or it was not, and its rows count as updated since the one before."""
+        """The last cut was saved, or its rows count as updated since the one before."""
         if not is_saved and self.changed is not None:
             self.changed[self._cut_rows] = True
         self._cut_rows = np.empty(0, np.int64)

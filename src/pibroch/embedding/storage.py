@@ -6,13 +6,14 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from pibroch.errors import DamagedCheckpointError, StorageError
+from pibroch.data.storage import storage_errors
+from pibroch.errors import DamagedCheckpointError
 from pibroch.untrusted import Refusal, open_file
 
 CHECKPOINT = Refusal(
@@ -31,28 +32,15 @@ class FileDigest:
     sha256: str
 
 
-@contextmanager
-def explained_refusal(path: Path, kind: str = "checkpoint", do: str = GO_ON) -> Iterator[None]:
-    """Turns what the disk refuses while ``path`` is saved into an error that says what to do.
-
-    Args:
-        path: a folder or a file.
-        kind: what it is to be, as users call it.
-        do: what they can do.
-
-    Raises:
-        StorageError: instead of any OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror or error} while saving {path}", f"a disk with room for the {kind}", do
-        ) from error
+def explained_refusal(
+    path: Path, kind: str = "checkpoint", do: str = GO_ON
+) -> AbstractContextManager[None]:
+    """As :func:`~pibroch.data.storage.storage_errors`, while a ``kind`` of thing is saved."""
+    return storage_errors(path, f"a disk with room for the {kind}", do)
 
 
 def temporary_name(folder: Path) -> str:
-    """Name of the folder, beside ``folder``, in which this process prepares it before it is renamed."""
+    """The name, beside ``folder``, under which this process prepares it."""
     return f".{folder.name}.{os.getpid()}.tmp"
 
 
@@ -106,7 +94,7 @@ def verify_files(folder: Path, files: Mapping[str, FileDigest]) -> None:
 def check_sizes(
     folder: Path, files: Mapping[str, FileDigest], refusal: Refusal = CHECKPOINT
 ) -> None:
-    """Look whether files are there in their sizes, so that where one is not, nothing is read in vain.
+    """Look whether files are there in their sizes, before any of them is read.
 
     Raises:
         DamagedCheckpointError: (or the refusal) when one is missing, or of another size.

@@ -1,4 +1,4 @@
-"""What a user says of an embedding table."""
+"""An embedding table as users describe it."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Table:
 
     @classmethod
     def from_config(cls, config: Any) -> Table:
-        """A table from TorchRec's ``EmbeddingBagConfig``, or from an ``EmbeddingConfig``, which pools nothing.
+        """A table from TorchRec's ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
 
-        Anything with the fields of one will do. Initial weights are drawn from the same
-        distribution.
+        The latter pools nothing. Anything with the fields of one will do. Initial weights are drawn
+        from the same distribution.
 
         Raises:
             ConfigError: for what a table cannot do: types but float32 and bfloat16, functions that
@@ -86,7 +86,7 @@ class Table:
 
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Raise ConfigError unless there are tables with distinct names, none of them read twice by one feature."""
+    """Raise ConfigError unless tables have distinct names, and each distinct features."""
     if not tables:
         raise ConfigError("no tables", "at least one pibroch.Table")
     named = [("table", [table.name for table in tables])]

@@ -148,7 +148,7 @@ class TensorFile:
     Args:
         folder: that it is in.
         name: inside the folder.
-        refusal: of a file that is damaged, or lacks what is asked for.
+        refusal: of a file that is damaged, or lacks a tensor.
 
     Attributes:
         path: of the file.
@@ -207,7 +207,7 @@ class TensorFile:
     def chunks(
         self, name: str, rows: range, rows_per_chunk: int | None = None
     ) -> Iterator[tuple[int, Array]]:
-        """Consecutive rows of a tensor from ``rows.start`` to ``rows.stop``, in pieces that fit the buffer.
+        """Rows ``rows.start`` to ``rows.stop`` of a tensor, in pieces that fit the buffer.
 
         Yields:
             The number of a piece's first row, and the piece ``[r, ...]``, valid until the next one

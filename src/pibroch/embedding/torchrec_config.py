@@ -1,7 +1,4 @@
-"""What a table config of TorchRec asks for, in pibroch's words.
-
-What cannot be had is refused rather than left out.
-"""
+"""TorchRec's table configs in pibroch's terms; what pibroch lacks is refused, not left out."""
 
 from __future__ import annotations
 
@@ -95,9 +92,7 @@ def refuse_unsupported(config: Any) -> None:
 
 
 def initializer_of(config: Any) -> Initializer:
-    """The initializer of the same distribution.
-
-    By ``init_fn`` where there is one, else by the bounds of the weights.
+    """The initializer of the same distribution: by ``init_fn``, or by the bounds of the weights.
 
     Raises:
         ConfigError: for a function that has no counterpart.

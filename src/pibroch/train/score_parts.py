@@ -19,6 +19,7 @@ from pathlib import Path
 import polars as pl
 
 from pibroch.data import EncodedDataset
+from pibroch.data.storage import storage_errors
 from pibroch.errors import ConfigError, StorageError
 from pibroch.train.manifest import MANIFEST
 
@@ -30,18 +31,18 @@ _WHAT = "of.json"
 
 @contextmanager
 def writing_scores(out: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Turn what the disk refuses while scores are written into a StorageError, and remove what is half written."""
+    """As :func:`~pibroch.data.storage.storage_errors`; removes what is half written."""
+    need = "a folder with room that this process may write to"
+    do = "free some space, or choose another file"
+    kinds = (OSError, pl.exceptions.ComputeError)  # the latter from Parquet on a full disk
     try:
-        yield
-    except (OSError, pl.exceptions.ComputeError) as error:  # the latter from Parquet on a full disk
+        with storage_errors(out, need, do, kinds):
+            yield
+    except StorageError:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise StorageError(
-            f"{getattr(error, 'strerror', None) or error} while writing {out}",
-            "a folder with room that this process may write to",
-            "free some space, or choose another file",
-        ) from error
+        raise
 
 
 class ScoreParts:

@@ -1,4 +1,4 @@
-"""Lines of a request have the fields that preparation found in them, or are refused where it leaves them out."""
+"""Lines of a request have the fields of preparation, or are refused where it leaves them out."""
 
 import pytest
 

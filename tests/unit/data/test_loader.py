@@ -13,7 +13,7 @@ from pibroch.errors import CheckpointError, ConfigError
 def make_split(
     num_samples: int, num_one_hot: int = 3, num_dense: int = 2, multi_hot: bool = False
 ) -> Split:
-    """Sample ``i`` has label ``i % 2``, dense ``i + column / 10``, ids ``10 i + column`` and ``i % 4`` ids ``1000 + i``."""
+    """Sample i has label i % 2, dense i + column / 10, ids 10 i + column, i % 4 ids 1000 + i."""
     numbers = np.arange(num_samples)
     keys = tuple(f"k{i}" for i in range(num_one_hot))
     bags = {}

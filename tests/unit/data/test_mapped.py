@@ -103,7 +103,7 @@ except DataError as error:
 
 
 def test_files_are_looked_at_every_now_and_then(folder, monkeypatch):
-    """At once when a dataset is slow to be read, at a bounded share of the time when it is quick."""
+    """At once when a dataset is slow to read, for a bounded share of the time when it is quick."""
     monkeypatch.setattr(mapped, "LOOK_EVERY_S", 1000.0)
     batches = iter(Loader(EncodedDataset.open(folder).split("train"), 100))
     next(batches)

@@ -281,7 +281,7 @@ def write_table(
 
 
 def wounded_table(generator: random.Random, data: bytes) -> bytes:
-    """A table with a bit of its pages or its footer changed, or bytes removed, inserted, zeroed or cut off."""
+    """A table with a bit flipped, or with bytes removed, inserted, zeroed or cut off."""
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     how = generator.choice(["flip", "flip", "footer", "footer", "remove", "insert", "cut", "zero"])
     start = generator.randrange(footer if how == "footer" else 0, len(data))

@@ -35,7 +35,8 @@ from pibroch.data.sources import TextSource
 schema = criteo_schema()
 source = TextSource(Path(sys.argv[1]), schema.separator, schema.quotes, schema.columns)
 options = PrepareOptions(piece_bytes=int(sys.argv[3]), count_memory_codes=int(sys.argv[4]))
-prepare([source], schema, Path(sys.argv[2]), options, lambda stage, fraction: print(stage, fraction, flush=True))
+tell = lambda stage, fraction: print(stage, fraction, flush=True)
+prepare([source], schema, Path(sys.argv[2]), options, tell)
 """
 WAITING_FOR_A_LINE = RUN.replace("flush=True)", "flush=True) or input()")  # after each of its own
 
@@ -390,7 +391,7 @@ def test_serving_encodes_as_preparation_did(prepare_criteo, criteo_file, criteo_
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path):
-    """Peak memory for 8 times the text, all ids distinct, with the same small pieces and count memory."""
+    """Peak memory for 8 times the text, all ids distinct, with the same memory to count in."""
     peaks = []
     for megabytes in (4, 28):
         path = tmp_path / f"{megabytes}.tsv"

@@ -124,8 +124,9 @@ def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path, source, opti
 
 LOAD = """
 import resource, sys, numpy as np, pibroch as pb
-embeddings = pb.Embeddings([pb.Table("user", 2_000_000, 16, initializer=pb.Zeros())], pb.SGD(lr=0.1))
-embeddings.load_weights("user", np.zeros((1, 16), np.float32), ids=[0])  # what is loaded on first use
+table = pb.Table("user", 2_000_000, 16, initializer=pb.Zeros())
+embeddings = pb.Embeddings([table], pb.SGD(lr=0.1))
+embeddings.load_weights("user", np.zeros((1, 16), np.float32), ids=[0])  # loads libraries
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 embeddings.load_weights("user", sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, embeddings.shard.records[-1, 0])
