@@ -57,12 +57,12 @@ def part_of(path: str) -> str:
 def parts_ms(times: Times) -> dict[str, np.ndarray]:
     """Milliseconds ``[steps]`` of each part and of the rest; they sum to the steps' times."""
     steps_ms = np.concatenate(times.rounds_ms)
-    found = {name: np.zeros_like(steps_ms) for name in COLOURS}
+    results = {name: np.zeros_like(steps_ms) for name in COLOURS}
     for path, values in times.figures.items():
         if path != "loss":
-            found[part_of(path)] += values
-    found[REST] = steps_ms - sum(found.values())
-    return found
+            results[part_of(path)] += values
+    results[REST] = steps_ms - sum(results.values())
+    return results
 
 
 def breakdown_rows(row: Row, times: Times) -> list[Row]:

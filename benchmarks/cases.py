@@ -40,7 +40,7 @@ class Case:
         model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights
             drawn from ``seed``.
         exchange_options: of pibroch's exchange between ranks.
-        is_told: whether ranks tell of each step its loss and the parts of its time.
+        reports_parts: whether ranks tell of each step its loss and the parts of its time.
         most_ids: of a bag, which has 1 to so many; ``data`` then holds so many for each.
     """
 
@@ -58,7 +58,7 @@ class Case:
     seed: int = 2021
     model: str = "dlrm"
     exchange_options: dict[str, Any] = field(default_factory=dict)
-    is_told: bool = False
+    reports_parts: bool = False
     most_ids: int = 1
 
     def as_json(self) -> dict[str, Any]:

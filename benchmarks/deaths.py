@@ -176,9 +176,9 @@ class WatchedRun:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
+                results.append(int(stat.parent.name))
+    return results

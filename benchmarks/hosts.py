@@ -92,15 +92,15 @@ def loopback_mb(carried: Sequence[Carried]) -> float:
 
 def figures(outcome: Outcome, label: str, hosts: int, batch_size: int = BATCH_SIZE) -> Row:
     """One contender's times, its ratios to TorchRec and to the ideal, and its bytes."""
-    mine = outcome.times[label]
+    own = outcome.times[label]
     (sent_mb, worst_link_mb) = outcome.link_mb[label]
-    p50_ms = mine.percentile(50)
+    p50_ms = own.percentile(50)
     to_torchrec = ratios(outcome, label, outcome.torchrec)
     return {
-        "p20_ms": mine.percentile(20),
+        "p20_ms": own.percentile(20),
         "p50_ms": p50_ms,
-        "p80_ms": mine.percentile(80),
-        "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
+        "p80_ms": own.percentile(80),
+        "cpu_ms_per_step": sum(own.cpu_ms) / len(own.cpu_ms),
         "samples_per_second": hosts * batch_size / p50_ms * 1e3,
         "of_torchrec": middle(to_torchrec),
         "of_torchrec_least": min(to_torchrec, default=None),
@@ -121,9 +121,9 @@ def comparison(outcome: Outcome, label: str) -> str:
         (outcome.torchrec, f"TorchRec's step time ({outcome.torchrec})"),
         (IDEAL, "the ideal's"),
     ):
-        found = ratios(outcome, label, other)
-        if found:
-            parts.append(f"{middle(found):.2f}x ({min(found):.2f} to {max(found):.2f}) {name}")
+        result = ratios(outcome, label, other)
+        if result:
+            parts.append(f"{middle(result):.2f}x ({min(result):.2f} to {max(result):.2f}) {name}")
     return " and ".join(parts)
 
 

@@ -78,14 +78,14 @@ def find_wrk() -> str:
     Raises:
         MissingDependencyError: when there is none.
     """
-    found = shutil.which("wrk")
-    if found is None:
+    path = shutil.which("wrk")
+    if path is None:
         raise MissingDependencyError(
             "no `wrk`, which makes the load",
             "it on the PATH",
             "apt-get install wrk, or https://github.com/wg/wrk",
         )
-    return found
+    return path
 
 
 class HttpServer:
@@ -98,7 +98,7 @@ class HttpServer:
         self, label: str, command: Sequence[str], environment: dict[str, str] | None = None
     ) -> None:
         self.label = label
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the server
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed with the server
         variables = {
             **os.environ,
             "PYTHONWARNINGS": "ignore",
@@ -106,7 +106,7 @@ class HttpServer:
             **(environment or {}),
         }
         self.process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=variables, stdout=self._said, stderr=subprocess.STDOUT
+            command, cwd=CHECKOUT, env=variables, stdout=self._log, stderr=subprocess.STDOUT
         )
         try:
             self.url = self._wait()
@@ -118,8 +118,8 @@ class HttpServer:
         deadline = time.monotonic() + START_S
         while True:
             text = self._text()
-            if found := re.search(r"at (http://\S+:\d+)\s", text):
-                return found[1]
+            if match := re.search(r"at (http://\S+:\d+)\s", text):
+                return match[1]
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise BenchmarkError(
                     f"{self.label} did not start: {text[-2000:]}", "a server that answers"
@@ -127,8 +127,8 @@ class HttpServer:
             time.sleep(0.05)
 
     def _text(self) -> str:
-        self._said.seek(0)
-        return self._said.read().decode(errors="replace")
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
 
     def __enter__(self) -> HttpServer:
         return self
@@ -144,7 +144,7 @@ class HttpServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._said.close()
+        self._log.close()
 
     def pids(self) -> list[int]:
         """Its process and those that it started."""
@@ -226,8 +226,8 @@ def run_load(
             command, capture_output=True, text=True, timeout=seconds + 120, check=False
         )
         cpu = server.cpu_s() - before
-    found = re.search(r"FOUND (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", ran.stdout)
-    if ran.returncode or found is None:
+    match = re.search(r"FOUND (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", ran.stdout)
+    if ran.returncode or match is None:
         raise BenchmarkError(f"wrk failed: {ran.stdout[-500:]}{ran.stderr[-1000:]}", "a load")
-    requests, micros, p50, p99, p999, failed = map(int, found.groups())
+    requests, micros, p50, p99, p999, failed = map(int, match.groups())
     return LoadResult(requests, micros / 1e6, p50 / 1e3, p99 / 1e3, p999 / 1e3, failed, cpu)

@@ -36,12 +36,16 @@ def write_case(name: str, folder: Path) -> Path | None:
     path = folder / f"lagged_{name}.npz"
     if path.exists():
         return path
-    found = {"plain": _plain, "sizes": _sizes, "criteo": _criteo, "avazu": _avazu, "trace": _trace}[
-        name
-    ](folder)
-    if found is None:
+    result = {
+        "plain": _plain,
+        "sizes": _sizes,
+        "criteo": _criteo,
+        "avazu": _avazu,
+        "trace": _trace,
+    }[name](folder)
+    if result is None:
         return None
-    arrays: dict[str, Any] = found  # by names, none of which is savez's own keyword
+    arrays: dict[str, Any] = result  # by names, none of which is savez's own keyword
     np.savez(path, **arrays)
     return path
 

@@ -261,16 +261,18 @@ def memory(options: Options, load: ForeignLoad) -> Report:
             path = write_case(case, options.scratch)
             for bound in QUICK_BOUNDS if options.quick else BOUNDS:
                 options.say(f"{case}, k = {bound}")
-                found = team.ask("remembered", str(path), bound)[0]
-                formula = bound * (found["received"] + found["dense"])
+                response = team.ask("remembered", str(path), bound)[0]
+                formula = bound * (response["received"] + response["dense"])
                 rows.append(
                     {
                         "case": case,
                         "k": bound,
-                        "slots_kb": found["slots"] / 1e3,
-                        "overflow_kb": found["overflow"] / 1e3,
-                        "dense_kb": bound * found["dense"] / 1e3,
-                        "all_kb": (found["slots"] + found["overflow"] + bound * found["dense"])
+                        "slots_kb": response["slots"] / 1e3,
+                        "overflow_kb": response["overflow"] / 1e3,
+                        "dense_kb": bound * response["dense"] / 1e3,
+                        "all_kb": (
+                            response["slots"] + response["overflow"] + bound * response["dense"]
+                        )
                         / 1e3,
                         "formula_kb": formula / 1e3,
                     }

@@ -41,10 +41,12 @@ class RankTeam:
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, rank, size, port), daemon=True)
+            ours, child_pipe = context.Pipe()
+            process = context.Process(
+                target=serve, args=(child_pipe, rank, size, port), daemon=True
+            )
             process.start()
-            theirs.close()
+            child_pipe.close()
             load.add_worker(process.pid or 0)
             self._pipes.append(ours)
             self._processes.append(process)

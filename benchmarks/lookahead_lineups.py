@@ -119,8 +119,8 @@ def ours(variant: str = "", **options: Any) -> Entry:
 
 def settings(section: Section, quick: bool) -> list[Setting]:
     """What to measure of a section; quick: one shortened setting of it."""
-    found = LINEUPS[section.name]()
-    return [shortened(found[0])] if quick else found
+    lineup = LINEUPS[section.name]()
+    return [shortened(lineup[0])] if quick else lineup
 
 
 def shortened(setting: Setting) -> Setting:
@@ -153,15 +153,15 @@ def everybody(lookahead: int) -> tuple[Entry, ...]:
 def step_time() -> list[Setting]:
     """The real ids only where the sample is at hand."""
     compressed = ours("compressed", compress=True)
-    found = [
+    results = [
         Setting(STEP_TIME, entries, dim=dim, rates=("1gbit", "200mbit"))
         for dim, entries in ((16, everybody(LENGTH)), (64, (*everybody(LENGTH), compressed)))
     ]
     if sample_path():
-        found.append(
+        results.append(
             Setting(STEP_TIME, everybody(LENGTH), "criteo", 64, num_batches=CRITEO_BATCHES)
         )
-    return found
+    return results
 
 
 def other_models() -> list[Setting]:
@@ -298,6 +298,8 @@ def lineup_of(setting: Setting) -> Lineup:
     workers = {entry.label: WORKERS[entry.contender] for entry in setting.entries}
     peers = {label: worker for label, worker in workers.items() if label == TORCHREC}
     here = {label: worker for label, worker in workers.items() if label not in peers}
-    found = Lineup.of(here, peers)
+    lineup = Lineup.of(here, peers)
     order = list(workers)
-    return Lineup(tuple(sorted(found.specs, key=lambda spec: order.index(spec.label))), found.notes)
+    return Lineup(
+        tuple(sorted(lineup.specs, key=lambda spec: order.index(spec.label))), lineup.notes
+    )

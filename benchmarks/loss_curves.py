@@ -22,7 +22,7 @@ Curve = tuple[list[float], list[float]]
 
 
 def train_in_turns(running: list[Team], turns: int, say: Callable[[str], None]) -> dict[str, Curve]:
-    """Let teams train in turns of ten steps; they tell losses, see ``Case.is_told``."""
+    """Let teams train in turns of ten steps; they tell losses, see ``Case.reports_parts``."""
     curves: dict[str, Curve] = {team.spec.label: ([], []) for team in running}
     for turn in range(turns):
         say(f"loss: steps {turn * STEPS_PER_TURN + 1} to {(turn + 1) * STEPS_PER_TURN}")
@@ -94,11 +94,11 @@ class CurvePlot:
 
         def draw_panel(axes: Axes, members: list[Row]) -> None:
             for place, contender in enumerate(contenders):
-                mine = [row for row in members if row["contender"] == contender]
-                axis = mine[0]["axis"]
+                own = [row for row in members if row["contender"] == contender]
+                axis = own[0]["axis"]
                 axes.plot(
-                    [row[axis] for row in mine],
-                    [row["loss"] for row in mine],
+                    [row[axis] for row in own],
+                    [row["loss"] for row in own],
                     color=colours[contender],
                     linewidth=3.0 if place == 0 else 1.2,
                     linestyle="-" if place == 0 else "--",

@@ -101,18 +101,18 @@ def distinct_addresses(
 
     ``seen`` has a 0 for each address, before and after.
     """
-    num_found = np.uint64(0)
+    num_rows = np.uint64(0)
     for feature in range(len(ids_FB)):
         ids_B = ids_FB[feature]
         offset = offsets[feature]
         for i in range(len(ids_B)):
             row = np.uint64(ids_B[i] + offset)
-            room[num_found] = row
-            num_found += np.uint64(1 - seen[row])
+            room[num_rows] = row
+            num_rows += np.uint64(1 - seen[row])
             seen[row] = 1
-    for row in room[:num_found]:
+    for row in room[:num_rows]:
         seen[row] = 0
-    return room[:num_found].copy()
+    return room[:num_rows].copy()
 
 
 def drawn(setting: OracleSetting) -> list[NDArray[np.int32]]:

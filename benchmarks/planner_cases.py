@@ -174,16 +174,16 @@ def random_case(seed: int) -> tuple[Setting, ClusterTopology, float]:
     num_tables = int(rng.integers(1, 6))
     num_samples = int(rng.integers(10_000, 200_000))
     tables: list[TableSize] = []
-    found: dict[str, TableCounts] = {}
+    results: dict[str, TableCounts] = {}
     for number in range(num_tables):
         name = f"t{number}"
         dim = int(rng.choice([8, 16, 32]))
         rows = int(rng.integers(10_000 // num_tables + 1, 20_000))
-        found |= zipf_profile(
+        results |= zipf_profile(
             {name: rows}, num_samples, rng.uniform(0.6, 1.3), seed * 10 + number
         ).tables
         tables.append(TableSize(name, rows, 4 * dim, 4 * dim + int(rng.choice([0, 4]))))
-    profile = AccessProfile(found, num_samples, -(-num_samples // BATCH), BATCH, "random")
+    profile = AccessProfile(results, num_samples, -(-num_samples // BATCH), BATCH, "random")
     return (
         Setting(f"case {seed}", profile, tables, ""),
         topology,
@@ -203,18 +203,18 @@ def few_rows(seed: int) -> tuple[Partitions, ClusterTopology, np.ndarray[Any, An
         np.round(1000 / np.arange(1, num_rows + 1) ** rng.uniform(0.3, 1.2)) + 1
     ).astype(np.int64)
     dims = np.ones(num_rows, int) if rng.random() < 0.5 else rng.choice([1, 2], num_rows)
-    found = {
+    results = {
         f"t{dim}": TableCounts(counts[dims == dim], counts[dims == dim].astype(np.int32))
         for dim in np.unique(dims)
     }
     tables = [
         TableSize(name, len(c.accesses), 4 * int(name[1:]), 4 * int(name[1:]))
-        for name, c in found.items()
+        for name, c in results.items()
     ]
     memory = 4.0 * dims.sum()
     extra = rng.choice([0.1, 0.2, 0.4])
     room = 4 * np.ceil(memory / 4 * (1 + extra) / num_shards) + (4 if dims.max() > 1 else 0)
-    partitions = Partitioner(tables, AccessProfile(found, 1000, 1001, 1, "few")).cut(0.0)
+    partitions = Partitioner(tables, AccessProfile(results, 1000, 1001, 1, "few")).cut(0.0)
     assert partitions is not None, "some tens of rows"
     return partitions, topology, np.full(num_shards, room)
 
@@ -236,9 +236,11 @@ def plan_row(plan: Measured, form: Form, topology: ClusterTopology) -> dict[str,
     }
 
 
-def baseline_row(found: Baseline, form: Form, topology: ClusterTopology) -> dict[str, Any]:
+def baseline_row(baseline: Baseline, form: Form, topology: ClusterTopology) -> dict[str, Any]:
     """The same figures of a baseline."""
-    return _figures(found.memory_bytes, found.lookup_bytes(), found.traffic(form), topology)
+    return _figures(
+        baseline.memory_bytes, baseline.lookup_bytes(), baseline.traffic(form), topology
+    )
 
 
 def _figures(memory: Any, lookups: Any, reads: Any, topology: ClusterTopology) -> dict[str, Any]:

@@ -48,10 +48,10 @@ def commit() -> str:
 
     ``unknown`` outside git.
     """
-    found = _git("rev-parse", "--short", "HEAD")
-    if found is None:
+    output = _git("rev-parse", "--short", "HEAD")
+    if output is None:
         return "unknown"
-    return f"{found.strip()}-dirty" if changes() else found.strip()
+    return f"{output.strip()}-dirty" if changes() else output.strip()
 
 
 def changes() -> list[str]:
@@ -59,8 +59,8 @@ def changes() -> list[str]:
 
     These are what is being made.
     """
-    found = _git("status", "--porcelain", "--", ".", ":!benchmarks/results") or ""
-    return [line[3:] for line in found.splitlines()]
+    output = _git("status", "--porcelain", "--", ".", ":!benchmarks/results") or ""
+    return [line[3:] for line in output.splitlines()]
 
 
 def _git(*arguments: str) -> str | None:

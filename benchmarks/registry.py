@@ -59,12 +59,12 @@ class Topic:
         """
         unknown = [name for name in only if name not in self.sections]
         if unknown:
-            known = (
+            names = (
                 f"one of {', '.join(self.sections)}"
                 if self.sections
                 else "none: this topic has no sections"
             )
-            raise ConfigError(f"section {unknown[0]!r} of benchmark {self.name!r}", known)
+            raise ConfigError(f"section {unknown[0]!r} of benchmark {self.name!r}", names)
         wanted = only or (self.quick_sections if quick else self.sections)
         return tuple(name for name in self.sections if name in wanted)
 
@@ -99,9 +99,9 @@ def find_topic(name: str) -> Topic:
     Raises:
         ConfigError: when there is none.
     """
-    known = topics()
-    if name not in known:
+    all_topics = topics()
+    if name not in all_topics:
         raise ConfigError(
-            f"benchmark {name!r}", f"one of {', '.join(known)}", "see `pibroch bench`"
+            f"benchmark {name!r}", f"one of {', '.join(all_topics)}", "see `pibroch bench`"
         )
-    return known[name]
+    return all_topics[name]

@@ -53,10 +53,10 @@ def worth(rows: list[Row]) -> list[str]:
     """One line a policy: how much longer calls take without it, by call."""
     lines = []
     for name in POLICIES:
-        mine = [row for row in rows if row["contender"] == label_of(name)]
-        said = ", ".join(
+        own = [row for row in rows if row["contender"] == label_of(name)]
+        message = ", ".join(
             f"{row['call']} {row['size']} {row['over_pibroch']:.2f}x".replace("  ", " ")
-            for row in mine
+            for row in own
         )
-        lines.append(f"**{label_of(name)}: {said}**")
+        lines.append(f"**{label_of(name)}: {message}**")
     return lines

@@ -72,7 +72,7 @@ class Times:
     def ratios_to(self, other: Times) -> list[float]:
         """How many times as long as ``other`` a median step took, round by round."""
         pairs = zip(self.rounds_ms, other.rounds_ms, strict=True)
-        return [float(np.median(mine) / np.median(theirs)) for mine, theirs in pairs]
+        return [float(np.median(own) / np.median(baseline)) for own, baseline in pairs]
 
 
 def measure(contenders: Sequence[Competitor], phase: str, schedule: Schedule) -> dict[str, Times]:

@@ -138,7 +138,7 @@ def _write_vocabulary(predictor: pb.Predictor, rows: list[RawRow], path: Path) -
 
     What peers look up in a dictionary.
     """
-    found: dict[str, dict[str, int]] = {}
+    results: dict[str, dict[str, int]] = {}
     for place, name in enumerate(TABLES):
         values = sorted({row[name] or "" for row in rows})
         columns: dict[str, list[object]] = {
@@ -146,5 +146,5 @@ def _write_vocabulary(predictor: pb.Predictor, rows: list[RawRow], path: Path) -
         }
         columns[name] = list(values)
         ids = predictor.encode(columns).values.view(NUM_TABLES, -1)[place].tolist()
-        found[name] = dict(zip(values, ids, strict=True))
-    path.write_text(json.dumps({"numeric": DENSE, "rows": found}))
+        results[name] = dict(zip(values, ids, strict=True))
+    path.write_text(json.dumps({"numeric": DENSE, "rows": results}))

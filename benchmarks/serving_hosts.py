@@ -70,8 +70,8 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
                 bodies = [case.body(number, size) for number in range(BODIES)]
                 for connections in loads:
                     options.say(f"{rate}, {size} rows, {connections} connections")
-                    found = _in_turns((one, two), bodies, connections, rounds, seconds, client)
-                    rows += _rows_of(found, rate, size, connections)
+                    results = _in_turns((one, two), bodies, connections, rounds, seconds, client)
+                    rows += _rows_of(results, rate, size, connections)
     failed = sum(int(row["failed"]) for row in rows)
     if failed:
         raise BenchmarkError(f"{failed} requests without an answer", "an answer to each")
@@ -116,23 +116,23 @@ def _in_turns(
     seconds: float,
     launcher: Sequence[str],
 ) -> dict[str, list[LoadResult]]:
-    found: dict[str, list[LoadResult]] = {server.label: [] for server in servers}
+    results: dict[str, list[LoadResult]] = {server.label: [] for server in servers}
     for server in servers:
         run_load(server, bodies, connections, 1.0, launcher=launcher)
     for _ in range(rounds):
         for server in servers:
-            found[server.label].append(
+            results[server.label].append(
                 run_load(server, bodies, connections, seconds, launcher=launcher)
             )
-    return found
+    return results
 
 
 def _rows_of(
-    found: dict[str, list[LoadResult]], rate: str, size: int, connections: int
+    results: dict[str, list[LoadResult]], rate: str, size: int, connections: int
 ) -> list[Row]:
     rows: list[Row] = []
-    for label, turns in found.items():
-        ratios = [mine.p50_ms / one.p50_ms for mine, one in zip(turns, found[ONE], strict=True)]
+    for label, turns in results.items():
+        ratios = [two.p50_ms / one.p50_ms for two, one in zip(turns, results[ONE], strict=True)]
         rows.append(
             {
                 "rate": rate,

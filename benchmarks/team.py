@@ -76,11 +76,11 @@ class Team:
         with self._counting_bytes(steps):
             timings = self._ask({"do": "run", "phase": phase, "first": first, "steps": steps})
         step_ms = np.mean([timing["step_ms"] for timing in timings], axis=0).tolist()
-        told = [timing["figures"] for timing in timings]
-        names = dict.fromkeys(name for each in told for name in each)
+        reported = [timing["figures"] for timing in timings]
+        names = dict.fromkeys(name for each in reported for name in each)
         nothing = [0.0] * steps
         figures = {
-            name: np.mean([each.get(name, nothing) for each in told], axis=0).tolist()
+            name: np.mean([each.get(name, nothing) for each in reported], axis=0).tolist()
             for name in names
         }
         return Timing(

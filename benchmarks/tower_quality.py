@@ -130,18 +130,18 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
     folder = options.scratch / "planted"
     synthesize(planted, folder)
     dataset = EncodedDataset.open(folder)
-    found: dict[str, Sequence[Sequence[str]]] = {
+    partitions: dict[str, Sequence[Sequence[str]]] = {
         f"learned by {name}, {strategy}": _learned(name, strategy, dataset, options)
         for name, strategy in LEARNED
     }
     names = tuple(dataset.num_rows)
-    found |= {
+    partitions |= {
         "strided": [names[first::4] for first in range(4)],
         "planted": planted_groups(planted),
     }
     aucs = {}
     rows = []
-    for label, towers in found.items():
+    for label, towers in partitions.items():
         options.say(label)
         settings = f"model.towers={{width=2, groups={json.dumps(towers)}}}"
         config = _config(folder, ["model.name=tower_dcn", *PLANTED_SETTINGS, settings])
@@ -159,7 +159,7 @@ def groups(options: Options) -> tuple[list[Row], list[str]]:
                 "groups": label,
                 **_spread(values),
                 "p_better_than_strided": better,
-                "rand_index": _agreement(found[label], planted_groups(planted)),
+                "rand_index": _agreement(partitions[label], planted_groups(planted)),
             }
         )
     return rows, _notes(
@@ -225,11 +225,11 @@ def _config(data: Path, overrides: Overrides) -> RunConfig:
 
 def _aucs(config: RunConfig, dataset: EncodedDataset, options: Options, label: str) -> list[float]:
     """Of each seed, on the test split."""
-    found = []
+    results = []
     for seed in range(2 if options.quick else SEEDS):
         folder = options.scratch / "".join(c if c.isalnum() else "-" for c in f"{label} {seed}")
-        found.append(_train(config.model_copy(update={"seed": seed}), dataset, folder))
-    return found
+        results.append(_train(config.model_copy(update={"seed": seed}), dataset, folder))
+    return results
 
 
 def _train(config: RunConfig, dataset: EncodedDataset, folder: Path) -> float:
@@ -259,10 +259,10 @@ def _size(config: RunConfig, dataset: EncodedDataset) -> Row:
     return {"mflops": training_flops(model) / 1e6, "dense_thousands": count / 1e3}
 
 
-def _agreement(found: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
+def _agreement(actual: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
     """Rand index of two partitions."""
     one, other = (
-        {name: n for n, group in enumerate(groups) for name in group} for groups in (found, right)
+        {name: n for n, group in enumerate(groups) for name in group} for groups in (actual, right)
     )
     names = sorted(one)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]

@@ -40,25 +40,25 @@ def worlds():
 
 
 @pytest.fixture(scope="session")
-def server_crew():
-    """Three embedding servers, which all tests share; see :class:`role_crew.RoleCrew`."""
-    from role_crew import RoleCrew
+def server_team():
+    """Three embedding servers, which all tests share; see :class:`role_team.RoleTeam`."""
+    from role_team import RoleTeam
 
     from pibroch.servers import serve
 
-    made = RoleCrew(3, serve)
+    made = RoleTeam(3, serve)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def oracle_crew(server_crew):
+def oracle_team(server_team):
     """A central oracle, which meets with the servers."""
-    from role_crew import RoleCrew
+    from role_team import RoleTeam
 
     from pibroch.servers import serve_plans
 
-    made = RoleCrew(1, serve_plans, server_crew.rendezvous)
+    made = RoleTeam(1, serve_plans, server_team.rendezvous)
     yield made
     made.close()
 

@@ -80,10 +80,12 @@ def run_page(page, stand_ins, folder):
             takes from its reader's program.
         folder: to run in.
     """
-    ours, theirs = context().Pipe()
-    process = context().Process(target=_run, args=(theirs, PYTHON[page], stand_ins, str(folder)))
+    ours, child_pipe = context().Pipe()
+    process = context().Process(
+        target=_run, args=(child_pipe, PYTHON[page], stand_ins, str(folder))
+    )
     process.start()
-    theirs.close()
+    child_pipe.close()
     try:
         assert ours.poll(TIMEOUT_S), f"{page} did not end"
         problem = ours.recv()

@@ -222,24 +222,26 @@ class Child:
         start_new_session: bool = False,
     ) -> None:
         assert args[0] == sys.executable
-        theirs: dict[int, int] = (
+        descriptors: dict[int, int] = (
             {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
         )
         self.stdin = self.stdout = None
         if stdin == subprocess.PIPE:
-            theirs[0], ours = os.pipe()
+            descriptors[0], ours = os.pipe()
             self.stdin = open(ours, "wb")  # noqa: SIM115, closed by who has the process
         if stdout == subprocess.PIPE:
-            ours, theirs[1] = os.pipe()
+            ours, descriptors[1] = os.pipe()
             self.stdout = open(ours, "rb")  # noqa: SIM115
-        copies = list(theirs.values())
-        theirs |= {} if stderr is None else {2: stderr.fileno()}
+        copies = list(descriptors.values())
+        descriptors |= {} if stderr is None else {2: stderr.fileno()}
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         self._status = None
         if self.pid == 0:
-            _be_child([each for each in args[1:] if each != "-u"], env, theirs, start_new_session)
+            _be_child(
+                [each for each in args[1:] if each != "-u"], env, descriptors, start_new_session
+            )
         for descriptor in copies:
             os.close(descriptor)
 
@@ -279,13 +281,13 @@ def title(env: dict[str, str], arguments: list[str]) -> str:
 
 
 def _be_child(
-    arguments: list[str], env: dict[str, str], theirs: dict[int, int], leads_session: bool
+    arguments: list[str], env: dict[str, str], descriptors: dict[int, int], leads_session: bool
 ) -> None:
     code = 1
     try:
         if leads_session:
             os.setsid()
-        for number, descriptor in theirs.items():
+        for number, descriptor in descriptors.items():
             os.dup2(descriptor, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         ctypes.CDLL(None).prctl(PR_SET_NAME, title(env, arguments).encode(), 0, 0, 0)

@@ -439,11 +439,11 @@ def run(seconds, seed, folder, names=None, context=None):
     """
     context = context or multiprocessing.get_context("forkserver")
     path = f"{folder}/fuzz-{seed}.txt"
-    pipe, theirs = context.Pipe(duplex=False)
+    pipe, child_pipe = context.Pipe(duplex=False)
     names = names or sorted(checked_callables())
-    process = context.Process(target=_child, args=(theirs, path, seconds, seed, names))
+    process = context.Process(target=_child, args=(child_pipe, path, seconds, seed, names))
     process.start()
-    theirs.close()
+    child_pipe.close()
     deadline = time.monotonic() + seconds + HANG_S
     try:
         while not pipe.poll(0.1):

@@ -198,16 +198,16 @@ def run(folder: Path) -> None:
         sound = is_sound(parts)
         counts[sound] += 1
         try:
-            found = embeddings(made if written else JaggedBatch(**parts))
+            result = embeddings(made if written else JaggedBatch(**parts))
         except DataError:
             assert not sound, parts
             return
         assert sound, parts
-        found.sum().backward()
+        result.sum().backward()
         tables = {
             table.name: torch.from_numpy(embeddings.shard.weights(table.name)) for table in TABLES
         }
-        torch.testing.assert_close(found.detach(), pooled(parts, tables))
+        torch.testing.assert_close(result.detach(), pooled(parts, tables))
 
     try:
         example()

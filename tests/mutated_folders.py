@@ -219,16 +219,16 @@ def main(kind, source, first, stop):
             fits = mutate(folder / "2" if kind == "delta" else folder, draw)
             print(number, "begins", flush=True)
             try:
-                found = outcome_of(kind, folder)
+                outcome = outcome_of(kind, folder)
             except PibrochError as error:
-                said = f"refused {type(error).__name__}: {error}"
+                message = f"refused {type(error).__name__}: {error}"
             except Exception as error:
-                said = f"raw {type(error).__name__}: {error}"
+                message = f"raw {type(error).__name__}: {error}"
             else:
-                is_same = np.array_equal(found, expected)
-                is_other = fits and found.shape == expected.shape and np.isfinite(found).all()
-                said = "same" if is_same else "other" if is_other else "wrong"
-            print(number, said.replace("\n", " ")[:600], flush=True)
+                is_same = np.array_equal(outcome, expected)
+                is_other = fits and outcome.shape == expected.shape and np.isfinite(outcome).all()
+                message = "same" if is_same else "other" if is_other else "wrong"
+            print(number, message.replace("\n", " ")[:600], flush=True)
 
 
 if __name__ == "__main__":

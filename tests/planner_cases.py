@@ -40,7 +40,7 @@ def random_case(seed, most_rows=20_000):
     num_tables = int(rng.integers(1, 6))
     num_accesses = int(rng.integers(10_000, 200_000))
     tables = []
-    found = {}
+    results = {}
     for number in range(num_tables):
         rows = int(rng.integers(10_000 // num_tables + 1, most_rows))
         name = f"t{number}"
@@ -48,9 +48,9 @@ def random_case(seed, most_rows=20_000):
         profile = zipf_profile(
             {name: rows}, num_accesses, rng.uniform(0.6, 1.3), seed * 10 + number, 100
         )
-        found |= profile.tables
+        results |= profile.tables
         tables.append(TableSize(name, rows, 4 * dim, 4 * dim + int(rng.choice([0, 4]))))
-    profile = AccessProfile(found, num_accesses, -(-num_accesses // 100), 100, "random")
+    profile = AccessProfile(results, num_accesses, -(-num_accesses // 100), 100, "random")
     return tables, profile, topology, float(rng.choice([0.01, 0.02, 0.05, 0.1, 0.2]))
 
 
@@ -67,13 +67,13 @@ def few_rows(seed):
     ).astype(np.int64)
     dims = np.ones(num_rows, int) if rng.random() < 0.5 else rng.choice([1, 2], num_rows)
     tables = []
-    found = {}
+    results = {}
     for dim in (1, 2):
-        mine = counts[dims == dim]
-        if len(mine):
-            found[f"t{dim}"] = TableCounts(mine, np.minimum(mine, 1000).astype(np.int32))
-            tables.append(TableSize(f"t{dim}", len(mine), 4 * dim, 4 * dim))
-    profile = AccessProfile(found, 1000, 1000, 1, "few")
+        own = counts[dims == dim]
+        if len(own):
+            results[f"t{dim}"] = TableCounts(own, np.minimum(own, 1000).astype(np.int32))
+            tables.append(TableSize(f"t{dim}", len(own), 4 * dim, 4 * dim))
+    profile = AccessProfile(results, 1000, 1000, 1, "few")
     memory = 4.0 * dims.sum()
     extra = rng.choice([0.1, 0.2, 0.4])
     room = np.full(

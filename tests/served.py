@@ -68,9 +68,9 @@ class Served:
     def metric(self, name: str) -> float:
         """A gauge or counter of ``/metrics``."""
         text = self.ask("GET", "/metrics").body.decode()
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+        match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert match is not None, name
+        return float(match[1])
 
     def complaints(self) -> str:
         """What it has said on standard error so far."""
@@ -106,10 +106,10 @@ def ask(
 def until(what, timeout_s: float = START_S):
     """Ask until there is an answer that is not false."""
     deadline = time.monotonic() + timeout_s
-    while not (found := what()):
+    while not (result := what()):
         assert time.monotonic() < deadline, "in vain"
         time.sleep(0.01)
-    return found
+    return result
 
 
 class Load:
@@ -171,13 +171,13 @@ def serving(
     """A server of ``path`` at a free port, killed at the end if it still runs."""
     where = [] if path is None else [path]
     with start_command("serve", *where, "--port", 0, *options, env=env, cwd=cwd) as program:
-        said = Path(program._folder.name)
+        folder = Path(program._folder.name)
 
         def address():
-            assert program.poll() is None, (said / "stderr").read_text()
+            assert program.poll() is None, (folder / "stderr").read_text()
             return re.search(
-                r"at https?://(\S+):(\d+)$", (said / "stdout").read_text(), re.MULTILINE
+                r"at https?://(\S+):(\d+)$", (folder / "stdout").read_text(), re.MULTILINE
             )
 
-        found = until(address)
-        yield Served(program, (found[1].strip("[]"), int(found[2])), tls)
+        url = until(address)
+        yield Served(program, (url[1].strip("[]"), int(url[2])), tls)

@@ -5,30 +5,58 @@
 
 A test is `full` when one of these holds:
 
-1. :data:`FOLDERS` says so of the longest path in it that the test lies under;
-2. it is parametrised to more than :data:`MOST_RANKS` ranks, by an argument named ``size``;
+1. the longest entry of :data:`TIERS` that its name begins with says so;
+2. its argument ``size`` asks the fixture ``worlds`` for other than two ranks: one process is what
+   ``test_exchange.py`` is about;
 3. it has a long form (:data:`SOAK`), is marked `slow` or `alone`, or hypothesis draws its input;
 4. it is marked `full` where it stands.
 """
 
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[1]
-MOST_RANKS = 2
-FOLDERS = {
-    "tests": "test",
-    "tests/conformance": "full",
-    "tests/conformance/test_exchange.py": "test",  # the contract, in one process
-    "tests/conformance/test_world.py": "test",  # and with two ranks
-    "tests/distributed": "full",
+TIERS = {
+    "": "test",
+    # the contract of exchanges in one process and with two ranks; what else they promise is full
+    "tests/conformance/": "full",
+    "tests/conformance/test_exchange.py": "test",
+    "tests/conformance/test_world.py": "test",
+    # many processes
+    "tests/distributed/": "full",
     "tests/distributed/rpc/test_examples.py": "test",
-    "tests/unit/benchmarks": "full",  # workers, peers and labs
+    "tests/unit/rpc/test_segments.py": "full",
+    "tests/unit/serve/test_connections.py": "full",
+    "tests/unit/serve/test_delta.py": "full",
+    "tests/unit/serve/test_dense_onnx.py": "full",
+    "tests/unit/serve/test_readme.py": "full",
+    "tests/unit/serve/test_refusals.py": "full",
+    "tests/unit/serve/test_reload.py": "full",
+    "tests/unit/serve/test_split_rows.py": "full",
+    "tests/unit/test_portability.py": "full",
     "tests/unit/test_retries.py": "full",
     "tests/unit/test_uncompiled_kernels.py": "full",
+    # workers, peers and labs
+    "tests/unit/benchmarks/": "full",
+    # seconds of one core each
+    "tests/golden/test_curves.py::test_the_planted_truth": "full",
+    "tests/unit/cli/test_commands.py::test_doctor_compiles": "full",
+    "tests/unit/cli/test_output_places.py": "full",
+    "tests/unit/data/test_batch.py::test_no_malformed_batch": "full",
+    "tests/unit/data/test_prepare.py::test_killed_anywhere": "full",
+    "tests/unit/data/test_prepare.py::test_memory_does_not_grow": "full",
+    "tests/unit/data/test_prepare.py::test_the_real_sample": "full",
+    "tests/unit/data/test_synthetic.py::test_memory_does_not_grow": "full",
+    "tests/unit/embedding/test_checkpoint.py::test_any_plan_loads": "full",
+    "tests/unit/embedding/test_memory_room.py": "full",
+    "tests/unit/embedding/test_pretrained.py::test_a_large_matrix": "full",
+    "tests/unit/exchange/lookahead/test_oracle.py::test_plans_of_many_ranks": "full",
+    "tests/unit/kernels/test_policy.py": "full",
+    "tests/unit/planner/test_drift.py": "full",
+    "tests/unit/planner/test_make.py::test_hundreds_of_shards": "full",
+    "tests/unit/planner/test_make.py::test_no_baseline": "full",
+    "tests/unit/planner/test_search.py": "full",
+    "tests/unit/planner/test_towers.py": "full",
 }
-"""Paths of folders and files, and the tier of what lies under them."""
+"""What names of tests begin with, and their tier."""
 SOAK = (
     "tests/conformance/test_lagged_transport.py::test_every_part",
     "tests/distributed/rpc/test_hostile.py::test_a_bombardment",
@@ -50,17 +78,15 @@ SOAK = (
 
 def is_full(item: pytest.Item) -> bool:
     """Whether a test is for `make test-all`."""
-    if any(map(item.get_closest_marker, ("full", "slow", "alone", "soak", "hypothesis"))):
+    if any(map(item.get_closest_marker, ("full", "slow", "alone", "soak"))):
         return True
-    call = getattr(item, "callspec", None)
-    size = call.params.get("size", 0) if call else 0
-    if isinstance(size, int) and size > MOST_RANKS:
-        return True
-    path = item.path.relative_to(ROOT)
-    (tier, *_) = (
-        FOLDERS[place.as_posix()] for place in (path, *path.parents) if place.as_posix() in FOLDERS
-    )
-    return tier == "full"
+    if isinstance(item, pytest.Function):
+        if getattr(item.obj, "is_hypothesis_test", False):
+            return True
+        num_ranks = item.callspec.params.get("size", 2) if hasattr(item, "callspec") else 2
+        if "worlds" in item.fixturenames and num_ranks != 2:
+            return True
+    return TIERS[max(filter(item.nodeid.startswith, TIERS), key=len)] == "full"
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by what is marked here

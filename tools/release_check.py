@@ -49,15 +49,15 @@ def version_of(root: Path) -> str:
     Raises:
         ValueError: when that is no version.
     """
-    found = re.search(
+    match = re.search(
         r'^__version__ = "(.*)"$', (root / "src/pibroch/version.py").read_text(), re.MULTILINE
     )
-    if found is None or not VERSION.fullmatch(found[1]):
+    if match is None or not VERSION.fullmatch(match[1]):
         raise ValueError(
-            f"version.py has {found[1] if found else 'no version'}; need one such as 1.2.3 or"
+            f"version.py has {match[1] if match else 'no version'}; need one such as 1.2.3 or"
             " 1.2.3rc1"
         )
-    return found[1]
+    return match[1]
 
 
 def check_changelog(text: str, version: str) -> str:
@@ -135,8 +135,8 @@ def try_wheel(wheel: Path, folder: Path, version: str, with_dependencies: bool) 
         (place,) = folder.glob("lib/python*/site-packages")
         (place / "dependencies.pth").write_text("\n".join(dependencies()))
     run(python, "-I", "-c", PROBE, version, cwd=folder)
-    said = run(folder / "bin" / "pibroch", "--version", cwd=folder)
-    assert said == f"pibroch {version}\n", said
+    output = run(folder / "bin" / "pibroch", "--version", cwd=folder)
+    assert output == f"pibroch {version}\n", output
 
 
 def dependencies() -> list[str]:

@@ -106,12 +106,13 @@ class Network:
         Raises:
             ConfigError: when there is none of this name.
         """
-        known = labs()
-        if name not in known:
+        standing = labs()
+        if name not in standing:
             raise ConfigError(
-                f"lab {name!r}", f"one of {sorted(known)}" if known else "one made by `up` before"
+                f"lab {name!r}",
+                f"one of {sorted(standing)}" if standing else "one made by `up` before",
             )
-        return cls(name, sum("-host" in namespace for namespace in known[name]))
+        return cls(name, sum("-host" in namespace for namespace in standing[name]))
 
     def host(self, index: int) -> str:
         """Namespace of a host."""
@@ -210,14 +211,14 @@ def obstacle() -> str | None:
 
 def labs() -> dict[str, list[str]]:
     """All labs of this machine: name to namespaces."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for line in _run("ip", "netns", "list").splitlines():
         namespace = line.split()[0]
         if namespace.startswith(PREFIX):
-            found.setdefault(namespace.removeprefix(PREFIX).rpartition("-")[0], []).append(
+            results.setdefault(namespace.removeprefix(PREFIX).rpartition("-")[0], []).append(
                 namespace
             )
-    return found
+    return results
 
 
 def standing_labs() -> list[str]:

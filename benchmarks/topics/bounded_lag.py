@@ -139,15 +139,15 @@ def calls(options: Options, load: ForeignLoad) -> Report:
     with team_of(NUM_RANKS, load) as team:
         for number in (1, 100) if options.quick else (1, 10, 100, 1000, 10_000, 100_000):
             options.say(f"{number} calls")
-            found = team.ask("repeated", 32_000, number)[0]
-            for name, seconds in found.items():
+            response = team.ask("repeated", 32_000, number)[0]
+            for name, seconds in response.items():
                 rows.append(
                     {
                         "ranks": NUM_RANKS,
                         "calls": number,
                         "contender": OURS if name == "bls" else name,
                         "us_per_call": 1e6 * seconds / number,
-                        "gloo_over_this": found["gloo"] / seconds,
+                        "gloo_over_this": response["gloo"] / seconds,
                     }
                 )
     plot = PlotSpec(

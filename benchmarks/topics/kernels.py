@@ -141,8 +141,8 @@ def case_rows(setting: Setting, outcome: Outcome) -> list[Row]:
     """One row a phase and contender; ``update_ms`` repeats the whole phase's time for the plot."""
     rows = []
     for phase, times in outcome.times.items():
-        for label, mine in times.items():
-            ratios = sorted(mine.ratios_to(times[OURS]))
+        for label, own in times.items():
+            ratios = sorted(own.ratios_to(times[OURS]))
             rows.append(
                 {
                     "optimizer": setting.optimizer,
@@ -152,16 +152,16 @@ def case_rows(setting: Setting, outcome: Outcome) -> list[Row]:
                     "dim": setting.dim,
                     "phase": phase,
                     "contender": label,
-                    "p20_ms": mine.percentile(20),
-                    "p50_ms": mine.percentile(50),
-                    "p80_ms": mine.percentile(80),
-                    "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
+                    "p20_ms": own.percentile(20),
+                    "p50_ms": own.percentile(50),
+                    "p80_ms": own.percentile(80),
+                    "cpu_ms": sum(own.cpu_ms) / len(own.cpu_ms),
                     "over_pibroch": ratios[len(ratios) // 2],
                     "over_pibroch_least": ratios[0],
                     "over_pibroch_most": ratios[-1],
-                    "update_ms": mine.percentile(50) if phase == PHASES[1] else None,
-                    "low": mine.percentile(20),
-                    "high": mine.percentile(80),
+                    "update_ms": own.percentile(50) if phase == PHASES[1] else None,
+                    "low": own.percentile(20),
+                    "high": own.percentile(80),
                 }
             )
     return rows

@@ -163,18 +163,18 @@ def run(options: Options) -> Report:
     """
     section = SECTIONS[options.section]
     load = ForeignLoad()
-    found = Findings()
+    findings = Findings()
     if section == ORACLE:
         with oracle_speed.on_one_core():
             for oracle_setting in oracle_speed.settings(options.quick):
                 options.say(str(oracle_setting))
-                found.rows += oracle_speed.rows_of(
+                findings.rows += oracle_speed.rows_of(
                     oracle_setting, oracle_speed.speed(oracle_setting)
                 )
     else:
         for group in groups(settings(section, options.quick)):
-            measure_group(group, options, load, found)
-    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found.rows)]
+            measure_group(group, options, load, findings)
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in findings.rows)]
     meanings = [text for name, text in MEANINGS.items() if name in columns]
     shortened = (
         ["quick: one setting, at most 20 steps looked ahead, two rounds, 30 losses"]
@@ -184,49 +184,49 @@ def run(options: Options) -> Report:
     notes = [
         f"how: {section.how}",
         *shortened,
-        *summary(section, found.rows),
-        *found.notes,
+        *summary(section, findings.rows),
+        *findings.notes,
         noise_note(load),
         *meanings,
     ]
-    origin = provenance() | found.versions
+    origin = provenance() | findings.versions
     return Report(
-        "lookahead", section.title, found.rows, columns, PLOTS.get(section, BARS), notes, origin
+        "lookahead", section.title, findings.rows, columns, PLOTS.get(section, BARS), notes, origin
     )
 
 
-def groups(found: list[Setting]) -> list[list[Setting]]:
+def groups(result: list[Setting]) -> list[list[Setting]]:
     """Settings that the same processes measure one after the other.
 
     Those of other sections start afresh, for their memory.
     """
-    return [found] if found[0].section == BATCH else [[setting] for setting in found]
+    return [result] if result[0].section == BATCH else [[setting] for setting in result]
 
 
 def measure_group(
-    group: list[Setting], options: Options, load: ForeignLoad, found: Findings
+    group: list[Setting], options: Options, load: ForeignLoad, findings: Findings
 ) -> None:
     """Start a line-up and measure its settings."""
     lineup = lineup_of(group[0])
-    found.notes += [note for note in lineup.notes if note not in found.notes]
+    findings.notes += [note for note in lineup.notes if note not in findings.notes]
     with Lab(group[0].hosts) as lab, teams(lineup.specs, lab) as running:
         for setting in group:
             options.say(f"{setting}: setting up")
             lab.network.shape(None)
             for team in running:
                 team.count_load(load)
-                found.versions |= team.setup(case_for(entry_of(setting, team), setting, options))
-            measure_setting(setting, lab, running, options, found)
+                findings.versions |= team.setup(case_for(entry_of(setting, team), setting, options))
+            measure_setting(setting, lab, running, options, findings)
 
 
 def measure_setting(
-    setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings
+    setting: Setting, lab: Lab, running: list[Team], options: Options, findings: Findings
 ) -> None:
     """Let contenders agree, then measure them at each rate."""
     if setting.section == LOSS:
-        measure_losses(setting, lab, running, options, found)
+        measure_losses(setting, lab, running, options, findings)
         return
-    found.notes += [f"{setting}: {agreement}" for agreement in check(running)]
+    findings.notes += [f"{setting}: {agreement}" for agreement in check(running)]
     warm_up(setting, running)
     for rate in setting.rates:
         options.say(f"{setting}, {rate}")
@@ -236,16 +236,16 @@ def measure_setting(
             entry = entry_of(setting, team)
             counted = figures_of_exchange(before[team.spec.label], team, setting)
             if setting.section == BREAKDOWN:
-                found.rows += breakdown_rows(
+                findings.rows += breakdown_rows(
                     basis(setting, entry, rate), outcome.times[entry.label]
                 )
             else:
-                found.rows.append(case_row(setting, entry, outcome, counted))
-        found.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
+                findings.rows.append(case_row(setting, entry, outcome, counted))
+        findings.notes += [headline(setting, outcome)] if IDEAL in outcome.times else []
 
 
 def measure_losses(
-    setting: Setting, lab: Lab, running: list[Team], options: Options, found: Findings
+    setting: Setting, lab: Lab, running: list[Team], options: Options, findings: Findings
 ) -> None:
     """From the first step on: there is nothing to agree on beforehand, and nothing to warm up."""
     (rate,) = setting.rates
@@ -253,10 +253,10 @@ def measure_losses(
     turns = QUICK_TURNS if options.quick else LOSS_TURNS
     curves = train_in_turns(running, turns, options.say)
     check_equal(curves)
-    found.notes.append(
+    findings.notes.append(
         f"**all {turns * STEPS_PER_TURN} losses of {' and '.join(curves)} are equal to the bit**"
     )
-    found.rows += curve_rows(
+    findings.rows += curve_rows(
         {entry.label: basis(setting, entry, rate) for entry in setting.entries}, curves
     )
 
@@ -272,8 +272,10 @@ def case_for(entry: Entry, setting: Setting, options: Options) -> Case:
         setting.ids, setting.num_batches, setting.batch_size * setting.hosts, skew=setting.skew
     )
     case = case_of(workload, setting.hosts, MODELS[setting.model].table_dim(setting.dim), options)
-    is_told = setting.section in (BREAKDOWN, LOSS)
-    return replace(case, model=setting.model, exchange_options=entry.options, is_told=is_told)
+    reports_parts = setting.section in (BREAKDOWN, LOSS)
+    return replace(
+        case, model=setting.model, exchange_options=entry.options, reports_parts=reports_parts
+    )
 
 
 def check(running: list[Team]) -> list[Agreement]:
@@ -302,15 +304,15 @@ def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) 
     """
     after = team.counts()
     steps = sum(turn.steps for turn in team.carried)
-    found: Row = {"peak_mb": team.memory()["peak"] / 1e6}
+    row: Row = {"peak_mb": team.memory()["peak"] / 1e6}
     if not after:
-        return found
+        return row
     a_step = {name: (value - before.get(name, 0)) / steps for name, value in after.items()}
     record_bytes = 4 * (
         MODELS[setting.model].table_dim(setting.dim) + 1
     )  # row-wise Adagrad has one number of state
     return (
-        found
+        row
         | {f"{purpose}_mb_per_step": a_step.get(f"sent {purpose}", 0) / 1e6 for purpose in PURPOSES}
         | {"prefetched_rows": round(a_step.get("sent prefetch", 0) / record_bytes)}
         | {f"{name}_rows": round(a_step[f"rows {name}"]) for name in ("read", "fetched")}
@@ -367,10 +369,10 @@ def group_of(setting: Setting, entry: Entry) -> str:
 
 def headline(setting: Setting, outcome: Outcome) -> str:
     """One line: lookahead against TorchRec, the ideal and ``alltoall``, where they ran."""
-    found = comparison(outcome, LOOKAHEAD)
+    sentence = comparison(outcome, LOOKAHEAD)
     alltoall = middle(ratios(outcome, LOOKAHEAD, ALLTOALL))
     to_alltoall = "" if alltoall is None else f", {alltoall:.2f}x alltoall's"
-    return f"**{setting}, {outcome.rate}: lookahead takes {found}{to_alltoall}**"
+    return f"**{setting}, {outcome.rate}: lookahead takes {sentence}{to_alltoall}**"
 
 
 def summary(section: Section, rows: list[Row]) -> list[str]:

@@ -120,12 +120,12 @@ def run(options: Options) -> Report:
     rows: list[Row] = []
     if options.section == BOUNDS:
         rows = _bounds(options)
-    found: list[str] = []
+    results: list[str] = []
     if options.section == COPIES:
-        rows, found = run_copies(options)
+        rows, results = run_copies(options)
     for case in cases:
         rows += make[options.section](case, options)
-    notes = [*found, MEANINGS[options.section]]
+    notes = [*results, MEANINGS[options.section]]
     notes += [case.note for case in cases]
     if options.quick:
         notes.append("quick: a hundredth of the rows, one data set, fewer cases")
@@ -150,14 +150,14 @@ def _methods(case: Setting, options: Options) -> list[Row]:
         rows.append(
             {"data": case.name, "form": form, "method": "oper", **plan_row(plan, form, topology)}
         )
-    for name, found in baselines(case.tables, case.profile, 8).items():
+    for name, baseline in baselines(case.tables, case.profile, 8).items():
         for form in FORMS:
             rows.append(
                 {
                     "data": case.name,
                     "form": form,
                     "method": name,
-                    **baseline_row(found, form, topology),
+                    **baseline_row(baseline, form, topology),
                 }
             )
     return rows
@@ -281,11 +281,11 @@ def _bounds(options: Options) -> list[Row]:
         partitions, topology, room = few_rows(seed)
         find_placement(partitions, "accesses", topology, room, "links")  # compiled
         started = time.perf_counter()
-        found = find_placement(partitions, "accesses", topology, room, "links")
+        result = find_placement(partitions, "accesses", topology, room, "links")
         ours = time.perf_counter() - started
         started = time.perf_counter()
         best = optimum(_case(partitions, topology, room), 3.0 if options.quick else 30.0)
-        theirs = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         rows.append(
             {
                 "kind": "40 rows or fewer",
@@ -293,11 +293,11 @@ def _bounds(options: Options) -> list[Row]:
                 "case": seed,
                 "shards": topology.num_ranks,
                 "rows": len(partitions),
-                "over_bound": found.worst_link / best.bound,
+                "over_bound": result.worst_link / best.bound,
                 "seconds": ours,
-                "over_optimum": found.worst_link / best.worst_link,
-                "highs_seconds": theirs,
-                "times_faster": theirs / ours,
+                "over_optimum": result.worst_link / best.worst_link,
+                "highs_seconds": seconds,
+                "times_faster": seconds / ours,
             }
         )
     return rows

@@ -295,13 +295,13 @@ def deaths(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
 
 
 def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, options: Options) -> Row:
-    found = [_lose(watched, role, contender) for _ in range(1 if options.quick else 2)]
+    result = [_lose(watched, role, contender) for _ in range(1 if options.quick else 2)]
     return {
         "rows": label,
         "role": role,
         "contender": contender,
-        "seconds": statistics.median(each.seconds for each in found),
-        "steps_again": statistics.median(each.steps_again for each in found),
+        "seconds": statistics.median(each.seconds for each in result),
+        "steps_again": statistics.median(each.steps_again for each in result),
     }
 
 
@@ -358,7 +358,7 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
         "without": ["train.checkpoint_every_seconds=0", "train.cut_every_seconds=0"],
         "with both": ["train.checkpoint_every_seconds=2"] if options.quick else [],
     }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, settings_of in contenders.items():
             options.say(f"{label} rows, {name}, round {number + 1}")
@@ -383,10 +383,10 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
             ]
             command = [str(our_python()), "-m", "pibroch", "train", *given]
             subprocess.run(command, check=True, capture_output=True, timeout=1800)
-            found[name].append(json.loads((folder / "summary.json").read_text()))
+            results[name].append(json.loads((folder / "summary.json").read_text()))
     rates = [
         [each["samples_per_second"] for each in summaries]
-        for summaries in (found["without"], found["with both"])
+        for summaries in (results["without"], results["with both"])
     ]
     ratio = statistics.median(one / other for other, one in zip(*rates, strict=True))
     return [
@@ -402,7 +402,7 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
             "share_of_checkpoints": _median(summaries, "timed_checkpoint_seconds")
             / _median(summaries, "seconds"),
         }
-        for name, summaries in found.items()
+        for name, summaries in results.items()
     ]
 
 

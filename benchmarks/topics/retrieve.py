@@ -257,13 +257,13 @@ def _places_at(team: Team, rate: str, schedule: Schedule, world_size: int) -> li
 
 def row_of(ground: Ground, outcome: Outcome, label: str) -> Row:
     """One contender's times, ratios and bytes."""
-    mine = outcome.times[label]
+    own = outcome.times[label]
     return {
         "ids": ground.ids,
         "hosts": ground.hosts,
         "rate": outcome.rate,
         "contender": label,
-        **{f"p{p}_ms": mine.percentile(p) for p in (20, 50, 80)},
+        **{f"p{p}_ms": own.percentile(p) for p in (20, 50, 80)},
         "of_alltoall": _middle(outcome, label, ALLTOALL),
         "of_torchrec": _middle(outcome, label, TORCHREC),
         "of_staying": _middle(outcome, label, STAYS),
@@ -302,5 +302,5 @@ def common_meanings() -> list[str]:
 
 
 def _middle(outcome: Outcome, label: str, other: str) -> float | None:
-    found = ratios(outcome, label, other)
-    return median(found) if found else None
+    result = ratios(outcome, label, other)
+    return median(result) if result else None

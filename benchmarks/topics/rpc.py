@@ -378,7 +378,7 @@ def autograd_rows(where: str, phase: Phase, parts: dict[str, dict[str, list[floa
     for part in (f"{phase.kind}-fwd", f"{phase.kind}-bwd"):
         if part != "nograd-bwd":
             turns = {label: split(series[part][warmup:], rounds) for label, series in parts.items()}
-            times = {label: Times([steps[1:] for steps in mine]) for label, mine in turns.items()}
+            times = {label: Times([steps[1:] for steps in own]) for label, own in turns.items()}
             rows += rows_of(
                 {"where": where, "call": part, "size": "", "kind": "two layers", "case": part},
                 times,
@@ -395,9 +395,9 @@ def rows_of(names: Row, times: dict[str, Times], calls: int = 1) -> list[Row]:
     Times twice, as numbers and as text with three digits.
     """
     rows = []
-    for label, mine in times.items():
-        milliseconds = {f"p{percent}": mine.percentile(percent) / calls for percent in (20, 50, 80)}
-        ratios = mine.ratios_to(times[OURS]) if OURS in times else []
+    for label, own in times.items():
+        milliseconds = {f"p{percent}": own.percentile(percent) / calls for percent in (20, 50, 80)}
+        ratios = own.ratios_to(times[OURS]) if OURS in times else []
         rows.append(
             {
                 **names,

@@ -119,18 +119,18 @@ def specs(sizes: rpc_case_sizes.Sizes) -> tuple[ContenderSpec, ...]:
 def rows_of(phase: str, times: dict[str, Times]) -> list[Row]:
     """One row a contender."""
     rows: list[Row] = []
-    for label, mine in times.items():
-        ratios = mine.ratios_to(times[OURS])
+    for label, own in times.items():
+        ratios = own.ratios_to(times[OURS])
         rows.append(
             {
                 "program": phase,
                 "case": "step",
                 "contender": label,
-                **{f"p{percent}_ms": mine.percentile(percent) for percent in (20, 50, 80)},
+                **{f"p{percent}_ms": own.percentile(percent) for percent in (20, 50, 80)},
                 "over_pibroch": median(ratios),
                 "over_least": min(ratios),
                 "over_most": max(ratios),
-                "cpu_ms": sum(mine.cpu_ms) / len(mine.cpu_ms),
+                "cpu_ms": sum(own.cpu_ms) / len(own.cpu_ms),
             }
         )
     return rows

@@ -91,15 +91,17 @@ def requests(options: Options, load: ForeignLoad) -> Report:
             for connections in loads:
                 for server in servers:
                     run_load(server, bodies, connections, 0.5)
-                found: dict[str, list[Row]] = {server.label: [] for server in servers}
+                rows_by_label: dict[str, list[Row]] = {server.label: [] for server in servers}
                 for turn in range(rounds):
                     for server in servers:
                         options.say(
                             f"{size} rows, {connections} connections, {server.label}, round"
                             f" {turn + 1}"
                         )
-                        found[server.label].append(_measured(server, bodies, connections, seconds))
-                rows += _rows_of(found, size, connections)
+                        rows_by_label[server.label].append(
+                            _measured(server, bodies, connections, seconds)
+                        )
+                rows += _rows_of(rows_by_label, size, connections)
     notes += [
         (
             "the same JSON of raw rows for all (13 numbers, 26 texts a row), whose scores were"
@@ -169,27 +171,27 @@ def _check_scores(server: HttpServer, case: ServingCase) -> None:
 
 
 def _measured(server: HttpServer, bodies: Sequence[bytes], connections: int, seconds: float) -> Row:
-    found = run_load(server, bodies, connections, seconds)
+    result = run_load(server, bodies, connections, seconds)
     return {
-        "requests_per_second": found.requests / found.seconds,
-        "p50_ms": found.p50_ms,
-        "p99_ms": found.p99_ms,
-        "p999_ms": found.p999_ms,
-        "cpu_us_per_request": 1e6 * found.server_cpu_s / max(1, found.requests),
-        "failed": found.failed,
+        "requests_per_second": result.requests / result.seconds,
+        "p50_ms": result.p50_ms,
+        "p99_ms": result.p99_ms,
+        "p999_ms": result.p999_ms,
+        "cpu_us_per_request": 1e6 * result.server_cpu_s / max(1, result.requests),
+        "failed": result.failed,
     }
 
 
-def _rows_of(found: dict[str, list[Row]], size: int, connections: int) -> list[Row]:
+def _rows_of(rows_by_label: dict[str, list[Row]], size: int, connections: int) -> list[Row]:
     rows: list[Row] = []
-    for label, turns in found.items():
+    for label, turns in rows_by_label.items():
         row: Row = {"rows": size, "connections": connections, "contender": label}
         for name in turns[0]:
             values = [turn[name] for turn in turns]
             row[name] = sum(values) if name == "failed" else median(values)
         ratios = [
-            ours["requests_per_second"] / theirs["requests_per_second"]
-            for ours, theirs in zip(turns, found[FASTAPI], strict=True)
+            ours["requests_per_second"] / other["requests_per_second"]
+            for ours, other in zip(turns, rows_by_label[FASTAPI], strict=True)
         ]
         row |= {
             "over_fastapi": median(ratios),
@@ -323,9 +325,9 @@ class BackgroundLoad:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            found = run_load(*self._arguments)
-            self._answered += found.requests
-            self._failed += found.failed
+            result = run_load(*self._arguments)
+            self._answered += result.requests
+            self._failed += result.failed
 
     def finish(self) -> tuple[int, int]:
         """End it: requests that were answered, and those that were not."""

@@ -139,23 +139,23 @@ def case_rows(setting: Setting, case: Case, outcome: Outcome) -> list[Row]:
     """One row a contender."""
     times = outcome.times["step"]
     rows = []
-    for label, mine in times.items():
+    for label, own in times.items():
         memory = outcome.memory[label]
-        median = mine.percentile(50)
-        ratios = sorted(mine.ratios_to(times[OURS]))
+        median = own.percentile(50)
+        ratios = sorted(own.ratios_to(times[OURS]))
         rows.append(
             {
                 "ids": setting.ids,
                 "optimizer": setting.optimizer,
                 "dim": setting.dim,
                 "contender": label,
-                "p20_ms": mine.percentile(20),
+                "p20_ms": own.percentile(20),
                 "p50_ms": median,
-                "p80_ms": mine.percentile(80),
-                "cpu_ms_per_step": sum(mine.cpu_ms) / len(mine.cpu_ms),
+                "p80_ms": own.percentile(80),
+                "cpu_ms_per_step": sum(own.cpu_ms) / len(own.cpu_ms),
                 "samples_per_second": case.batch_size / median * 1e3,
-                "low": case.batch_size / mine.percentile(80) * 1e3,
-                "high": case.batch_size / mine.percentile(20) * 1e3,
+                "low": case.batch_size / own.percentile(80) * 1e3,
+                "high": case.batch_size / own.percentile(20) * 1e3,
                 "over_torch": median / times[TORCH].percentile(50) if TORCH in times else None,
                 "over_pibroch": ratios[len(ratios) // 2],
                 "over_pibroch_least": ratios[0],

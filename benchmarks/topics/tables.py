@@ -196,10 +196,10 @@ def headline(setting: Setting, outcome: Outcome, exchange: str) -> str:
         (outcome.torchrec, f"TorchRec's ({outcome.torchrec})"),
         (label + ONE_WIDTH_LABEL, "one width's"),
     ]
-    found = [(ratios(outcome, label, other), name) for other, name in others]
+    result = [(ratios(outcome, label, other), name) for other, name in others]
     parts = [
         f"{middle(each):.2f}x ({min(each):.2f} to {max(each):.2f}) {name}"
-        for each, name in found
+        for each, name in result
         if each
     ]
     return f"**{setting}, {exchange}: a step takes {' and '.join(parts) or 'what stands below'}**"

@@ -113,13 +113,13 @@ class Setting:
             "wire": self.wire,
         }
         placed = baseline | {"exchange": "towers", "count": self.hosts}
-        found = {BASELINE: baseline, PASS_THROUGH: placed}
+        result = {BASELINE: baseline, PASS_THROUGH: placed}
         for compression in self.compressions:
             towers = {"towers": {"count": self.hosts, "width": DIM // compression}}
-            found[f"towers, CR {compression}"] = placed | towers
+            result[f"towers, CR {compression}"] = placed | towers
             if self.is_whole:
-                found[f"same model, CR {compression}"] = baseline | towers
-        return found | (
+                result[f"same model, CR {compression}"] = baseline | towers
+        return result | (
             {LOOKAHEAD: {"exchange": "lookahead", "wire": self.wire}} if self.is_whole else {}
         )
 
@@ -169,8 +169,8 @@ def run(options: Options) -> Report:
     versions: dict[str, str] = {}
     if options.section != STEPS:
         make = tower_quality.quality if options.section == QUALITY else tower_quality.groups
-        rows, said = make(options)
-        notes += said
+        rows, message = make(options)
+        notes += message
         columns = list(dict.fromkeys(name for row in rows for name in row))
         plot = tower_quality.PLOTS[options.section]
         return Report("towers", TITLES[options.section], rows, columns, plot, notes, provenance())
@@ -186,9 +186,9 @@ def run(options: Options) -> Report:
             notes += [f"{setting}: {check_agreement(same)}" for same in alike(running)]
             for rate in setting.rates:
                 options.say(f"{setting}, {rate}")
-                found = measured(setting, rate, lab, running)
-                notes += headlines(setting, found)
-                rows += found if PASS_THROUGH in labels else found[1:]  # the baseline's row once
+                result = measured(setting, rate, lab, running)
+                notes += headlines(setting, result)
+                rows += result if PASS_THROUGH in labels else result[1:]  # the baseline's row once
     return Report(
         "towers",
         TITLES[STEPS],

@@ -68,7 +68,7 @@ def build_pipelined(case: Case) -> RankSubject:
     (model, optimizer) = _sharded(case)
     batches = _batches(case)
     pipeline = TrainPipelineSparseDist(model, optimizer, device=torch.device("cpu"))
-    parts = Parts(case.is_told)
+    parts = Parts(case.reports_parts)
     record_parts(pipeline, model, parts)
 
     def losses() -> Iterator[Tensor]:

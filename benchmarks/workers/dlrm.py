@@ -116,7 +116,7 @@ def movement(before: Tensor, after: Tensor) -> float:
     A few samples at a time, since peak memory is measured too.
     """
     pairs = zip(after.split(64), before.split(64), strict=True)
-    return sum(float((mine.double() - theirs.double()).abs().sum()) for mine, theirs in pairs)
+    return sum(float((own.double() - other.double()).abs().sum()) for own, other in pairs)
 
 
 def torch_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:

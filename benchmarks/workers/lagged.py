@@ -155,10 +155,10 @@ def collective(
                 call(out, send)
             for _ in range(calls):
                 start = time.perf_counter()
-                found = call(out, send)
+                result = call(out, send)
                 times[name].append(time.perf_counter() - start)
             if name == "views":
-                out.copy_(torch.from_numpy(np.concatenate(found)))
+                out.copy_(torch.from_numpy(np.concatenate(result)))
     assert all(torch.equal(out, outputs["gloo"]) for out in outputs.values()), "contenders differ"
     close()
     return times
@@ -167,7 +167,7 @@ def collective(
 def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
     """Seconds of so many calls after each other, by contender; k = 0."""
     (contenders, close) = _contenders(rank, size)
-    found = {}
+    results = {}
     send = torch.zeros(size * nbytes, dtype=torch.uint8)
     out = torch.empty(size * nbytes, dtype=torch.uint8)
     for name, call in contenders.items():
@@ -176,9 +176,9 @@ def repeated(rank: int, size: int, nbytes: int, calls: int) -> dict[str, float]:
         start = time.perf_counter()
         for _ in range(calls):
             call(out, send)
-        found[name] = time.perf_counter() - start
+        results[name] = time.perf_counter() - start
     close()
-    return found
+    return results
 
 
 def _delay(seconds: float) -> None:

@@ -34,6 +34,6 @@ def give_back_freed() -> None:
 
 
 def _field(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    assert found is not None, f"no {name} in {STATUS}"
-    return int(found[1]) * 1024
+    match = re.search(rf"^{name}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    assert match is not None, f"no {name} in {STATUS}"
+    return int(match[1]) * 1024

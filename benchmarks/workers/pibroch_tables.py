@@ -49,18 +49,18 @@ def jagged_batches(ids_NFB: Tensor, dense_NBn: Tensor, labels_NB: Tensor) -> lis
 
 def parts(case: Case) -> Parts:
     """The parts of this rank's steps; ``wait`` is the time spent waiting for other ranks."""
-    told = Parts(case.is_told)
+    reported = Parts(case.reports_parts)
     ranks = Ranks.joined()
-    if told.is_on:
+    if reported.is_on:
         waiting = ranks.waiting
 
         @contextmanager
-        def waiting_told() -> Iterator[None]:
-            with waiting(), told.part("wait"):
+        def counted_waiting() -> Iterator[None]:
+            with waiting(), reported.part("wait"):
                 yield
 
-        ranks.waiting = waiting_told  # type: ignore[method-assign]
-    return told
+        ranks.waiting = counted_waiting  # type: ignore[method-assign]
+    return reported
 
 
 def versions() -> dict[str, str]:

@@ -36,8 +36,8 @@ def rank_batches(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """
     rank = int(os.environ["RANK"])
     arrays = Arrays.load(case.data)
-    mine = slice(rank * case.batch_size, (rank + 1) * case.batch_size)
-    parts = (arrays.ids[:, :, mine], arrays.dense[:, mine], arrays.labels[:, mine])
+    own = slice(rank * case.batch_size, (rank + 1) * case.batch_size)
+    parts = (arrays.ids[:, :, own], arrays.dense[:, own], arrays.labels[:, own])
     ids_NFB, dense_NBn, labels_NB = (torch.from_numpy(part.copy()) for part in parts)
     return ids_NFB, dense_NBn, labels_NB
 

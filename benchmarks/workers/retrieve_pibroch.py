@@ -110,7 +110,7 @@ class OneAsks:
 
     def __init__(self, case: Case) -> None:
         join(case)
-        self._is_asked = os.environ["RANK"] == "0"
+        self._is_measured = os.environ["RANK"] == "0"
         self._embeddings = _embeddings(case, "retrieve", "by_table").eval()
         per_rank = case.num_tables // dist.get_world_size()
         ids_NFB = rank_batches(case)[0]
@@ -130,7 +130,7 @@ class OneAsks:
         return {name: partial(self._look_up, name) for name in self._batches}
 
     def _look_up(self, name: str, number: int) -> None:
-        if self._is_asked:
+        if self._is_measured:
             batches = self._batches[name]
             with torch.inference_mode():
                 self._embeddings(batches[number % len(batches)])
@@ -185,10 +185,10 @@ def _train_tables(embeddings: pb.Embeddings, batches: list[pb.JaggedBatch]) -> I
 def _without_gradients(losses: Iterator[Tensor]) -> Iterator[Tensor]:
     while True:
         with torch.inference_mode():
-            found = list(islice(losses, 1))
-        if not found:
+            result = list(islice(losses, 1))
+        if not result:
             return
-        yield found[0]
+        yield result[0]
 
 
 def _traffic(embeddings: pb.Embeddings) -> dict[str, float]:

@@ -70,7 +70,6 @@ class FederatedAveraging:
         calls = [client.rpc_async(timeout=0).train(self._weights) for client in self._clients]
         answers = [call.wait() for call in calls]
         self._weights = [
-            torch.stack(theirs).mean(0)
-            for theirs in zip(*(each for each, _ in answers), strict=True)
+            torch.stack(other).mean(0) for other in zip(*(each for each, _ in answers), strict=True)
         ]
         return float(sum(loss for _, loss in answers)) / len(answers)

@@ -68,7 +68,7 @@ class Agent:
         """A future of the observer's action."""
         with self.lock:
             actions = self.actions
-            mine = actions.then(lambda done: int(done.value()[observer]))
+            own = actions.then(lambda done: int(done.value()[observer]))
             self.frames[observer] = frame
             if len(self.frames) == self.observers:
                 batch = torch.stack([self.frames[each] for each in range(self.observers)])
@@ -77,7 +77,7 @@ class Agent:
                 self.scores.append(logits.log_softmax(1).gather(1, chosen[:, None]).squeeze(1))
                 self._begin_step()
                 actions.set_result(chosen)
-        return mine
+        return own
 
     def learn(self, rewards: Tensor) -> float:
         """One step from rewards ``[observers, frames]``; returns the loss."""

@@ -50,8 +50,8 @@ def gradients_of(layer: Any, autograd: str, context_id: int) -> list[Tensor]:
     """Gradients of a layer that lives here, in one context of distributed autograd."""
     import importlib
 
-    found = importlib.import_module(autograd).get_gradients(context_id)
-    return [found[parameter] for parameter in layer.local_value().parameters()]
+    gradients = importlib.import_module(autograd).get_gradients(context_id)
+    return [gradients[parameter] for parameter in layer.local_value().parameters()]
 
 
 def first_weights() -> tuple[Tensor, Tensor]:

@@ -62,10 +62,10 @@ class CallSubject(ABC):
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """See :class:`benchmarks.workers.serving.Subject`; the batch's number plays no part."""
-        found: dict[str, Callable[[int], object]] = {}
+        results: dict[str, Callable[[int], object]] = {}
         for function in FUNCTIONS:
-            found |= {f"{function}:{size}": partial(self._call, function, size) for size in SIZES}
-        return found | {f"in_flight:{count}": partial(self._many, count) for count in IN_FLIGHT}
+            results |= {f"{function}:{size}": partial(self._call, function, size) for size in SIZES}
+        return results | {f"in_flight:{count}": partial(self._many, count) for count in IN_FLIGHT}
 
     def check(self, steps: int) -> dict[str, list[float]]:
         """Compare results of the ``steps`` smallest sizes with those computed here.
@@ -165,8 +165,8 @@ class RpcSubject(CallSubject):
             raise AssertionError("got another tensor through a remote reference")
         (local_near, local_far) = self._without_rpc(0)
         (near, far) = self._with_gradients(0)
-        for ours, theirs in zip(local_far + local_near, far + near, strict=True):
-            torch.testing.assert_close(theirs, ours)
+        for ours, other in zip(local_far + local_near, far + near, strict=True):
+            torch.testing.assert_close(other, ours)
 
     @cached_property
     def _layers(self) -> tuple[Any, Layer, Layer]:

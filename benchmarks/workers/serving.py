@@ -92,17 +92,17 @@ def _timed(
 ) -> dict[str, Any]:
     """Wall milliseconds of each step, CPU milliseconds of all threads a step, and notes."""
     times_ms = []
-    told = []
+    reported = []
     cpu_start = time.process_time()
     tell()
     for batch in range(first, first + steps):
         start = time.perf_counter()
         step(batch)
         times_ms.append((time.perf_counter() - start) * 1e3)
-        told.append(tell())
+        reported.append(tell())
     cpu_ms = (time.process_time() - cpu_start) * 1e3
-    names = dict.fromkeys(name for each in told for name in each)
-    figures = {name: [each.get(name, 0.0) for each in told] for name in names}
+    names = dict.fromkeys(name for each in reported for name in each)
+    figures = {name: [each.get(name, 0.0) for each in reported] for name in names}
     return {"step_ms": times_ms, "cpu_ms_per_step": cpu_ms / steps, "figures": figures}
 
 

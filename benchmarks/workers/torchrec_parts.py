@@ -24,14 +24,14 @@ def record_parts(pipeline: TrainPipelineSparseDist, model: nn.Module, parts: Par
     pipeline._optimizer_step = parts.timed("dense optimizer", pipeline._optimizer_step)
     backward = pipeline._backward
 
-    def told_backward(losses: Tensor) -> None:
+    def reporting_backward(losses: Tensor) -> None:
         parts.after_backward(
             "wait", losses
         )  # DistributedDataParallel waits for its sums where the graph ends
         with parts.part("backward"):
             backward(losses)
 
-    pipeline._backward = told_backward
+    pipeline._backward = reporting_backward
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for lookup in module._lookups:
@@ -47,9 +47,9 @@ def record_parts(pipeline: TrainPipelineSparseDist, model: nn.Module, parts: Par
 def _tell_update(look_up: Any, parts: Parts) -> Any:
     """FBGEMM's lookup, whose backward updates the rows."""
 
-    def told(*args: Any, **kwargs: Any) -> Tensor:
+    def reporting(*args: Any, **kwargs: Any) -> Tensor:
         pooled: Tensor = look_up(*args, **kwargs)
         parts.in_backward("update", pooled)
         return pooled
 
-    return told
+    return reporting

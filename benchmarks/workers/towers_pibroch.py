@@ -84,9 +84,9 @@ def bags(case: Case) -> list[pb.JaggedBatch]:
         )
         values = ids_FBM[np.arange(most) < lengths[:, :, None]]
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()])
-        mine = slice(rank * size, (rank + 1) * size)
+        own = slice(rank * size, (rank + 1) * size)
         dense, labels = (
-            torch.from_numpy(each[number, mine].copy()) for each in (arrays.dense, arrays.labels)
+            torch.from_numpy(each[number, own].copy()) for each in (arrays.dense, arrays.labels)
         )
         made.append(
             pb.JaggedBatch(dense, keys, torch.from_numpy(values), torch.from_numpy(offsets), labels)

@@ -104,17 +104,17 @@ def records_of(pieces, tables, optimizer):
 
     What several pieces hold must have the same bits.
     """
-    found = {}
+    results = {}
     by_table = optimizers_of(tables, optimizer)
     for table in tables:
         widths = {"weights": table.dim, **by_table[table.name].state_fields(table.dim)}
-        found[table.name] = {
+        results[table.name] = {
             field: np.full((table.num_rows, width), np.nan) for field, width in widths.items()
         }
     for piece, weights, state in pieces:
         rows = ids_of(piece.rows)
         for field, numbers in {"weights": weights, **state}.items():
-            target = found[piece.table.name][field]
+            target = results[piece.table.name][field]
             columns = (
                 slice(piece.columns.start, piece.columns.stop)
                 if target.shape[1] == piece.table.dim
@@ -126,7 +126,7 @@ def records_of(pieces, tables, optimizer):
             )
             target[rows, columns] = numbers
     flat = np.concatenate(
-        [numbers.ravel() for fields in found.values() for numbers in fields.values()]
+        [numbers.ravel() for fields in results.values() for numbers in fields.values()]
     )
     assert not np.isnan(flat).any(), "rows that nobody holds"
     return flat
@@ -234,14 +234,14 @@ def watch_steps(channel, name, shape, kind, **options):
     world = channel.ranks.world_size
     tables = SHAPES[shape]
     embeddings = pb.Embeddings(tables, optimizers(name, shape), seed=3, channel=channel, **options)
-    found = []
+    results = []
     for step, size in enumerate(SIZES):
         first = size * rank // world
         last = size * (rank + 1) // world
         pooled = embeddings(part_of(batch_of_kind(tables, size, step, kind), first, last))
         loss_of(pooled, size, first).backward()
-        found.append((as_tensor(pooled).detach(), pieces_of(embeddings)))
-    return found
+        results.append((as_tensor(pooled).detach(), pieces_of(embeddings)))
+    return results
 
 
 def announce(channel, num_rows):
@@ -293,16 +293,16 @@ def meet_a_bad_batch(channel, bad_rank, exchange="alltoall", **options):
         batch.values[6 + 4] = 9  # feature y, sample 4
     try:
         embeddings(batch)
-        said = None
+        message = None
     except pb.errors.DataError as error:
-        said = type(error).__name__, str(error)
+        message = type(error).__name__, str(error)
     unchanged = all(
         np.array_equal(a, view.weights) for a, view in zip(before, embeddings.pieces(), strict=True)
     )
     batch.values[6 + 4] = good
     loss_of(embeddings(batch)).backward()
     return (
-        said,
+        message,
         unchanged,
         any((a != view.weights).any() for a, view in zip(before, embeddings.pieces(), strict=True)),
     )
@@ -315,9 +315,9 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
     """
     tables = SHAPES["odd_dims"]
     pieces = []
-    said = []
+    messages = []
     logger = logging.getLogger("pibroch.exchange.embeddings")
-    listen = lambda record: said.append(record.msg)  # noqa: E731
+    listen = lambda record: messages.append(record.msg)  # noqa: E731
     logger.addFilter(listen)
     for fed in (False, True):
         embeddings = pb.Embeddings(
@@ -331,7 +331,7 @@ def lookup_twice_then_update_twice(channel, exchange="alltoall", **options):
                 loss.backward()
         pieces.append([view.weights.copy() for view in embeddings.pieces()])
         assert (
-            sum("embeddings.feed" in text for text in said) == embeddings.exchange.reads_ahead
+            sum("embeddings.feed" in text for text in messages) == embeddings.exchange.reads_ahead
         )  # once, without feed
     logger.removeFilter(listen)
     return pieces
@@ -530,8 +530,8 @@ def exchange_numbers(channel):
     """
     here = channel.ranks.rank
     ranks = range(channel.ranks.world_size)
-    came = []
-    said = []
+    received = []
+    reported = []
     traffic = channel.ranks.traffic
     for kind in range(5):
         arriving = [[np.empty_like(part) for part in numbers_between(p, here)[kind]] for p in ranks]
@@ -539,9 +539,9 @@ def exchange_numbers(channel):
         num_bytes = exchange_compressed(
             channel, [numbers_between(here, p)[kind] for p in ranks], arriving
         )
-        came.append(arriving)
-        said.append((num_bytes, traffic.sent - before))
-    return came, said
+        received.append(arriving)
+        reported.append((num_bytes, traffic.sent - before))
+    return received, reported
 
 
 def run_stream_in_small_rounds(channel, *args, **options):
@@ -620,15 +620,15 @@ def meet_a_bad_batch_in_the_feed(channel, bad_rank, exchange="alltoall", **optio
     batches = [ragged_batch(tables, 5, seed=10 * i + rank, one_hot=True) for i in range(6)]
     if rank == bad_rank:
         batches[2].values[1] = 9
-    said = []
+    messages = []
     for batch in embeddings.feed(batches):
         try:
             pooled = embeddings(batch)
         except pb.errors.DataError as error:
-            said.append((type(error).__name__, str(error)))
+            messages.append((type(error).__name__, str(error)))
         else:
             loss_of(pooled).backward()
-    return said, [view.weights.copy() for view in embeddings.pieces()]
+    return messages, [view.weights.copy() for view in embeddings.pieces()]
 
 
 def overfill(channel, exchange="lookahead", **options):
@@ -668,7 +668,7 @@ def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
     """
     tables = [replace(table, dtype=dtype) for table in SHAPES["odd_dims"]]
     rank = channel.ranks.rank
-    found = []
+    results = []
     optimizer = pb.Adam(lr=0.1, average=0.9)
     embeddings = pb.Embeddings(
         tables, optimizer, exchange=exchange, seed=3, channel=channel, **options
@@ -678,8 +678,8 @@ def look_up_averages(channel, exchange="alltoall", dtype="float32", **options):
         loss_of(embeddings(batch)).backward()
         if i % 2:
             with torch.no_grad(), embeddings.averaged():
-                found.append(embeddings(batches[0]).numpy())
-    return found, [
+                results.append(embeddings(batches[0]).numpy())
+    return results, [
         {name: np.array(numbers) for name, numbers in view.state.items()}
         for view in embeddings.pieces()
     ]
@@ -697,13 +697,13 @@ def refuse_other_tables(channel, exchange="lookahead", **options):
 
 def name_what_servers_do_not_serve(channel, exchange, servers):
     """What a server says to calls of this package's functions, which are not its own."""
-    said = []
+    messages = []
     for function in (write_tensors, update_rows):
         try:
             rpc.rpc_sync(servers[0], function, ("x", {}))
         except NotAllowedError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def name_what_an_oracle_does_not_serve(channel, oracle, **options):
@@ -763,9 +763,9 @@ def load_a_state_dict(channel, exchange, **options):
     for i, batch in enumerate(embeddings.feed(batches)):
         if i == 3:
             embeddings.load_state_dict(state)
-        found = embeddings(batch)
-        same.append(torch.equal(found, alone(batch)))
-        loss_of(found).backward()
+        result = embeddings(batch)
+        same.append(torch.equal(result, alone(batch)))
+        loss_of(result).backward()
     return same, all(
         np.array_equal(
             view.weights[:],
@@ -810,15 +810,15 @@ def train_two_modules(channel, num_batches, exchange, **options):
         ragged_batch([*tables[0], *tables[1]], 3 + i, seed=[i, rank])
         for i in range(num_batches[rank])
     ]
-    said = None
+    message = None
     try:
         next(iter(first.feed(second.feed(batches))), None)
     except pb.errors.ConfigError as error:
-        said = str(error)
+        message = str(error)
     for batch in first.feed(batches):
         (loss_of(first(batch)) + loss_of(second(batch))).backward()
     pieces = [view.weights.copy() for each in (first, second) for view in each.pieces()]
-    return said, (first.step, second.step), pieces
+    return message, (first.step, second.step), pieces
 
 
 def load_from_outside(channel, exchange="alltoall", **options):
@@ -831,7 +831,7 @@ def load_from_outside(channel, exchange="alltoall", **options):
         tables, optimizers("adam", "any"), exchange=exchange, seed=3, channel=channel, **options
     )
     batches = [ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank) for i in range(6)]
-    found = []
+    results = []
     for number, batch in enumerate(embeddings.feed(batches)):
         if number == 3:
             for table in tables[2:4]:
@@ -840,9 +840,9 @@ def load_from_outside(channel, exchange="alltoall", **options):
                 )
                 embeddings.load_weights(table.name, weights)
         out = embeddings(batch)
-        found.append(as_tensor(out).detach())
+        results.append(as_tensor(out).detach())
         loss_of(out).backward()
-    return found, pieces_of(embeddings)
+    return results, pieces_of(embeddings)
 
 
 def learn_weights(channel, exchange="alltoall", **options):
@@ -857,14 +857,14 @@ def learn_weights(channel, exchange="alltoall", **options):
     batches = [
         ragged_batch(tables, 5, seed=10 * i + channel.ranks.rank, weighted=True) for i in range(6)
     ]
-    found = []
+    results = []
     for batch in batches:
         batch.weights.requires_grad_()
     for batch in embeddings.feed(batches):
         out = as_tensor(embeddings(batch))
         loss_of(out).backward()
-        found += [out.detach(), batch.weights.grad]
-    return found, pieces_of(embeddings)
+        results += [out.detach(), batch.weights.grad]
+    return results, pieces_of(embeddings)
 
 
 def train_reversed(channel, by_hand, exchange="alltoall", **options):
@@ -900,7 +900,7 @@ def train_reversed(channel, by_hand, exchange="alltoall", **options):
     bad = ragged_batch(tables, 6, seed=1, one_hot=True)
     bad.values[6 + 4] = 9
     try:
-        said = None if embeddings(bad) is None else "nothing"
+        message = None if embeddings(bad) is None else "nothing"
     except pb.errors.DataError as error:
-        said = str(error)
-    return pooled_of_step, pieces_of(embeddings), said
+        message = str(error)
+    return pooled_of_step, pieces_of(embeddings), message

@@ -50,15 +50,15 @@ RUNS = [
 
 def digest_of(results):
     """Of what all ranks saw and hold, in their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for pooled_of_step, pieces in results:
         for pooled in pooled_of_step:
-            found.update(np.ascontiguousarray(pooled.numpy()))
+            digest.update(np.ascontiguousarray(pooled.numpy()))
         for piece, weights, state in pieces:
-            found.update(f"{piece.table.name} {piece.rows} {piece.columns}".encode())
+            digest.update(f"{piece.table.name} {piece.rows} {piece.columns}".encode())
             for numbers in (weights, *(state[field] for field in sorted(state))):
-                found.update(np.ascontiguousarray(numbers))
-    return found.hexdigest()
+                digest.update(np.ascontiguousarray(numbers))
+    return digest.hexdigest()
 
 
 def digests(worlds):

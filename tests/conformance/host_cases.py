@@ -24,8 +24,8 @@ def to_second(transport, ranks, tensor):
     nothing = torch.empty(0, dtype=tensor.dtype)
     if ranks.rank == 0:
         return transport.post([nothing, tensor], [nothing] * 2), None
-    came = torch.zeros_like(tensor)
-    return transport.post([nothing] * 2, [came, nothing]), came
+    received = torch.zeros_like(tensor)
+    return transport.post([nothing] * 2, [received, nothing]), received
 
 
 def past_the_room(channel, expects_first):
@@ -55,7 +55,7 @@ def past_the_room(channel, expects_first):
         torch.arange(3),
     ]
     is_right = ranks.rank == 0 or all(
-        torch.equal(came, want) for (_, came), want in zip(messages, wanted, strict=True)
+        torch.equal(received, want) for (_, received), want in zip(messages, wanted, strict=True)
     )
     deferred = sum(map(len, transport._going.values()))
     channel.barrier()
@@ -81,9 +81,9 @@ def few_slots(channel, num_slots, num_messages):
         wait()
     transport.close()
     return all(
-        (came == 100 * i + 10 * p + ranks.rank).all()
+        (received == 100 * i + 10 * p + ranks.rank).all()
         for i, (_, coming) in enumerate(pairs)
-        for p, came in enumerate(coming)
+        for p, received in enumerate(coming)
         if p != ranks.rank
     )
 
@@ -95,29 +95,29 @@ def mixed(channel):
         os.environ[channels.TRANSPORT_VARIABLE] = "gloo"
     transport = opened(channel)
     os.environ.pop(channels.TRANSPORT_VARIABLE, None)
-    came = [torch.zeros(70_000) for _ in range(ranks.world_size)]
+    received = [torch.zeros(70_000) for _ in range(ranks.world_size)]
     transport.post(
-        [torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], came
+        [torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], received
     )()
     near = sorted(getattr(transport, "_near", ()))
     transport.close()
-    return near, [each.unique().tolist() for p, each in enumerate(came) if p != ranks.rank]
+    return near, [each.unique().tolist() for p, each in enumerate(received) if p != ranks.rank]
 
 
 def other_sizes(channel):
     transport = opened(channel)
     ranks = channel.ranks
-    said = None
+    message = None
     try:
         if ranks.rank == 0:
             transport.post([torch.empty(0), torch.ones(5)], [torch.empty(0)] * 2)()
         else:
             transport.post([torch.empty(0)] * 2, [torch.ones(6), torch.empty(0)])()
     except RuntimeError as error:
-        said = str(error)
+        message = str(error)
     channel.barrier()
     transport.close()
-    return said
+    return message
 
 
 def late(channel):
@@ -126,7 +126,7 @@ def late(channel):
     The CPU that it takes, and what it says.
     """
     transport = channels.open_host_transport(channel.ranks.patient(0.5))
-    said = None
+    message = None
     used = time.process_time()
     if channel.ranks.rank == 0:
         with suppress(RuntimeError):
@@ -134,11 +134,11 @@ def late(channel):
         try:
             transport.post([torch.empty(0)] * 2, [torch.empty(0), torch.ones(1)])()
         except RuntimeError as error:
-            said = str(error)
+            message = str(error)
     used = time.process_time() - used
     channel.barrier()
     transport.close()
-    return said, used
+    return message, used
 
 
 def stop_before_sending(channel):
@@ -150,15 +150,15 @@ def stop_before_sending(channel):
     ranks = channel.ranks
     channel.barrier()
     start = time.monotonic()
-    came = torch.zeros(3)
+    received = torch.zeros(3)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         transport.post([torch.ones(3), torch.empty(0)], [torch.empty(0)] * 2)()
     else:
-        transport.post([torch.empty(0)] * 2, [torch.empty(0), came])()
+        transport.post([torch.empty(0)] * 2, [torch.empty(0), received])()
     seconds = time.monotonic() - start
     transport.close()
-    return came.tolist(), seconds
+    return received.tolist(), seconds
 
 
 def several_threads(channel, num_threads, num_messages):
@@ -172,32 +172,32 @@ def several_threads(channel, num_threads, num_messages):
 
     del os.environ[channels.TRANSPORT_VARIABLE]
 
-    def work(mine):
+    def work(own):
         total = 0
         for i in range(num_messages):
-            size = mine.ranks.world_size
+            size = own.ranks.world_size
             total += int(
-                mine.all_to_all(
-                    torch.full((size, 1 + i), mine.ranks.rank + i), [1] * size, [1] * size
+                own.all_to_all(
+                    torch.full((size, 1 + i), own.ranks.rank + i), [1] * size, [1] * size
                 ).sum()
             )
         return total
 
     with ThreadPoolExecutor(num_threads) as pool:
-        found = list(pool.map(lambda mine: mine and work(mine), opened_channels))
+        result = list(pool.map(lambda own: own and work(own), opened_channels))
     for each in opened_channels:
         if each is not None:
             each.close()
-    return found
+    return result
 
 
 def kinds(channel):
     """What carries the messages of channels opened by default, with ``auto`` and with ``gloo``."""
-    found = []
+    results = []
     for choice in ("", "auto", "gloo"):
         os.environ[channels.TRANSPORT_VARIABLE] = choice
         made = channel.ranks.open_channel()
-        found.append(type(made._transport).__name__)
+        results.append(type(made._transport).__name__)
         made.close()
     del os.environ[channels.TRANSPORT_VARIABLE]
-    return found
+    return results

@@ -72,10 +72,10 @@ def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
     def carry_out(instructions, going=None):
         for each in instructions:
             if isinstance(each, Complete):
-                came = outstanding.pop(each.number)
-                transport.take(Slot(0, each.number), RankParts.of(came))
+                received = outstanding.pop(each.number)
+                transport.take(Slot(0, each.number), RankParts.of(received))
                 for p in peers:
-                    assert came[p].tobytes() == message(each.number, p, here, seed).tobytes(), (
+                    assert received[p].tobytes() == message(each.number, p, here, seed).tobytes(), (
                         each,
                         p,
                     )
@@ -109,7 +109,7 @@ def views(channel, name):
     here = channel.ranks.rank
     size = channel.ranks.world_size
     seen = 0
-    found = []
+    results = []
     for number, stream in itertools.product(range(9), range(2)):
         slot = Slot(stream, number)
         parts = [
@@ -121,7 +121,7 @@ def views(channel, name):
             seen = transport.wait_for_news(seen, slot)
         for p in transport.peers:
             view = transport.view(slot, p)
-            found.append(
+            results.append(
                 (view == 10 * p + here + stream).all() and len(view) == 3 + 400 * (number % 4)
             )
         assert not any(
@@ -130,7 +130,7 @@ def views(channel, name):
         )
     channel.barrier()
     transport.close()
-    return all(found)
+    return all(results)
 
 
 def wrong_size(channel, name):
@@ -227,17 +227,17 @@ def lose_a_peer(channel, name, victim, how):
         return error.rank, str(error), time.monotonic() - start
 
 
-def patience(channel, name):
-    """What is said when a rank lives and sends nothing."""
+def wait_in_vain(channel, name):
+    """The error when a rank lives and sends nothing."""
     transport = opened(channel, name, timeout_s=0.5)
     here = channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)
-    said = None
+    text = None
     if here == 0:
         try:
             transport.take(Slot(0, 0), parts)
         except PibrochError as error:
-            said = str(error)
+            text = str(error)
     channel.barrier()
     transport.close()
-    return said
+    return text

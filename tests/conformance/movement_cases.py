@@ -26,7 +26,7 @@ def train_and_move(
     batches = [
         ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(STEPS)
     ]
-    found = []
+    results = []
     moving = []
     step = 0
     plans = dict(zip(at, plans, strict=True))
@@ -35,8 +35,8 @@ def train_and_move(
             pooled = embeddings(batch)
             if step % 5 == 2:
                 with torch.no_grad():
-                    found.append(as_tensor(embeddings(batches[0])))
-            found.append(as_tensor(pooled).detach())
+                    results.append(as_tensor(embeddings(batches[0])))
+            results.append(as_tensor(pooled).detach())
             loss_of(pooled, 9 * world, 9 * rank).backward()
             moving.append(embeddings.is_moving)
             if step in plans:
@@ -57,7 +57,12 @@ def train_and_move(
             )
             embeddings.load_full_state_dict(state)
             embeddings.step = number
-    return found, pieces_of(embeddings), moving, [len(view.weights) for view in embeddings.pieces()]
+    return (
+        results,
+        pieces_of(embeddings),
+        moving,
+        [len(view.weights) for view in embeddings.pieces()],
+    )
 
 
 def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, **options):
@@ -76,7 +81,7 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
     batches = [
         ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)
     ]
-    found = []
+    results = []
     planned = []
     moving = []
     step = 0
@@ -85,14 +90,14 @@ def look_ahead_and_move(channel, name, shape, plans, at, rows_per_step, midway, 
             pooled = embeddings(batch)
             if midway and step in at:
                 embeddings.move_rows(plans[at.index(step)], rows_per_step)
-            found.append(as_tensor(pooled).detach())
+            results.append(as_tensor(pooled).detach())
             loss_of(pooled, 9 * world, 9 * rank).backward()
             if not midway and step in at:
                 embeddings.move_rows(plans[at.index(step)], rows_per_step)
             planned.append(embeddings.exchange.report().num_steps)
             moving.append(embeddings.is_moving)
             step += 1
-    return found, pieces_of(embeddings), planned, moving
+    return results, pieces_of(embeddings), planned, moving
 
 
 def stay(channel, name, shape, **options):
@@ -106,13 +111,13 @@ def stay(channel, name, shape, **options):
     batches = [
         ragged_batch(tables, (7 * step + 3 * rank) % 9, seed=[step, rank]) for step in range(30)
     ]
-    found = []
+    results = []
     for feed in (batches[:18], batches[18 : 30 - rank]):
         for batch in embeddings.feed(feed):
             pooled = embeddings(batch)
-            found.append(as_tensor(pooled).detach())
+            results.append(as_tensor(pooled).detach())
             loss_of(pooled, 9 * world, 9 * rank).backward()
-    return found, pieces_of(embeddings)
+    return results, pieces_of(embeddings)
 
 
 def count_rows(channel, plan, exchange):

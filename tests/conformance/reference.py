@@ -33,14 +33,14 @@ class Reference:
     @property
     def records(self):
         """All numbers, table by table, weights before state, as :func:`cases.records_of` does."""
-        found = []
+        results = []
         for table in self.tables:
             widths = [table.dim, *self.optimizers[table.name].state_fields(table.dim).values()]
-            found += [
+            results += [
                 part.ravel()
                 for part in np.split(self._records[table.name], np.cumsum(widths)[:-1], 1)
             ]
-        return np.concatenate(found)
+        return np.concatenate(results)
 
     def adopt(self, records):
         """Go on from how bfloat16 weights were rounded.
@@ -52,15 +52,15 @@ class Reference:
         """
         at = 0
         for table in self.tables:
-            mine = self._records[table.name]
+            own = self._records[table.name]
             if table.dtype == "bfloat16":
-                exact = mine[:, : table.dim]
-                found = records[at : at + table.num_rows * table.dim].reshape(-1, table.dim)
+                exact = own[:, : table.dim]
+                result = records[at : at + table.num_rows * table.dim].reshape(-1, table.dim)
                 spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - 7)
-                assert (np.abs(found - exact) <= spacing + 2e-5).all()
-                assert not (found.astype(np.float32).view(np.uint32) & 0xFFFF).any()
-                mine[:, : table.dim] = found
-            at += mine.size
+                assert (np.abs(result - exact) <= spacing + 2e-5).all()
+                assert not (result.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+                own[:, : table.dim] = result
+            at += own.size
 
     def step(self, batch, loss_of):
         """One step on the batch; returns the embeddings before it.

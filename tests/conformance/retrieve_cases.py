@@ -21,16 +21,16 @@ def look_up(channel, shape, exchange="retrieve", dtype=None, seed=3, **options):
         tables, optimizers("adam", shape), exchange=exchange, seed=seed, channel=channel, **options
     )
     rank = channel.ranks.rank
-    found = []
+    results = []
     with torch.no_grad():
         for step in range(4):
             size = (7 * step + 5 * rank) % 11
             batch = ragged_batch(
                 tables, size, seed=[step, rank], weighted=step == 1, one_hot=step == 2
             )
-            found.append(as_tensor(embeddings(batch)))
+            results.append(as_tensor(embeddings(batch)))
     channel.barrier()  # others may still ask for rows of this rank
-    return found
+    return results
 
 
 def read_averages(channel, hosts, exchange):
@@ -46,9 +46,9 @@ def read_averages(channel, hosts, exchange):
                 np.asarray(view.weights) + view.piece.rows[:][0] if len(view.piece.rows) else 0
             )
     with torch.no_grad(), embeddings.averaged():
-        found = embeddings(ragged_batch(tables, 9, seed=channel.ranks.rank)).numpy()
+        result = embeddings(ragged_batch(tables, 9, seed=channel.ranks.rank)).numpy()
     channel.barrier()
-    return found
+    return result
 
 
 ROWS = 20_000
@@ -118,18 +118,18 @@ def look_up_before_loading(channel):
     if channel.ranks.rank == 1:
         embeddings.load_weights("a", weights)
     channel.barrier()
-    said = None
+    message = None
     with torch.no_grad():
         if channel.ranks.rank == 0:
             try:
                 embeddings(batch)
             except pb.errors.TrainingError as error:
-                said = str(error)
+                message = str(error)
             embeddings.load_weights("a", weights)
         channel.barrier()
-        found = torch.unique(as_tensor(embeddings(batch))).numel()
+        result = torch.unique(as_tensor(embeddings(batch))).numel()
     channel.barrier()
-    return said, found
+    return message, result
 
 
 _KEPT: dict = {}
@@ -157,10 +157,10 @@ def look_up_alone(channel):
     traffic.sent_to.clear()
     traffic.received_from.clear()
     with torch.no_grad():
-        found = as_tensor(
+        result = as_tensor(
             _KEPT["retrieve"](ragged_batch(SHAPES["any"], 20, seed=channel.ranks.rank))
         )
-    return found, dict(traffic.sent_to), dict(traffic.received_from)
+    return result, dict(traffic.sent_to), dict(traffic.received_from)
 
 
 def let_go(channel):
@@ -173,7 +173,7 @@ def interleave(channel, hosts):
     The same by both exchanges.
     """
     tables = SHAPES["odd_dims"]
-    found = []
+    results = []
     for exchange, options in (("alltoall", {}), ("retrieve", {"hosts": hosts})):
         embeddings = pb.Embeddings(
             tables, pb.Adagrad(lr=0.5), exchange=exchange, seed=3, channel=channel, **options
@@ -189,8 +189,8 @@ def interleave(channel, hosts):
             with torch.no_grad():
                 seen.append(as_tensor(embeddings(probe)))
             loss.backward()
-        found.append((seen, [view.weights.copy() for view in embeddings.pieces()]))
-    (first, pieces), (second, others) = found
+        results.append((seen, [view.weights.copy() for view in embeddings.pieces()]))
+    (first, pieces), (second, others) = results
     return all(map(torch.equal, first, second)) and all(map(np.array_equal, pieces, others))
 
 
@@ -216,7 +216,7 @@ def read_copies(channel, hosts):
         placement=pb.Plan.by_rows(parts),
     )
     batch = ragged_batch([table], 30, seed=channel.ranks.rank)
-    found = []
+    actual = []
     same = True
     for number in range(4):
         if number == 2:
@@ -225,11 +225,11 @@ def read_copies(channel, hosts):
         before = traffic.received
         with torch.no_grad():
             rows = embeddings(batch)
-        found.append(traffic.received - before)
+        actual.append(traffic.received - before)
         channel.barrier()  # all have filled their copies, and nobody goes on to load
         right = pb.Embeddings([table], pb.SGD(lr=1.0), seed=3)
         if number >= 2:
             right.load_weights("a", np.arange(640).reshape(40, 16))
         with torch.no_grad():
             same &= torch.equal(rows, right(batch))
-    return found[0] > 0, found[1] > 0 or found[3] > 0, found[2] > 0, same
+    return actual[0] > 0, actual[1] > 0 or actual[3] > 0, actual[2] > 0, same

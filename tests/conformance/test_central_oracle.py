@@ -5,7 +5,7 @@ With embedding servers and without.
 
 import numpy as np
 import pytest
-import role_crew as on_servers
+import role_team as on_servers
 from test_lookahead import SIZES, check_same, stream_bits
 from test_world import KIND_OF, bits
 
@@ -14,11 +14,11 @@ from cases import OPTIMIZERS
 
 
 @pytest.fixture
-def run(worlds, oracle_crew):
+def run(worlds, oracle_team):
     """``run(ranks, servers, function, ...)`` as a world's ``run``, with a central oracle."""
 
     def run_on(size, num_servers, function, *args, **options):
-        call = (oracle_crew.rendezvous, num_servers, function.__name__, *args)
+        call = (oracle_team.rendezvous, num_servers, function.__name__, *args)
         return worlds(size).run(on_servers.run, *call, central=True, **options)
 
     return run_on
@@ -76,8 +76,8 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
 )
 def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
-    for right, mine in zip(expected, run(2, 0, function, lookahead=3), strict=True):
-        np.testing.assert_equal(mine, right)
+    for right, actual in zip(expected, run(2, 0, function, lookahead=3), strict=True):
+        np.testing.assert_equal(actual, right)
 
 
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, run):
@@ -93,17 +93,20 @@ def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, run):
 
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(run):
     for num_servers in (0, 2):
-        for said, step in run(2, num_servers, cases.overfill):
+        for message, step in run(2, num_servers, cases.overfill):
             assert (
                 "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
-                in said
+                in message
             )
             assert step < 5
 
 
 def test_ranks_that_want_different_things_are_refused(worlds, run):
-    for said in (run(2, 0, cases.refuse_other_options), worlds(2).run(cases.refuse_other_options)):
-        assert sorted(text for text in said) == [
+    for message in (
+        run(2, 0, cases.refuse_other_options),
+        worlds(2).run(cases.refuse_other_options),
+    ):
+        assert sorted(text for text in message) == [
             "got lookahead 3 on rank 0, 4 on rank 1; need the same options on all ranks",
             "got lookahead 4 on rank 1, 3 on rank 0; need the same options on all ranks",
         ]
@@ -124,7 +127,7 @@ def test_ranks_tell_rows_to_the_oracle_alone(run, worlds):
 
 
 def test_an_oracle_runs_nothing_but_what_it_serves(run):
-    for said in run(1, 0, cases.name_what_an_oracle_does_not_serve):
-        assert len(said) == 2 and all(
-            "of a module that is not allowed here" in text for text in said
+    for message in run(1, 0, cases.name_what_an_oracle_does_not_serve):
+        assert len(message) == 2 and all(
+            "of a module that is not allowed here" in text for text in message
         )

@@ -13,12 +13,12 @@ SIZES = [500, 3, 400, 0, 7, 300, 450]  # messages worth codes, and some that are
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_numbers_arrive_in_fewer_bytes(worlds, size):
-    for rank, (came, said) in enumerate(worlds(size).run(cases.exchange_numbers)):
+    for rank, (received, message) in enumerate(worlds(size).run(cases.exchange_numbers)):
         for kind in range(5):
             for sender in range(size):
                 sent = cases.numbers_between(sender, rank)[kind]
                 assert all(
-                    np.array_equal(a, b) for a, b in zip(came[kind][sender], sent, strict=True)
+                    np.array_equal(a, b) for a, b in zip(received[kind][sender], sent, strict=True)
                 )
         raw = [
             sum(
@@ -32,10 +32,10 @@ def test_numbers_arrive_in_fewer_bytes(worlds, size):
         lengths = 8 * (size - 1)
         assert all(
             num_bytes == counted <= most + lengths
-            for (num_bytes, counted), most in zip(said, raw, strict=True)
+            for (num_bytes, counted), most in zip(message, raw, strict=True)
         )
-        assert said[0][0] <= 0.85 * raw[0]
-        assert said[1][0] == raw[1] + lengths  # noise travels as it is
+        assert message[0][0] <= 0.85 * raw[0]
+        assert message[1][0] == raw[1] + lengths  # noise travels as it is
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
@@ -86,7 +86,9 @@ def test_fewer_bytes_are_counted(worlds):
     ("option", "values"), [("compress", (True, False)), ("wire", ("float32", "bfloat16"))]
 )
 def test_ranks_that_want_different_wires_are_refused(worlds, exchange, option, values):
-    for rank, said in enumerate(worlds(2).run(cases.refuse_other_wires, exchange, option, values)):
-        assert said.startswith(
+    for rank, message in enumerate(
+        worlds(2).run(cases.refuse_other_wires, exchange, option, values)
+    ):
+        assert message.startswith(
             f"got {option} {values[rank]!r} on rank {rank}, {values[1 - rank]!r} on rank {1 - rank}"
         )

@@ -32,9 +32,9 @@ def test_messages_past_the_slots_arrive_in_order(worlds, size):
 
 
 def test_a_rank_that_shares_no_memory_is_reached_by_gloo(worlds):
-    for rank, (near, came) in enumerate(worlds(3).run(cases.mixed)):
+    for rank, (near, received) in enumerate(worlds(3).run(cases.mixed)):
         assert near == [[1], [0], []][rank]
-        assert came == [[10.0 * p + rank] for p in range(3) if p != rank]
+        assert received == [[10.0 * p + rank] for p in range(3) if p != rank]
 
 
 def test_another_size_is_an_error(worlds):
@@ -43,8 +43,8 @@ def test_another_size_is_an_error(worlds):
 
 
 def test_who_waits_in_vain_sleeps_and_names_whom_it_waited_for(worlds):
-    (said, used), _ = worlds(2).run(cases.late)
-    assert "ranks [1] in 0.5 s" in said and used < 0.1
+    (message, used), _ = worlds(2).run(cases.late)
+    assert "ranks [1] in 0.5 s" in message and used < 0.1
 
 
 def test_a_rank_may_be_stopped_for_longer_than_losses_take_to_be_noticed():
@@ -66,8 +66,8 @@ def test_a_rank_may_be_stopped_for_longer_than_losses_take_to_be_noticed():
 
 def test_channels_of_several_groups_and_threads_overlap(worlds):
     num = 200
-    for rank, found in enumerate(worlds(3).run(cases.several_threads, 3, num)):
-        for members, total in zip([3, 2 if rank < 2 else 0, 3], found, strict=True):
+    for rank, actual in enumerate(worlds(3).run(cases.several_threads, 3, num)):
+        for members, total in zip([3, 2 if rank < 2 else 0, 3], actual, strict=True):
             want = sum((1 + i) * (members * i + members * (members - 1) // 2) for i in range(num))
             assert total == (want if members else None)
 
@@ -79,8 +79,8 @@ def test_nothing_is_left_in_dev_shm_and_a_killed_rank_is_named():
         import transport_cases
 
         world.ask(transport_cases.lose_a_peer, "host", 1, "pairs")
-        for said, seconds in (world.answer(0), world.answer(2)):
-            assert "rank 1" in said and seconds < 5
+        for message, seconds in (world.answer(0), world.answer(2)):
+            assert "rank 1" in message and seconds < 5
         assert set(os.listdir("/dev/shm")) <= before
     finally:
         world.close()

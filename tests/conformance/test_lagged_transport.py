@@ -50,8 +50,8 @@ def test_who_waits_sleeps(worlds, name):
 
 
 def test_a_rank_that_lives_and_sends_nothing_is_named_when_its_time_is_over(worlds, name):
-    said, other = worlds(2).run(cases.patience, name)
-    assert "ranks [1]" in said and "0.5 s" in said and other is None
+    message, other = worlds(2).run(cases.wait_in_vain, name)
+    assert "ranks [1]" in message and "0.5 s" in message and other is None
 
 
 def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):

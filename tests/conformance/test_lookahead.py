@@ -29,9 +29,9 @@ def check_same(results, first, name, shape="odd_dims"):
     assert np.array_equal(
         whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records
     )
-    for (mine, _), (other, _) in zip(results, reference, strict=True):
-        assert len(mine) == len(other)
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    for (actual, _), (other, _) in zip(results, reference, strict=True):
+        assert len(actual) == len(other)
+        assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))
 
 
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
@@ -175,9 +175,9 @@ def test_programs_that_leave_the_order_of_the_feed(worlds, lookahead):
             {} if function is cases.lookup_twice_then_update_twice else {"lookahead": lookahead}
         )
         expected = worlds(2).run(function)
-        found = worlds(2).run(function, exchange="lookahead", **options)
-        for right, mine in zip(expected, found, strict=True):
-            np.testing.assert_equal(mine, right)
+        actual = worlds(2).run(function, exchange="lookahead", **options)
+        for right, own in zip(expected, actual, strict=True):
+            np.testing.assert_equal(own, right)
 
 
 def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_one_before(worlds):
@@ -200,28 +200,28 @@ def test_a_batch_is_announced_in_one_message_unless_it_is_much_larger_than_the_o
 def test_a_rank_may_run_out_long_after_the_window_is_full(worlds, lookahead):
     for num_batches in ([12, 9, 10], [8, 12, 12], [12, 1, 11]):
         expected = worlds(3).run(cases.run_out_of_batches, num_batches)
-        found = worlds(3).run(
+        actual = worlds(3).run(
             cases.run_out_of_batches, num_batches, exchange="lookahead", lookahead=lookahead
         )
-        np.testing.assert_equal(found, expected)
+        np.testing.assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 9])
 def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, lookahead):
     for bad_rank in range(3):
         expected = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, bad_rank)
-        found = worlds(3).run(
+        actual = worlds(3).run(
             cases.meet_a_bad_batch_in_the_feed, bad_rank, exchange="lookahead", lookahead=lookahead
         )
-        np.testing.assert_equal(found, expected)
-        assert [len(said) for said, _ in found] == [1, 1, 1]
+        np.testing.assert_equal(actual, expected)
+        assert [len(message) for message, _ in actual] == [1, 1, 1]
 
 
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(worlds):
-    for said, step in worlds(2).run(cases.overfill):
+    for message, step in worlds(2).run(cases.overfill):
         assert (
             "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
-            in said
+            in message
         )
         assert step < 5
 
@@ -234,9 +234,9 @@ def test_large_batches_are_read_ahead_as_far_as_their_bytes_allow(worlds, small_
     """
     sizes = [3] * small_first + [400] * 20
     expected = worlds(3).run(cases.read_ahead, sizes, 1)
-    found = worlds(3).run(cases.read_ahead, sizes, 1, exchange="lookahead", lookahead=10)
+    actual = worlds(3).run(cases.read_ahead, sizes, 1, exchange="lookahead", lookahead=10)
     free = worlds(3).run(cases.read_ahead, sizes, 1 << 40, exchange="lookahead", lookahead=10)
-    for (ahead, pieces), (far, _), (_, others) in zip(found, free, expected, strict=True):
+    for (ahead, pieces), (far, _), (_, others) in zip(actual, free, expected, strict=True):
         np.testing.assert_equal(pieces, others)
         assert max(far) >= 12 and max(ahead[small_first:]) <= 5, (far, ahead)
-    assert len({tuple(ahead) for ahead, _ in found}) == 1
+    assert len({tuple(ahead) for ahead, _ in actual}) == 1

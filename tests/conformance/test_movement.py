@@ -25,8 +25,8 @@ def check_same(results, expected, shape, name):
         for each in (results, expected)
     ]
     assert np.array_equal(*records)
-    for (mine, *_), (other, *_) in zip(results, expected, strict=True):
-        assert all(map(torch.equal, mine, other))
+    for (actual, *_), (other, *_) in zip(results, expected, strict=True):
+        assert all(map(torch.equal, actual, other))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import programs
 import pytest
-import role_crew as on_servers
+import role_team as on_servers
 import torch
 from test_world import whole_records
 
@@ -13,23 +13,23 @@ from cases import SHAPES
 PROGRAMS_PER_TEST = 6
 
 
-def check_same(seed, found, expected):
+def check_same(seed, actual, expected):
     """What all ranks saw.
 
     A program for which the cache was too small stops on all ranks at the same place.
     """
     shape, name, _ = programs.setting_of(seed)
     whole = {}
-    for rank, (mine, other) in enumerate(zip(found, expected, strict=True)):
-        is_cut = isinstance(mine[-1], str) and mine[-1] == programs.NO_ROOM
-        assert len(mine) - is_cut <= len(other)
-        assert len(mine) == len(found[0])
+    for rank, (own, other) in enumerate(zip(actual, expected, strict=True)):
+        is_cut = isinstance(own[-1], str) and own[-1] == programs.NO_ROOM
+        assert len(own) - is_cut <= len(other)
+        assert len(own) == len(actual[0])
         for place, (what, expected_one) in enumerate(
-            zip(mine[: len(mine) - is_cut], other, strict=False)
+            zip(own[: len(own) - is_cut], other, strict=False)
         ):
             where = (
                 f"program {seed}, rank {rank}, at {place}:"
-                f" {[w for w in mine[: place + 1] if isinstance(w, str)]}"
+                f" {[w for w in own[: place + 1] if isinstance(w, str)]}"
             )
             if isinstance(what, str):
                 assert what == expected_one, where
@@ -42,7 +42,7 @@ def check_same(seed, found, expected):
                         SHAPES[shape],
                         cases.optimizers(name, shape),
                     )
-                    for each in (found, expected)
+                    for each in (actual, expected)
                 ]
                 assert np.array_equal(*whole[place]), where
 
@@ -53,17 +53,17 @@ def test_lookahead_sees_what_alltoall_sees(worlds, size, first):
     for seed in range(first, first + PROGRAMS_PER_TEST):
         seed, options = seed + 1000 * size, programs.setting_of(seed + 1000 * size)[2]
         expected = worlds(size).run(programs.run_program, seed, wire=options["wire"])
-        found = worlds(size).run(programs.run_program, seed, exchange="lookahead", **options)
-        check_same(seed, found, expected)
+        actual = worlds(size).run(programs.run_program, seed, exchange="lookahead", **options)
+        check_same(seed, actual, expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_servers_see_what_alltoall_sees(worlds, server_crew, size):
+def test_servers_see_what_alltoall_sees(worlds, server_team, size):
     for seed in range(4000 + 1000 * size, 4000 + 1000 * size + PROGRAMS_PER_TEST):
         options = programs.setting_of(seed)[2]
         run = programs.run_program
         expected = worlds(size).run(run, seed, wire=options["wire"])
-        found = worlds(size).run(
-            on_servers.run, server_crew.rendezvous, 1 + seed % 3, run, seed, **options
+        actual = worlds(size).run(
+            on_servers.run, server_team.rendezvous, 1 + seed % 3, run, seed, **options
         )
-        check_same(seed, found, expected)
+        check_same(seed, actual, expected)

@@ -29,9 +29,9 @@ def test_lookups_without_step_have_the_bits_of_alltoall(worlds, size):
             options = {"placement": options["placement"]}
             right = worlds(size).run(retrieve_cases.look_up, shape, exchange="alltoall", **options)
             for hosts in (None, HOSTS[size], list(range(size))):
-                found = worlds(size).run(retrieve_cases.look_up, shape, hosts=hosts, **options)
-                for mine, other in zip(found, right, strict=True):
-                    assert all(map(torch.equal, mine, other)), (shape, hosts)
+                actual = worlds(size).run(retrieve_cases.look_up, shape, hosts=hosts, **options)
+                for own, other in zip(actual, right, strict=True):
+                    assert all(map(torch.equal, own, other)), (shape, hosts)
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
@@ -42,11 +42,11 @@ def test_copies_of_a_host_are_read_by_its_ranks(worlds, wire):
             retrieve_cases.look_up, shape, exchange="alltoall", placement=plan, wire=wire
         )
         for hosts in (HOSTS[4], [0, 1, 1, 1], [0, 1, 2, 3], None):
-            found = worlds(4).run(
+            actual = worlds(4).run(
                 retrieve_cases.look_up, shape, hosts=hosts, placement=plan, wire=wire
             )
-            for mine, other in zip(found, right, strict=True):
-                assert all(map(torch.equal, mine, other)), (shape, hosts)
+            for own, other in zip(actual, right, strict=True):
+                assert all(map(torch.equal, own, other)), (shape, hosts)
 
 
 def test_a_copied_row_crosses_to_a_host_once_and_follows_what_is_loaded(worlds):
@@ -80,25 +80,25 @@ def test_lookups_go_on_while_tables_are_replaced(worlds, hosts, holders, each_lo
 
 
 def test_a_rank_that_has_yet_to_load_hears_of_it_soon(worlds):
-    (said, found), (nothing, other) = worlds(2).run(retrieve_cases.look_up_before_loading)
-    assert "others have loaded 1 times, and this rank 0 times" in said and nothing is None
-    assert found == other
+    (message, result), (nothing, other) = worlds(2).run(retrieve_cases.look_up_before_loading)
+    assert "others have loaded 1 times, and this rank 0 times" in message and nothing is None
+    assert result == other
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_places_change_no_bit_of_rows_that_travel_narrow(worlds, wire):
     right = worlds(4).run(retrieve_cases.look_up, "any", exchange="alltoall", wire=wire)
-    found = worlds(4).run(retrieve_cases.look_up, "any", hosts=HOSTS[4], wire=wire)
-    for mine, other in zip(found, right, strict=True):
-        assert all(map(torch.equal, mine, other))
+    actual = worlds(4).run(retrieve_cases.look_up, "any", hosts=HOSTS[4], wire=wire)
+    for own, other in zip(actual, right, strict=True):
+        assert all(map(torch.equal, own, other))
 
 
 def test_moving_averages_are_read_too(worlds):
-    right, found = (
+    right, actual = (
         worlds(4).run(retrieve_cases.read_averages, HOSTS[4], each)
         for each in ("alltoall", "retrieve")
     )
-    assert all(map(np.array_equal, right, found))
+    assert all(map(np.array_equal, right, actual))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -122,8 +122,8 @@ def test_training_has_the_bits_of_alltoall(worlds, size):
         )
         optimizer = cases.optimizers(name, shape)
         assert np.array_equal(whole_records(results, SHAPES[shape], optimizer), records), name
-        for (mine, _), (other, _) in zip(results, first, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), name
+        for (actual, _), (other, _) in zip(results, first, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True)), name
 
 
 def test_neither_updates_nor_reads_overtake_each_other(worlds):
@@ -140,8 +140,8 @@ def test_a_rank_looks_up_while_all_others_sleep(worlds, hosts):
             4
         ):  # the others wait for what they are to do next, in no call of pibroch's
             world.ask_one(rank, retrieve_cases.look_up_alone)
-            found, sent, received = world.answer(rank)
-            assert torch.equal(found, prepared[rank][0])
+            result, sent, received = world.answer(rank)
+            assert torch.equal(result, prepared[rank][0])
             near = {p for p in range(4) if hosts is None or hosts[p] == hosts[rank]}
             assert not any(sent.get(p) or received.get(p) for p in near)
             assert all(sent[p] and received[p] for p in set(range(4)) - near)

@@ -6,7 +6,7 @@ tables with this index, too.
 
 import numpy as np
 import pytest
-import role_crew as on_servers
+import role_team as on_servers
 import torch
 
 import cases
@@ -20,9 +20,9 @@ WAYS = {
 }
 
 
-def check_alike(found, right):
-    for (pooled, pieces, said), (pooled_by_hand, pieces_by_hand, said_by_hand) in zip(
-        found, right, strict=True
+def check_alike(actual, right):
+    for (pooled, pieces, message), (pooled_by_hand, pieces_by_hand, said_by_hand) in zip(
+        actual, right, strict=True
     ):
         assert all(map(torch.equal, pooled, pooled_by_hand))
         for (piece, *numbers), (by_hand, *numbers_by_hand) in zip(
@@ -30,8 +30,8 @@ def check_alike(found, right):
         ):
             assert (piece.table.name, str(piece.rows)) == (by_hand.table.name, str(by_hand.rows))
             np.testing.assert_equal(numbers, numbers_by_hand)
-        assert said == said_by_hand
-        assert "id 9 for feature 'y' in sample 4 of the batch; need an id from 0 to 8" in said
+        assert message == said_by_hand
+        assert "id 9 for feature 'y' in sample 4 of the batch; need an id from 0 to 8" in message
 
 
 @pytest.mark.parametrize("exchange", WAYS)
@@ -39,26 +39,26 @@ def check_alike(found, right):
 def test_reversed_ids_train_to_the_bits_of_ids_reversed_by_hand(worlds, size, exchange):
     for options in WAYS[exchange][: None if size == 2 else 1]:
         run = worlds(size).run
-        found, right = (
+        actual, right = (
             run(cases.train_reversed, by_hand, exchange=exchange, **options)
             for by_hand in (False, True)
         )
-        check_alike(found, right)
+        check_alike(actual, right)
 
 
 def test_in_one_process(worlds):
-    found, right = (
+    actual, right = (
         worlds(1).run(cases.train_reversed, by_hand, exchange="local") for by_hand in (False, True)
     )
-    check_alike(found, right)
+    check_alike(actual, right)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_with_rows_on_servers(worlds, server_crew, size):
-    found, right = (
+def test_with_rows_on_servers(worlds, server_team, size):
+    actual, right = (
         worlds(size).run(
-            on_servers.run, server_crew.rendezvous, 2, "train_reversed", by_hand, lookahead=3
+            on_servers.run, server_team.rendezvous, 2, "train_reversed", by_hand, lookahead=3
         )
         for by_hand in (False, True)
     )
-    check_alike(found, right)
+    check_alike(actual, right)

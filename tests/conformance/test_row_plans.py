@@ -5,7 +5,7 @@ The bits of row-wise placement, whatever the plan.
 
 import numpy as np
 import pytest
-import role_crew as on_servers
+import role_team as on_servers
 import torch
 from exchanges import options_of
 from test_lookahead import SIZES, check_same, stream_bits
@@ -28,8 +28,8 @@ def test_alltoall_with_copies_gives_the_bits_of_row_wise_placement(worlds, size,
         )
         optimizer = cases.optimizers(name, shape)
         assert np.array_equal(whole_records(results, SHAPES[shape], optimizer), records), name
-        for (mine, _), (other, _) in zip(results, first, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), name
+        for (actual, _), (other, _) in zip(results, first, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True)), name
 
 
 @pytest.mark.parametrize("replicas", ["sparse", "dense"])
@@ -47,8 +47,8 @@ def test_sums_of_whole_copied_tables_have_the_same_bits(worlds, size, placement,
             assert np.array_equal(
                 whole_records(results, SHAPES[shape], cases.optimizers(name, shape)), records
             )
-            for (mine, _), (other, _) in zip(results, expected, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+            for (actual, _), (other, _) in zip(results, expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))
 
 
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
@@ -62,13 +62,13 @@ def test_lookahead_gives_them_too(worlds, size, cache):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_and_so_it_does_with_the_rows_on_servers(worlds, server_crew, size):
+def test_and_so_it_does_with_the_rows_on_servers(worlds, server_team, size):
     for number, name in enumerate(OPTIMIZERS):
         num_servers = 1 + (number + size) % 3
         plan = random_plan(SHAPES["odd_dims"], num_servers, number, copies=False)
         results = worlds(size).run(
             on_servers.run,
-            server_crew.rendezvous,
+            server_team.rendezvous,
             num_servers,
             "run_stream",
             name,

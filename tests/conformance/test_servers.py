@@ -5,7 +5,7 @@ Embedding servers are other processes.
 
 import numpy as np
 import pytest
-import role_crew as on_servers
+import role_team as on_servers
 from test_lookahead import SIZES, check_same, stream_bits
 from test_world import KIND_OF, bits, whole_records
 
@@ -14,13 +14,13 @@ from cases import OPTIMIZERS, SHAPES
 
 
 @pytest.fixture
-def run(worlds, server_crew):
+def run(worlds, server_team):
     """``run(ranks, servers, function, ...)`` as a world's ``run``, with the rows on servers."""
 
     def run_on(size, num_servers, function, *args, **options):
         world = worlds(size)
         return world.run(
-            on_servers.run, server_crew.rendezvous, num_servers, function.__name__, *args, **options
+            on_servers.run, server_team.rendezvous, num_servers, function.__name__, *args, **options
         )
 
     return run_on
@@ -102,17 +102,17 @@ def test_pieces_can_be_looked_at_and_written_between_steps(worlds, run):
 )
 def test_programs_that_leave_the_order_of_the_feed(worlds, run, function):
     expected = worlds(2).run(function)
-    for right, mine in zip(expected, run(2, 2, function, lookahead=3), strict=True):
-        np.testing.assert_equal(mine, right)
+    for right, actual in zip(expected, run(2, 2, function, lookahead=3), strict=True):
+        np.testing.assert_equal(actual, right)
 
 
 def test_averages_of_rows_of_16_bits(worlds, run):
-    for right, mine in zip(
+    for right, actual in zip(
         worlds(2).run(cases.look_up_averages, dtype="bfloat16"),
         run(2, 2, cases.look_up_averages, dtype="bfloat16", lookahead=3),
         strict=True,
     ):
-        np.testing.assert_equal(mine, right)
+        np.testing.assert_equal(actual, right)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
@@ -120,14 +120,14 @@ def test_a_narrow_wire_gives_the_bits_of_alltoall_with_it(worlds, run, wire):
     results = worlds(2).run(cases.run_stream, "adam", SIZES, wire=wire)
     expected = results, whole_records(results, SHAPES["odd_dims"], OPTIMIZERS["adam"])
     for cache in ("lrpp", "partitioned"):
-        mine = run(2, 2, cases.run_stream, "adam", SIZES, wire=wire, lookahead=4, cache=cache)
-        check_same(mine, expected, "adam")
+        own = run(2, 2, cases.run_stream, "adam", SIZES, wire=wire, lookahead=4, cache=cache)
+        check_same(own, expected, "adam")
     name = "sgd"
     shape = "shared"
     results = worlds(2).run(cases.run_steps, name, shape, KIND_OF[name], wire=wire)
-    mine = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
+    own = run(2, 2, cases.run_steps, name, shape, KIND_OF[name], wire=wire, lookahead=3)
     check_same(
-        mine,
+        own,
         (results, whole_records(results, SHAPES[shape], cases.optimizers(name, shape))),
         name,
         shape,
@@ -141,8 +141,8 @@ def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, run):
 
 
 def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, run):
-    for rank, (said, unchanged, goes_on) in enumerate(run(3, 3, cases.meet_a_bad_batch, 1)):
-        assert said[0] == ("RowIdError" if rank == 1 else "DataError")
+    for rank, (message, unchanged, goes_on) in enumerate(run(3, 3, cases.meet_a_bad_batch, 1)):
+        assert message[0] == ("RowIdError" if rank == 1 else "DataError")
         assert unchanged and goes_on
     expected = worlds(3).run(cases.meet_a_bad_batch_in_the_feed, 2)
     np.testing.assert_equal(run(3, 3, cases.meet_a_bad_batch_in_the_feed, 2, lookahead=2), expected)
@@ -150,23 +150,23 @@ def test_a_bad_batch_is_named_on_every_rank_and_left_out(worlds, run):
 
 def test_a_batch_that_fits_into_no_cache_ends_the_run_before_it_is_trained(run):
     for size in (1, 2):
-        for said, step in run(size, 2, cases.overfill):
+        for message, step in run(size, 2, cases.overfill):
             assert (
                 "rows, and a cache of 12; need room for the rows of one batch; do: raise cache_rows"
-                in said
+                in message
             )
             assert step < 5
 
 
 def test_trainers_that_want_different_things_are_refused(run):
-    said = run(2, 1, cases.refuse_other_tables)
-    assert [text for text in said if text is not None]
-    assert all("other tables, optimizer or seed" in text for text in said if text is not None)
+    message = run(2, 1, cases.refuse_other_tables)
+    assert [text for text in message if text is not None]
+    assert all("other tables, optimizer or seed" in text for text in message if text is not None)
 
 
 def test_servers_run_nothing_but_what_they_serve(run):
     """Whoever knows the job's secret cannot, say, write files there."""
-    for said in run(1, 1, cases.name_what_servers_do_not_serve):
-        assert len(said) == 2 and all(
-            "of a module that is not allowed here" in text for text in said
+    for message in run(1, 1, cases.name_what_servers_do_not_serve):
+        assert len(message) == 2 and all(
+            "of a module that is not allowed here" in text for text in message
         )

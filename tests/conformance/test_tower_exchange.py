@@ -28,8 +28,8 @@ def whole_records(results, name, shape):
 def assert_same_bits(world, name, shape, **options):
     right = world.run(run_steps, name, shape, KIND_OF[name], placement="row_wise")
     results = world.run(run_steps, name, shape, KIND_OF[name], exchange="towers", **options)
-    for (mine, _), (other, _) in zip(results, right, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), name
+    for (actual, _), (other, _) in zip(results, right, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True)), name
     assert np.array_equal(whole_records(results, name, shape), whole_records(right, name, shape)), (
         name
     )
@@ -63,13 +63,13 @@ def test_bags_of_rows_on_several_ranks_may_be_reduced_and_scattered(worlds, opti
     ):
         kind = KIND_OF[name]
         right = worlds(size).run(run_steps, name, shape, kind, placement="row_wise")
-        found = worlds(size).run(
+        actual = worlds(size).run(
             run_steps, name, shape, kind, exchange="towers", placement="row_wise_pooled", **hosts
         )
-        for (mine, _), (other, _) in zip(found, right, strict=True):
-            for a, b in zip(mine, other, strict=True):
+        for (own, _), (other, _) in zip(actual, right, strict=True):
+            for a, b in zip(own, other, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-        records = [whole_records(results, name, shape) for results in (found, right)]
+        records = [whole_records(results, name, shape) for results in (actual, right)]
         np.testing.assert_allclose(*records, rtol=1e-5, atol=1e-6)
 
 
@@ -78,7 +78,7 @@ def test_it_has_the_bits_of_the_strong_baseline_on_the_same_wire(worlds, wire):
     """Vectors are rounded once, on their way between hosts; numbers may be compressed besides."""
     options = {"placement": "table_wise_pooled", "wire": wire}
     right = worlds(4).run(run_steps, "adagrad", "odd_dims", "weighted", **options)
-    found = worlds(4).run(
+    actual = worlds(4).run(
         run_steps,
         "adagrad",
         "odd_dims",
@@ -88,9 +88,9 @@ def test_it_has_the_bits_of_the_strong_baseline_on_the_same_wire(worlds, wire):
         compress=True,
         **options,
     )
-    for (mine, _), (other, _) in zip(found, right, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-    records = [whole_records(results, "adagrad", "odd_dims") for results in (found, right)]
+    for (own, _), (other, _) in zip(actual, right, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
+    records = [whole_records(results, "adagrad", "odd_dims") for results in (actual, right)]
     assert np.array_equal(*records)
 
 
@@ -111,15 +111,15 @@ def test_programs_that_look_up_out_of_turn_and_ranks_that_run_out(worlds):
     for plain, fed in worlds(3).run(cases.lookup_twice_then_update_twice, **options):
         assert all(np.array_equal(a, b) for a, b in zip(plain, fed, strict=True))
     for num_batches in ([3, 1, 0], [0, 0, 0]):
-        found = worlds(3).run(cases.run_out_of_batches, num_batches, **options)
-        for rank, (sizes, _, steps) in enumerate(found):
+        result = worlds(3).run(cases.run_out_of_batches, num_batches, **options)
+        for rank, (sizes, _, steps) in enumerate(result):
             assert sizes == [3 + i if i < num_batches[rank] else 0 for i in range(max(num_batches))]
             assert steps == max(num_batches)
 
 
 def test_learned_weights_get_the_gradient_of_alltoall(worlds):
     right = worlds(2).run(cases.learn_weights)
-    for (mine, _), (other, _) in zip(
+    for (actual, _), (other, _) in zip(
         worlds(2).run(cases.learn_weights, exchange="towers", ranks_per_host=1), right, strict=True
     ):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))

@@ -18,8 +18,8 @@ by_all = pytest.mark.parametrize("name", ON_CPU)
 by_those_of_the_house = pytest.mark.parametrize("name", OF_THE_HOUSE)
 
 
-def assert_pairs_came(came, rank, dtype, message=0):
-    for p, rows in enumerate(came):
+def assert_pairs_arrive(received, rank, dtype, message=0):
+    for p, rows in enumerate(received):
         value = (
             7 if p == rank else 100 * message + 10 * p + rank
         )  # what is for oneself is not touched
@@ -36,8 +36,8 @@ def assert_pairs_came(came, rank, dtype, message=0):
 def test_ragged_and_empty_pairs_of_several_messages_arrive_in_order(worlds, size, name):
     for rank, by_dtype in enumerate(worlds(size).run(cases.exchange, name, 3)):
         for dtype, messages in zip(cases.DTYPES, by_dtype, strict=True):
-            for message, came in enumerate(messages):
-                assert_pairs_came(came, rank, dtype, message)
+            for message, received in enumerate(messages):
+                assert_pairs_arrive(received, rank, dtype, message)
 
 
 @by_all
@@ -82,7 +82,7 @@ def test_a_group_of_some_ranks_keeps_to_itself_and_to_its_order(worlds, size, pa
         here = members.index(rank)
         assert result[:2] == (here, tuple(members))
         if len(members) > 1:
-            assert_pairs_came(result[2], here, torch.int64)
+            assert_pairs_arrive(result[2], here, torch.int64)
             assert result[3] == sum(2.0**member for member in members)
 
 
@@ -98,13 +98,13 @@ def test_overlapping_groups_and_groups_again(worlds, name):
 
 @by_those_of_the_house
 def test_closing_leaves_neither_threads_nor_sockets(worlds, name):
-    for before, opened, after, said in worlds(2).run(cases.close, name):
+    for before, opened, after, message in worlds(2).run(cases.close, name):
         assert (
             all(more >= less for more, less in zip(opened, before, strict=True))
             and opened != before
         )
         assert after == before
-        assert len(said) == 2 and all("closed" in text for text in said)
+        assert len(message) == 2 and all("closed" in text for text in message)
 
 
 @by_those_of_the_house
@@ -113,7 +113,7 @@ def test_the_loss_of_a_rank_is_an_error_on_the_others(what, name):
     world = World(3)
     try:
         world.ask(cases.lose_a_peer, name, 1, what)
-        for said, seconds in (world.answer(0), world.answer(2)):
-            assert said and seconds < SECONDS_TO_NOTICE
+        for message, seconds in (world.answer(0), world.answer(2)):
+            assert message and seconds < SECONDS_TO_NOTICE
     finally:
         world.close()

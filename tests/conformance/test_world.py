@@ -82,8 +82,8 @@ def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placem
             assert np.array_equal(records, first_records), (
                 f"{name}: other bits than row-wise placement"
             )
-            for (mine, _), (other, _) in zip(results, first, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+            for (actual, _), (other, _) in zip(results, first, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))
 
 
 @pytest.mark.parametrize("placement", ["row_wise", "column_wise"])
@@ -124,8 +124,8 @@ def test_an_id_outside_its_table_is_named_on_every_rank_and_changes_nothing(worl
     for bad_rank in range(3):
         results = worlds(3).run(cases.meet_a_bad_batch, bad_rank, exchange=exchange)
         assert any(goes_on for *_, goes_on in results)
-        for rank, (said, unchanged, _) in enumerate(results):
-            kind, text = said
+        for rank, (message, unchanged, _) in enumerate(results):
+            kind, text = message
             assert kind == ("RowIdError" if rank == bad_rank else "DataError")
             assert "id 9 for feature 'y' in sample 4" in text
             assert rank == bad_rank or f"rank {bad_rank}" in text
@@ -140,8 +140,8 @@ def test_reading_ahead_changes_nothing_for_programs_that_look_up_out_of_turn(wor
 @pytest.mark.full
 def test_a_rank_that_runs_out_of_batches_gets_empty_ones(worlds, exchange):
     for num_batches in ([3, 1, 0], [0, 0, 2], [2, 2, 2], [0, 0, 0]):
-        found = worlds(3).run(cases.run_out_of_batches, num_batches, exchange=exchange)
-        for rank, (sizes, _, steps) in enumerate(found):
+        result = worlds(3).run(cases.run_out_of_batches, num_batches, exchange=exchange)
+        for rank, (sizes, _, steps) in enumerate(result):
             assert sizes == [3 + i if i < num_batches[rank] else 0 for i in range(max(num_batches))]
             assert steps == max(num_batches)
 
@@ -174,14 +174,14 @@ def test_a_state_dict_never_has_a_part_under_a_whole_tables_name(worlds):
     }
     for exchange, placement in CASES:
         options = options_of(exchange, placement, SHAPES["odd_dims"])
-        said = worlds(2).run(cases.name_what_a_state_dict_lacks, **options)
+        message = worlds(2).run(cases.name_what_a_state_dict_lacks, **options)
         if options.get("placement") == "replicated":
-            assert said == [whole, whole]
+            assert message == [whole, whole]
         else:
             assert all(
-                each == whole or "on several ranks" in each or "shards" in each for each in said
-            ), said
-            assert said != [whole, whole]
+                each == whole or "on several ranks" in each or "shards" in each for each in message
+            ), message
+            assert message != [whole, whole]
 
 
 def test_whole_tables_load_wherever_their_parts_lie(worlds):
@@ -194,18 +194,18 @@ def test_whole_tables_load_wherever_their_parts_lie(worlds):
 
 def test_of_two_modules_one_reads_ahead_and_ragged_ranks_take_every_step_of_both(worlds, exchange):
     results = worlds(2).run(cases.train_two_modules, [5, 3], exchange=exchange)
-    for said, steps, _ in results:
+    for message, steps, _ in results:
         assert steps == (5, 5)
         assert (
-            (said is None)
+            (message is None)
             if exchange == "ask_first"
-            else "got a feed of another module's feed" in said
+            else "got a feed of another module's feed" in message
         )
     if exchange not in ("alltoall", "ask_first"):  # which holds other pieces
-        for (*_, mine), (*_, right) in zip(
+        for (*_, actual), (*_, right) in zip(
             results, worlds(2).run(cases.train_two_modules, [5, 3], "alltoall"), strict=True
         ):
-            np.testing.assert_equal(mine, right)
+            np.testing.assert_equal(actual, right)
 
 
 @pytest.mark.full
@@ -220,13 +220,13 @@ def test_weights_from_outside_arrive_wherever_their_rows_lie(worlds):
             assert np.array_equal(
                 whole_records(results, SHAPES["any"], cases.optimizers("adam", "any")), records
             )
-            for (mine, _), (other, _) in zip(results, right, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+            for (actual, _), (other, _) in zip(results, right, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(actual, other, strict=True))
 
 
 def test_weights_that_are_learned_get_the_same_gradient_wherever_rows_lie(worlds):
     right = worlds(2).run(cases.learn_weights)
-    assert all(gradient.abs().sum() > 0 for found, _ in right for gradient in found[1::2])
+    assert all(gradient.abs().sum() > 0 for actual, _ in right for gradient in actual[1::2])
     records = whole_records(right, SHAPES["any"], cases.optimizers("adagrad", "any"))
     for exchange, placement in CASES:
         options = options_of(exchange, placement, SHAPES["any"])
@@ -241,5 +241,5 @@ def test_weights_that_are_learned_get_the_same_gradient_wherever_rows_lie(worlds
         assert np.array_equal(
             whole_records(results, SHAPES["any"], cases.optimizers("adagrad", "any")), records
         )
-        for (mine, _), (other, _) in zip(results, right, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+        for (own, _), (other, _) in zip(results, right, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))

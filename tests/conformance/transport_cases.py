@@ -39,16 +39,16 @@ def pairs(transport, ranks, dtype=torch.int64, message=0):
 def exchange(channel, name, num_messages):
     """Messages of every type, all under way at once and waited for from the last to the first."""
     transport = TRANSPORTS[name](channel.ranks)
-    found = []
+    results = []
     for dtype in DTYPES:
-        waits, came = zip(
+        waits, received = zip(
             *(pairs(transport, channel.ranks, dtype, m) for m in range(num_messages)), strict=True
         )
         for wait in reversed(waits):
             wait()
-        found.append(came)
+        results.append(received)
     transport.close()
-    return found
+    return results
 
 
 def large(channel, name):
@@ -94,12 +94,12 @@ def groups(channel, name, partition):
     if group is None or group.world_size == 1:
         return group and (group.rank, group.members)
     transport = TRANSPORTS[name](group)
-    wait, came = pairs(transport, group)
+    wait, received = pairs(transport, group)
     wait()
     total = torch.tensor([2.0**channel.ranks.rank])
     transport.reduce(total)()
     transport.close()
-    return group.rank, group.members, came, total.item()
+    return group.rank, group.members, received, total.item()
 
 
 def close(channel, name):
@@ -120,13 +120,13 @@ def close(channel, name):
     deadline = time.monotonic() + SECONDS_TO_END
     while (after := threads_and_sockets()) != before and time.monotonic() < deadline:
         pass  # the system still shows a thread that has just been joined
-    said = []
+    messages = []
     for call in (lambda: pairs(transport, channel.ranks), lambda: transport.reduce(torch.ones(1))):
         try:
             call()
         except RuntimeError as error:
-            said.append(str(error))
-    return before, opened, after, said
+            messages.append(str(error))
+    return before, opened, after, messages
 
 
 def threads_and_sockets():
@@ -148,8 +148,8 @@ def lose_a_peer(channel, name, victim, what):
         else:
             coming = [torch.empty(LARGE if p == victim else 0) for p in range(ranks.world_size)]
             transport.post([torch.empty(0)] * ranks.world_size, coming)()
-        said = None
+        message = None
     except RuntimeError as error:
-        said = str(error)
+        message = str(error)
     transport.close()
-    return said, time.monotonic() - start
+    return message, time.monotonic() - start

@@ -24,10 +24,12 @@ class World:
         self._processes = []
         self.num_threads = 0
         for rank in range(size):
-            ours, theirs = context().Pipe()
-            process = context().Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            ours, child_pipe = context().Pipe()
+            process = context().Process(
+                target=_serve, args=(child_pipe, rank, size, port), daemon=True
+            )
             process.start()
-            theirs.close()
+            child_pipe.close()
             self._pipes.append(ours)
             self._processes.append(process)
 

@@ -76,22 +76,22 @@ def beside_gloo(channel, bound, transport=None):
                 torch.float8_e4m3fn,
                 torch.uint16,
             )  # which gloo does not take
-            found = [torch.zeros_like(equal), torch.zeros(sum(coming), *tail).to(dtype)]
-            found += [torch.zeros(each, *tail).to(dtype) for each in coming]
+            outcomes = [torch.zeros_like(equal), torch.zeros(sum(coming), *tail).to(dtype)]
+            outcomes += [torch.zeros(each, *tail).to(dtype) for each in coming]
             sent = [equal, ragged, *ragged.split(splits)]
             if wide:
                 sent = [each.double() for each in sent]
-                found = [each.double() for each in found]
-            dist.all_to_all_single(found[0], sent[0], group=group)
-            dist.all_to_all_single(found[1], sent[1], coming, splits, group=group)
+                outcomes = [each.double() for each in outcomes]
+            dist.all_to_all_single(outcomes[0], sent[0], group=group)
+            dist.all_to_all_single(outcomes[1], sent[1], coming, splits, group=group)
             if group is ours:
-                dist.all_to_all(found[2:], sent[2:], group=group)
+                dist.all_to_all(outcomes[2:], sent[2:], group=group)
             else:
-                found[2:] = found[1].split(coming)
-            results.append([each.to(dtype) for each in found] if wide else found)
-        for mine, theirs in zip(*results, strict=True):
+                outcomes[2:] = outcomes[1].split(coming)
+            results.append([each.to(dtype) for each in outcomes] if wide else outcomes)
+        for actual, other in zip(*results, strict=True):
             assert torch.equal(
-                mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
+                actual.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
             ), (
                 dtype,
                 tail,
@@ -141,7 +141,7 @@ def errors(channel):
     All ranks go on together.
     """
     size = channel.ranks.world_size
-    found = []
+    results = []
     ones = [1] * size
     bad = [
         lambda group: dist.all_to_all_single(
@@ -171,8 +171,8 @@ def errors(channel):
                 texts.append(None)
             except (RuntimeError, ValueError) as error:
                 texts.append((type(error).__name__, str(error).splitlines()[0]))
-        found.append(texts)
-    return found
+        results.append(texts)
+    return results
 
 
 def all_else(channel):

@@ -87,28 +87,28 @@ def traffic(channel):
     Those of rows and of a sum by rank.
     """
     ranks = Ranks(channel.ranks.rank, channel.ranks.world_size)
-    mine = ranks.open_channel()
+    own = ranks.open_channel()
     rank = ranks.rank
     size = ranks.world_size
-    found = []
+    results = []
 
     def measure(collective):
         sent = ranks.traffic.sent
         received = ranks.traffic.received
         before = Counter(ranks.traffic.sent_to), Counter(ranks.traffic.received_from)
         collective()
-        found.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
+        results.append((ranks.traffic.sent - sent, ranks.traffic.received - received))
         return ranks.traffic.sent_to - before[0], ranks.traffic.received_from - before[1]
 
     send_counts = [rows_from_to(rank, p) for p in range(size)]
     receive_counts = [rows_from_to(p, rank) for p in range(size)]
     rows = measure(
-        lambda: mine.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts)
+        lambda: own.all_to_all(torch.zeros(sum(send_counts), 2), send_counts, receive_counts)
     )
-    total = measure(lambda: mine.all_reduce(torch.zeros(12, dtype=torch.float64))())
-    measure(lambda: mine.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
-    mine.close()
-    return found, rows, total
+    total = measure(lambda: own.all_reduce(torch.zeros(12, dtype=torch.float64))())
+    measure(lambda: own.exchange_counts(torch.zeros(size, 3, dtype=torch.int64)))
+    own.close()
+    return results, rows, total
 
 
 def groups(channel):
@@ -122,14 +122,14 @@ def groups(channel):
     peers = run.groups([[0, 2], [1, 3]])
     alone = run.group([1])
     patient = run.patient(7.0)
-    told = []
+    reported = []
     for group in (tower, peers, patient):
-        mine = group.open_channel()
-        told.append(mine.gather([group.rank, group.rank_in_run, group.are_all]))
+        own = group.open_channel()
+        reported.append(own.gather([group.rank, group.rank_in_run, group.are_all]))
         total = torch.full((4,), float(run.rank))
-        mine.all_reduce(total)()
-        told.append(total.tolist())
-        mine.close()
+        own.all_reduce(total)()
+        reported.append(total.tolist())
+        own.close()
     inner = tower.group([1])  # ranks of a group are numbered within it
     shared = all(
         (each.traffic, each.communication, each.explain)
@@ -141,7 +141,15 @@ def groups(channel):
     traffic = run.traffic
     totals = traffic.sent, traffic.received
     run.communication.end()
-    return told, shared, limits, members, dict(traffic.sent_to), dict(traffic.received_from), totals
+    return (
+        reported,
+        shared,
+        limits,
+        members,
+        dict(traffic.sent_to),
+        dict(traffic.received_from),
+        totals,
+    )
 
 
 def topology(channel):
@@ -165,12 +173,12 @@ def policies_of_gloo_threads(channel):
 
 
 def gloo_threads():
-    found = set()
+    results = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # one that has ended meanwhile
             if "gloo_tcp" in (task / "comm").read_text():
-                found.add(int(task.name))
-    return found
+                results.add(int(task.name))
+    return results
 
 
 def sum_and_end(rank, port):

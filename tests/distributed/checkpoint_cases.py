@@ -81,8 +81,8 @@ class Run:
         size = self.channel.ranks.world_size
         for step in range(first, last + 1):
             samples = np.arange(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
-            mine = samples[BATCH_SIZE * rank // size : BATCH_SIZE * (rank + 1) // size]
-            batch = batch_of(session.dataset.split("train"), mine, None)
+            own = samples[BATCH_SIZE * rank // size : BATCH_SIZE * (rank + 1) // size]
+            batch = batch_of(session.dataset.split("train"), own, None)
             session.optimizer.zero_grad()
             logits = session.model(batch.dense, session.embeddings(batch))
             functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
@@ -168,9 +168,9 @@ def fail_to_save(channel, data, folder, how, bad_rank):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         run.save(2)
-        said = None
+        message = None
     except pb.errors.PibrochError as error:
-        said = type(error).__name__, str(error)
+        message = type(error).__name__, str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     channel.barrier()  # rank 0 has cleaned up
@@ -179,7 +179,7 @@ def fail_to_save(channel, data, folder, how, bad_rank):
         view.weights[row] = kept
     channel.barrier()
     run.save(2)
-    return said, left
+    return message, left
 
 
 def try_to_resume(channel, data, folder):
@@ -207,7 +207,7 @@ def try_to_resume_with_each_file_damaged(channel, data, folder, files):
     Whole again at the end.
     """
     run = Run(channel, data, folder)
-    said = []
+    messages = []
     for number, path in enumerate(files):
         content = path.read_bytes()
         channel.barrier()
@@ -217,14 +217,14 @@ def try_to_resume_with_each_file_damaged(channel, data, folder, files):
                 file.seek(position)
                 file.write(bytes([content[position] ^ 1]))
         channel.barrier()
-        said.append(what_resuming_says(run))
+        messages.append(what_resuming_says(run))
         channel.barrier()
         if channel.ranks.rank == 0:
             for aside in folder.glob("*.damaged"):
                 aside.rename(aside.with_suffix(""))
             path.write_bytes(content)
         channel.barrier()
-    return said
+    return messages
 
 
 def die_while_saving(channel, data, folder, rank, where):
@@ -263,11 +263,11 @@ def work_together(channel, bad_rank, kind):
 
     try:
         together(channel, work)
-        said = None
+        message = None
     except Exception as error:
-        said = type(error).__name__, str(error)
+        message = type(error).__name__, str(error)
     return (
-        said,
+        message,
         together(channel, lambda: channel.ranks.rank),
         on_first(channel, lambda: channel.ranks.rank + 7),
     )

@@ -34,14 +34,14 @@ def write(channel, model, folder, kind):
     In nested dictionaries, with an optimizer's state.
     """
     state = torch.load(model, weights_only=True)
-    mine = {
+    own = {
         name: cut(tensor, kind) if "embedding_bags" in name else tensor
         for name, tensor in state.items()
     }
     moments = {
-        f"{name}.momentum1": tensor for name, tensor in mine.items() if "embedding_bags" in name
+        f"{name}.momentum1": tensor for name, tensor in own.items() if "embedding_bags" in name
     }
-    nested = {"app": {"model": mine, "optimizer": {"state": moments, "lr": 0.5}, "epoch": 3}}
+    nested = {"app": {"model": own, "optimizer": {"state": moments, "lr": 0.5}, "epoch": 3}}
     dcp.save(nested, checkpoint_id=folder / "dcp")
     if kind != "dtensor":
         (folder / "files").mkdir(exist_ok=True)

@@ -108,23 +108,23 @@ def odd_gradients(ranks, sizes, part):
     model = data_parallel(Odd(), ranks)
     model.later_frozen.requires_grad_(False)
     x = torch.randn(3, sum(sizes), 6, generator=torch.Generator().manual_seed(5))
-    mine = slice(sum(sizes[:part]), sum(sizes[: part + 1]))
-    found = []
+    own = slice(sum(sizes[:part]), sum(sizes[: part + 1]))
+    results = []
     for clearing in (None, True, False):
         if clearing is not None:
             model.zero_grad(set_to_none=clearing)
         for step in range(2 if clearing is None else 1):
-            loss = model(x[step, mine], part == 0).square().sum(1).mean()
+            loss = model(x[step, own], part == 0).square().sum(1).mean()
             loss = (
                 loss
                 if sizes[part]
                 else loss + sum((p * torch.nan).sum() for p in model.first.parameters())
             )
             loss.backward()
-        found.append(
+        results.append(
             {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
         )
-    return found
+    return results
 
 
 def odd(channel, sizes):
@@ -275,17 +275,17 @@ def two_calls_in_one_pass(channel, sizes):
     """
     model = data_parallel(nn.Linear(2, 1), channel.ranks)
     x = torch.ones(9, 2) + channel.ranks.rank
-    said = None
+    message = None
     model(x).mean().backward()
     before = model.weight.grad.clone()
     first, second = (model(x[:count]).mean() for count in sizes[channel.ranks.rank])
     try:
         (first + second).backward()
     except TrainingError as error:
-        said = str(error)
+        message = str(error)
     after = model.weight.grad.clone()
     model(x).mean().backward()
-    return said, before, after, model.weight.grad
+    return message, before, after, model.weight.grad
 
 
 def later_layers(channel, how):
@@ -301,11 +301,11 @@ def later_layers(channel, how):
     else:
         model[0].weight = nn.Parameter(torch.randn(2, 2))
     x = torch.randn(3 + channel.ranks.rank, 2)
-    said = None
+    message = None
     try:
         model(x)
     except ConfigError as error:
-        said = str(error)
+        message = str(error)
     data_parallel(model, channel.ranks)
     model(x).square().mean().backward()
     got = {name: p.grad for name, p in model.named_parameters()}
@@ -313,7 +313,7 @@ def later_layers(channel, how):
     alone.zero_grad()
     everything = torch.cat(channel.gather_tensors(x))
     alone(everything).square().mean().backward()
-    return said, got, {name: p.grad for name, p in alone.named_parameters()}
+    return message, got, {name: p.grad for name, p in alone.named_parameters()}
 
 
 def part_of_its_own(channel):

@@ -91,9 +91,13 @@ def route_over(channel, tower, sizes):
         rows = Rows.apply(send, channel, going, coming, 1.0)
 
         def back(outputs):
-            came = Rows.apply(outputs, channel, coming, going, sizes[rank] / max(1, sum(sizes)))
+            received = Rows.apply(outputs, channel, coming, going, sizes[rank] / max(1, sum(sizes)))
             parts = dict(
-                zip(order, came.split(sizes[rank]) if sizes[rank] else [came, came], strict=True)
+                zip(
+                    order,
+                    received.split(sizes[rank]) if sizes[rank] else [received, received],
+                    strict=True,
+                )
             )
             return torch.cat([parts[t] for t in range(2)], 1)
 

@@ -121,7 +121,7 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
     train_a_little(model, embeddings, rank)
     batches = [make_batch(rank, number, weighted=number % 3 == 0) for number in range(14)]
     wanted = synchronous(model, embeddings, batches)
-    found = []
+    actual = []
     for bound in bounds:
         pipeline = pb.BoundedLagPipeline(model, embeddings, bound, transport)
         done = []
@@ -138,8 +138,8 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
         channel.barrier()
         pipeline.close()
         per_batch = pipeline.num_messages / len(batches) / max(1, size - 1)
-        found.append((all(same) and ids, per_batch if size > 1 else 2))
-    return found
+        actual.append((all(same) and ids, per_batch if size > 1 else 2))
+    return actual
 
 
 def unequal(channel, bound):

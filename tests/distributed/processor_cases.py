@@ -44,24 +44,24 @@ def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, sk
 def assert_same(batch, expected):
     for name in ("dense", "values", "offsets", "labels"):
         ours = getattr(batch, name)
-        theirs = getattr(expected, name)
+        other = getattr(expected, name)
         assert (
-            ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs)
+            ours.dtype == other.dtype and ours.shape == other.shape and torch.equal(ours, other)
         ), name
     for name in ("keys", "weights", "position", "first_sample"):
         assert getattr(batch, name) == getattr(expected, name), name
     batch.validate()
 
 
-def problem_of(channel, rendezvous, path, told_path, told_digest, num_processors=2):
+def problem_of(channel, rendezvous, path, configured_path, configured_digest, num_processors=2):
     """What is raised when processors are told of other data or another place.
 
     ``None`` when they give batches.
     """
     dataset = EncodedDataset.open(path)
     loader = Loader(dataset.split("train"), 10)
-    dataset.path = type(dataset.path)(told_path or path)
-    dataset.digest = told_digest or dataset.digest
+    dataset.path = type(dataset.path)(configured_path or path)
+    dataset.digest = configured_digest or dataset.digest
     processors = Processors(
         join(rendezvous, {DATA_PROCESSOR: num_processors}, 0)[DATA_PROCESSOR], channel.ranks
     )

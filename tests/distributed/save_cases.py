@@ -185,15 +185,15 @@ def save_damage_and_load(channel, folder):
     saved = program.load(folder)
     logging.getLogger("pibroch.train").removeHandler(handler)
     assert saved.step == 4
-    said = [record.getMessage() for record in records if record.levelno == logging.WARNING]
+    messages = [record.getMessage() for record in records if record.levelno == logging.WARNING]
     program.save(folder)
-    return saved.step, said[0].partition("is ")[2][:11]
+    return saved.step, messages[0].partition("is ")[2][:11]
 
 
 def save_badly(channel, folder):
     """Errors of saving at different steps, of what cannot be stored, of a row not finite."""
     program = Program(channel)
-    said = []
+    messages = []
     program.train(1, 1)
     rank = channel.ranks.rank
     view = program.embeddings.pieces()[0]
@@ -202,11 +202,11 @@ def save_badly(channel, folder):
             view.weights[0] = float("nan")
         try:
             program.save(folder, **attempt)
-            said.append("")
+            messages.append("")
         except pb.errors.PibrochError as error:
-            said.append(str(error))
+            messages.append(str(error))
         channel.barrier()
-    return said
+    return messages
 
 
 def save_once(channel, folder):
@@ -281,7 +281,7 @@ def fill_whole(channel, state, by_table, **options):
 
 def fill_badly(channel, state, **options):
     program = Program(channel, **options)
-    said = []
+    messages = []
     state = {name: torch.from_numpy(array) for name, array in state.items()}
     first = next(iter(state))
     for bad in (
@@ -292,8 +292,8 @@ def fill_badly(channel, state, **options):
         try:
             program.embeddings.load_full_state_dict(bad if channel.ranks.rank == 0 else {})
         except pb.errors.CheckpointError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def read_ahead(channel, folder, last, save_after, load_after=None, **options):
@@ -368,12 +368,12 @@ def towers(channel, folder, do):
     else:
         pb.load(folder, embeddings, model=model, optimizer=optimizer)
     names = [name for name, _ in model.named_parameters()]
-    found = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+    results = {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
     for place, fields in optimizer.state_dict()["state"].items():
-        found |= {
+        results |= {
             f"{names[place]}/{field}": value.numpy().copy() for field, value in fields.items()
         }
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def case(tmp_path):
         sparse_optimizer="rowwise_adagrad",
         threads=1,
         model="deepfm",
-        is_told=True,
+        reports_parts=True,
     )
 
 
@@ -99,11 +99,11 @@ def check_losses(running):
 
 
 def check_parts(label, times):
-    found = {part: values.mean() for part, values in parts_ms(times).items()}
-    assert found[DENSE] > 0
-    assert found[DENSE_WAIT] > 0
-    assert (found[LOOKUP] > 0) == (found[UPDATE] > 0) == (label != IDEAL)
-    assert sum(found.values()) == pytest.approx(sum(times.rounds_ms[0]) / 10)
+    result = {part: values.mean() for part, values in parts_ms(times).items()}
+    assert result[DENSE] > 0
+    assert result[DENSE_WAIT] > 0
+    assert (result[LOOKUP] > 0) == (result[UPDATE] > 0) == (label != IDEAL)
+    assert sum(result.values()) == pytest.approx(sum(times.rounds_ms[0]) / 10)
 
 
 def check_counts(row):

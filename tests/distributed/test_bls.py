@@ -72,8 +72,8 @@ def test_a_run_may_be_over_mpi_from_its_first_group_on(starter, choice):
 
 @pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py is installed")
 def test_without_mpi_the_extra_is_named(worlds):
-    for said in worlds(2).run(cases.without_mpi):
-        assert "pibroch[mpi]" in said
+    for message in worlds(2).run(cases.without_mpi):
+        assert "pibroch[mpi]" in message
 
 
 @pytest.mark.parametrize(("size", "bound"), [(2, 0), (2, 3), (3, 8)])
@@ -111,8 +111,8 @@ def test_the_environment_gives_the_bound(worlds, value, bound):
 
 
 def test_a_bound_that_cannot_be_is_an_error(worlds):
-    for said in worlds(2).run(cases.by_environment, "many"):
-        assert "PIBROCH_BLS_BOUND=many" in said
+    for message in worlds(2).run(cases.by_environment, "many"):
+        assert "PIBROCH_BLS_BOUND=many" in message
 
 
 FIRST = """

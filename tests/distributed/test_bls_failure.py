@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from crew import wait_until
+from launched_team import wait_until
 
 from forked import Program
 from pibroch.ports import free_port

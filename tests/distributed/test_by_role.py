@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import training_cases as cases
 from benchmarks.lab import Lab, obstacle
-from crew import steps, wait_until
+from launched_team import steps, wait_until
 from test_processors_train import RAGGED, check_same_run
 
 from certificates import authority, signed

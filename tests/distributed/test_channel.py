@@ -89,7 +89,9 @@ def test_traffic_counts_what_goes_to_others(worlds, size):
 
 def test_groups_share_one_account_of_traffic_and_keep_their_order(worlds):
     results = worlds(4).run(cases.groups)
-    for rank, (told, shared, limits, members, sent_to, received_from, totals) in enumerate(results):
+    for rank, (reported, shared, limits, members, sent_to, received_from, totals) in enumerate(
+        results
+    ):
         tower = (0, 1) if rank < 2 else (3, 2)
         peers = (0, 2) if rank % 2 == 0 else (1, 3)
         assert shared and limits == (300.0, 300.0, 7.0)
@@ -99,7 +101,9 @@ def test_groups_share_one_account_of_traffic_and_keep_their_order(worlds):
             (1,) if rank == 1 else None,
             (tower[1],) if rank == tower[1] else None,
         ]
-        for group, who, total in zip((tower, peers, range(4)), told[::2], told[1::2], strict=True):
+        for group, who, total in zip(
+            (tower, peers, range(4)), reported[::2], reported[1::2], strict=True
+        ):
             assert who == [[place, member, len(group) == 4] for place, member in enumerate(group)]
             assert total == [sum(group)] * 4
         assert totals == (sum(sent_to.values()), sum(received_from.values()))
@@ -190,9 +194,9 @@ def test_a_program_may_end_right_after_backward():
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], said
-        assert [output for output, _ in said] == ["the end\n"] * 2
+        text = [rank.communicate(timeout=120) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], text
+        assert [output for output, _ in text] == ["the end\n"] * 2
     finally:
         for rank in ranks:
             rank.kill()

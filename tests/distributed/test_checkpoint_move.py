@@ -156,17 +156,17 @@ def test_a_byte_flipped_in_any_file_is_found_and_named(worlds, data, tmp_path):
         "C4@1-of-2@delta",
     }
     assert all(any(path.name.startswith(kind) for path in files) for kind in kinds)
-    for said_of_file in worlds(2).run(
+    for messages in worlds(2).run(
         cases.try_to_resume_with_each_file_damaged, data, tmp_path, files
     ):
-        for path, said in zip(files, said_of_file, strict=True):
-            assert said is not None and path.name in said, f"{path.name}: {said}"
+        for path, message in zip(files, messages, strict=True):
+            assert message is not None and path.name in message, f"{path.name}: {message}"
             lies_in_both = (
                 tmp_path / "step-00000001" / path.relative_to(checkpoint)
             ).exists() and "tables" in path.parts
             assert (
                 "no undamaged checkpoint" if lies_in_both else "the run goes on from step 1"
-            ) in said, path.name
+            ) in message, path.name
     assert worlds(2).run(cases.try_to_resume, data, tmp_path) == [None, None]
 
 
@@ -176,9 +176,9 @@ def test_a_byte_flipped_in_any_file_is_found_and_named(worlds, data, tmp_path):
 @pytest.mark.parametrize("bad_rank", [0, 2])
 def test_a_failure_on_one_rank_is_an_error_on_all(worlds, data, tmp_path, how, error, bad_rank):
     results = worlds(3).run(cases.fail_to_save, data, tmp_path, how, bad_rank)
-    for rank, (said, left) in enumerate(results):
-        assert said is not None and said[0] == error
-        assert (f"rank {bad_rank}" in said[1]) == (rank != bad_rank)
+    for rank, (message, left) in enumerate(results):
+        assert message is not None and message[0] == error
+        assert (f"rank {bad_rank}" in message[1]) == (rank != bad_rank)
         assert left == ["step-00000001"]
     assert worlds(2).run(cases.try_to_resume, data, tmp_path) == [None, None]
     assert CheckpointFolder(tmp_path, 2).steps() == [1, 2]
@@ -208,21 +208,21 @@ def test_what_fails_on_one_rank_fails_on_all(worlds, bad_rank):
         ("pibroch", "DataError", "DataError"),
         ("bug", "ZeroDivisionError", "RankFailedError"),
     ):
-        for rank, (said, values, first) in enumerate(
+        for rank, (message, values, first) in enumerate(
             worlds(3).run(cases.work_together, bad_rank, kind)
         ):
-            assert said[0] == (own if rank == bad_rank else others)
-            assert rank == bad_rank or f"rank {bad_rank}" in said[1]
+            assert message[0] == (own if rank == bad_rank else others)
+            assert rank == bad_rank or f"rank {bad_rank}" in message[1]
             assert (values, first) == ([0, 1, 2], 7)
 
 
 def test_a_disk_that_is_not_shared_is_an_error(worlds, data, tmp_path):
-    for rank, (kind, said) in enumerate(
+    for rank, (kind, message) in enumerate(
         worlds(2).run(cases.begin_where_others_do_not_look, data, tmp_path)
     ):
         assert (
             kind == "StorageError"
-            and "shared file system" in said
-            and ("on rank 1" in said) == (rank == 0)
+            and "shared file system" in message
+            and ("on rank 1" in message) == (rank == 0)
         )
     assert not list((tmp_path / "run").iterdir())

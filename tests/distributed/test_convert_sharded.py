@@ -39,10 +39,10 @@ def test_tables_cut_over_ranks_are_whole_again(worlds, model, tmp_path, kind):
     expected = torch.load(model[1], weights_only=True)
     worlds(2).run(cases.write, model[1], tmp_path, kind)
     for folder in sorted(tmp_path.iterdir()):
-        found = read_source(folder)
-        assert found.keys() == {f"app.model.{name}" for name in expected}
+        actual = read_source(folder)
+        assert actual.keys() == {f"app.model.{name}" for name in expected}
         for name, tensor in expected.items():
-            assert torch.equal(found[f"app.model.{name}"], tensor), name
+            assert torch.equal(actual[f"app.model.{name}"], tensor), name
 
 
 def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path):
@@ -64,10 +64,10 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
     import_checkpoint(tmp_path / "files", files, "torchrec", config, EncodedDataset.open(data))
     for run in (tmp_path / "run", files.path):
         ours = find_checkpoint(run)
-        theirs = find_checkpoint(model[0].path)
+        other = find_checkpoint(model[0].path)
         for file in ("tables/C1.safetensors", "tables/C20.safetensors"):
             weights = []
-            for folder in (ours, theirs):
+            for folder in (ours, other):
                 with TensorFile(folder, file) as tensors:
                     rows = range(tensors.shape(WEIGHT)[0])
                     weights.append(
@@ -75,7 +75,7 @@ def test_convert_from_dcp_and_from_files_of_ranks(worlds, data, model, tmp_path)
                     )
             assert np.array_equal(*weights)
         assert (ours / "dense.safetensors").read_bytes() == (
-            theirs / "dense.safetensors"
+            other / "dense.safetensors"
         ).read_bytes()
 
 

@@ -69,9 +69,9 @@ def test_odd_modules_get_the_weighted_mean_of_what_each_part_gives_alone(worlds,
         assert {name for name, gradient in gradients.items() if gradient is None} == untouched
         for name in gradients.keys() - untouched:
             parts = {
-                part: found[moment][name]
-                for part, found in alone.items()
-                if found[moment][name] is not None
+                part: actual[moment][name]
+                for part, actual in alone.items()
+                if actual[moment][name] is not None
             }
             want = sum(shares[part] * gradient.double() for part, gradient in parts.items())
             assert gradients[name].dtype == parts[0].dtype
@@ -108,9 +108,9 @@ def test_the_top_network_travels_while_the_bottom_one_is_computed(worlds):
 
 
 def test_copies_evaluation_and_failures_leave_the_next_step_alone(worlds):
-    for mine, copied, of_pickle in worlds(2).run(cases.copies):
-        assert all(gradient is not None for gradient in mine)
-        assert copied == [None] * len(mine)
+    for own, copied, of_pickle in worlds(2).run(cases.copies):
+        assert all(gradient is not None for gradient in own)
+        assert copied == [None] * len(own)
         assert all(of_pickle)
 
 
@@ -128,13 +128,13 @@ def test_several_passes_add_up_to_those_of_one_process(worlds, form):
 
 @pytest.mark.parametrize("sizes", [((4, 1), (3, 3)), ((2, 2), (5, 5))])
 def test_one_pass_through_calls_of_several_sizes_is_refused_on_all_ranks(worlds, sizes):
-    for said, before, after, following in worlds(2).run(cases.two_calls_in_one_pass, sizes):
+    for message, before, after, following in worlds(2).run(cases.two_calls_in_one_pass, sizes):
         if sizes[0] == (2, 2):
             # the mean over samples of 1 on one rank and 2 on the other, twice
-            assert said is None
+            assert message is None
             torch.testing.assert_close(after - before, torch.full((1, 2), 2 * (2 + 5 * 2) / 7))
         else:
-            assert "several calls" in said and "do:" in said
+            assert "several calls" in message and "do:" in message
             assert torch.equal(before, after)
         torch.testing.assert_close(following - after, before)
 
@@ -142,9 +142,9 @@ def test_one_pass_through_calls_of_several_sizes_is_refused_on_all_ranks(worlds,
 @pytest.mark.parametrize("how", ["thawed", "added", "replaced"])
 def test_layers_that_are_trained_later_are_refused_until_they_belong_to_the_model(worlds, how):
     results = worlds(2).run(cases.later_layers, how)
-    for said, got, want in results:
-        assert {"thawed": "0.bias", "added": "2.bias", "replaced": "0.weight"}[how] in said
-        assert "data_parallel(model) again" in said
+    for message, got, want in results:
+        assert {"thawed": "0.bias", "added": "2.bias", "replaced": "0.weight"}[how] in message
+        assert "data_parallel(model) again" in message
         torch.testing.assert_close(got, want)
     assert_same_bits([got for _, got, _ in results])
 

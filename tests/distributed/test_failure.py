@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_cases as cases
-from crew import Crew, wait_until
+from launched_team import Team, wait_until
 
 from pibroch.config import to_toml
 from pibroch.ports import free_port
@@ -33,31 +33,31 @@ SETTINGS = [
 ENDS_S = 30.0
 
 
-def kill(crew, run, rank, step):
+def kill(team, run, rank, step):
     """Kill a rank once ``step`` is reported, and hold what all others say to the promise."""
-    pids = crew.wait_for_step(run, step)
+    pids = team.wait_for_step(run, step)
     assert sorted(pids) == [0, 1, 2, 3]
     reported = len((run / "metrics.jsonl").read_text().splitlines())
     os.kill(pids[rank], signal.SIGKILL)
     start = time.monotonic()
-    assert crew.end() == 128 + signal.SIGKILL
+    assert team.end() == 128 + signal.SIGKILL
     assert time.monotonic() - start < ENDS_S
-    wait_until(crew.is_gone, ENDS_S)
+    wait_until(team.is_gone, ENDS_S)
     logs = {
         other: (run / "ranks" / f"rank-{other}.log").read_text()
         for other in (1, 2, 3)
         if other != rank
     }
     if rank != 0:
-        logs[0] = crew.output
+        logs[0] = team.output
     failures = [
         re.findall(rf"rank {rank} failed in step (\d+): its process ended", text)[-1:]
         for text in logs.values()
     ]
-    assert len(failures) == 3 and all(failures), (crew.output, logs)
-    named = {int(found[0]) for found in failures}
+    assert len(failures) == 3 and all(failures), (team.output, logs)
+    named = {int(result[0]) for result in failures}
     assert max(named) - min(named) <= (rank == 0) and step <= min(named), (named, reported)
-    assert f"rank {rank} ended with signal SIGKILL" in crew.output
+    assert f"rank {rank} ended with signal SIGKILL" in team.output
 
 
 def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed_one(
@@ -78,10 +78,10 @@ def test_killed_ranks_are_named_and_the_run_ends_with_the_bits_of_an_undisturbed
     victim = chance.randrange(1, 4)
     first = chance.randrange(2, 25)
     second = chance.randrange(26, 40)
-    with Crew(recipe, *arguments) as crew:
-        kill(crew, run, victim, first)
-    with Crew(*arguments) as crew:
-        kill(crew, run, 0, second)
+    with Team(recipe, *arguments) as team:
+        kill(team, run, victim, first)
+    with Team(*arguments) as team:
+        kill(team, run, 0, second)
     for folder in (run, tmp_path / "undisturbed"):
         worlds(4).run(cases.train, config.model_dump(), str(folder))
     message = f"rank {victim} killed at step {first} or just after, rank 0 at step {second}"
@@ -179,9 +179,9 @@ def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what):
     recipe = tmp_path / "r.toml"
     run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(damaged, "model.batch_norm=false").model_dump()))
-    with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
-        assert crew.end() == exit_code, crew.output
-    texts = [crew.output, (run / "ranks" / "rank-1.log").read_text()]
+    with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+        assert team.end() == exit_code, team.output
+    texts = [team.output, (run / "ranks" / "rank-1.log").read_text()]
     own = reason.removeprefix("NonFiniteLossError: got ")
     for text in texts:
         assert "Traceback" not in text

@@ -94,5 +94,5 @@ def test_a_group_may_take_the_mean_over_its_own_samples(worlds):
     "how", ["one name for two groups", "a member without it", "held by all elsewhere"]
 )
 def test_parts_that_do_not_fit_together_are_named_on_all_ranks(worlds, how):
-    for said in worlds(3).run(cases.wrong_parts, how):
-        assert said and "tower" in said and "rank" in said
+    for message in worlds(3).run(cases.wrong_parts, how):
+        assert message and "tower" in message and "rank" in message

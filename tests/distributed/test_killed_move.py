@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 import training_cases as cases
-from crew import Crew, steps, wait_until
+from launched_team import Team, steps, wait_until
 from test_retrieve_train import make_plan_file
 
 import pibroch as pb
@@ -89,13 +89,13 @@ def test_killed_in_the_middle_of_a_move_and_resumed_to_the_bits_of_a_run_that_ne
     def is_on_its_way():
         return any(steps(run) > look["step"] + 12 for look in moves(run))
 
-    with Crew(recipe, "--run-dir", run, "--ranks", 3) as crew:
-        wait_until(lambda: is_on_its_way() or crew.process.poll() is not None)
-        os.kill(crew.pids()[1], signal.SIGKILL)
-        assert crew.end() == 128 + signal.SIGKILL, crew.output
+    with Team(recipe, "--run-dir", run, "--ranks", 3) as team:
+        wait_until(lambda: is_on_its_way() or team.process.poll() is not None)
+        os.kill(team.pids()[1], signal.SIGKILL)
+        assert team.end() == 128 + signal.SIGKILL, team.output
     (move,) = moves(run)
     assert move["in_force_after"] is None, "rows were still on their way"
-    with Crew("--run-dir", run, "--resume", "--ranks", 3) as crew:
-        assert crew.end() == 0, crew.output
+    with Team("--run-dir", run, "--resume", "--ranks", 3) as team:
+        assert team.end() == 0, team.output
     assert any(look["in_force_after"] is not None for look in moves(run)), looks(run)
     check_same(run, expected, data)

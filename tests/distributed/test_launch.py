@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from crew import Crew, lives, wait_until
+from launched_team import Team, lives, wait_until
 
 from pibroch.config import to_toml
 from small_run import command, files_below, make_config, run_command
@@ -48,21 +48,21 @@ def test_ranks_and_torchrun_end_with_the_same_bits(data, tmp_path):
         "embedding.servers=1",
     )
     ours = tmp_path / "ours"
-    theirs = tmp_path / "theirs"
+    by_torchrun = tmp_path / "theirs"
     with (
-        Crew(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as crew,
-        Crew(recipe, "--run-dir", theirs, program=TORCHRUN) as other,
+        Team(recipe, "--run-dir", ours, "--ranks", 2, program=command()) as team,
+        Team(recipe, "--run-dir", by_torchrun, program=TORCHRUN) as other,
     ):
-        assert crew.end() == 0, crew.output
+        assert team.end() == 0, team.output
         assert other.end() == 0, other.output
-    assert files_below(ours / "checkpoints") == files_below(theirs / "checkpoints")
+    assert files_below(ours / "checkpoints") == files_below(by_torchrun / "checkpoints")
     summary = json.loads((ours / "summary.json").read_text())
     assert summary["world_size"] == 2 and summary["bytes_sent"] == summary["bytes_received"] > 0
-    for text in (crew.output, other.output):
+    for text in (team.output, other.output):
         assert (
             text.count(f"test AUC {summary['auc']:.4f}") == 1 and text.count("best so far") <= 3
         ), "one rank speaks"
-    for run in (ours, theirs):
+    for run in (ours, by_torchrun):
         assert "validation: AUC" in (run / "ranks" / "rank-1.log").read_text()
         records = [
             json.loads(line)
@@ -81,19 +81,19 @@ def test_all_end_together_and_leave_nothing_behind(recipe, tmp_path, how):
     whom = how.split()[0]
     number = getattr(signal, how.split()[1])
     endless = ["--set", "train.steps=1000000", "--set", "train.checkpoint_every=2"]
-    with Crew(recipe, "--run-dir", run, "--ranks", 2, *endless) as crew:
-        ranks = crew.wait_for_step(run, 3)
+    with Team(recipe, "--run-dir", run, "--ranks", 2, *endless) as team:
+        ranks = team.wait_for_step(run, 3)
         assert sorted(ranks) == [0, 1]
         ports = [port for pid in ranks.values() for port in listening(pid)]
         assert ports, "rank 0 listens for the process group"
-        (os.killpg if whom == "terminal" else os.kill)(crew.process.pid, number)
-        code = crew.end(STOP_S)
-        wait_until(crew.is_gone, STOP_S)
+        (os.killpg if whom == "terminal" else os.kill)(team.process.pid, number)
+        code = team.end(STOP_S)
+        wait_until(team.is_gone, STOP_S)
         assert not any(lives(pid) for pid in ranks.values())
     if number == signal.SIGKILL:
         return
     assert code == 128 + number
-    assert crew.output.count("--resume") == 1 and "Traceback" not in crew.output
+    assert team.output.count("--resume") == 1 and "Traceback" not in team.output
     assert not [
         path
         for path in (run / "checkpoints").iterdir()

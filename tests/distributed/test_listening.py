@@ -6,7 +6,7 @@ from pathlib import Path
 from socket import htonl
 
 import pytest
-from crew import Crew, processes_of
+from launched_team import Team, processes_of
 from test_servers_train import SERVERS
 
 from pibroch.config import to_toml
@@ -46,15 +46,15 @@ def test_ranks_and_what_they_start_listen_on_loopback_alone(data, tmp_path, kind
     run = tmp_path / "run"
     settings = [*SERVERS, *ENDLESS] if kind == "servers" else ENDLESS[:1]
     recipe.write_text(to_toml(make_config(data, *settings).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
-        ranks = crew.wait_for_step(run, 2)
+    with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+        ranks = team.wait_for_step(run, 2)
         others = [processes_of(ranks[0], name) for name in ("embedding-server", "data-processor")]
         assert [len(each) for each in others] == ([2, 1] if kind == "servers" else [0, 0])
         pids = [
-            crew.process.pid,
+            team.process.pid,
             *ranks.values(),
             *(pid for each in others for pid in each.values()),
         ]
         addresses = {pid: list(listening(pid)) for pid in pids}
     assert len(addresses[ranks[0]]) >= 2  # the store, and gloo
-    assert all(each.is_loopback for found in addresses.values() for each in found), addresses
+    assert all(each.is_loopback for result in addresses.values() for each in result), addresses

@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 import training_cases as cases
-from crew import Crew
+from launched_team import Team
 
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset, Loader
@@ -79,16 +79,16 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_alltoall(data, tmp_
         recipes[exchange].write_text(to_toml(config.model_dump()))
     expected = tmp_path / "expected"
     folder = tmp_path / "killed"
-    with Crew(recipes["alltoall"], "--run-dir", expected, "--ranks", 2) as crew:
-        assert crew.end() == 0, crew.output
-    with Crew(recipes["lookahead"], "--run-dir", folder, "--ranks", 2) as crew:
-        crew.wait_for_step(folder, 9)
-        os.killpg(crew.process.pid, signal.SIGKILL)
-        crew.end()
+    with Team(recipes["alltoall"], "--run-dir", expected, "--ranks", 2) as team:
+        assert team.end() == 0, team.output
+    with Team(recipes["lookahead"], "--run-dir", folder, "--ranks", 2) as team:
+        team.wait_for_step(folder, 9)
+        os.killpg(team.process.pid, signal.SIGKILL)
+        team.end()
     saved_steps = CheckpointFolder(folder / "checkpoints", 99).steps()
     assert 7 in saved_steps and 84 not in saved_steps
-    with Crew("--run-dir", folder, "--resume", "--ranks", 2, "--trace") as crew:
-        assert crew.end() == 0, crew.output
+    with Team("--run-dir", folder, "--resume", "--ranks", 2, "--trace") as team:
+        assert team.end() == 0, team.output
     check_same_files(folder, expected)
     assert curve(folder) == curve(expected)
     check_summary(json.loads((folder / "summary.json").read_text()))
@@ -156,10 +156,10 @@ def test_the_same_files_as_alltoall(worlds, data, tmp_path, name):
         )
     check_same_files(tmp_path / "lookahead", tmp_path / "alltoall")
     assert curve(tmp_path / "lookahead") == curve(tmp_path / "alltoall")
-    for mine, other in zip(results["lookahead"], results["alltoall"], strict=True):
-        assert (mine["losses"], mine["evaluations"]) == (other["losses"], other["evaluations"])
+    for actual, other in zip(results["lookahead"], results["alltoall"], strict=True):
+        assert (actual["losses"], actual["evaluations"]) == (other["losses"], other["evaluations"])
         assert other["summary"].cache_hit_rate is other["summary"].bytes_by_purpose is None
-        check_summary_of_world(mine["summary"], name)
+        check_summary_of_world(actual["summary"], name)
 
 
 def check_summary_of_world(summary, name):

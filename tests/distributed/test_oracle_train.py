@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import oracle_cases
 import pytest
-from crew import Crew, processes_of, stands_still, steps, wait_until
-from role_crew import RoleCrew
+from launched_team import Team, processes_of, stands_still, steps, wait_until
+from role_team import RoleTeam
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
 from pibroch.config import to_toml
@@ -30,8 +30,8 @@ def recipe_of(data, folder, *more):
 
 def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expected, tmp_path):
     run = tmp_path / "run"
-    with Crew(recipe_of(data, tmp_path), "--run-dir", run, "--ranks", 2) as crew:
-        (oracle,) = processes_of(crew.wait_for_step(run, 5)[0], "oracle").values()
+    with Team(recipe_of(data, tmp_path), "--run-dir", run, "--ranks", 2) as team:
+        (oracle,) = processes_of(team.wait_for_step(run, 5)[0], "oracle").values()
         os.kill(oracle, signal.SIGSTOP)
         wait_until(lambda: stands_still(run), 60)
         stopped_at = steps(run)
@@ -39,9 +39,9 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expec
         os.kill(oracle, signal.SIGCONT)
         wait_until(lambda: steps(run) > stopped_at, 60)
         os.kill(oracle, signal.SIGKILL)
-        assert crew.end() == 0, crew.output
-        wait_until(crew.is_gone, 5)
-    for text in (crew.output, (run / "ranks" / "rank-1.log").read_text()):
+        assert team.end() == 0, team.output
+        wait_until(team.is_gone, 5)
+    for text in (team.output, (run / "ranks" / "rank-1.log").read_text()):
         assert re.search(r"oracle 'oracle0' out of reach.*: another one is waited for", text), text
         assert re.search(r"heard of \d+ steps again", text) and "Traceback" not in text, text
     lines = (run / "restarts.jsonl").read_text().splitlines()
@@ -70,12 +70,12 @@ def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, t
                 *(("embedding-server", "--number", number) for number in range(2)),
             )
         ]
-        with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
-            crew.wait_for_step(run, 17)
-            os.killpg(crew.process.pid, signal.SIGKILL)
-            crew.end()
-        with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
-            assert crew.end() == 0, crew.output
+        with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+            team.wait_for_step(run, 17)
+            os.killpg(team.process.pid, signal.SIGKILL)
+            team.end()
+        with Team("--run-dir", run, "--resume", "--ranks", 2) as team:
+            assert team.end() == 0, team.output
         for program in beside:
             program.send_signal(signal.SIGTERM)
             ended = program.end()
@@ -85,7 +85,7 @@ def test_an_oracle_on_its_own_beside_servers_outlives_trainers(data, expected, t
 
 
 def test_the_loss_of_an_oracle_in_whose_place_none_comes_is_an_error_that_names_it(worlds):
-    beside = RoleCrew(1, serve_plans)
+    beside = RoleTeam(1, serve_plans)
     (problem,) = worlds(1).run(oracle_cases.problem_of_loss, beside.rendezvous, beside.pids[0])
     beside.close()
     assert (

@@ -36,5 +36,5 @@ def test_the_commands_of_a_recipe_train_by_its_exchange(exchange, tmp_path):
         done = run_command(*words, cwd=tmp_path, env={"PIBROCH_CACHE": str(tmp_path / "cache")})
         assert done.returncode == 0, done.stderr
     (summary,) = tmp_path.glob("runs/small-*/summary.json")
-    found = json.loads(summary.read_text())
-    assert found["exchange"] == exchange and found["world_size"] == 2
+    result = json.loads(summary.read_text())
+    assert result["exchange"] == exchange and result["world_size"] == 2

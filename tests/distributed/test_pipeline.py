@@ -17,22 +17,22 @@ OVER = [
 
 @pytest.mark.parametrize("placement", [*sorted(cases.PLACEMENTS), "rows"])
 def test_predictions_have_the_bits_of_synchronous_inference_for_every_placement(worlds, placement):
-    for found in worlds(2).run(cases.predictions, placement, (0, 1, 3, 8), "auto"):
-        assert found == [(True, 2.0)] * 4
+    for result in worlds(2).run(cases.predictions, placement, (0, 1, 3, 8), "auto"):
+        assert result == [(True, 2.0)] * 4
 
 
 @pytest.mark.parametrize(("size", "transport"), OVER)
 def test_and_over_every_transport(worlds, size, transport):
-    for found in worlds(size).run(cases.predictions, "mixed", (0, 2), transport):
-        assert found == [(True, 2.0)] * 2
+    for result in worlds(size).run(cases.predictions, "mixed", (0, 2), transport):
+        assert result == [(True, 2.0)] * 2
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_and_for_tables_of_several_dims_on_a_narrow_wire(worlds, wire):
-    for found in worlds(2).run(
+    for result in worlds(2).run(
         cases.predictions, "mixed", (0, 3), "auto", (8, 4, 12, 8), wire=wire
     ):
-        assert found == [(True, 2.0)] * 2
+        assert result == [(True, 2.0)] * 2
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
@@ -65,12 +65,12 @@ def test_a_rank_that_is_always_slow_is_named_by_all_and_gets_no_larger_bound(wor
 
 
 def test_a_bound_is_chosen_from_jitter_the_same_on_all_ranks(worlds):
-    found = worlds(3).run(cases.steps, None, 0.01)
-    assert len({bound for bound, *_ in found}) == 1 and found[0][0] > 1
-    assert [each[1:] for each in found] == [(None, 2, True)] * 3
+    result = worlds(3).run(cases.steps, None, 0.01)
+    assert len({bound for bound, *_ in result}) == 1 and result[0][0] > 1
+    assert [each[1:] for each in result] == [(None, 2, True)] * 3
 
 
 def test_ranks_end_together_whenever_they_choose(worlds):
-    found = worlds(3).run(cases.chosen_in_runs)
-    assert [counts for counts, _ in found] == [[79 + rank, 3 * rank, 20] for rank in range(3)]
-    assert len({bound for _, bound in found}) == 1
+    result = worlds(3).run(cases.chosen_in_runs)
+    assert [counts for counts, _ in result] == [[79 + rank, 3 * rank, 20] for rank in range(3)]
+    assert len({bound for _, bound in result}) == 1

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from crew import Crew
+from launched_team import Team
 
 from pibroch.cli.main import main
 from pibroch.config import to_toml
@@ -41,8 +41,8 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
         50,
     )
     assert pibroch("plan", *made, "--out", tmp_path / "plan")[0] == 0
-    with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
-        assert crew.end() == 0, crew.output
+    with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+        assert team.end() == 0, team.output
     summary = json.loads((run / "summary.json").read_text())
     counted = np.array(summary["bytes_by_link"])
     predicted = np.array(load_plan(tmp_path / "plan")[1].payload_bytes)
@@ -53,13 +53,13 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
         counted, predicted, rtol=0.04
     )  # few steps, and each learns whether others go on
 
-    code, said, notes = pibroch(
+    code, output, notes = pibroch(
         "plan", "explain", tmp_path / "plan", "--run", run, "--html", tmp_path / "page.html"
     )
     assert code == 0 and "note:" not in notes
     shares = [
         float(line.split()[-1])
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.startswith(("all links", "rank "))
     ]
     assert len(shares) == 5 and shares == pytest.approx([1.0] * 5, abs=0.04)
@@ -100,14 +100,14 @@ def test_what_is_predicted_follows_the_batches_and_the_sums_of_the_run(
     training = ("--mode", "training", "--policy", "everywhere", "--extra", 60, "--batch-size", 80)
     assert pibroch("plan", *made, *training, "--out", tmp_path / "plan")[0] == 0
     assert load_plan(tmp_path / "plan")[1].copied_rows > 0
-    with Crew(recipe, "--run-dir", run, "--ranks", num_ranks) as crew:
-        assert crew.end() == 0, crew.output
-    code, said, notes = pibroch("plan", "explain", tmp_path / "plan", "--run", run)
+    with Team(recipe, "--run-dir", run, "--ranks", num_ranks) as team:
+        assert team.end() == 0, team.output
+    code, output, notes = pibroch("plan", "explain", tmp_path / "plan", "--run", run)
     assert code == 0, notes
     assert f"batches of {config.train.batch_size / num_ranks:g} samples a rank" in notes
     shares = [
         float(line.split()[-1])
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.startswith(("all links", "rank "))
     ]
     assert len(shares) == 1 + 2 * num_ranks

@@ -9,7 +9,7 @@ import signal
 import polars as pl
 import predict_cases as cases
 import pytest
-from crew import Crew, wait_until
+from launched_team import Team, wait_until
 
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
@@ -73,8 +73,8 @@ def test_ranks_go_on_with_what_one_process_left_and_the_other_way_round(worlds, 
     with pytest.raises(KeyboardInterrupt):
         alone(run, data, out, advance=stop_later)
     kept = len(list((tmp_path / "scores.parquet.parts").glob("*.parquet"))) * 16
-    found = worlds(2).run(cases.score, str(run), str(data), "test", str(out), 2)
-    assert [each.num_kept for each, *_ in found] == [kept] * 2 and kept > 0
+    result = worlds(2).run(cases.score, str(run), str(data), "test", str(out), 2)
+    assert [each.num_kept for each, *_ in result] == [kept] * 2 and kept > 0
     alone(run, data, tmp_path / "one.parquet")
     assert out.read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
@@ -85,18 +85,18 @@ def test_the_command_goes_on_after_a_rank_was_killed(case, tmp_path):
     out = tmp_path / "scores.csv"
     arguments = ("--checkpoint", run, "--data", data, "--split", "train")
     parts = ScoreParts(out, EncodedDataset.open(data).samples["train"], 16)
-    with Crew(*arguments, "--out", out, "--ranks", 2, command="predict") as crew:
+    with Team(*arguments, "--out", out, "--ranks", 2, command="predict") as team:
         wait_until(
             lambda: (
-                len(crew.pids()) == 2
+                len(team.pids()) == 2
                 and parts.folder.exists()
                 and len(parts.missing()) < len(parts)
             )
         )
-        os.kill(crew.pids()[1], signal.SIGKILL)
-        assert crew.end() == 128 + signal.SIGKILL, crew.output
-    assert "rank 1 ended with signal SIGKILL" in crew.output and "rank 1 failed" in crew.output, (
-        crew.output
+        os.kill(team.pids()[1], signal.SIGKILL)
+        assert team.end() == 128 + signal.SIGKILL, team.output
+    assert "rank 1 ended with signal SIGKILL" in team.output and "rank 1 failed" in team.output, (
+        team.output
     )
     assert not out.exists()
     left = len(parts) - len(parts.missing())

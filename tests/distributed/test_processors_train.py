@@ -10,8 +10,8 @@ import signal
 import processor_cases
 import pytest
 import training_cases as cases
-from crew import Crew, lives, processes_of, stands_still, steps, wait_until
-from role_crew import RoleCrew
+from launched_team import Team, lives, processes_of, stands_still, steps, wait_until
+from role_team import RoleTeam
 from test_lookahead_train import curve
 
 from pibroch.config import to_toml
@@ -27,7 +27,7 @@ RAGGED = ["train.batch_size=97", "train.keep=99", "train.evaluate_every=9", "tra
 
 @pytest.fixture(scope="module")
 def processors():
-    made = RoleCrew(2, serve)
+    made = RoleTeam(2, serve)
     yield made
     made.close()
 
@@ -67,11 +67,11 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
     worlds, data, processors, expected, tmp_path, num_ranks, num_processors
 ):
     own = [f"data.processors={num_processors}", f"data.rendezvous='{processors.rendezvous}'"]
-    told = worlds(num_ranks).run(
+    reported = worlds(num_ranks).run(
         cases.train, make_config(data, *RAGGED, *own).model_dump(), str(tmp_path / "run")
     )
     check_same_run(tmp_path / "run", expected[num_ranks])
-    summary = told[0]["summary"]
+    summary = reported[0]["summary"]
     records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     evaluated = [record["num_samples"] for record in records if record["kind"] == "evaluation"]
     assert len(evaluated) > 2
@@ -79,8 +79,8 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
     assert sum(summary.bytes_by_purpose.values()) == summary.bytes_sent
 
 
-def test_servers_and_processors_are_one_group(worlds, data, server_crew, expected, tmp_path):
-    beside = RoleCrew(1, serve, server_crew.rendezvous)
+def test_servers_and_processors_are_one_group(worlds, data, server_team, expected, tmp_path):
+    beside = RoleTeam(1, serve, server_team.rendezvous)
     try:
         own = [
             "embedding.exchange=lookahead",
@@ -89,9 +89,9 @@ def test_servers_and_processors_are_one_group(worlds, data, server_crew, expecte
             "data.processors=1",
         ]
         rendezvous = [
-            f"{table}.rendezvous='{server_crew.rendezvous}'" for table in ("embedding", "data")
+            f"{table}.rendezvous='{server_team.rendezvous}'" for table in ("embedding", "data")
         ]
-        told = worlds(2).run(
+        reported = worlds(2).run(
             cases.train,
             make_config(data, *RAGGED, *own, *rendezvous).model_dump(),
             str(tmp_path / "run"),
@@ -99,7 +99,7 @@ def test_servers_and_processors_are_one_group(worlds, data, server_crew, expecte
     finally:
         beside.close()
     check_same_run(tmp_path / "run", expected[2])
-    assert {"data", "prefetch", "evict"} <= set(told[0]["summary"].bytes_by_purpose)
+    assert {"data", "prefetch", "evict"} <= set(reported[0]["summary"].bytes_by_purpose)
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ def test_data_that_are_not_there_or_others_are_refused(worlds, data, processors,
     assert kind == "DataError" and "not the trainers' dataset" in text and "--data" in text
 
 
-def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_path):
+def test_the_command_reads_data_where_it_is_told(worlds, data, server_team, tmp_path):
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    told = str(data), str(tmp_path / "nowhere"), None
+    reported = str(data), str(tmp_path / "nowhere"), None
     alone = ["--rendezvous", rendezvous, "--number", 0, "--data", data]
-    beside = ["--rendezvous", server_crew.rendezvous, "--number", 0, "--with-servers"]
+    beside = ["--rendezvous", server_team.rendezvous, "--number", 0, "--with-servers"]
     with (
         start_command("data-processor", *alone) as program,
         start_command("data-processor", *beside) as other,
     ):
-        assert worlds(1).run(processor_cases.problem_of, rendezvous, *told, 1) == [None]
-        (problem,) = worlds(1).run(processor_cases.problem_of, server_crew.rendezvous, *told, 1)
+        assert worlds(1).run(processor_cases.problem_of, rendezvous, *reported, 1) == [None]
+        (problem,) = worlds(1).run(processor_cases.problem_of, server_team.rendezvous, *reported, 1)
         assert problem[0] == "DataError", problem
         for each in (program, other):
             each.send_signal(signal.SIGTERM)
@@ -163,19 +163,19 @@ def test_the_command_reads_data_where_it_is_told(worlds, data, server_crew, tmp_
 
 
 @pytest.mark.parametrize("how", ["killed", "left"])
-def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_crew, how):
-    beside = RoleCrew(
-        1, serve if how == "killed" else processor_cases.serve_and_leave, server_crew.rendezvous
+def test_a_processor_that_is_gone_is_waited_for_not_met(worlds, server_team, how):
+    beside = RoleTeam(
+        1, serve if how == "killed" else processor_cases.serve_and_leave, server_team.rendezvous
     )
     beside.close()
-    (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_crew.rendezvous)
+    (problem,) = worlds(1).run(processor_cases.problem_of_joining, server_team.rendezvous)
     assert problem[0] == "TrainingError" and "no data processor 0" in problem[1], problem
 
 
-def test_the_loss_of_all_processors_is_an_error_that_names_one(worlds, data, server_crew):
-    beside = RoleCrew(1, serve, server_crew.rendezvous)
+def test_the_loss_of_all_processors_is_an_error_that_names_one(worlds, data, server_team):
+    beside = RoleTeam(1, serve, server_team.rendezvous)
     (problem,) = worlds(1).run(
-        processor_cases.problem_of_loss, server_crew.rendezvous, str(data), beside.pids
+        processor_cases.problem_of_loss, server_team.rendezvous, str(data), beside.pids
     )
     beside.close()
     assert (
@@ -197,25 +197,25 @@ def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(dat
     recipe = tmp_path / "processors.toml"
     endless = tmp_path / "endless"
     recipe.write_text(to_toml(make_config(data, *RAGGED, "data.processors=2").model_dump()))
-    with Crew(recipe, "--run-dir", endless, "--ranks", 2, "--set", "train.epochs=1000") as crew:
-        ranks = crew.wait_for_step(endless, 5)
+    with Team(recipe, "--run-dir", endless, "--ranks", 2, "--set", "train.epochs=1000") as team:
+        ranks = team.wait_for_step(endless, 5)
         started = processes_of(ranks[0], "data-processor")
         assert sorted(started) == [0, 1]
         os.kill(started[0], signal.SIGSTOP)
         wait_until(lambda: stands_still(endless), 60)
         stopped_at = steps(endless)
         os.kill(started[0], signal.SIGCONT)
-        crew.wait_for_step(endless, stopped_at + 5)
+        team.wait_for_step(endless, stopped_at + 5)
         for pid in started.values():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: all(lives(pid) for pid in successors(ranks[0], started)), 60)
-        crew.wait_for_step(endless, steps(endless) + 20)
+        team.wait_for_step(endless, steps(endless) + 20)
         last = processes_of(ranks[0], "data-processor")
-        os.kill(crew.process.pid, signal.SIGTERM)
-        assert crew.end() == 128 + signal.SIGTERM
+        os.kill(team.process.pid, signal.SIGTERM)
+        assert team.end() == 128 + signal.SIGTERM
         wait_until(lambda: not any(map(lives, last.values())), 60)
-    assert "data processor 1 ended with signal SIGKILL: it is started again" in crew.output
-    for text in (crew.output, (endless / "ranks" / "rank-1.log").read_text()):
+    assert "data processor 1 ended with signal SIGKILL: it is started again" in team.output
+    for text in (team.output, (endless / "ranks" / "rank-1.log").read_text()):
         assert (
             "data processor 'processor1' is lost" in text
             and "data processor 'processor1' is back" in text

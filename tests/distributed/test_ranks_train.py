@@ -173,8 +173,8 @@ def test_ranks_that_have_different_things_are_refused_before_a_step(worlds, data
             r"got pibroch \S+ \(\w+\) on rank 0 and \S+ \(000000000000\) on rank 1",
         ),
     ):
-        for said in worlds(2).run(
+        for message in worlds(2).run(
             cases.name_what_differs, configs, str(tmp_path / "run"), code=code
         ):
-            assert re.match(what, said), said
+            assert re.match(what, message), message
     assert not (tmp_path / "run").exists()

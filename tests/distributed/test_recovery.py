@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import pytest
 import training_cases as cases
-from crew import Crew, lives, processes_of, steps, wait_until
+from launched_team import Team, lives, processes_of, steps, wait_until
 from test_timed_checkpoints import check_same
 
 from pibroch.config import to_toml
@@ -67,13 +67,13 @@ def expected(worlds, data, tmp_path_factory):
     return folder
 
 
-def everyone(crew):
+def everyone(team):
     """Processes of the run by name."""
-    found = {f"rank {rank}": pid for rank, pid in crew.pids().items()}
+    pids = {f"rank {rank}": pid for rank, pid in team.pids().items()}
     for role in ("embedding-server", "oracle", "data-processor"):
-        children = processes_of(found["rank 0"], role) if "rank 0" in found else {}
-        found |= {f"{role} {number}": pid for number, pid in children.items()}
-    return found
+        children = processes_of(pids["rank 0"], role) if "rank 0" in pids else {}
+        pids |= {f"{role} {number}": pid for number, pid in children.items()}
+    return pids
 
 
 def restarts(run):
@@ -89,7 +89,7 @@ def from_checkpoints(run):
 def start(data, folder, source, *settings):
     recipe = folder / "recipe.toml"
     recipe.write_text(to_toml(make_config(data, *COMMON, *settings).model_dump()))
-    return Crew(
+    return Team(
         recipe, "--run-dir", folder / "run", "--ranks", 2, "--restarts", 1000, *FROM[source]
     )
 
@@ -98,11 +98,11 @@ def start(data, folder, source, *settings):
 def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp_path, source):
     run = tmp_path / "run"
     seen = set()
-    with start(data, tmp_path, source, *ALL_ROLES) as crew:
-        wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > 5, 120)
+    with start(data, tmp_path, source, *ALL_ROLES) as team:
+        wait_until(lambda: len(everyone(team)) == 7 and steps(run) > 5, 120)
         for number, victim in enumerate(["data-processor 1", "oracle 0"]):
-            os.kill(everyone(crew)[victim], signal.SIGKILL)
-            wait_until(lambda: len(restarts(run)) > number or crew.process.poll() is not None, 60)  # noqa: B023
+            os.kill(everyone(team)[victim], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) > number or team.process.poll() is not None, 60)  # noqa: B023
             assert (
                 restarts(run)[number]["reason"]
                 == f"{victim.replace('-', ' ')} ended with signal SIGKILL"
@@ -112,28 +112,28 @@ def test_whatever_is_killed_the_run_goes_on_to_the_same_bits(data, expected, tmp
             [["embedding-server 1"], ["rank 1", "oracle 0"], ["rank 0", "data-processor 0"]], 1
         ):
             before = steps(run)
-            wait_until(lambda: len(everyone(crew)) == 7 and steps(run) > before + 5, 120)  # noqa: B023
-            known = everyone(crew)
-            seen |= set(known.values())
+            wait_until(lambda: len(everyone(team)) == 7 and steps(run) > before + 5, 120)  # noqa: B023
+            processes = everyone(team)
+            seen |= set(processes.values())
             if (
                 "rank 0" in victims
             ):  # what it started does not outlive it, not even when it reads nothing
-                os.kill(known["embedding-server 0"], signal.SIGSTOP)
+                os.kill(processes["embedding-server 0"], signal.SIGSTOP)
             for victim in victims:
                 # one that is told to end is lost, too, where the launcher is not
                 how = signal.SIGTERM if victim == "rank 1" else signal.SIGKILL
-                os.kill(known[victim], how)
+                os.kill(processes[victim], how)
             wait_until(
-                lambda n=number: len(from_checkpoints(run)) == n or crew.process.poll() is not None,
+                lambda n=number: len(from_checkpoints(run)) == n or team.process.poll() is not None,
                 60,
             )
             reason = from_checkpoints(run)[-1]["reason"]
-            assert re.search(LOST[victims[0].split()[0]], reason), (restarts(run), crew.output)
-        assert crew.end() == 0, crew.output
+            assert re.search(LOST[victims[0].split()[0]], reason), (restarts(run), team.output)
+        assert team.end() == 0, team.output
         assert not [pid for pid in seen if lives(pid)]
     check_same(run, expected)
-    assert crew.output.count("starting again from step") == 3
-    resumed = crew.output.count("resumed from memory")  # the ends of other ranks' logs say so, too
+    assert team.output.count("starting again from step") == 3
+    resumed = team.output.count("resumed from memory")  # the ends of other ranks' logs say so, too
     assert resumed >= 3 if source == "memory" else resumed == 0
     assert json.loads((run / "summary.json").read_text())["restarts"] == len(restarts(run)) >= 5
     assert run_command("report", run).returncode == 0
@@ -144,17 +144,17 @@ def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
     recipe = tmp_path / "recipe.toml"
     run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--ranks", 1, "--restarts", 1) as crew:
+    with Team(recipe, "--run-dir", run, "--ranks", 1, "--restarts", 1) as team:
         for number in range(2):
-            crew.wait_for_step(run, 3)
+            team.wait_for_step(run, 3)
             wait_until(
-                lambda n=number: len(crew.pids()) == 1 and (n == 0 or len(restarts(run)) == 1), 60
+                lambda n=number: len(team.pids()) == 1 and (n == 0 or len(restarts(run)) == 1), 60
             )
-            os.kill(crew.pids()[0], signal.SIGKILL)
+            os.kill(team.pids()[0], signal.SIGKILL)
             wait_until(lambda: len(restarts(run)) == 1, 60)
-        assert crew.end() == 128 + signal.SIGKILL
-    assert "1 restarts within an hour are used up" in crew.output
-    with Crew(
+        assert team.end() == 128 + signal.SIGKILL
+    assert "1 restarts within an hour are used up" in team.output
+    with Team(
         recipe,
         "--run-dir",
         tmp_path / "other",
@@ -164,9 +164,9 @@ def test_restarts_are_used_up_and_wrong_input_uses_none(data, tmp_path):
         9,
         "--set",
         "embedding.optimizer.lr=1e30",
-    ) as crew:
-        assert crew.end() == 1, crew.output
-    assert "NaN" in crew.output or "nan" in crew.output
+    ) as team:
+        assert team.end() == 1, team.output
+    assert "NaN" in team.output or "nan" in team.output
     assert not restarts(tmp_path / "other")
 
 
@@ -175,10 +175,10 @@ def test_torchrun_starts_again_what_was_killed(data, expected, tmp_path):
     recipe = tmp_path / "recipe.toml"
     run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--resume", *OFTEN, program=TORCHRUN) as crew:
-        os.kill(crew.wait_for_step(run, 60)[1], signal.SIGKILL)
-        assert crew.end() == 0, crew.output
-    assert crew.output.count("resumed from") == 1
+    with Team(recipe, "--run-dir", run, "--resume", *OFTEN, program=TORCHRUN) as team:
+        os.kill(team.wait_for_step(run, 60)[1], signal.SIGKILL)
+        assert team.end() == 0, team.output
+    assert team.output.count("resumed from") == 1
     check_same(run, expected)
 
 
@@ -186,15 +186,15 @@ def test_fewer_ranks_go_on_where_more_get_no_further(data, tmp_path):
     recipe = tmp_path / "recipe.toml"
     run = tmp_path / "run"
     recipe.write_text(to_toml(make_config(data, *COMMON).model_dump()))
-    with Crew(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--least-ranks", 1) as crew:
+    with Team(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--least-ranks", 1) as team:
         killed = set()
-        while crew.process.poll() is None and not (run / "metrics.jsonl").exists():
-            for pid in set(crew.pids().values()) - killed if len(crew.pids()) == 2 else ():
+        while team.process.poll() is None and not (run / "metrics.jsonl").exists():
+            for pid in set(team.pids().values()) - killed if len(team.pids()) == 2 else ():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
-        assert crew.end() == 0, crew.output
-    assert "going on with 1 ranks" in crew.output
+        assert team.end() == 0, team.output
+    assert "going on with 1 ranks" in team.output
     assert json.loads((run / "summary.json").read_text())["world_size"] == 1
 
 
@@ -309,7 +309,7 @@ def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
     recipe = tmp_path / "recipe.toml"
     run = tmp_path / "run"
     recipe.write_text(to_toml(config))
-    with Crew(
+    with Team(
         recipe,
         "--run-dir",
         run,
@@ -320,14 +320,14 @@ def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
         "--set",
         "train.cut_every_seconds=0.01",
         *OFTEN,
-    ) as crew:
+    ) as team:
         for number, rank in enumerate((1, 0), 1):
             before = steps(run)
-            wait_until(lambda: steps(run) > before + 15 or crew.process.poll() is not None, 60)  # noqa: B023
-            os.kill(crew.pids()[rank], signal.SIGKILL)
-            wait_until(lambda: len(restarts(run)) == number or crew.process.poll() is not None, 60)  # noqa: B023
-        assert crew.end() == 0, crew.output
-    assert crew.output.count("resumed from memory") >= 2, crew.output
+            wait_until(lambda: steps(run) > before + 15 or team.process.poll() is not None, 60)  # noqa: B023
+            os.kill(team.pids()[rank], signal.SIGKILL)
+            wait_until(lambda: len(restarts(run)) == number or team.process.poll() is not None, 60)  # noqa: B023
+        assert team.end() == 0, team.output
+    assert team.output.count("resumed from memory") >= 2, team.output
     check_same(run, tmp_path / "expected")
 
 
@@ -353,23 +353,23 @@ def test_random_kills(data, expected, tmp_path, exchange, source):
     most = -(-KILLS // len(SOAKED) // len(FROM))
     run = tmp_path / "run"
     while killed < most:
-        with start(data, tmp_path, source, *SOAKED[exchange]) as crew:
-            while crew.process.poll() is None and killed < most:
+        with start(data, tmp_path, source, *SOAKED[exchange]) as team:
+            while team.process.poll() is None and killed < most:
                 pause = chance.uniform(0, 3)
                 with suppress(AssertionError):
-                    wait_until(lambda: crew.process.poll() is not None, pause)
-                known = everyone(crew)
+                    wait_until(lambda: team.process.poll() is not None, pause)
+                processes = everyone(team)
                 for victim in chance.sample(
-                    sorted(known), min(len(known), chance.choice([1, 1, 2]))
+                    sorted(processes), min(len(processes), chance.choice([1, 1, 2]))
                 ):
                     with suppress(ProcessLookupError):
                         if chance.random() < 0.1:
-                            os.kill(known[victim], signal.SIGSTOP)
-                            threading.Timer(STOP_S, go_on, [known[victim]]).start()
+                            os.kill(processes[victim], signal.SIGSTOP)
+                            threading.Timer(STOP_S, go_on, [processes[victim]]).start()
                         else:
-                            os.kill(known[victim], signal.SIGKILL)
+                            os.kill(processes[victim], signal.SIGKILL)
                         killed += 1
-            assert crew.end() == 0, (SEED, crew.output)
+            assert team.end() == 0, (SEED, team.output)
         check_same(run, expected)
         run.rename(tmp_path / f"run-{killed}")
 

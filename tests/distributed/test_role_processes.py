@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from crew import wait_until
+from launched_team import wait_until
 
 from pibroch.errors import TrainingError
 from pibroch.roles import EMBEDDING_SERVER
@@ -28,10 +28,10 @@ def test_a_process_that_ended_before_trainers_joined_is_lost_and_not_waited_for(
         start = time.monotonic()
         with pytest.raises(
             TrainingError, match="embedding server 0, which ended with signal SIGKILL"
-        ) as found:
+        ) as result:
             join(rendezvous, {EMBEDDING_SERVER: 1}, 0)
         assert time.monotonic() - start < 10
-        assert found.value.is_loss
+        assert result.value.is_loss
     with started([Share(EMBEDDING_SERVER, 1, tmp_path)], 1) as rendezvous:
         say_lost(rendezvous, EMBEDDING_SERVER, 0, "ended long ago")
         assert join(rendezvous, {EMBEDDING_SERVER: 1}, 0) == {

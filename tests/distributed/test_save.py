@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import role_crew
+import role_team
 import save_cases as cases
 from test_checkpoint_move import compare, whole
 
@@ -108,8 +108,8 @@ def test_a_lost_newest_one_falls_back_and_the_next_takes_its_place(worlds, tmp_p
 
 
 def test_errors_on_one_rank_are_errors_on_all(worlds, tmp_path):
-    for said in worlds(2).run(cases.save_badly, tmp_path):
-        steps, function, infinite = said
+    for message in worlds(2).run(cases.save_badly, tmp_path):
+        steps, function, infinite = message
         assert "all ranks at the same step" in steps
         assert "extra/f, a builtin_function" in function
         assert "NaN or infinite" in infinite
@@ -182,10 +182,10 @@ def test_saving_and_loading_interrupt_what_reads_ahead(worlds, tmp_path):
     compare(numbers_of(results), numbers_of(again), same_bits=True)
 
 
-def test_rows_on_servers(worlds, server_crew, killed, tmp_path):
+def test_rows_on_servers(worlds, server_team, killed, tmp_path):
     expected = numbers_of(worlds(2).run(cases.undisturbed_from, killed, LAST))
     results = worlds(2).run(
-        role_crew.run, server_crew.rendezvous, 2, cases.resume_and_save, killed, LAST, tmp_path
+        role_team.run, server_team.rendezvous, 2, cases.resume_and_save, killed, LAST, tmp_path
     )
     compare(numbers_of([result[1] for result in results]), expected, same_bits=True)
     for name, array in results[0][0].items():  # whole tables
@@ -201,6 +201,6 @@ def test_what_groups_of_ranks_hold(worlds, tmp_path):
     both = saved[0] | saved[1]
     alone = cases.towers(Ranks.alone().open_channel(), tmp_path, "load")
     assert alone.keys() == both.keys() and any("towers.1.weight/exp_avg" in name for name in both)
-    for found in (alone, *worlds(2).run(cases.towers, tmp_path, "load")):
-        for name, array in found.items():
+    for result in (alone, *worlds(2).run(cases.towers, tmp_path, "load")):
+        for name, array in result.items():
             np.testing.assert_array_equal(array, both[name], name)

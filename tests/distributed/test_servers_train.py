@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 import training_cases as cases
-from crew import Crew, lives, processes_of, stands_still, steps, wait_until
+from launched_team import Team, lives, processes_of, stands_still, steps, wait_until
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
 from pibroch.config import to_toml
@@ -35,22 +35,22 @@ def recipe_of(data, folder, *more):
 
 def test_a_stopped_server_is_waited_for_and_a_killed_one_is_named_by_all(data, expected, tmp_path):
     run = tmp_path / "run"
-    with Crew(recipe_of(data, tmp_path, "train.epochs=40"), "--run-dir", run, "--ranks", 2) as crew:
-        ranks = crew.wait_for_step(run, 5)
+    with Team(recipe_of(data, tmp_path, "train.epochs=40"), "--run-dir", run, "--ranks", 2) as team:
+        ranks = team.wait_for_step(run, 5)
         servers = processes_of(ranks[0], "embedding-server")
         assert sorted(servers) == [0, 1]
         os.kill(servers[1], signal.SIGSTOP)
         wait_until(lambda: stands_still(run), 60)
         stopped_at = steps(run)
         os.kill(servers[1], signal.SIGCONT)
-        crew.wait_for_step(run, max(43, stopped_at + 5))
+        team.wait_for_step(run, max(43, stopped_at + 5))
         os.kill(servers[0], signal.SIGKILL)
         start = time.monotonic()
-        assert crew.end() == 1
+        assert team.end() == 1
         assert time.monotonic() - start < ENDS_S
-        wait_until(crew.is_gone, ENDS_S)
+        wait_until(team.is_gone, ENDS_S)
         wait_until(lambda: not lives(servers[1]), ENDS_S)
-    for text in (crew.output, (run / "ranks" / "rank-1.log").read_text()):
+    for text in (team.output, (run / "ranks" / "rank-1.log").read_text()):
         assert re.search(r"embedding server 'embedding0' out of reach", text), text
         assert "Traceback" not in text and "a bug" not in text and "c10d" not in text
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -70,14 +70,14 @@ def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp
             )
             for number in (1, 0)
         ]
-        with Crew(recipe, "--run-dir", run, "--ranks", 2) as crew:
-            crew.wait_for_step(run, 9)
-            os.killpg(crew.process.pid, signal.SIGKILL)
-            crew.end()
+        with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+            team.wait_for_step(run, 9)
+            os.killpg(team.process.pid, signal.SIGKILL)
+            team.end()
         left_at = CheckpointFolder(run / "checkpoints", 99).steps()
         assert 7 in left_at and 42 not in left_at
-        with Crew("--run-dir", run, "--resume", "--ranks", 2) as crew:
-            assert crew.end() == 0, crew.output
+        with Team("--run-dir", run, "--resume", "--ranks", 2) as team:
+            assert team.end() == 0, team.output
         for server in servers:
             server.send_signal(signal.SIGTERM)
             ended = server.end()
@@ -93,7 +93,7 @@ def test_servers_outlive_trainers_that_are_killed_and_resume(data, expected, tmp
 
 
 def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
-    worlds, server_crew, data, tmp_path
+    worlds, server_team, data, tmp_path
 ):
     """Step 18 is saved with the second incremental checkpoint in a row, step 42 with a full one."""
 
@@ -118,7 +118,7 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
         18,
         *SERVERS,
         "embedding.servers=3",
-        f"embedding.rendezvous='{server_crew.rendezvous}'",
+        f"embedding.rendezvous='{server_team.rendezvous}'",
     )
     train("resumed", 2, 42, *SERVERS, "embedding.cache=partitioned")
     last = [

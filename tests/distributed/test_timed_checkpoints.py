@@ -9,7 +9,7 @@ import shutil
 import signal
 
 import training_cases as cases
-from crew import Crew, wait_until
+from launched_team import Team, wait_until
 
 from pibroch.config import to_toml
 from pibroch.train.checkpoint_folder import CheckpointFolder
@@ -26,8 +26,8 @@ EXCHANGE = ["embedding.exchange=alltoall", "train.average=0.9", "embedding.dtype
 
 
 def newest(run):
-    found = CheckpointFolder(run / "recovery", 9).steps()
-    return found[-1] if found else 0
+    result = CheckpointFolder(run / "recovery", 9).steps()
+    return result[-1] if result else 0
 
 
 def check_same(run, expected):
@@ -59,18 +59,18 @@ def test_a_killed_run_goes_on_from_what_was_written_beside_it(worlds, data, tmp_
         5
     ):  # on a busy machine the next checkpoint of its own may come before the signal
         shutil.rmtree(run, ignore_errors=True)
-        with Crew(recipe, "--run-dir", run, "--ranks", 2, *often) as crew:
-            wait_until(lambda: newest(run) > 14 or crew.process.poll() is not None, 120)
-            os.killpg(crew.process.pid, signal.SIGKILL)
-            crew.end()
+        with Team(recipe, "--run-dir", run, "--ranks", 2, *often) as team:
+            wait_until(lambda: newest(run) > 14 or team.process.poll() is not None, 120)
+            os.killpg(team.process.pid, signal.SIGKILL)
+            team.end()
         left = newest(run)
         own = max(CheckpointFolder(run / "checkpoints", 9).steps())
         if left > own:
             break
     assert left > own >= 14
-    with Crew("--run-dir", run, "--resume", "--ranks", 2, *often) as crew:
-        assert crew.end() == 0, crew.output
-    assert f"resumed from {run / 'recovery'}/step-{left:08d}" in crew.output
+    with Team("--run-dir", run, "--resume", "--ranks", 2, *often) as team:
+        assert team.end() == 0, team.output
+    assert f"resumed from {run / 'recovery'}/step-{left:08d}" in team.output
     assert not (run / "recovery").exists()
     assert json.loads((run / "summary.json").read_text())["timed_checkpoints"] > 0
     check_same(run, expected)

@@ -24,8 +24,8 @@ def test_ranks_learn_what_one_process_learns(worlds, exchange, sizes):
     results = worlds(2).run(cases.train, sizes, **exchange)
     steps = max(map(len, sizes))
     for rank, (kinds, losses, pieces, parameters, metrics) in enumerate(results):
-        mine = sizes[rank] + [0] * (steps - len(sizes[rank]))
-        assert kinds == [("Batch", size, size) for size in mine], (
+        own = sizes[rank] + [0] * (steps - len(sizes[rank]))
+        assert kinds == [("Batch", size, size) for size in own], (
             "the user's own batches, then empty ones of their kind"
         )
         assert len(losses) == steps
@@ -36,8 +36,8 @@ def test_ranks_learn_what_one_process_learns(worlds, exchange, sizes):
                 rtol=1e-5,
                 atol=1e-6,
             )
-        for found, want in zip(parameters, want_parameters, strict=True):
-            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+        for actual, want in zip(parameters, want_parameters, strict=True):
+            np.testing.assert_allclose(actual, want, rtol=1e-5, atol=1e-6)
         want = want_metrics["label"].lifetime
         assert (metrics.num_samples, metrics.auc) == (
             want.num_samples,

@@ -22,12 +22,12 @@ TIMEOUT_S = 300
 
 @pytest.mark.parametrize("name", NAMES)
 def test_few_lines_change(name):
-    theirs, ours = (
+    other, ours = (
         PROGRAMS.joinpath(f"{name}_{system}.py").read_text().splitlines()
         for system in ("torchrec", "pibroch")
     )
     changed = [
-        line for line in difflib.ndiff(theirs, ours) if line.startswith("+ ") and line.strip("+ ")
+        line for line in difflib.ndiff(other, ours) if line.startswith("+ ") and line.strip("+ ")
     ]
     assert 0 < len(changed) <= MOST_LINES, changed
 
@@ -76,7 +76,7 @@ def losses(tmp_path_factory):
         python = peers_python()
     except MissingDependencyError as error:
         pytest.skip(error.got)
-    asked = "; ".join(
+    probe = "; ".join(
         [
             "import sys, sysconfig, torch",
             (
@@ -86,12 +86,12 @@ def losses(tmp_path_factory):
         ]
     )
     ran = subprocess.run(
-        [python, "-c", asked], capture_output=True, text=True, check=True, timeout=120
+        [python, "-c", probe], capture_output=True, text=True, check=True, timeout=120
     )
-    *theirs, packages = ran.stdout.strip().split("|")
-    if theirs != [torch.__version__, *map(str, sys.version_info[:2])]:
+    *versions, packages = ran.stdout.strip().split("|")
+    if versions != [torch.__version__, *map(str, sys.version_info[:2])]:
         pytest.skip(
-            f"TorchRec's models need the torch and the Python of their own environment, {theirs}"
+            f"TorchRec's models need the torch and the Python of their own environment, {versions}"
         )
     folder = tmp_path_factory.mktemp("ports")
     end(start(python, "torchrec", 1, folder), folder)  # writes the weights with which all start

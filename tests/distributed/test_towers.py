@@ -20,14 +20,14 @@ HOSTS = {
 
 
 def rows_of(results):
-    found = {}
+    outcomes = {}
     for *_, pieces in results:
         for name, rows, columns, weights in pieces:
-            table = found.setdefault(name, np.full((30, cases.DIM), np.nan))
+            table = outcomes.setdefault(name, np.full((30, cases.DIM), np.nan))
             table[np.arange(30)[rows.start : rows.stop : rows.step][:, None], list(columns)] = (
                 weights
             )
-    return found
+    return outcomes
 
 
 NUM_STEPS = 30  # every third with a rank that has no samples
@@ -52,23 +52,23 @@ def of_alltoall(worlds):
 def test_with_modules_it_trains_the_model_of_alltoall(worlds, of_alltoall, hosts, name):
     size, options = HOSTS[hosts]
     right = of_alltoall(size, name)
-    found = worlds(size).run(
+    actual = worlds(size).run(
         cases.train, NUM_STEPS, name, exchange="towers", placement="table_wise", **options
     )
     for (logits, losses, state, _), (other_logits, other_losses, other_state, _) in zip(
-        found, right, strict=True
+        actual, right, strict=True
     ):
-        for mine, other in zip(logits[:3], other_logits[:3], strict=True):
-            torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+        for own, other in zip(logits[:3], other_logits[:3], strict=True):
+            torch.testing.assert_close(own, other, rtol=0, atol=1e-6)
         torch.testing.assert_close(logits[3], other_logits[3], rtol=0, atol=1e-5)
         np.testing.assert_allclose(losses, other_losses, rtol=1e-5, atol=1e-5)
         for key, tensor in state.items():
             torch.testing.assert_close(tensor, other_state[key], rtol=1e-4, atol=1e-5)
-    held = [{key for key in state if "towers.towers" in key} for _, _, state, _ in found]
+    held = [{key for key in state if "towers.towers" in key} for _, _, state, _ in actual]
     assert held[0] != held[-1] and set().union(*held) == {
         key for key in right[0][2] if "towers.towers" in key
     }
-    rows = rows_of(found)
+    rows = rows_of(actual)
     other_rows = rows_of(right)
     for table, weights in rows.items():
         np.testing.assert_allclose(weights, other_rows[table], rtol=1e-4, atol=1e-5)
@@ -175,9 +175,9 @@ def test_one_feature_a_tower_and_more_towers_than_hosts(worlds):
         )
         for exchange, more in (("alltoall", {}), ("towers", {"ranks_per_host": 1}))
     ]
-    for (right, *_), (found, _, state, _) in zip(*both, strict=True):
-        for mine, other in zip(found, right, strict=True):
-            torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+    for (right, *_), (actual, _, state, _) in zip(*both, strict=True):
+        for own, other in zip(actual, right, strict=True):
+            torch.testing.assert_close(own, other, rtol=0, atol=1e-5)
         assert len({key.split(".")[2] for key in state if key.startswith("towers.towers")}) == 2
 
 
@@ -214,8 +214,8 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_is_said_on_all_ranks(worlds, what):
     options, text = WRONG[what]
-    for said in worlds(3).run(cases.wrong, **options):
-        assert said is not None and text in said
+    for message in worlds(3).run(cases.wrong, **options):
+        assert message is not None and text in message
 
 
 def test_a_plan_may_say_where_tables_lie_inside_their_towers(worlds):

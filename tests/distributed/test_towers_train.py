@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import training_cases as cases
-from crew import Crew
+from launched_team import Team
 
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
@@ -38,14 +38,14 @@ def test_real_ranks_killed_and_resumed_end_with_the_files_of_a_run_that_was_not(
     folder = tmp_path / "killed"
     recipe.write_text(to_toml(config.model_dump()))
     train(worlds(2), config, tmp_path / "expected")
-    with Crew(recipe, "--run-dir", folder, "--ranks", 2) as crew:
-        crew.wait_for_step(folder, 9)
-        os.killpg(crew.process.pid, signal.SIGKILL)
-        crew.end()
+    with Team(recipe, "--run-dir", folder, "--ranks", 2) as team:
+        team.wait_for_step(folder, 9)
+        os.killpg(team.process.pid, signal.SIGKILL)
+        team.end()
     saved_steps = CheckpointFolder(folder / "checkpoints", 99).steps()
     assert 7 in saved_steps and 21 not in saved_steps
-    with Crew("--run-dir", folder, "--resume", "--ranks", 2) as crew:
-        assert crew.end() == 0, crew.output
+    with Team("--run-dir", folder, "--resume", "--ranks", 2) as team:
+        assert team.end() == 0, team.output
     assert files_below(folder / "checkpoints") == files_below(tmp_path / "expected" / "checkpoints")
 
 
@@ -73,10 +73,10 @@ def test_a_checkpoint_of_four_ranks_evaluates_and_goes_on_at_any_number(data, wo
 
 
 def test_a_model_without_towers_trains_as_under_alltoall(data, worlds, tmp_path):
-    found = {}
+    results = {}
     for exchange in ("{name='towers', ranks_per_host=1}", "alltoall"):
         config = make_config(data, "train.steps=6", f"embedding.exchange={exchange}")
-        found[exchange] = train(worlds(2), config, tmp_path / exchange[:4])[0]
-    mine, other = found.values()
-    assert mine["losses"] == other["losses"] and mine["summary"].auc == other["summary"].auc
-    assert mine["summary"].exchange == "towers"
+        results[exchange] = train(worlds(2), config, tmp_path / exchange[:4])[0]
+    own, other = results.values()
+    assert own["losses"] == other["losses"] and own["summary"].auc == other["summary"].auc
+    assert own["summary"].exchange == "towers"

@@ -93,14 +93,14 @@ def frozen(channel, exchange):
     """
     embeddings = made(exchange)
     model = nn.ModuleDict({"table": embeddings, "net": nn.Linear(8, 1)})
-    found = [state(embeddings)]
+    result = [state(embeddings)]
     for frozen in (True, False):
         model.requires_grad_(not frozen)
         for batch in embeddings.feed(batches(channel.ranks.rank)):
             x = torch.ones(5, 8, requires_grad=True)
             model["net"](x * embeddings(batch).flatten(1)).sum().backward()
-        found.append(state(embeddings))
-    return found, embeddings.step
+        result.append(state(embeddings))
+    return result, embeddings.step
 
 
 def copied(channel, exchange):

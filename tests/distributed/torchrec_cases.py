@@ -124,7 +124,7 @@ def train_alone(sizes):
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = [batches_of(rank, sizes) for rank in range(len(sizes))]
     for step in range(max(map(len, parts))):
-        batch = joined([mine[step] for mine in parts if step < len(mine)])
+        batch = joined([own[step] for own in parts if step < len(own)])
         logits = model(batch)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         losses.append(loss.item() * len(batch.labels))

@@ -35,11 +35,11 @@ def batch_of(step, size, world, rank, one_hot=False):
     bounds = [size * r // world for r in range(world + 1)]
     if world > 2 and step % 3 == 2:
         bounds[1] = bounds[2]
-    mine = range(bounds[rank], bounds[rank + 1])
-    chosen = [ids[f * size + b] for f in range(len(FEATURES)) for b in mine]
+    own = range(bounds[rank], bounds[rank + 1])
+    chosen = [ids[f * size + b] for f in range(len(FEATURES)) for b in own]
     offsets = torch.tensor([0, *map(len, chosen)]).cumsum(0)
     values = torch.cat([torch.empty(0, dtype=torch.int64), *chosen])
-    part = slice(mine.start, mine.stop)
+    part = slice(own.start, own.stop)
     return pb.JaggedBatch(dense[part], FEATURES, values, offsets, labels[part])
 
 
@@ -105,8 +105,8 @@ def train(channel, num_steps, name, **options):
     logits = []
     losses = []
     for batch in job.embeddings.feed(job.part(step) for step in range(num_steps)):
-        found, loss = job.step(batch)
-        logits += [found] if len(logits) < 3 else []
+        result, loss = job.step(batch)
+        logits += [result] if len(logits) < 3 else []
         losses.append(loss)
     with torch.no_grad():  # evaluation between steps
         logits.append(job.model.eval()(job.part(5).dense, lambda: job.embeddings(job.part(5))))

@@ -22,12 +22,13 @@ def test_own_model_learns_and_takes_few_lines():
 
 def test_distributed_dlrm_learns_on_two_ranks_and_takes_few_lines():
     path = EXAMPLES / "distributed_dlrm.py"
-    said = on_two_ranks(path)
+    output = on_two_ranks(path)
     losses = {
-        int(rank): float(loss) for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", said)
+        int(rank): float(loss)
+        for rank, loss in re.findall(r"rank (\d): log loss (\d\.\d+)", output)
     }
     assert losses.keys() == {0, 1}
-    assert max(losses.values()) < 0.5, said
+    assert max(losses.values()) < 0.5, output
     assert len(statements(path.read_text())) <= 12
     torchrec = EXAMPLES.parent / "benchmarks" / "peers" / "shortest_dlrm.py"
     assert len(statements(torchrec.read_text())) == 16  # as docs/distributed.md says
@@ -81,9 +82,9 @@ def test_sequences_learns_and_so_it_does_on_two_ranks():
 
 def test_bounded_lag_gives_the_same_scores_for_every_bound():
     path = EXAMPLES / "bounded_lag.py"
-    said = on_two_ranks(path)
-    found = re.findall(r"rank (\d): k = (\d), sum of scores (\d+\.\d+)", said)
-    assert {(rank, bound) for rank, bound, _ in found} == {
+    output = on_two_ranks(path)
+    matches = re.findall(r"rank (\d): k = (\d), sum of scores (\d+\.\d+)", output)
+    assert {(rank, bound) for rank, bound, _ in matches} == {
         (rank, bound) for rank in "01" for bound in "04"
     }
-    assert len({(rank, total) for rank, _, total in found}) == 2, said
+    assert len({(rank, total) for rank, _, total in matches}) == 2, output

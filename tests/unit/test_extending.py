@@ -60,8 +60,8 @@ def test_the_optimizer_s_kernel_is_its_formula(lion):
 
 def test_the_optimizer_learns_beside_another_one(lion, capsys):
     lion["main"]()
-    said = capsys.readouterr().out
-    assert float(said.split(" to ")[1].split(";")[0]) < 0.3 and "item.exp_avg" in said
+    output = capsys.readouterr().out
+    assert float(output.split(" to ")[1].split(";")[0]) < 0.3 and "item.exp_avg" in output
 
 
 def test_the_data_source_becomes_a_dataset(tmp_path, capsys):

@@ -16,16 +16,16 @@ def draw(count, seed):
 
 
 def exact(logits, labels):
-    known = Predictions()
-    known.add(logits.numpy(), labels.numpy())
-    return known.result()[0]
+    existing = Predictions()
+    existing.add(logits.numpy(), labels.numpy())
+    return existing.result()[0]
 
 
-def assert_same(found, want, auc=1e-12):
-    assert found.auc == pytest.approx(want.auc, abs=auc)
-    assert found.num_samples == want.num_samples
+def assert_same(actual, want, auc=1e-12):
+    assert actual.auc == pytest.approx(want.auc, abs=auc)
+    assert actual.num_samples == want.num_samples
     for name in ("logloss", "normalized_entropy", "calibration"):
-        assert getattr(found, name) == pytest.approx(getattr(want, name), rel=1e-6)
+        assert getattr(actual, name) == pytest.approx(getattr(want, name), rel=1e-6)
 
 
 def test_figures_are_the_exact_ones():
@@ -33,9 +33,9 @@ def test_figures_are_the_exact_ones():
     metrics = StreamingMetrics()
     for part in torch.arange(20_000).split(1536):
         metrics.add(logits[part][:, None].requires_grad_(), labels[part])
-    found = metrics.compute()["label"]
-    assert_same(found.lifetime, exact(logits, labels))
-    assert found.window == found.lifetime
+    result = metrics.compute()["label"]
+    assert_same(result.lifetime, exact(logits, labels))
+    assert result.window == result.lifetime
 
 
 def test_the_window_holds_the_latest_samples():
@@ -43,13 +43,13 @@ def test_the_window_holds_the_latest_samples():
     batches = [draw(500, seed) for seed in range(40)]
     for place, (logits, labels) in enumerate(batches):
         metrics.add(logits, labels)
-        found = metrics.compute()["label"]
-        assert found.lifetime.num_samples == 500 * (place + 1)
+        result = metrics.compute()["label"]
+        assert result.lifetime.num_samples == 500 * (place + 1)
         if place >= 15:
-            assert 7000 <= found.window.num_samples <= 8000
-            latest = batches[place + 1 - found.window.num_samples // 500 : place + 1]
+            assert 7000 <= result.window.num_samples <= 8000
+            latest = batches[place + 1 - result.window.num_samples // 500 : place + 1]
             assert_same(
-                found.window,
+                result.window,
                 exact(*(torch.cat(each) for each in zip(*latest, strict=True))),
             )
     metrics.reset()
@@ -66,9 +66,9 @@ def test_tasks_have_their_own_samples():
     metrics.add(
         {"click": logits, "buy": others[0]}, {"click": labels, "buy": labels_with_gaps}, weights
     )
-    found = metrics.compute()
-    assert_same(found["click"].lifetime, exact(logits, labels))
-    assert_same(found["buy"].lifetime, exact(others[0][mask], others[1][mask]))
+    result = metrics.compute()
+    assert_same(result["click"].lifetime, exact(logits, labels))
+    assert_same(result["buy"].lifetime, exact(others[0][mask], others[1][mask]))
 
 
 def test_a_weight_of_two_is_a_sample_twice():
@@ -91,13 +91,13 @@ def test_nothing_and_one_kind_only_are_nan():
     assert math.isnan(empty.auc) and math.isnan(empty.logloss) and empty.num_samples == 0
     metrics.add(torch.zeros(0), torch.zeros(0))
     metrics.add([100.0, -100.0, 0.0], [0, 0, 0])
-    found = metrics.compute()["label"].lifetime
+    result = metrics.compute()["label"].lifetime
     assert (
-        math.isnan(found.auc)
-        and math.isnan(found.normalized_entropy)
-        and math.isnan(found.calibration)
+        math.isnan(result.auc)
+        and math.isnan(result.normalized_entropy)
+        and math.isnan(result.calibration)
     )
-    assert found.logloss == pytest.approx((100 + math.log(2)) / 3)
+    assert result.logloss == pytest.approx((100 + math.log(2)) / 3)
 
 
 def normal(generator, batch, labels):
@@ -128,8 +128,8 @@ def test_auc_of_many_different_logits_is_close_in_bounded_memory(name):
         labels = (generator.random(4096) < 0.2).astype(np.float64)
         seen.append((STREAMS[name](generator, batch, labels), labels))
         metrics.add(*seen[-1])
-    found = metrics.compute()["label"]
-    for got, count in ((found.lifetime, 60 * 4096), (found.window, found.window.num_samples)):
+    actual = metrics.compute()["label"]
+    for got, count in ((actual.lifetime, 60 * 4096), (actual.window, actual.window.num_samples)):
         logits, labels = (np.concatenate(each)[-count:] for each in zip(*seen, strict=True))
         ranks = np.argsort(np.argsort(logits)) if name != "mostly one value" else logits
         want = exact(torch.from_numpy(ranks), torch.from_numpy(labels))

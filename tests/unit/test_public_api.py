@@ -76,9 +76,9 @@ SNAPSHOT = {
 
 
 def test_names_and_signatures():
-    found = {name: getattr(pibroch, name) for name in pibroch.__all__}
-    callables = {name: thing for name, thing in found.items() if callable(thing)}
-    assert set(found) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
+    results = {name: getattr(pibroch, name) for name in pibroch.__all__}
+    callables = {name: thing for name, thing in results.items() if callable(thing)}
+    assert set(results) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
     signatures = {
         name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()
     }

@@ -86,9 +86,9 @@ class Attacker:
             num_bytes = self.socket.recv_into(self.reader.buffer())
             assert num_bytes, f"closed after {len(self._arrived)} frames"
             self._arrived += self.reader.received(num_bytes)
-        found = self._arrived[:count]
+        result = self._arrived[:count]
         self._arrived = self._arrived[count:]
-        return found
+        return result
 
     def request(self, metadata, payload=b""):
         """A request, and the frame that answers it."""
@@ -131,12 +131,12 @@ def _still_answers(connection):
     metadata = call_of("hostility:echo", 1)
     if not _push(connection, header(Kind.REQUEST, _PING, len(metadata), 0) + metadata):
         return False
-    found = b""
+    result = b""
     connection.settimeout(TIMEOUT_S)
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 20):
-            found = found[-7:] + data
-            if _PING.to_bytes(8, "little") in found:
+            result = result[-7:] + data
+            if _PING.to_bytes(8, "little") in result:
                 return True
     return False
 

@@ -69,8 +69,8 @@ def remote_scaled(x, name, worker):
     return rpc.rpc_sync(f"worker{worker}", scaled, (x, name, worker))
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 def local(build, *leaves):
@@ -106,9 +106,11 @@ def several_roots():
         autograd.backward(context, [first.sum(), (first * second).sum(), x.sum()])
         w1 = weight("w", 1)
         w2 = weight("w", 2)
-        theirs = local(lambda: (x * w1).sum() + (x * w1 * x.sin() * w2).sum() + x.sum(), x, w1, w2)
+        expected = local(
+            lambda: (x * w1).sum() + (x * w1 * x.sin() * w2).sum() + x.sum(), x, w1, w2
+        )
         ours = autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)
-        close(ours, theirs)
+        close(ours, expected)
 
 
 def no_remote_part():
@@ -151,10 +153,10 @@ def ping_pong():
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with autograd.context() as context:
         autograd.backward(context, [bounce(x, 20).sum()])
-        theirs = local(lambda: bounce_locally(x, 20, 0).sum(), x, weight("b", 0), weight("b", 1))
+        expected = local(lambda: bounce_locally(x, 20, 0).sum(), x, weight("b", 0), weight("b", 1))
         close(
             (autograd.get_gradients(context)[x], fetch(context, "b", 0), fetch(context, "b", 1)),
-            theirs,
+            expected,
         )
 
 
@@ -174,8 +176,8 @@ def residual_over_workers():
         autograd.backward(context, [(before + after + there).sum()])
         w = weight("w", 1)
         y = x.sin()
-        theirs = local(lambda: (y * 2 + y * (y * w) + y * w).sum(), x, w, y)
-        close((autograd.get_gradients(context)[x], fetch(context, "w", 1), *seen), theirs)
+        expected = local(lambda: (y * 2 + y * (y * w) + y * w).sum(), x, w, y)
+        close((autograd.get_gradients(context)[x], fetch(context, "w", 1), *seen), expected)
 
 
 def squares(value):
@@ -313,13 +315,13 @@ def passes_one_after_another():
             losses.append((there * there).sum())
         for loss in losses:
             autograd.backward(context, [loss])
-        theirs = local(
+        expected = local(
             lambda: sum(((x * w0 * (number + 1) * w1 * w2) ** 2).sum() for number in range(4)),
             w0,
             w1,
             w2,
         )
-        close(tuple(fetch(context, "w", each) for each in range(3)), theirs)
+        close(tuple(fetch(context, "w", each) for each in range(3)), expected)
     assert calls == [0, 1, 2, 3]
 
 
@@ -460,10 +462,10 @@ def hooked(x):
 
 
 def seen():
-    found = [*_seen]
+    result = [*_seen]
     _seen.clear()
     _kept.pop("handle").remove()
-    return found
+    return result
 
 
 def hooks_run_once():
@@ -478,8 +480,8 @@ def hooks_run_once():
         autograd.backward(context, [(first + first * second + sent).sum()])
         got = autograd.get_gradients(context)[x]
         there = fetch(context, "h", 1)
-        found = dict(rpc.rpc_sync("worker1", seen))
-        assert len(found) == 4 and len(here) == 2
+        result = dict(rpc.rpc_sync("worker1", seen))
+        assert len(result) == 4 and len(here) == 2
 
     w = weight("h", 1)
     a = x.detach().exp()
@@ -489,7 +491,7 @@ def hooks_run_once():
     to_w = to_y * a + to_second * (a * w).detach()
     to_a = to_y * w.detach()
     close(
-        (found["result"], found["function"], found["received"], found["leaf"]),
+        (result["result"], result["function"], result["received"], result["leaf"]),
         (to_y, to_y, to_a, to_w),
     )
     close(
@@ -520,11 +522,11 @@ def many_micro_batches():
             futures.append(rpc.rpc_async("worker1", through, (x,)))
         loss = sum(future.wait().sum() for future in futures)
         autograd.backward(context, [loss])
-        theirs = local(
+        expected = local(
             lambda: sum(((number / 10) * w[0] * w[1] * w[2]).sin().sum() for number in range(20)),
             *w,
         )
-        close(tuple(fetch(context, "w", each) for each in range(3)), theirs)
+        close(tuple(fetch(context, "w", each) for each in range(3)), expected)
 
 
 def through(x):
@@ -546,8 +548,8 @@ def embedding_rows():
     """A sparse gradient of a leaf, summed over two passes."""
     with autograd.context() as context:
         for _ in range(2):
-            found = rpc.rpc_sync("worker1", rows, (torch.tensor([1, 1, 4]),))
-            autograd.backward(context, [(found * torch.tensor([[1.0], [2.0], [3.0]])).sum()])
+            actual = rpc.rpc_sync("worker1", rows, (torch.tensor([1, 1, 4]),))
+            autograd.backward(context, [(actual * torch.tensor([[1.0], [2.0], [3.0]])).sum()])
         expected = torch.zeros(10, 2)
         expected[1] = 6
         expected[4] = 6
@@ -620,10 +622,10 @@ def local_backward_is_refused():
 
 
 def here_and_next(worker):
-    found = [autograd.current_context()]
+    result = [autograd.current_context()]
     if worker:
-        found += rpc.rpc_sync(f"worker{worker}", here_and_next, (worker - 1,))
-    return found
+        result += rpc.rpc_sync(f"worker{worker}", here_and_next, (worker - 1,))
+    return result
 
 
 def context_follows_the_calls():
@@ -646,10 +648,10 @@ def chained_references():
         loss.backward(context)
         w1 = weight("w", 1)
         w2 = weight("w", 2)
-        theirs = local(lambda: (x * w1 * (x * w1 * w2)).sum(), x, w1, w2)
+        expected = local(lambda: (x * w1 * (x * w1 * w2)).sum(), x, w1, w2)
         close(
             (autograd.get_gradients(context)[x], fetch(context, "w", 1), fetch(context, "w", 2)),
-            theirs,
+            expected,
         )
 
 

@@ -167,8 +167,8 @@ def run_remotely(program, me, seed, inputs, names):
 
 
 def gradients_of(context, seed, worker):
-    found = autograd.get_gradients(context)
-    return [found.get(leaf) for leaf in params_of(seed, worker)]
+    gradients = autograd.get_gradients(context)
+    return [gradients.get(leaf) for leaf in params_of(seed, worker)]
 
 
 def check(seed, num_workers):
@@ -186,10 +186,10 @@ def check(seed, num_workers):
             autograd.backward(context, roots)
         for worker, name in enumerate(names):
             got = rpc.rpc_sync(name, gradients_of, (context, seed, worker))
-            for ours, theirs in zip(got, want[worker], strict=True):
-                assert (ours is None) == (theirs is None), (seed, worker, ours, theirs)
+            for ours, other in zip(got, want[worker], strict=True):
+                assert (ours is None) == (other is None), (seed, worker, ours, other)
                 if ours is not None:
                     torch.testing.assert_close(
-                        ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text: f"{seed}: {text}"
+                        ours, other, rtol=1e-9, atol=1e-9, msg=lambda text: f"{seed}: {text}"
                     )
     return num_messages

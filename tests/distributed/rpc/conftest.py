@@ -1,17 +1,17 @@
 import pytest
-from rpc_crew import Crew
+from rpc_team import Team
 
 
 @pytest.fixture(scope="session")
 def workers():
-    """``workers(n)``: a crew of n joined workers that all tests share; they end with the tests."""
+    """``workers(n)``: a team of n joined workers that all tests share; they end with the tests."""
     started = {}
 
-    def crew(size):
+    def team(size):
         if size not in started:
-            started[size] = Crew(size)
+            started[size] = Team(size)
         return started[size]
 
-    yield crew
+    yield team
     for each in started.values():
         each.close()

@@ -344,9 +344,9 @@ def call_for_error(to, function_name):
 
 def call_as_stranger(name, port, secret):
     """Join with another secret and call the others; the error's name and text."""
-    import rpc_crew
+    import rpc_team
 
-    rpc_crew.join(name, 7, 2, port, {"secret": secret})
+    rpc_team.join(name, 7, 2, port, {"secret": secret})
     try:
         rpc.rpc_sync("worker0", add, (1, 2), timeout=TIMEOUT_S)
     except Exception as error:

@@ -16,8 +16,8 @@ def call_a_neighbour_and_the_owner(num_workers):
     me = rpc.get_worker_info()
     neighbour = (me.id + 1) % num_workers
     count = rpc.remote("worker0", cases.Counter, (me.id,))
-    mine = rpc.RRef(torch.full((4,), float(me.id)))
-    total = rpc.rpc_sync(neighbour, add_both, (count, mine))
+    own = rpc.RRef(torch.full((4,), float(me.id)))
+    total = rpc.rpc_sync(neighbour, add_both, (count, own))
     return total, rpc.rpc_sync(neighbour, cases.identity, (torch.arange(3),)).tolist()
 
 

@@ -64,13 +64,13 @@ def twice(x, to):
 def sparse_leaves():
     for to in (None, THIRD, HERE):
         ours = sparse([3.0, 4, 5])
-        theirs = sparse([3.0, 4, 5])
+        other = sparse([3.0, 4, 5])
         with autograd.context() as context:
             loss = torch.sparse.sum(rpc.rpc_sync(PEER, twice, (ours, to)) * 3.0)
             autograd.backward(context, [loss])
             gradient = autograd.get_gradients(context)[ours]
-        torch.sparse.sum((theirs + theirs) * 3.0).backward()
-        assert gradient.is_sparse and torch.equal(gradient.to_dense(), theirs.grad.to_dense())
+        torch.sparse.sum((other + other) * 3.0).backward()
+        assert gradient.is_sparse and torch.equal(gradient.to_dense(), other.grad.to_dense())
         assert ours.grad is None
 
 

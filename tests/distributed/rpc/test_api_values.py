@@ -75,31 +75,35 @@ def there_and_back(value, to=PEER):
     return rpc.rpc_sync(to, identity, (value,))
 
 
-def same(sent, came):
+def same(sent, received):
     """Equal in type, values and what torch knows of a tensor, all the way down."""
-    if type(sent) is not type(came):
+    if type(sent) is not type(received):
         return False
     if isinstance(sent, torch.Tensor):
         alike = (sent.dtype, sent.shape, sent.layout, sent.device) == (
-            came.dtype,
-            came.shape,
-            came.layout,
-            came.device,
+            received.dtype,
+            received.shape,
+            received.layout,
+            received.device,
         )
         if not alike or sent.layout != torch.strided:
-            return alike and same(sent.to_dense(), came.to_dense())
-        return bits(sent) == bits(came)
+            return alike and same(sent.to_dense(), received.to_dense())
+        return bits(sent) == bits(received)
     if isinstance(sent, np.ndarray):
-        return sent.dtype == came.dtype and sent.shape == came.shape and bool((sent == came).all())
+        return (
+            sent.dtype == received.dtype
+            and sent.shape == received.shape
+            and bool((sent == received).all())
+        )
     if dataclasses.is_dataclass(sent):
         return all(
-            same(getattr(sent, f.name), getattr(came, f.name)) for f in dataclasses.fields(sent)
+            same(getattr(sent, f.name), getattr(received, f.name)) for f in dataclasses.fields(sent)
         )
     if isinstance(sent, dict):
-        return list(sent) == list(came) and all(same(sent[key], came[key]) for key in sent)
+        return list(sent) == list(received) and all(same(sent[key], received[key]) for key in sent)
     if isinstance(sent, (list, tuple)):
-        return len(sent) == len(came) and all(map(same, sent, came))
-    return bool(sent == came) or (sent != sent and came != came)
+        return len(sent) == len(received) and all(map(same, sent, received))
+    return bool(sent == received) or (sent != sent and received != received)
 
 
 def bits(tensor):
@@ -118,8 +122,8 @@ def bits(tensor):
 def assert_comes_back(*values):
     for value in values:
         for to in (PEER, HERE):
-            came = there_and_back(value, to)
-            assert same(value, came), f"sent {value!r} to {to}, back came {came!r}"
+            received = there_and_back(value, to)
+            assert same(value, received), f"sent {value!r} to {to}, back came {received!r}"
 
 
 def case_dtypes():
@@ -166,8 +170,10 @@ def case_special_tensors():
         torch.sparse_coo_tensor(torch.empty(1, 0).long(), torch.empty(0), (4,)),
     )
     twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,))
-    came = there_and_back(twice)
-    assert not came.is_coalesced() and torch.equal(came.to_dense(), torch.tensor([0.0, 3.0, 0.0]))
+    received = there_and_back(twice)
+    assert not received.is_coalesced() and torch.equal(
+        received.to_dense(), torch.tensor([0.0, 3.0, 0.0])
+    )
     with pytest.raises(NotAllowedError, match="sparse_csr"):
         there_and_back(torch.eye(3).to_sparse_csr())
     parameter = there_and_back(torch.nn.Parameter(torch.ones(2)))
@@ -190,8 +196,8 @@ def case_requires_grad():
     assert rpc.rpc_sync(PEER, grad_state, (leaf,)) == (True, True)
     assert rpc.rpc_sync(PEER, grad_state, (leaf * 2,)) == (True, True)
     assert rpc.rpc_sync(PEER, grad_state, (torch.ones(2),)) == (False, True)
-    came = there_and_back(leaf * 2)
-    assert came.requires_grad and came.grad_fn is None
+    received = there_and_back(leaf * 2)
+    assert received.requires_grad and received.grad_fn is None
     assert leaf.grad is None
 
 
@@ -317,13 +323,13 @@ def forget():
 
 def case_mutation():
     for size in (4, BIG):
-        mine = torch.ones(size)
-        came = rpc.rpc_sync(PEER, add_in_place, (mine,))
-        assert mine.sum() == size, "the callee changed its own"
-        assert came.sum() == 2 * size
-        again = rpc.rpc_sync(PEER, add_in_place, (came,))
-        came += 10
-        assert (again == 3).all() and (came == 12).all(), "each result is the caller's alone"
+        own = torch.ones(size)
+        received = rpc.rpc_sync(PEER, add_in_place, (own,))
+        assert own.sum() == size, "the callee changed its own"
+        assert received.sum() == 2 * size
+        again = rpc.rpc_sync(PEER, add_in_place, (received,))
+        received += 10
+        assert (again == 3).all() and (received == 12).all(), "each result is the caller's alone"
         assert (rpc.rpc_sync(PEER, fill_array, (np.ones(size),)) == 7).all()
 
 
@@ -333,14 +339,14 @@ def test_changes_in_place_stay_where_they_are(workers):
 
 def case_kept():
     for size in (4, BIG):
-        mine = torch.ones(size)
-        came = rpc.rpc_sync(PEER, keep, (size, mine))
-        mine += 5
-        came += 5
+        own = torch.ones(size)
+        received = rpc.rpc_sync(PEER, keep, (size, own))
+        own += 5
+        received += 5
         for _ in range(20):  # reuses what is free
             there_and_back(torch.zeros(size))
         assert rpc.rpc_sync(PEER, kept_sum, (size,)) == size
-        assert (came == 6).all()
+        assert (received == 6).all()
     rpc.rpc_sync(PEER, forget)
 
 

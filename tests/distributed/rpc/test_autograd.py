@@ -9,22 +9,22 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_random_graphs_equal_local_autograd(workers, num_workers):
-    crew = workers(num_workers)
-    crew.run_all(cases.count_messages)
+    team = workers(num_workers)
+    team.run_all(cases.count_messages)
     expected = 0
-    counted = sum(crew.run_all(cases.num_messages))
+    counted = sum(team.run_all(cases.num_messages))
     for seed in range(100):
-        expected += crew.run(0, programs.check, 1000 * num_workers + seed, num_workers)
+        expected += team.run(0, programs.check, 1000 * num_workers + seed, num_workers)
     # each gradient message once, and no other
-    assert sum(crew.run_all(cases.num_messages)) - counted == expected > 100
-    gone(crew)
+    assert sum(team.run_all(cases.num_messages)) - counted == expected > 100
+    gone(team)
 
 
 def test_several_contexts_at_once(workers):
     """Each worker runs several graphs at once, all on the same leaves."""
-    crew = workers(3)
-    crew.run_all(cases.many_at_once, 6, 3)
-    gone(crew)
+    team = workers(3)
+    team.run_all(cases.many_at_once, 6, 3)
+    gone(team)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +62,28 @@ def test_several_contexts_at_once(workers):
     ids=lambda case: case.__name__,
 )
 def test_case(workers, case):
-    crew = workers(3)
-    crew.run(0, case)
-    gone(crew)
+    team = workers(3)
+    team.run(0, case)
+    gone(team)
 
 
 def test_deep_diamond_is_linear(workers):
     """2^20 paths; each node and message once."""
-    crew = workers(2)
-    crew.run_all(cases.count_messages)
-    counted = sum(crew.run_all(cases.num_messages))
+    team = workers(2)
+    team.run_all(cases.count_messages)
+    counted = sum(team.run_all(cases.num_messages))
     begin = time.monotonic()
-    num_steps = crew.run(0, cases.diamond, 20)
+    num_steps = team.run(0, cases.diamond, 20)
     assert time.monotonic() - begin < 60
     assert num_steps == 20
-    assert sum(crew.run_all(cases.num_messages)) - counted == 2 * 2 * 20
-    gone(crew)
+    assert sum(team.run_all(cases.num_messages)) - counted == 2 * 2 * 20
+    gone(team)
 
 
-def gone(crew):
+def gone(team):
     """Nothing is left of any context; releases travel on after the block has ended."""
     deadline = time.monotonic() + 60
-    while (counts := crew.run_all(cases.live_counts)) and any(
+    while (counts := team.run_all(cases.live_counts)) and any(
         any(each.values()) for each in counts
     ):
         assert time.monotonic() < deadline, counts

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from autograd_cases import close, live_counts, scaled, weight
-from rpc_crew import Crew
+from rpc_team import Team
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,10 +23,10 @@ KEPT_GROUPS: list = []
 
 @pytest.fixture(scope="module")
 def trainers():
-    crew = Crew(3)
-    crew.run_all(live_counts)  # loads the module
-    yield crew
-    crew.close()
+    team = Team(3)
+    team.run_all(live_counts)  # loads the module
+    yield team
+    team.close()
 
 
 def data(rank, step):

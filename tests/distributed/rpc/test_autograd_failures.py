@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from autograd_cases import live_counts, scaled, weight
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch import rpc
 from pibroch.errors import RpcTimeoutError, WorkerLostError
@@ -21,10 +21,10 @@ _reached = threading.Event()
 
 
 @pytest.fixture
-def own_crew():
-    crew = Crew(3, rpc_timeout=20.0, shared_memory=True)
-    yield crew
-    crew.close()
+def own_team():
+    team = Team(3, rpc_timeout=20.0, shared_memory=True)
+    yield team
+    team.close()
 
 
 def _raise(gradient):
@@ -158,47 +158,47 @@ def relayed(x):
 
 
 def test_error_on_another_worker(workers):
-    crew = workers(3)
-    crew.run(0, error_on_another_worker)
-    crew.run(0, error_here)
-    crew.run(0, error_where_the_caller_does_not_wait)
-    gone(crew)
+    team = workers(3)
+    team.run(0, error_on_another_worker)
+    team.run(0, error_here)
+    team.run(0, error_where_the_caller_does_not_wait)
+    gone(team)
 
 
-def test_a_worker_killed_in_the_middle(own_crew):
-    own_crew.workers[0].start(lost_in_the_middle)
-    own_crew.run(1, wait_reached)
-    own_crew.workers[1].kill()
-    own_crew.workers[0].result(60)
-    gone(own_crew, 0, 2)
+def test_a_worker_killed_in_the_middle(own_team):
+    own_team.workers[0].start(lost_in_the_middle)
+    own_team.run(1, wait_reached)
+    own_team.workers[1].kill()
+    own_team.workers[0].result(60)
+    gone(own_team, 0, 2)
 
 
-def test_a_worker_killed_before(own_crew):
-    own_crew.run(0, begin_lost_before)
-    own_crew.workers[1].kill()
-    own_crew.run(0, end_lost_before)
-    gone(own_crew, 0, 2)
+def test_a_worker_killed_before(own_team):
+    own_team.run(0, begin_lost_before)
+    own_team.workers[1].kill()
+    own_team.run(0, end_lost_before)
+    gone(own_team, 0, 2)
 
 
-def test_the_caller_killed_in_the_middle(own_crew):
+def test_the_caller_killed_in_the_middle(own_team):
     """What it opened is dropped by all, also by those that only others reached."""
-    own_crew.workers[0].start(is_the_root)
+    own_team.workers[0].start(is_the_root)
     time_limit = time.monotonic() + 60
-    while not all(own_crew.run(each, live_counts)["passes"] for each in (1, 2)):
+    while not all(own_team.run(each, live_counts)["passes"] for each in (1, 2)):
         assert time.monotonic() < time_limit
-    own_crew.workers[0].kill()
-    gone(own_crew, 1, 2)
+    own_team.workers[0].kill()
+    gone(own_team, 1, 2)
 
 
-def test_timeout(own_crew):
-    own_crew.run(0, times_out)
-    own_crew.run(1, unblock)
-    gone(own_crew, 0, 1, 2)
+def test_timeout(own_team):
+    own_team.run(0, times_out)
+    own_team.run(1, unblock)
+    gone(own_team, 0, 1, 2)
 
 
-def gone(crew, *ranks):
+def gone(team, *ranks):
     deadline = time.monotonic() + 60
-    while any(any(crew.run(rank, live_counts).values()) for rank in ranks or range(crew.size)):
+    while any(any(team.run(rank, live_counts).values()) for rank in ranks or range(team.size)):
         assert time.monotonic() < deadline, [
-            crew.run(rank, live_counts) for rank in ranks or range(crew.size)
+            team.run(rank, live_counts) for rank in ranks or range(team.size)
         ]

@@ -15,7 +15,7 @@ from benchmarks.runner import Schedule
 from benchmarks.topics import rpc as topic
 from benchmarks.topics.rpc import KB, MB, ONE_HOST, Phase
 from benchmarks.workers.rpc_pibroch import WITHOUT
-from crew import wait_until
+from launched_team import wait_until
 
 from pibroch.ports import free_port
 

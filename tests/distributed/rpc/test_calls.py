@@ -42,9 +42,9 @@ def is_returned(*, keep):
     from pibroch.rpc.transport.segments import OwnSegment, borrowed_bytes_of
 
     sent = torch.rand(100_000)
-    came = rpc.rpc_sync("worker1", keep_or_not, (sent, keep))
-    assert torch.equal(came, sent)
-    return isinstance(borrowed_bytes_of(came).segment, OwnSegment)
+    received = rpc.rpc_sync("worker1", keep_or_not, (sent, keep))
+    assert torch.equal(received, sent)
+    return isinstance(borrowed_bytes_of(received).segment, OwnSegment)
 
 
 _kept: list = []

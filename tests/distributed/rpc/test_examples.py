@@ -90,9 +90,9 @@ def test_quick_start_of_the_guide(tmp_path):
 
 def numbers(pattern, output):
     """Groups of all matches as numbers."""
-    found = [tuple(map(float, match)) for match in re.findall(pattern, output)]
-    assert found, output
-    return found
+    matches = [tuple(map(float, match)) for match in re.findall(pattern, output)]
+    assert matches, output
+    return matches
 
 
 def test_model_parallel():

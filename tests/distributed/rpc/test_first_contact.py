@@ -10,7 +10,7 @@ import time
 
 import msgspec
 import pytest
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch import rpc
 from pibroch.errors import WorkerLostError
@@ -35,17 +35,17 @@ def outcome(to, timeout_s):
 
 @pytest.mark.parametrize("options", [{}, {"shared_memory": False}], ids=["unix", "tcp"])
 def test_a_worker_that_does_not_answer_at_first_is_no_lost_one(options):
-    crew = Crew(2, lost_after_s=LOST_AFTER_S, **options)
+    team = Team(2, lost_after_s=LOST_AFTER_S, **options)
     try:
-        os.kill(crew.workers[1].pid, signal.SIGSTOP)
-        error, seconds = crew.run(0, outcome, "worker1", 1.5 * LOST_AFTER_S)
+        os.kill(team.workers[1].pid, signal.SIGSTOP)
+        error, seconds = team.run(0, outcome, "worker1", 1.5 * LOST_AFTER_S)
         assert error.startswith("RpcTimeoutError") and "'worker1'" in error, "lost, or not named"
         assert seconds >= 1.5 * LOST_AFTER_S
-        os.kill(crew.workers[1].pid, signal.SIGCONT)
-        assert crew.run(0, outcome, "worker1", 60.0)[0] == "worker1"
+        os.kill(team.workers[1].pid, signal.SIGCONT)
+        assert team.run(0, outcome, "worker1", 60.0)[0] == "worker1"
     finally:
-        os.kill(crew.workers[1].pid, signal.SIGCONT)
-        crew.close()
+        os.kill(team.workers[1].pid, signal.SIGCONT)
+        team.close()
 
 
 def fail_to_call_back(caller):
@@ -69,9 +69,9 @@ def call_who_fails_to_call_back():
 
 
 def test_a_connection_that_cannot_be_opened_does_not_end_one_that_is():
-    with contextlib.closing(Crew(2)) as crew:
-        assert crew.run(1, call_who_fails_to_call_back) == ("answered", 2)
-        assert crew.run(0, outcome, "worker1", 60.0)[0] == "worker1"
+    with contextlib.closing(Team(2)) as team:
+        assert team.run(1, call_who_fails_to_call_back) == ("answered", 2)
+        assert team.run(0, outcome, "worker1", 60.0)[0] == "worker1"
 
 
 def leave_within(timeout_s):
@@ -83,11 +83,11 @@ def leave_within(timeout_s):
 
 @pytest.mark.parametrize(("stopped", "leaving"), [(1, 0), (1, 2), (0, 1)])
 def test_a_stopped_worker_that_others_wait_for_in_vain_is_named(stopped, leaving):
-    crew = Crew(3)
+    team = Team(3)
     try:
-        os.kill(crew.workers[stopped].pid, signal.SIGSTOP)
-        error = crew.run(leaving, leave_within, 1.0)
+        os.kill(team.workers[stopped].pid, signal.SIGSTOP)
+        error = team.run(leaving, leave_within, 1.0)
         assert error.startswith("RpcTimeoutError") and f"worker 'worker{stopped}'" in error
     finally:
-        os.kill(crew.workers[stopped].pid, signal.SIGKILL)
-        crew.close()
+        os.kill(team.workers[stopped].pid, signal.SIGKILL)
+        team.close()

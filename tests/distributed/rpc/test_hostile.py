@@ -13,7 +13,7 @@ import pytest
 from attacker import Attacker, bombard, descriptors_of
 from hostility import SECRET
 from mutations import Ext, call_of, mutations
-from rpc_crew import Crew, Worker
+from rpc_team import Team, Worker
 
 from pibroch.errors import AuthenticationError, NotAllowedError, ProtocolError
 from pibroch.rpc.info import WorkerInfo
@@ -36,8 +36,8 @@ NUM_FRAMES = int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "20000"))
 
 
 @pytest.fixture(scope="module")
-def crew():
-    made = Crew(2, secret=SECRET, limits=LIMITS)
+def team():
+    made = Team(2, secret=SECRET, limits=LIMITS)
     # all connections that honest calls need are there
     made.run(1, hostility.varied_calls, "worker0")
     yield made
@@ -45,29 +45,29 @@ def crew():
 
 
 @pytest.fixture
-def victim(crew):
+def victim(team):
     """Where worker 0 listens.
 
     Afterwards it still serves, and has closed all that the attack opened.
     """
-    crew.run(0, hostility.listen_to_log)
-    assert crew.run(1, hostility.honest_call, "worker0")
-    before = crew.run(0, hostility.state)
-    yield crew.run(0, hostility.target)
-    assert crew.run(1, hostility.honest_call, "worker0")
+    team.run(0, hostility.listen_to_log)
+    assert team.run(1, hostility.honest_call, "worker0")
+    before = team.run(0, hostility.state)
+    yield team.run(0, hostility.target)
+    assert team.run(1, hostility.honest_call, "worker0")
     deadline = time.monotonic() + hostility.TIMEOUT_S
-    while (after := crew.run(0, hostility.state))["files"] > before[
+    while (after := team.run(0, hostility.state))["files"] > before[
         "files"
     ] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert after["files"] <= before["files"]
 
 
-def log_of(crew, *words):
+def log_of(team, *words):
     """The first line of worker 0's log with all of ``words``, as soon as it is there."""
     deadline = time.monotonic() + hostility.TIMEOUT_S
     while time.monotonic() < deadline:
-        lines = crew.run(0, hostility.logged)
+        lines = team.run(0, hostility.logged)
         for line in lines:
             if all(word in line for word in words):
                 return line
@@ -85,39 +85,39 @@ def error_in(frame):
 
 
 @pytest.mark.parametrize("unix", [True, False], ids=["unix", "tcp"])
-def test_a_wrong_secret_is_refused_on_both_sides(crew, victim, unix):
+def test_a_wrong_secret_is_refused_on_both_sides(team, victim, unix):
     with (
         Attacker(victim, unix=unix) as attacker,
         pytest.raises(AuthenticationError, match="our secret is not its own"),
     ):
         attacker.shake_hands(secret=b"not the secret of this job")
-    assert log_of(crew, "refused a connection", "AuthenticationError").startswith("WARNING")
+    assert log_of(team, "refused a connection", "AuthenticationError").startswith("WARNING")
 
 
-def test_a_worker_with_a_wrong_secret_learns_it_when_it_calls(crew, victim):
+def test_a_worker_with_a_wrong_secret_learns_it_when_it_calls(team, victim):
     stranger = Worker()
     try:
         name, text = stranger.run(
-            hostility.call_as_stranger, "stranger", crew.port, b"not the secret of this job"
+            hostility.call_as_stranger, "stranger", team.port, b"not the secret of this job"
         )
     finally:
         stranger.close()
     assert name == "AuthenticationError" and "secret" in text
-    assert log_of(crew, "refused a connection", "AuthenticationError")
+    assert log_of(team, "refused a connection", "AuthenticationError")
 
 
-def test_a_repeated_handshake_is_refused(crew, victim):
+def test_a_repeated_handshake_is_refused(team, victim):
     with Attacker(victim) as attacker:
-        said = attacker.shake_hands()
+        message = attacker.shake_hands()
     with Attacker(victim) as again:
         again.socket.recv(4096)
-        again.send(said)
+        again.send(message)
         assert again.socket.recv(4096) == b"\x01\x00\x01"
         again.wait_closed()
-    assert log_of(crew, "AuthenticationError", "repeated handshake")
+    assert log_of(team, "AuthenticationError", "repeated handshake")
 
 
-def test_who_wants_another_worker_or_version_is_told(crew, victim):
+def test_who_wants_another_worker_or_version_is_told(team, victim):
     with (
         Attacker(victim) as attacker,
         pytest.raises(AuthenticationError, match="'worker0' at the address of worker 'other'"),
@@ -125,10 +125,10 @@ def test_who_wants_another_worker_or_version_is_told(crew, victim):
         attacker.shake_hands(expected="other")
     with Attacker(victim) as attacker, pytest.raises(AuthenticationError, match="versions"):
         attacker.shake_hands(versions=(7, 9))
-    assert log_of(crew, "AuthenticationError", "wants worker 'other'")
+    assert log_of(team, "AuthenticationError", "wants worker 'other'")
 
 
-def test_strangers_who_wait_do_not_keep_honest_ones_out(crew, victim):
+def test_strangers_who_wait_do_not_keep_honest_ones_out(team, victim):
     strangers = [Attacker(victim, unix=bool(i % 2)) for i in range(6 * LIMITS.waiting_strangers)]
     try:
         for stranger in strangers:
@@ -137,58 +137,58 @@ def test_strangers_who_wait_do_not_keep_honest_ones_out(crew, victim):
             with Attacker(victim, unix=unix) as honest:
                 honest.shake_hands(name=f"honest{unix}")
                 assert honest.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
-        waiting = crew.run(0, hostility.state)["sockets"]
+        waiting = team.run(0, hostility.state)["sockets"]
         assert waiting <= 2 * LIMITS.waiting_strangers + 16
     finally:
         for stranger in strangers:
             stranger.socket.close()
 
 
-def test_without_descriptors_it_neither_spins_nor_stays_deaf(crew, victim):
-    crew.run(0, hostility.limit_files, 5)
+def test_without_descriptors_it_neither_spins_nor_stays_deaf(team, victim):
+    team.run(0, hostility.limit_files, 5)
     strangers = [Attacker(victim, unix=bool(i % 2)) for i in range(12)]
     try:
-        used = crew.run(0, hostility.cpu_seconds)
+        used = team.run(0, hostility.cpu_seconds)
         time.sleep(1)  # what it uses in this time is measured
-        assert crew.run(0, hostility.cpu_seconds) - used < 0.4
+        assert team.run(0, hostility.cpu_seconds) - used < 0.4
         with Attacker(victim) as honest:  # the oldest strangers go, so that it has its turn
             honest.shake_hands()
             assert honest.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
     finally:
-        crew.run(0, hostility.limit_files, None)
+        team.run(0, hostility.limit_files, None)
         for stranger in strangers:
             stranger.socket.close()
 
 
-def test_more_than_a_handshake_is_not_read_before_it(crew, victim):
+def test_more_than_a_handshake_is_not_read_before_it(team, victim):
     with Attacker(victim) as attacker:
         attacker.send((2000).to_bytes(2, "little") + bytes(2000))
         attacker.wait_closed()
-    assert log_of(crew, "ProtocolError", "2000 bytes")
+    assert log_of(team, "ProtocolError", "2000 bytes")
 
 
 # what may be said
 
 
 @pytest.mark.parametrize("length", ["metadata", "payload"])
-def test_oversize_lengths_close_the_connection_at_the_header(crew, victim, length):
+def test_oversize_lengths_close_the_connection_at_the_header(team, victim, length):
     lengths = (2**32 - 1, 0) if length == "metadata" else (0, 2**63)
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         attacker.send(header(Kind.REQUEST, 1, *lengths))
         attacker.wait_closed()
-    assert log_of(crew, "eve", "is lost", f"{max(lengths):,} bytes")
+    assert log_of(team, "eve", "is lost", f"{max(lengths):,} bytes")
 
 
 @pytest.mark.parametrize(
     "start", [b"pb\x02\x01", b"pb\x01\x63", b"GET ", b"pb\x01\x08", b"pb\x01\x00"], ids=repr
 )
-def test_what_is_no_frame_closes_the_connection(crew, victim, start):
+def test_what_is_no_frame_closes_the_connection(team, victim, start):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         attacker.send(start + bytes(HEADER.size - len(start)))
         attacker.wait_closed()
-    assert log_of(crew, "eve", "is lost", "frame")
+    assert log_of(team, "eve", "is lost", "frame")
 
 
 LAYER = Ext(Code.NAMED, encode("torch.nn:Linear"))
@@ -289,7 +289,7 @@ REFUSED = [
     ("metadata", "name"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
 def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(
-    crew, victim, metadata, name
+    team, victim, metadata, name
 ):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
@@ -297,13 +297,13 @@ def test_a_bad_message_fails_alone_with_a_named_error_and_a_line_in_the_log(
         assert type(error).__name__ == name, f"got {error!r}"
         # the connection lives
         assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
-    assert log_of(crew, "eve", str(error)[:60]).startswith("WARNING")
+    assert log_of(team, "eve", str(error)[:60]).startswith("WARNING")
 
 
-def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
-    asking = crew.run(1, hostility.target)
-    crew.workers[1].start(hostility.call_that_waits, "worker0")
-    crew.run(0, hostility.wait_until_entered)
+def test_a_worker_cannot_answer_what_another_one_was_asked(team, victim):
+    asking = team.run(1, hostility.target)
+    team.workers[1].start(hostility.call_that_waits, "worker0")
+    team.run(0, hostility.wait_until_entered)
     forged = envelope(["answer"], "forged")
     failure = encode(["builtins:ValueError", "forged"])
     with Attacker(asking) as attacker:
@@ -313,29 +313,29 @@ def test_a_worker_cannot_answer_what_another_one_was_asked(crew, victim):
             attacker.send(header(Kind.FAILURE, number, len(failure), 0) + failure)
         # it has read all of them
         assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
-    crew.run(0, hostility.release)
-    assert crew.workers[1].result() == "true"
+    team.run(0, hostility.release)
+    assert team.workers[1].result() == "true"
 
 
 METHODS = ["__class__", "__init__", "__dict__", "__hidden", "__reduce__"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_private_methods_of_referenced_values_are_refused(crew, victim, method):
+def test_private_methods_of_referenced_values_are_refused(team, victim, method):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
-        place, value = create(attacker, crew, "hostility:Counter", 1)
+        place, value = create(attacker, team, "hostility:Counter", 1)
         assert attacker.request(envelope(["method", place, "up"], value)).kind == Kind.ANSWER
         error = error_in(attacker.request(envelope(["method", place, method], value)))
         assert isinstance(error, NotAllowedError) and method in str(error)
-    assert log_of(crew, "WARNING", "eve", method)
+    assert log_of(team, "WARNING", "eve", method)
 
 
-def test_an_array_behind_a_reference_does_not_write_files(crew, victim, tmp_path):
+def test_an_array_behind_a_reference_does_not_write_files(team, victim, tmp_path):
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         place, _ = create(
-            attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+            attacker, team, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
         )
         error = error_in(
             attacker.request(envelope(["method", place, "tofile"], [[str(tmp_path / "file")], {}]))
@@ -344,12 +344,12 @@ def test_an_array_behind_a_reference_does_not_write_files(crew, victim, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def create(attacker, crew, function, argument, tensors=()):
+def create(attacker, team, function, argument, tensors=()):
     """Have a value made; its place, and a value for calls of its methods."""
     body = ["create", 5, 6, attacker.INCARNATION, ["function", function]]
     frame = attacker.request(envelope(body, [[argument], {}], tensors))
     assert frame.kind == Kind.ANSWER, error_in(frame)
-    owner = crew.run(0, hostility.incarnation)
+    owner = team.run(0, hostility.incarnation)
     return [5, [0, owner], [attacker.ID, attacker.INCARNATION], True], [[1], {}]
 
 
@@ -367,10 +367,10 @@ def envelope(body, value, tensors=()):
         "pibroch.rpc.secret:find_secret",
     ],
 )
-def test_an_honest_caller_gets_the_named_error(crew, victim, function):
-    name, text = crew.run(1, hostility.call_for_error, "worker0", function)
+def test_an_honest_caller_gets_the_named_error(team, victim, function):
+    name, text = team.run(1, hostility.call_for_error, "worker0", function)
     assert name == "NotAllowedError" and function in text
-    assert log_of(crew, "worker1", function).startswith("WARNING")
+    assert log_of(team, "worker1", function).startswith("WARNING")
 
 
 class Trap:
@@ -383,7 +383,7 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
-def test_pickles_are_never_opened(crew, victim, tmp_path):
+def test_pickles_are_never_opened(team, victim, tmp_path):
     path = tmp_path / "opened"
     data = pickle.dumps(Trap(path))
     pickle.loads(data)
@@ -419,7 +419,7 @@ def test_pickles_are_never_opened(crew, victim, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["unsealed", "may grow", "may shrink", "short", "file", "pipe", "none"]
 )
-def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind):
+def test_shared_memory_that_could_change_under_us_is_refused(team, victim, kind):
     metadata = encode(1 << 20)
     descriptors = [] if kind == "none" else [descriptors_of(kind)]
     try:
@@ -430,10 +430,10 @@ def test_shared_memory_that_could_change_under_us_is_refused(crew, victim, kind)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    assert log_of(crew, "eve", "is lost", "descriptor" if kind == "none" else "shared segment")
+    assert log_of(team, "eve", "is lost", "descriptor" if kind == "none" else "shared segment")
 
 
-def test_a_sealed_segment_is_taken_once(crew, victim):
+def test_a_sealed_segment_is_taken_once(team, victim):
     descriptor = descriptors_of("sealed")
     metadata = encode(1 << 20)
     try:
@@ -461,54 +461,54 @@ def test_a_sealed_segment_is_taken_once(crew, victim):
             attacker.wait_closed()
     finally:
         os.close(descriptor)
-    assert log_of(crew, "eve", "is lost", "shared segment 1")
+    assert log_of(team, "eve", "is lost", "shared segment 1")
 
 
 # many frames; PIBROCH_HOSTILE_FRAMES=300000 by hand
 
 
-def test_a_bombardment_by_strangers_changes_nothing(crew, victim):
-    seeds = recorded_frames(crew)
-    bombarded(crew, victim, seeds, NUM_FRAMES, admitted=False)
-    assert log_of(crew, "refused a connection", "ProtocolError")
+def test_a_bombardment_by_strangers_changes_nothing(team, victim):
+    seeds = recorded_frames(team)
+    bombarded(team, victim, seeds, NUM_FRAMES, admitted=False)
+    assert log_of(team, "refused a connection", "ProtocolError")
 
 
-def test_a_bombardment_by_who_knows_the_secret_changes_nothing(crew, victim):
-    seeds = recorded_frames(crew)
-    bombarded(crew, victim, seeds, NUM_FRAMES, admitted=True)
+def test_a_bombardment_by_who_knows_the_secret_changes_nothing(team, victim):
+    seeds = recorded_frames(team)
+    bombarded(team, victim, seeds, NUM_FRAMES, admitted=True)
     assert (
-        log_of(crew, "eve", "is lost")
-        and log_of(crew, "unreadable message")
-        and log_of(crew, "not allowed here")
+        log_of(team, "eve", "is lost")
+        and log_of(team, "unreadable message")
+        and log_of(team, "not allowed here")
     )
 
 
-def recorded_frames(crew):
+def recorded_frames(team):
     """All frames of varied calls between the two workers, in both directions."""
     for rank in (0, 1):
-        crew.run(rank, hostility.start_recording)
-    assert crew.run(1, hostility.varied_calls, "worker0")
+        team.run(rank, hostility.start_recording)
+    assert team.run(1, hostility.varied_calls, "worker0")
     frames = [
         frame
         for rank in (0, 1)
-        for frame in crew.run(rank, hostility.recorded)
+        for frame in team.run(rank, hostility.recorded)
         if len(frame) < 1 << 16
     ]
     assert len(frames) > 50
     return frames
 
 
-def bombarded(crew, victim, seeds, num_frames, admitted):
-    crew.run(0, hostility.forget_peak)
-    crew.run(0, hostility.start_counting)
-    crew.run(0, hostility.watch_for_stalls)
-    before = crew.run(0, hostility.state)
+def bombarded(team, victim, seeds, num_frames, admitted):
+    team.run(0, hostility.forget_peak)
+    team.run(0, hostility.start_counting)
+    team.run(0, hostility.watch_for_stalls)
+    before = team.run(0, hostility.state)
     sent, connections = bombard(victim, mutations(seeds, num_frames), admitted=admitted)
     assert sent == num_frames and connections > num_frames // 60
-    assert crew.run(1, hostility.honest_call, "worker0")
-    after = crew.run(0, hostility.state)
-    understood = crew.run(0, hostility.counted)
-    assert not crew.run(0, hostility.stalls)
+    assert team.run(1, hostility.honest_call, "worker0")
+    after = team.run(0, hostility.state)
+    understood = team.run(0, hostility.counted)
+    assert not team.run(0, hostility.stalls)
     if admitted:  # most were looked at: the others came behind one that ended its connection
         assert sum(understood.values()) + connections > num_frames * 3 // 4, (
             f"{understood}, {connections} connections"
@@ -517,6 +517,6 @@ def bombarded(crew, victim, seeds, num_frames, admitted):
     used_s = []
     while not used_s or used_s[-1] >= 0.25:  # it has nothing to do soon: no loop was left behind
         assert len(used_s) < 20, f"{used_s} s of CPU in half a second each"
-        before_s = crew.run(0, hostility.cpu_seconds)
+        before_s = team.run(0, hostility.cpu_seconds)
         time.sleep(0.5)
-        used_s.append(crew.run(0, hostility.cpu_seconds) - before_s)
+        used_s.append(team.run(0, hostility.cpu_seconds) - before_s)

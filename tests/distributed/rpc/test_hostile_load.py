@@ -16,7 +16,7 @@ import pytest
 from attacker import Attacker
 from hostility import SECRET
 from mutations import Ext, call_of
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
@@ -35,8 +35,8 @@ MAKE = ["function", "builtins:len"]
 
 
 @pytest.fixture(scope="module")
-def crew():
-    made = Crew(2, secret=SECRET, limits=LIMITS)
+def team():
+    made = Team(2, secret=SECRET, limits=LIMITS)
     made.run(1, hostility.varied_calls, "worker0")
     yield made
     made.close()
@@ -121,21 +121,21 @@ def leavings(attacker, owner, chance):
         )
 
 
-def settled(crew, wanted):
+def settled(team, wanted):
     """What is left behind, once ``wanted`` holds for it."""
     deadline = time.monotonic() + hostility.TIMEOUT_S
-    while not wanted(left := crew.run(0, hostility.left_behind)):
+    while not wanted(left := team.run(0, hostility.left_behind)):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
     return left
 
 
-def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_their_sender(crew):
-    crew.run(0, hostility.listen_to_log)
-    before = settled(crew, lambda left: not left["busy"])
-    memory = crew.run(0, hostility.state)
-    target = crew.run(0, hostility.target)
-    owner = crew.run(0, hostility.incarnation)
+def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_their_sender(team):
+    team.run(0, hostility.listen_to_log)
+    before = settled(team, lambda left: not left["busy"])
+    memory = team.run(0, hostility.state)
+    target = team.run(0, hostility.target)
+    owner = team.run(0, hostility.incarnation)
     chance = random.Random(0)
     with Attacker(target) as attacker:
         attacker.shake_hands()
@@ -149,23 +149,23 @@ def test_what_twenty_thousand_messages_leave_behind_is_bounded_and_goes_with_the
                 while attacker.frames(1)[0].number != start + 1:
                     pass
                 sending.result()
-        during = crew.run(0, hostility.left_behind)
-        assert crew.run(1, hostility.honest_call, "worker0")
+        during = team.run(0, hostility.left_behind)
+        assert team.run(1, hostility.honest_call, "worker0")
     assert 0 < during["autograd contexts"] <= 4096 + before["autograd contexts"]
     assert during["autograd passes"] <= 256 * 60
     after = settled(
-        crew,
+        team,
         lambda left: all(
             left[kind] <= before[kind] for kind in before if kind not in ("workers lost", "busy")
         ),
     )
     assert after["workers lost"] <= 4096
-    assert crew.run(0, hostility.state)["rss"] - memory["rss"] < MAX_GROWTH_BYTES
-    assert crew.run(1, hostility.honest_call, "worker0")
+    assert team.run(0, hostility.state)["rss"] - memory["rss"] < MAX_GROWTH_BYTES
+    assert team.run(1, hostility.honest_call, "worker0")
 
 
-def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one(crew):
-    target = crew.run(0, hostility.target)
+def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one(team):
+    target = team.run(0, hostility.target)
     waiting = call_of("hostility:answer_when_released")
     with Attacker(target) as attacker:
         attacker.shake_hands()
@@ -178,8 +178,8 @@ def test_more_requests_than_one_worker_may_have_under_way_are_refused_one_by_one
         assert {each.kind for each in refused} == {Kind.FAILURE}
         error = decode_failure(refused[0].metadata, WorkerInfo("worker0", 0), None)
         assert "limits.requests" in str(error)
-        assert crew.run(1, hostility.honest_call, "worker0")
-        crew.run(0, hostility.release)
+        assert team.run(1, hostility.honest_call, "worker0")
+        team.run(0, hostility.release)
         assert {each.kind for each in attacker.frames(LIMITS.requests)} == {Kind.ANSWER}
         assert attacker.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
 
@@ -203,22 +203,22 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("metadata", BOMBS, ids=range(len(BOMBS)))
-def test_a_small_message_neither_stops_nor_ends_a_worker(crew, metadata):
-    with Attacker(crew.run(0, hostility.target)) as attacker:
+def test_a_small_message_neither_stops_nor_ends_a_worker(team, metadata):
+    with Attacker(team.run(0, hostility.target)) as attacker:
         attacker.shake_hands()
         began = time.monotonic()
         assert attacker.request(metadata).kind == Kind.FAILURE
-        assert crew.run(1, hostility.honest_call, "worker0")
+        assert team.run(1, hostility.honest_call, "worker0")
         assert time.monotonic() - began < 10
 
 
-def test_an_array_behind_a_reference_cannot_be_made_to_look_at_freed_memory(crew):
+def test_an_array_behind_a_reference_cannot_be_made_to_look_at_freed_memory(team):
     from test_hostile import create, envelope
 
-    with Attacker(crew.run(0, hostility.target)) as attacker:
+    with Attacker(team.run(0, hostility.target)) as attacker:
         attacker.shake_hands()
         place, _ = create(
-            attacker, crew, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+            attacker, team, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
         )
         for method in ("view", "resize", "fill", "setflags", "__setitem__"):
             assert (
@@ -227,9 +227,9 @@ def test_an_array_behind_a_reference_cannot_be_made_to_look_at_freed_memory(crew
 
 
 @pytest.mark.parametrize("by", [1, 100, 100_000])
-def test_after_a_damaged_length_a_call_fails_and_the_next_ones_work(crew, by):
-    crew.run(1, hostility.corrupt_next_length, by)
-    errors = crew.run(1, hostility.call_until_it_works, "worker0", 3.0)
+def test_after_a_damaged_length_a_call_fails_and_the_next_ones_work(team, by):
+    team.run(1, hostility.corrupt_next_length, by)
+    errors = team.run(1, hostility.call_until_it_works, "worker0", 3.0)
     assert 0 < len(errors) < 10 and set(errors) <= {"RpcTimeoutError", "WorkerLostError"}
 
 
@@ -264,7 +264,7 @@ def test_workers_start_while_another_user_floods_their_sockets():
     flooding = flood(60)
     try:
         for _ in range(2):
-            made = Crew(2, secret=SECRET)
+            made = Team(2, secret=SECRET)
             assert made.run(1, hostility.honest_call, "worker0") and made.run(
                 0, hostility.honest_call, "worker1"
             )
@@ -274,8 +274,8 @@ def test_workers_start_while_another_user_floods_their_sockets():
         os.waitpid(flooding, 0)
 
 
-def test_checksums_are_for_all_calls(crew):
-    made = Crew(2, checksums=True)
+def test_checksums_are_for_all_calls(team):
+    made = Team(2, checksums=True)
     try:
         assert made.run(1, hostility.varied_calls, "worker0") and made.run(
             1, hostility.honest_call, "worker0"

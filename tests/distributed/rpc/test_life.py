@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from rpc_crew import Worker
+from rpc_team import Worker
 
 from pibroch import rpc
 from pibroch.errors import ConfigError, NotAllowedError, RpcError, RpcTimeoutError
@@ -301,12 +301,12 @@ def test_all_leave_and_join_again(processes):
     assert workers[0].run(threads_that_stay) == []
 
 
-def threads_that_stay(patience_s=30):
+def threads_that_stay(timeout_s=30):
     """Those that have been told to end need a moment."""
-    deadline = time.monotonic() + patience_s
-    while found := [thread.name for thread in threading.enumerate() if "rpc" in thread.name]:
+    deadline = time.monotonic() + timeout_s
+    while result := [thread.name for thread in threading.enumerate() if "rpc" in thread.name]:
         if time.monotonic() > deadline:
-            return found
+            return result
         time.sleep(0.01)
     return []
 

@@ -8,7 +8,7 @@ import time
 import many_cases
 import pytest
 import reference_cases as cases
-import rpc_crew
+import rpc_team
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.slow]  # alone: 64 processes
 
@@ -19,16 +19,16 @@ LIMIT_S = 180  # generous, for loaded machines
 
 def test_sixty_four_workers():
     began = time.monotonic()
-    crew = rpc_crew.Crew(NUM_WORKERS)
+    team = rpc_team.Team(NUM_WORKERS)
     try:
         # all have imported the module before the first call comes
-        crew.run_all(many_cases.memory_bytes)
-        answers = crew.run_all(many_cases.call_a_neighbour_and_the_owner, NUM_WORKERS)
+        team.run_all(many_cases.memory_bytes)
+        answers = team.run_all(many_cases.call_a_neighbour_and_the_owner, NUM_WORKERS)
         assert answers == [(5 * rank + 1, [0, 1, 2]) for rank in range(NUM_WORKERS)]
-        assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
-        assert sum(crew.run_all(many_cases.memory_bytes)) < MEMORY_BYTES
-        crew.run_all(rpc_crew.leave)
+        assert team.run_all(cases.settle) == [{}] * NUM_WORKERS
+        assert sum(team.run_all(many_cases.memory_bytes)) < MEMORY_BYTES
+        team.run_all(rpc_team.leave)
     finally:
-        crew.close()
-    assert [worker.process.exitcode for worker in crew.workers] == [0] * NUM_WORKERS
+        team.close()
+    assert [worker.process.exitcode for worker in team.workers] == [0] * NUM_WORKERS
     assert time.monotonic() - began < LIMIT_S

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from rpc_crew import TIMEOUT_S, Crew, Worker, join, leave
+from rpc_team import TIMEOUT_S, Team, Worker, join, leave
 
 from pibroch import rpc
 from pibroch.errors import ConfigError, UnknownWorkerError, WorkerLostError
@@ -83,21 +83,21 @@ def test_a_group_without_a_size_grows_and_shrinks(processes):
 
 
 def test_the_host_of_the_meeting_place_comes_back():
-    crew = Crew(3)
+    team = Team(3)
     try:
-        assert crew.run(1, who_is_there, "worker0") == "worker0"
-        crew.workers[0].kill()
-        assert crew.run(1, call_until_it_answers, "worker0", 0.5) == (None, {"worker0"}), (
+        assert team.run(1, who_is_there, "worker0") == "worker0"
+        team.workers[0].kill()
+        assert team.run(1, call_until_it_answers, "worker0", 0.5) == (None, {"worker0"}), (
             "and no other error"
         )
-        crew.workers[2].start(call_until_it_answers, "worker0", 60)
-        crew.replace(0)
-        name, failures = crew.workers[2].result()
+        team.workers[2].start(call_until_it_answers, "worker0", 60)
+        team.replace(0)
+        name, failures = team.workers[2].result()
         assert name == "worker0" and failures <= {"worker0"}
-        assert crew.run(1, call_until_it_answers, "worker0", 30)[0] == "worker0"
-        assert crew.run(0, who_is_there, "worker2") == "worker2"
+        assert team.run(1, call_until_it_answers, "worker0", 30)[0] == "worker0"
+        assert team.run(0, who_is_there, "worker2") == "worker2"
     finally:
-        crew.close()
+        team.close()
 
 
 def meet_in_a_store(rank, port, path):

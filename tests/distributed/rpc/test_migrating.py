@@ -7,7 +7,7 @@ import contextlib
 
 import migrating_cases as cases
 import pytest
-from rpc_crew import Crew, Worker, join
+from rpc_team import Team, Worker, join
 
 from pibroch import rpc
 from pibroch.errors import ConfigError
@@ -48,8 +48,8 @@ def call_without_names():
 
 
 def test_what_has_no_name_travels_as_a_pickle_where_pickles_are_allowed(workers):
-    with contextlib.closing(Crew(2, allow_pickle=True)) as crew:
-        assert crew.run(0, call_without_names)
+    with contextlib.closing(Team(2, allow_pickle=True)) as team:
+        assert team.run(0, call_without_names)
     with pytest.raises(AssertionError, match="NotAllowedError"):
         workers(2).run(0, call_without_names)
 
@@ -64,10 +64,10 @@ def refused(*join_arguments):
 
 def test_a_worker_of_another_kind_of_group_or_with_a_name_that_is_taken_is_refused():
     with contextlib.ExitStack() as stack:
-        crew = stack.enter_context(contextlib.closing(Crew(1)))
+        team = stack.enter_context(contextlib.closing(Team(1)))
         stranger = Worker()
         stack.callback(stranger.close)
-        is_both, text = stranger.run(refused, "other", 5, None, crew.port, {})
+        is_both, text = stranger.run(refused, "other", 5, None, team.port, {})
         assert is_both and "RPC group mixes statically and dynamically initialized members" in text
     with contextlib.ExitStack() as stack:
         port = free_port()

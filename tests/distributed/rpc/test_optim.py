@@ -122,9 +122,9 @@ def train_shared(num_steps):
     ],
 )
 def test_steps_like_a_local_optimizer(workers, optimizer_class, options):
-    crew = workers(3)
-    crew.run_all(live_counts)
-    crew.run(0, steps_like_a_local_optimizer, optimizer_class, options)
+    team = workers(3)
+    team.run_all(live_counts)
+    team.run(0, steps_like_a_local_optimizer, optimizer_class, options)
 
 
 def test_an_owner_without_gradients(workers):
@@ -132,9 +132,9 @@ def test_an_owner_without_gradients(workers):
 
 
 def test_errors_of_all_owners(workers):
-    crew = workers(3)
-    crew.run_all(parameter_loaded)
-    crew.run(0, errors_of_all_owners)
+    team = workers(3)
+    team.run_all(parameter_loaded)
+    team.run(0, errors_of_all_owners)
 
 
 def parameter_loaded():
@@ -143,8 +143,8 @@ def parameter_loaded():
 
 def test_concurrent_steps_lose_nothing(workers):
     """Plain gradient descent with a constant gradient: each step counts, in any order."""
-    crew = workers(3)
-    crew.run_all(parameter_loaded)
-    before = crew.run(1, value_of, "shared", 1)
-    crew.run_all(train_shared, 10)
-    close(crew.run(1, value_of, "shared", 1), before - 0.5 * 30)
+    team = workers(3)
+    team.run_all(parameter_loaded)
+    before = team.run(1, value_of, "shared", 1)
+    team.run_all(train_shared, 10)
+    close(team.run(1, value_of, "shared", 1), before - 0.5 * 30)

@@ -20,63 +20,71 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def crew(workers):
+def team(workers):
     """Four workers, which must refer to nothing when the test is over."""
-    crew = workers(4)
-    yield crew
-    assert crew.run_all(cases.settle) == [{}] * 4
+    team = workers(4)
+    yield team
+    assert team.run_all(cases.settle) == [{}] * 4
 
 
 # Who sends which kind of reference to whom
 
 
 def owner_calls_user():
-    mine = cases.make_reference(7)
-    assert mine.is_owner() and mine.confirmed_by_owner() and mine.owner_name() == "worker0"
-    assert rpc.rpc_sync("worker1", cases.read, (mine,)) == ([7.0] * 3, False, False)
-    return mine.to_here() is mine.local_value() is cases.kept["made"]
+    own_reference = cases.make_reference(7)
+    assert (
+        own_reference.is_owner()
+        and own_reference.confirmed_by_owner()
+        and own_reference.owner_name() == "worker0"
+    )
+    assert rpc.rpc_sync("worker1", cases.read, (own_reference,)) == ([7.0] * 3, False, False)
+    return own_reference.to_here() is own_reference.local_value() is cases.kept["made"]
 
 
 def user_calls_owner():
-    theirs = remote("worker1", cases.make, (8,))
-    assert not theirs.is_owner() and theirs.owner() == rpc.get_worker_info("worker1")
-    assert rpc.rpc_sync("worker1", cases.read, (theirs,)) == ([8.0] * 3, True, True)
+    reference = remote("worker1", cases.make, (8,))
+    assert not reference.is_owner() and reference.owner() == rpc.get_worker_info("worker1")
+    assert rpc.rpc_sync("worker1", cases.read, (reference,)) == ([8.0] * 3, True, True)
     # the owner has the value, and its answer came before that of the call
-    assert theirs.confirmed_by_owner()
-    return theirs.to_here().tolist() == [8.0] * 3
+    assert reference.confirmed_by_owner()
+    return reference.to_here().tolist() == [8.0] * 3
 
 
 def user_calls_user():
-    theirs = remote("worker1", cases.make, (9,))
-    return rpc.rpc_sync("worker2", cases.read, (theirs,)) == ([9.0] * 3, False, False)
+    reference = remote("worker1", cases.make, (9,))
+    return rpc.rpc_sync("worker2", cases.read, (reference,)) == ([9.0] * 3, False, False)
 
 
 def owner_answers_user():
-    theirs = rpc.rpc_sync("worker1", cases.make_reference, (10,))
-    assert not theirs.is_owner() and theirs.confirmed_by_owner()
-    return theirs.to_here().tolist() == [10.0] * 3
+    reference = rpc.rpc_sync("worker1", cases.make_reference, (10,))
+    assert not reference.is_owner() and reference.confirmed_by_owner()
+    return reference.to_here().tolist() == [10.0] * 3
 
 
 def user_answers_user():
-    theirs = rpc.rpc_sync("worker1", cases.reference_on, ("worker2", 11))
-    assert theirs.owner_name() == "worker2"
-    return theirs.to_here().tolist() == [11.0] * 3
+    reference = rpc.rpc_sync("worker1", cases.reference_on, ("worker2", 11))
+    assert reference.owner_name() == "worker2"
+    return reference.to_here().tolist() == [11.0] * 3
 
 
 def user_answers_owner():
-    mine = cases.make_reference(12)
-    back = rpc.rpc_sync("worker1", cases.identity, (mine,))
-    assert back is not mine and back.is_owner() and back.local_value() is mine.local_value()
+    own_reference = cases.make_reference(12)
+    back = rpc.rpc_sync("worker1", cases.identity, (own_reference,))
+    assert (
+        back is not own_reference
+        and back.is_owner()
+        and back.local_value() is own_reference.local_value()
+    )
     again = rpc.rpc_sync("worker1", cases.reference_on, ("worker0", 13))
     return again.is_owner() and again.local_value() is cases.kept["made"]
 
 
 def worker_calls_itself():
-    mine = remote("worker0", cases.make, (14,))
-    assert mine.is_owner() and mine.local_value() is cases.kept["made"]
-    assert rpc.rpc_sync("worker0", cases.read, (mine,)) == ([14.0] * 3, True, True)
-    theirs = remote("worker1", cases.make, (15,))
-    back = rpc.rpc_sync("worker0", cases.identity, (theirs,))
+    own_reference = remote("worker0", cases.make, (14,))
+    assert own_reference.is_owner() and own_reference.local_value() is cases.kept["made"]
+    assert rpc.rpc_sync("worker0", cases.read, (own_reference,)) == ([14.0] * 3, True, True)
+    reference = remote("worker1", cases.make, (15,))
+    back = rpc.rpc_sync("worker0", cases.identity, (reference,))
     return not back.is_owner() and back.to_here().tolist() == [15.0] * 3
 
 
@@ -93,22 +101,22 @@ def worker_calls_itself():
     ],
     ids=lambda case: case.__name__,
 )
-def test_references_between_every_pair(crew, case):
-    assert crew.run(0, case)
+def test_references_between_every_pair(team, case):
+    assert team.run(0, case)
 
 
 def send_before_it_is_made():
     """The owner is still at work, and a third worker already has and uses the reference."""
-    theirs = remote("worker1", cases.wait_for_gate, ("early", torch.ones(2)))
-    future = rpc.rpc_async("worker2", cases.pass_along, (theirs, ["worker3", "worker1"]))
-    del theirs
+    reference = remote("worker1", cases.wait_for_gate, ("early", torch.ones(2)))
+    future = rpc.rpc_async("worker2", cases.pass_along, (reference, ["worker3", "worker1"]))
+    del reference
     assert not future.done()
     rpc.rpc_sync("worker1", cases.open_gate, ("early",))
     return future.wait()
 
 
-def test_a_reference_travels_before_its_value_is_made(crew):
-    assert crew.run(0, send_before_it_is_made) == [1.0, 1.0]
+def test_a_reference_travels_before_its_value_is_made(team):
+    assert team.run(0, send_before_it_is_made) == [1.0, 1.0]
 
 
 def nested():
@@ -119,8 +127,8 @@ def nested():
     return plain == 41 and torch.equal(tensor, torch.ones(2))
 
 
-def test_references_in_lists_dicts_and_references(crew):
-    assert crew.run(0, nested)
+def test_references_in_lists_dicts_and_references(team):
+    assert team.run(0, nested)
 
 
 def start_chain():
@@ -135,13 +143,13 @@ def drop_chain():
     del cases.kept["chain"]
 
 
-def test_a_chain_outlives_its_links(crew):
-    crew.run(0, start_chain)
+def test_a_chain_outlives_its_links(team):
+    team.run(0, start_chain)
     for rank in (0, 1, 2):  # the creator first
-        crew.run(rank, drop_chain)
-        assert crew.run(3, read_chain) == [0, 1, 2]
-    assert crew.run(0, cases.live_counts)["values"] == 1
-    crew.run(3, drop_chain)
+        team.run(rank, drop_chain)
+        assert team.run(3, read_chain) == [0, 1, 2]
+    assert team.run(0, cases.live_counts)["values"] == 1
+    team.run(3, drop_chain)
 
 
 # Errors
@@ -156,15 +164,19 @@ def raised(function, *args, **kwargs):
 
 
 def failing_function():
-    theirs = remote("worker1", cases.fail, ("no such key",))
-    errors = [raised(theirs.to_here), raised(theirs.to_here), raised(theirs.rpc_sync().keys)]
-    errors.append(raised(rpc.rpc_sync, "worker2", cases.read, (theirs,)))
+    reference = remote("worker1", cases.fail, ("no such key",))
+    errors = [
+        raised(reference.to_here),
+        raised(reference.to_here),
+        raised(reference.rpc_sync().keys),
+    ]
+    errors.append(raised(rpc.rpc_sync, "worker2", cases.read, (reference,)))
     errors.append(raised(remote("worker0", cases.fail, ("no such key",)).to_here))
     return [(type(error).__name__, error.args[0]) for error in errors]
 
 
-def test_what_the_function_raised_surfaces_wherever_the_value_is_used(crew):
-    assert crew.run(0, failing_function) == [("KeyError", "no such key")] * 5
+def test_what_the_function_raised_surfaces_wherever_the_value_is_used(team):
+    assert team.run(0, failing_function) == [("KeyError", "no such key")] * 5
 
 
 def hidden():
@@ -175,62 +187,62 @@ def unusable_requests():
     local = lambda: None  # noqa: E731
     assert isinstance(raised(remote, "worker1", local), NotAllowedError)
     assert isinstance(raised(remote, "worker1", cases.identity, (object(),)), NotAllowedError)
-    mine = RRef(1)
+    own_reference = RRef(1)
     assert isinstance(
-        raised(remote, "worker1", cases.identity, ([mine, object()],)), NotAllowedError
+        raised(remote, "worker1", cases.identity, ([own_reference, object()],)), NotAllowedError
     )
     assert isinstance(raised(remote, "nobody", cases.identity, (1,)), ValueError)
     return True
 
 
-def test_what_cannot_be_sent_is_refused_at_once_and_leaves_nothing(crew):
-    assert crew.run(0, unusable_requests)
+def test_what_cannot_be_sent_is_refused_at_once_and_leaves_nothing(team):
+    assert team.run(0, unusable_requests)
 
 
 def misuse():
-    theirs = remote("worker1", cases.make, (1,))
-    assert "can't call localValue() on user" in str(raised(theirs.local_value))
+    reference = remote("worker1", cases.make, (1,))
+    assert "can't call localValue() on user" in str(raised(reference.local_value))
     for function in (copy.copy, copy.deepcopy, pickle.dumps):
-        assert isinstance(raised(function, theirs), RuntimeError)
-    assert repr(theirs).startswith("UserRRef(") and repr(RRef(1)).startswith("OwnerRRef(")
+        assert isinstance(raised(function, reference), RuntimeError)
+    assert repr(reference).startswith("UserRRef(") and repr(RRef(1)).startswith("OwnerRRef(")
     assert isinstance(raised(RRef(1).backward), RuntimeError)
-    assert isinstance(raised(theirs.backward), RuntimeError)
+    assert isinstance(raised(reference.backward), RuntimeError)
     assert RRef[int](3).to_here() == 3 and RRef(3, type_hint=int).local_value() == 3
     return True
 
 
-def test_misuse_raises_as_in_torch(crew):
-    assert crew.run(0, misuse)
+def test_misuse_raises_as_in_torch(team):
+    assert team.run(0, misuse)
 
 
 def too_late():
-    theirs = remote("worker1", cases.wait_for_gate, ("late", 6), timeout=0.05)
+    reference = remote("worker1", cases.wait_for_gate, ("late", 6), timeout=0.05)
     started = time.monotonic()
-    errors = [raised(theirs.to_here, timeout=0.2)]
+    errors = [raised(reference.to_here, timeout=0.2)]
     waited_s = time.monotonic() - started
-    errors += [raised(theirs.to_here), raised(theirs.rpc_sync().bit_length)]
-    errors.append(raised(rpc.rpc_sync, "worker2", cases.identity, (theirs,)))
+    errors += [raised(reference.to_here), raised(reference.rpc_sync().bit_length)]
+    errors.append(raised(rpc.rpc_sync, "worker2", cases.identity, (reference,)))
     rpc.rpc_sync("worker1", cases.open_gate, ("late",))
-    assert cases.wait_until(theirs.confirmed_by_owner)
-    return [isinstance(error, RpcTimeoutError) for error in errors], waited_s, theirs.to_here()
+    assert cases.wait_until(reference.confirmed_by_owner)
+    return [isinstance(error, RpcTimeoutError) for error in errors], waited_s, reference.to_here()
 
 
-def test_timeouts_of_remote_and_to_here(crew):
-    all_late, waited_s, value = crew.run(0, too_late)
+def test_timeouts_of_remote_and_to_here(team):
+    all_late, waited_s, value = team.run(0, too_late)
     assert all_late == [True] * 4
     assert 0.2 <= waited_s < 20
     assert value == 6
 
 
 def late_owner():
-    mine = remote("worker0", cases.wait_for_gate, ("own", 7))
-    error = raised(mine.to_here, timeout=0.05)
+    own_reference = remote("worker0", cases.wait_for_gate, ("own", 7))
+    error = raised(own_reference.to_here, timeout=0.05)
     cases.open_gate("own")
-    return isinstance(error, RpcTimeoutError), mine.local_value(), mine.to_here()
+    return isinstance(error, RpcTimeoutError), own_reference.local_value(), own_reference.to_here()
 
 
-def test_the_owner_waits_for_its_own_value(crew):
-    assert crew.run(0, late_owner) == (True, 7, 7)
+def test_the_owner_waits_for_its_own_value(team):
+    assert team.run(0, late_owner) == (True, 7, 7)
 
 
 # Methods
@@ -269,8 +281,8 @@ def own_methods():
 @pytest.mark.parametrize(
     "case", [methods, special_methods, own_methods], ids=lambda case: case.__name__
 )
-def test_methods_run_at_the_owner(crew, case):
-    assert crew.run(0, case)
+def test_methods_run_at_the_owner(team, case):
+    assert team.run(0, case)
 
 
 def refused_methods():
@@ -296,8 +308,8 @@ def cases_proxy(rref):
     return Unchecked()
 
 
-def test_private_methods_are_refused_at_both_ends(crew):
-    assert crew.run(0, refused_methods)
+def test_private_methods_are_refused_at_both_ends(team):
+    assert team.run(0, refused_methods)
 
 
 def forget_at_once():
@@ -310,8 +322,8 @@ def forget_at_once():
     return future.wait(), type(raised(made.to_here)).__name__
 
 
-def test_a_call_keeps_its_reference_alive(crew):
-    value, error = crew.run(0, forget_at_once)
+def test_a_call_keeps_its_reference_alive(team):
+    value, error = team.run(0, forget_at_once)
     assert value == 3
     assert error == "NotAllowedError"  # a class is no object whose methods peers may call
 
@@ -320,8 +332,8 @@ def async_function():
     return remote("worker1", cases.add_later, ("worker2", torch.ones(2), 1)).to_here().tolist()
 
 
-def test_async_execution_fills_the_value_later(crew):
-    assert crew.run(0, async_function) == [2.0, 2.0]
+def test_async_execution_fills_the_value_later(team):
+    assert team.run(0, async_function) == [2.0, 2.0]
 
 
 # Honest and other messages
@@ -343,11 +355,11 @@ def hostile():
 
     agent = current_agent()
     there = rpc.get_worker_info("worker1")
-    theirs = remote("worker1", cases.make, (3,))
-    theirs.to_here()
-    rpc.rpc_sync("worker1", cases.keep, ("theirs", theirs))
+    reference = remote("worker1", cases.make, (3,))
+    reference.to_here()
+    rpc.rpc_sync("worker1", cases.keep, ("theirs", reference))
     assert cases.wait_until(lambda: cases.live_counts()["children"] == 0)
-    place = theirs.place()
+    place = reference.place()
     before = rpc.rpc_sync("worker1", cases.live_counts)
     unknown = [
         Register(ValuePlace(5, place.owner, place.owner, True), 6),
@@ -374,11 +386,11 @@ def hostile():
         errors
     )
     assert rpc.rpc_sync("worker1", cases.live_counts) == before
-    return theirs.to_here().tolist() == [3.0] * 3
+    return reference.to_here().tolist() == [3.0] * 3
 
 
-def test_messages_that_fit_nothing_change_nothing(crew):
-    assert crew.run(0, hostile)
+def test_messages_that_fit_nothing_change_nothing(team):
+    assert team.run(0, hostile)
 
 
 def expect_from_nobody():
@@ -395,8 +407,8 @@ def expect_from_nobody():
     return type(raised(agent.request_sync, there, Fetch(place), timeout=30.0)).__name__
 
 
-def test_nobody_waits_for_a_value_that_will_not_come(crew):
-    assert crew.run(0, expect_from_nobody) == ReferenceLostError.__name__
+def test_nobody_waits_for_a_value_that_will_not_come(team):
+    assert team.run(0, expect_from_nobody) == ReferenceLostError.__name__
 
 
 def collect_often():
@@ -415,5 +427,5 @@ def collect_often():
     return True
 
 
-def test_references_may_end_anywhere(crew):
-    assert crew.run(0, collect_often)
+def test_references_may_end_anywhere(team):
+    assert team.run(0, collect_often)

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def crew(workers):
+def team(workers):
     """Four workers, which must refer to nothing when the test is over."""
-    crew = workers(4)
-    yield crew
-    assert crew.run_all(cases.settle) == [{}] * 4
+    team = workers(4)
+    yield team
+    assert team.run_all(cases.settle) == [{}] * 4
 
 
 class Scale:
@@ -48,8 +48,8 @@ def through_references():
         return gradient, first.rpc_sync().gradient(context), second.rpc_sync().gradient(context)
 
 
-def test_values_that_never_come_here_are_differentiated(crew):
-    assert crew.run(0, through_references) == ([6.0, 6.0], 9.0, 6.0)
+def test_values_that_never_come_here_are_differentiated(team):
+    assert team.run(0, through_references) == ([6.0, 6.0], 9.0, 6.0)
 
 
 def squared_sum(x):
@@ -67,8 +67,8 @@ def backward_at_the_owner(owner):
 
 
 @pytest.mark.parametrize("owner", ["worker1", "worker0"])
-def test_backward_starts_at_the_owner(crew, owner):
-    assert crew.run(0, backward_at_the_owner, owner) == ([2.0, 4.0], [4.0, 8.0])
+def test_backward_starts_at_the_owner(team, owner):
+    assert team.run(0, backward_at_the_owner, owner) == ([2.0, 4.0], [4.0, 8.0])
 
 
 def backward_without_a_context():
@@ -77,8 +77,8 @@ def backward_without_a_context():
     return x.grad.tolist()
 
 
-def test_backward_of_an_own_value_is_local_without_a_context(crew):
-    assert crew.run(0, backward_without_a_context) == [2.0, 4.0]
+def test_backward_of_an_own_value_is_local_without_a_context(team):
+    assert team.run(0, backward_without_a_context) == [2.0, 4.0]
 
 
 def backward_of_no_tensor():
@@ -92,7 +92,7 @@ def backward_of_no_tensor():
     return errors
 
 
-def test_backward_needs_a_tensor(crew):
+def test_backward_needs_a_tensor(team):
     assert (
-        crew.run(0, backward_of_no_tensor) == ["RRef should contain a tensor for .backward()"] * 2
+        team.run(0, backward_of_no_tensor) == ["RRef should contain a tensor for .backward()"] * 2
     )

@@ -8,7 +8,7 @@ import time
 import pytest
 import reference_cases as cases
 import torch
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch import rpc
 from pibroch.rpc.rref import remote
@@ -19,11 +19,11 @@ LOSS_S = 20.0
 
 
 @pytest.fixture
-def crew():
+def team():
     """Three workers of this test alone."""
-    crew = Crew(3)
-    yield crew
-    crew.close()
+    team = Team(3)
+    yield team
+    team.close()
 
 
 def raised(function, *args):
@@ -61,22 +61,22 @@ def counts_after(num_seconds):
     return cases.live_counts()
 
 
-def test_the_owner_drops_what_a_killed_user_held(crew):
-    counts = crew.run(0, give_away, 20)
+def test_the_owner_drops_what_a_killed_user_held(team):
+    counts = team.run(0, give_away, 20)
     assert counts["values"] == 40
-    crew.workers[1].kill()
-    assert crew.run(0, time_until_values, 20) < LOSS_S
-    assert crew.run(2, read_chain) == [[1.0, 1.0]] * 20  # what the dead had passed on lives
-    assert crew.run(2, cases.settle) == {}
-    assert crew.run(0, cases.settle) == {}
+    team.workers[1].kill()
+    assert team.run(0, time_until_values, 20) < LOSS_S
+    assert team.run(2, read_chain) == [[1.0, 1.0]] * 20  # what the dead had passed on lives
+    assert team.run(2, cases.settle) == {}
+    assert team.run(0, cases.settle) == {}
 
 
 def refer_to_worker1():
-    theirs = remote("worker1", cases.make, (3,))
-    assert theirs.to_here().tolist() == [3.0] * 3
-    cases.kept["theirs"] = theirs
+    reference = remote("worker1", cases.make, (3,))
+    assert reference.to_here().tolist() == [3.0] * 3
+    cases.kept["theirs"] = reference
     cases.kept["blocked"] = remote("worker1", cases.wait_for_gate, ("never", 1))
-    rpc.rpc_sync("worker2", cases.keep, ("theirs", theirs))
+    rpc.rpc_sync("worker2", cases.keep, ("theirs", reference))
 
 
 def wait_for_blocked():
@@ -85,47 +85,47 @@ def wait_for_blocked():
 
 
 def use_the_lost():
-    theirs = cases.kept["theirs"]
-    assert cases.wait_until(lambda: not theirs.confirmed_by_owner())
+    reference = cases.kept["theirs"]
+    assert cases.wait_until(lambda: not reference.confirmed_by_owner())
     uses = [
-        theirs.to_here,
-        theirs.rpc_sync().numel,
-        theirs.rpc_async().numel,
-        theirs.remote().numel,
+        reference.to_here,
+        reference.rpc_sync().numel,
+        reference.rpc_async().numel,
+        reference.remote().numel,
     ]
     errors = [raised(use) for use in uses]
-    errors.append(raised(rpc.rpc_sync, "worker0", cases.identity, (theirs,)))
-    return errors, theirs.owner_name()
+    errors.append(raised(rpc.rpc_sync, "worker0", cases.identity, (reference,)))
+    return errors, reference.owner_name()
 
 
 def start_anew():
-    theirs = remote("worker1", cases.make, (4,))
-    shared = rpc.rpc_sync("worker2", cases.read, (theirs,))
-    return theirs.to_here().tolist(), shared
+    reference = remote("worker1", cases.make, (4,))
+    shared = rpc.rpc_sync("worker2", cases.read, (reference,))
+    return reference.to_here().tolist(), shared
 
 
-def test_references_to_a_killed_owner_raise(crew):
-    crew.run(0, refer_to_worker1)
-    crew.workers[0].start(wait_for_blocked)
-    crew.workers[1].kill()
+def test_references_to_a_killed_owner_raise(team):
+    team.run(0, refer_to_worker1)
+    team.workers[0].start(wait_for_blocked)
+    team.workers[1].kill()
     killed = time.monotonic()
-    error, _ = crew.workers[0].result()
+    error, _ = team.workers[0].result()
     assert error == "ReferenceLostError"
     assert time.monotonic() - killed < LOSS_S
-    assert crew.run(0, use_the_lost) == (["ReferenceLostError"] * 5, "worker1")
-    assert crew.run(2, use_the_lost)[0] == ["ReferenceLostError"] * 5
-    crew.replace(1)
-    assert crew.run(0, use_the_lost)[0] == ["ReferenceLostError"] * 5  # not those of the newcomer
-    assert crew.run(0, start_anew) == ([4.0] * 3, ([4.0] * 3, False, False))
-    assert crew.run_all(cases.settle) == [{}] * 3
+    assert team.run(0, use_the_lost) == (["ReferenceLostError"] * 5, "worker1")
+    assert team.run(2, use_the_lost)[0] == ["ReferenceLostError"] * 5
+    team.replace(1)
+    assert team.run(0, use_the_lost)[0] == ["ReferenceLostError"] * 5  # not those of the newcomer
+    assert team.run(0, start_anew) == ([4.0] * 3, ([4.0] * 3, False, False))
+    assert team.run_all(cases.settle) == [{}] * 3
 
 
 def pass_on_to_the_dead(rounds):
     """Send references to a worker that is gone: what was kept for it is let go again."""
-    mine = rpc.RRef(1)
-    theirs = remote("worker2", cases.make, (1,))
+    own_reference = rpc.RRef(1)
+    reference = remote("worker2", cases.make, (1,))
     for _ in range(rounds):
-        error = raised(rpc.rpc_sync, "worker1", cases.identity, ([mine, theirs],))
+        error = raised(rpc.rpc_sync, "worker1", cases.identity, ([own_reference, reference],))
         assert error == "WorkerLostError", error
     created = [remote("worker1", cases.make, (1,)) for _ in range(rounds)]
     assert {raised(each.to_here) for each in created} == {"ReferenceLostError"}
@@ -137,12 +137,12 @@ def pass_on_to_the_dead(rounds):
     assert future is None
 
 
-def test_nothing_is_kept_for_messages_that_cannot_arrive(crew):
-    crew.run(0, give_away, 1)  # so all are connected
-    crew.workers[1].kill()
-    crew.run(0, pass_on_to_the_dead, 3)
-    assert crew.run(2, cases.settle) == {}
-    assert crew.run(0, cases.settle) == {}
+def test_nothing_is_kept_for_messages_that_cannot_arrive(team):
+    team.run(0, give_away, 1)  # so all are connected
+    team.workers[1].kill()
+    team.run(0, pass_on_to_the_dead, 3)
+    assert team.run(2, cases.settle) == {}
+    assert team.run(0, cases.settle) == {}
 
 
 def leave_with_references():
@@ -153,19 +153,19 @@ def leave_with_references():
 
 def after_shutdown():
     rpc.shutdown()
-    mine = cases.kept["mine"]
-    theirs = cases.kept["theirs"]
+    own_reference = cases.kept["mine"]
+    reference = cases.kept["theirs"]
     errors = [
-        raised(mine.to_here),
-        raised(mine.local_value),
-        raised(theirs.to_here),
-        raised(theirs.rpc_sync().numel),
+        raised(own_reference.to_here),
+        raised(own_reference.local_value),
+        raised(reference.to_here),
+        raised(reference.rpc_sync().numel),
     ]
     errors += [raised(rpc.RRef, 1), raised(remote, "worker1", cases.make, (1,))]
-    assert repr(mine) and theirs.owner_name() == "worker1"
+    assert repr(own_reference) and reference.owner_name() == "worker1"
     return errors
 
 
-def test_references_end_with_the_group(crew):
-    crew.run_all(leave_with_references)
-    assert crew.run_all(after_shutdown) == [["RuntimeError"] * 6] * 3
+def test_references_end_with_the_group(team):
+    team.run_all(leave_with_references)
+    assert team.run_all(after_shutdown) == [["RuntimeError"] * 6] * 3

@@ -89,19 +89,19 @@ def resources():
 
 @pytest.mark.slow
 def test_ten_thousand_references_leave_nothing(workers):
-    crew = workers(NUM_WORKERS)
-    crew.run_all(use_all_threads)
-    crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS // 5)  # warm: connections, buffers
-    assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
-    before = crew.run_all(resources)
-    for sums in crew.run_all(share_around, NUM_REFERENCES // NUM_WORKERS):
+    team = workers(NUM_WORKERS)
+    team.run_all(use_all_threads)
+    team.run_all(share_around, NUM_REFERENCES // NUM_WORKERS // 5)  # warm: connections, buffers
+    assert team.run_all(cases.settle) == [{}] * NUM_WORKERS
+    before = team.run_all(resources)
+    for sums in team.run_all(share_around, NUM_REFERENCES // NUM_WORKERS):
         assert sums == [4.0] * (NUM_REFERENCES // NUM_WORKERS // BATCH)
     # some are still held
-    assert sum(counts["values"] for counts in crew.run_all(cases.live_counts)) > 1000
-    assert crew.run_all(cases.settle) == [{}] * NUM_WORKERS
+    assert sum(counts["values"] for counts in team.run_all(cases.live_counts)) > 1000
+    assert team.run_all(cases.settle) == [{}] * NUM_WORKERS
     deadline = time.monotonic() + cases.SETTLE_S
     while (
-        left := [more_than(*pair) for pair in zip(before, crew.run_all(resources), strict=True)]
+        left := [more_than(*pair) for pair in zip(before, team.run_all(resources), strict=True)]
     ) != [{}] * 4:
         assert time.monotonic() < deadline, left  # threads that have been told to end need a moment
         time.sleep(0.1)

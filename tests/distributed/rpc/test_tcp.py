@@ -5,7 +5,7 @@ Several TCP streams on loopback.
 
 import pytest
 import torch
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch import rpc
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module")
 def tcp_pair():
-    pair = Crew(2, shared_memory=False, num_streams=3)
+    pair = Team(2, shared_memory=False, num_streams=3)
     yield pair
     pair.close()
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from rpc_crew import Crew, Worker, join
+from rpc_team import Team, Worker, join
 
 from certificates import authority, openssl, signed
 from pibroch import rpc
@@ -26,15 +26,15 @@ pytestmark = [
 def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
     ours = authority(folder, "ours")
-    theirs = authority(folder, "theirs")
+    other = authority(folder, "theirs")
     return {
         "ann": signed(folder, "ann", ours),
         "ben": signed(folder, "ben", ours),
-        "eve": signed(folder, "eve", theirs),
+        "eve": signed(folder, "eve", other),
     }
 
 
-def talk(server, client):
+def exchange_a_byte(server, client):
     """One byte each way over TLS; returns what server and client got or raised."""
     outcome = {}
     left, right = socket.socketpair()
@@ -58,7 +58,7 @@ def talk(server, client):
 
 
 def test_workers_of_one_authority_talk(certificates):
-    at_server, at_client = talk(
+    at_server, at_client = exchange_a_byte(
         server_context(certificates["ann"]), client_context(certificates["ben"])
     )
     assert at_server == (b"c", "TLSv1.3") and at_client == (b"s", "TLSv1.3")
@@ -68,14 +68,14 @@ def test_a_client_of_another_authority_is_refused(certificates):
     certificate, key, _ = certificates["eve"]
     # trusts us, but is not trusted
     client = client_context((certificate, key, certificates["ann"][2]))
-    at_server, _ = talk(server_context(certificates["ann"]), client)
+    at_server, _ = exchange_a_byte(server_context(certificates["ann"]), client)
     assert isinstance(at_server, ssl.SSLCertVerificationError)
 
 
 def test_a_server_of_another_authority_is_refused(certificates):
     certificate, key, _ = certificates["eve"]
     server = server_context((certificate, key, certificates["ann"][2]))
-    _, at_client = talk(server, client_context(certificates["ben"]))
+    _, at_client = exchange_a_byte(server, client_context(certificates["ben"]))
     assert isinstance(at_client, ssl.SSLCertVerificationError)
 
 
@@ -83,7 +83,7 @@ def test_a_client_without_certificate_is_refused(certificates):
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(certificates["ann"][2])
-    at_server, _ = talk(server_context(certificates["ann"]), client)
+    at_server, _ = exchange_a_byte(server_context(certificates["ann"]), client)
     assert isinstance(at_server, ssl.SSLError)
 
 
@@ -91,7 +91,7 @@ def test_old_versions_are_refused(certificates):
     client = client_context(certificates["ben"])
     with pytest.warns(DeprecationWarning):
         client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
-    at_server, at_client = talk(server_context(certificates["ann"]), client)
+    at_server, at_client = exchange_a_byte(server_context(certificates["ann"]), client)
     assert isinstance(at_server, (ssl.SSLError, OSError)) and isinstance(
         at_client, (ssl.SSLError, OSError)
     )
@@ -145,18 +145,18 @@ def call_as_stranger(port, files, secret, seconds):
 
 def test_workers_call_each_other_over_tls_and_strangers_cannot(certificates):
     secret = "known to all, the stranger too"
-    crew = Crew(2, tls=certificates["ann"], shared_memory=False, num_streams=2, secret=secret)
+    team = Team(2, tls=certificates["ann"], shared_memory=False, num_streams=2, secret=secret)
     strangers = [Worker(), Worker()]
     try:
-        assert crew.run(0, call_sizes, "worker1") and crew.run(1, call_sizes, "worker0")
+        assert team.run(0, call_sizes, "worker1") and team.run(1, call_sizes, "worker0")
         certificate, key, _ = certificates["eve"]
         files = (certificate, key, certificates["ann"][2])  # trusts us, but is not trusted
         assert (
-            strangers[0].run(call_as_stranger, crew.port, files, secret, 20.0) == "WorkerLostError"
+            strangers[0].run(call_as_stranger, team.port, files, secret, 20.0) == "WorkerLostError"
         )
         # plain TCP: silence
-        assert strangers[1].run(call_as_stranger, crew.port, None, secret, 1.0) == "RpcTimeoutError"
-        assert crew.run(0, call_sizes, "worker1")
+        assert strangers[1].run(call_as_stranger, team.port, None, secret, 1.0) == "RpcTimeoutError"
+        assert team.run(0, call_sizes, "worker1")
     finally:
-        for worker in (*strangers, crew):
+        for worker in (*strangers, team):
             worker.close()

@@ -11,7 +11,7 @@ import pytest
 from attacker import Attacker
 from hostility import SECRET
 from mutations import call_of
-from rpc_crew import Crew
+from rpc_team import Team
 from test_hostile import log_of
 
 from pibroch.rpc.info import WorkerInfo
@@ -31,8 +31,8 @@ ME = WorkerInfo("worker0", 0)
 
 
 @pytest.fixture(scope="module")
-def crew():
-    made = Crew(2, secret=SECRET, limits=LIMITS)
+def team():
+    made = Team(2, secret=SECRET, limits=LIMITS)
     made.run(1, hostility.varied_calls, "worker0")
     yield made
     made.close()
@@ -42,23 +42,23 @@ def requests(metadata, numbers):
     return b"".join(header(Kind.REQUEST, number, len(metadata), 0) + metadata for number in numbers)
 
 
-def wait_until_seen(crew, num_requests):
+def wait_until_seen(team, num_requests):
     """Until worker 0 has seen so many requests, and works on none."""
     deadline = time.monotonic() + hostility.TIMEOUT_S
-    while (seen := crew.run(0, hostility.seen, Kind.REQUEST)) < num_requests or crew.run(
+    while (seen := team.run(0, hostility.seen, Kind.REQUEST)) < num_requests or team.run(
         0, hostility.is_busy
     ):
         assert time.monotonic() < deadline, f"{seen} of {num_requests}"
 
 
 @contextlib.contextmanager
-def opened(crew, how):
+def opened(team, how):
     """An attacker's connection.
 
     Through shared memory, over TCP alone, or with a further stream for large tensors.
     """
     with contextlib.ExitStack() as stack:
-        target = crew.run(0, hostility.target)
+        target = team.run(0, hostility.target)
         attacker = stack.enter_context(Attacker(target, unix=how == "shared memory"))
         attacker.shake_hands(connection_id=CONNECTION_ID)
         if how == "two streams":
@@ -70,18 +70,18 @@ def opened(crew, how):
 
 @pytest.mark.parametrize("at_once", [8, NUM_REQUESTS])
 @pytest.mark.parametrize("how", ["shared memory", "one stream", "two streams"])
-def test_answers_that_a_peer_does_not_take_are_bounded(crew, how, at_once):
-    crew.run(0, hostility.start_counting)
-    with opened(crew, how) as attacker:
+def test_answers_that_a_peer_does_not_take_are_bounded(team, how, at_once):
+    team.run(0, hostility.start_counting)
+    with opened(team, how) as attacker:
         metadata = call_of("hostility:ones", ANSWER_BYTES)
         for first in range(1, NUM_REQUESTS + 1, at_once):
             numbers = range(first, min(first + at_once, NUM_REQUESTS + 1))
             attacker.send(requests(metadata, numbers))
-            wait_until_seen(crew, 1 + numbers[-1])
-        owed = crew.run(0, hostility.bytes_owed, "eve")
+            wait_until_seen(team, 1 + numbers[-1])
+        owed = team.run(0, hostility.bytes_owed, "eve")
         assert owed <= LIMITS.message_bytes + NUM_THREADS * (ANSWER_BYTES + 1024)
-        assert crew.run(1, hostility.honest_call, "worker0")
-        crew.run(0, hostility.counted)
+        assert team.run(1, hostility.honest_call, "worker0")
+        team.run(0, hostility.counted)
         if how != "two streams":
             answers = answers_by_number(attacker, NUM_REQUESTS)
             refused = [
@@ -96,23 +96,23 @@ def test_answers_that_a_peer_does_not_take_are_bounded(crew, how, at_once):
 
 def answers_by_number(attacker, count):
     """All answers, in place of whatever else there is about shared memory."""
-    found = {}
-    while len(found) < count:
+    results = {}
+    while len(results) < count:
         (frame,) = attacker.frames(1)
         if frame.kind in (Kind.ANSWER, Kind.FAILURE):
-            found[frame.number] = frame
-    return found
+            results[frame.number] = frame
+    return results
 
 
 @pytest.mark.parametrize("what", ["overdue", "unreadable"])
-def test_a_peer_that_reads_nothing_and_asks_on_is_lost(crew, what):
+def test_a_peer_that_reads_nothing_and_asks_on_is_lost(team, what):
     """Refusals lie about, too."""
-    crew.run(0, hostility.listen_to_log)
-    crew.run(0, hostility.limit_unread, 1 << 20)
-    with opened(crew, "shared memory") as attacker:
+    team.run(0, hostility.listen_to_log)
+    team.run(0, hostility.limit_unread, 1 << 20)
+    with opened(team, "shared memory") as attacker:
         metadata = call_of("hostility:ones", ANSWER_BYTES) if what == "overdue" else b"\xc1"
         attacker.send(requests(metadata, range(1, 50_000)))
         attacker.wait_closed()
-    crew.run(0, hostility.limit_unread, UNREAD_BYTES)
-    assert log_of(crew, "eve", "does not read its answers")
-    assert crew.run(1, hostility.honest_call, "worker0")
+    team.run(0, hostility.limit_unread, UNREAD_BYTES)
+    assert log_of(team, "eve", "does not read its answers")
+    assert team.run(1, hostility.honest_call, "worker0")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rpc_crew import Crew
+from rpc_team import Team
 
 from pibroch import rpc
 from pibroch.errors import RpcTimeoutError, WorkerLostError
@@ -27,9 +27,9 @@ TRANSPORTS = {"shared memory": {}, "tcp": {"shared_memory": False}}
 
 
 @pytest.fixture(params=TRANSPORTS)
-def crew(request):
+def team(request):
     """Three workers that may be harmed."""
-    made = Crew(3, **TRANSPORTS[request.param])
+    made = Team(3, **TRANSPORTS[request.param])
     made.run_all(held)
     yield made
     for worker in made.workers:
@@ -90,29 +90,29 @@ def outcome(to, value=1, timeout=60.0):
     return result, time.monotonic() - began
 
 
-def test_kill_of_a_callee_fails_its_calls_and_it_comes_back(crew):
+def test_kill_of_a_callee_fails_its_calls_and_it_comes_back(team):
     for life in range(2):
         for caller in (0, 2):
-            crew.run(caller, call_a_sleeper, "worker1", 20)
-        crew.workers[1].kill()
+            team.run(caller, call_a_sleeper, "worker1", 20)
+        team.workers[1].kill()
         for caller in (0, 2):
-            errors, seconds = crew.run(caller, fail_of_pending)
+            errors, seconds = team.run(caller, fail_of_pending)
             assert {name for name, _ in errors} <= {"WorkerLostError", "ReferenceLostError"}
             assert errors.count(("WorkerLostError", "worker1")) >= 20 and len(errors) == 21
             assert seconds < LOST_WITHIN_S
-            result, seconds = crew.run(caller, outcome, "worker1")
+            result, seconds = team.run(caller, outcome, "worker1")
             assert result == "WorkerLostError" and seconds < LOST_WITHIN_S
-        assert crew.run(0, outcome, "worker2", life)[0] == life, "the others go on"
-        crew.replace(1)
-        assert crew.run(0, outcome, "worker1", life)[0] == life
-        assert crew.run(2, outcome, "worker1", life)[0] == life
-        assert crew.run(1, outcome, "worker0", life)[0] == life
+        assert team.run(0, outcome, "worker2", life)[0] == life, "the others go on"
+        team.replace(1)
+        assert team.run(0, outcome, "worker1", life)[0] == life
+        assert team.run(2, outcome, "worker1", life)[0] == life
+        assert team.run(1, outcome, "worker0", life)[0] == life
 
 
-def test_a_callee_that_dies_in_a_function(crew):
-    assert crew.run(0, call_die, "worker1") < LOST_WITHIN_S
-    crew.replace(1)
-    assert crew.run(0, outcome, "worker1", "back")[0] == "back"
+def test_a_callee_that_dies_in_a_function(team):
+    assert team.run(0, call_die, "worker1") < LOST_WITHIN_S
+    team.replace(1)
+    assert team.run(0, outcome, "worker1", "back")[0] == "back"
 
 
 def call_die(to):
@@ -122,16 +122,16 @@ def call_die(to):
     return time.monotonic() - began
 
 
-def test_a_callee_that_hangs_costs_the_timeout_only(crew):
-    crew.run(0, outcome, "worker1")
-    os.kill(crew.workers[1].pid, signal.SIGSTOP)
-    result, seconds = crew.run(0, outcome, "worker1", 1, 0.5)
+def test_a_callee_that_hangs_costs_the_timeout_only(team):
+    team.run(0, outcome, "worker1")
+    os.kill(team.workers[1].pid, signal.SIGSTOP)
+    result, seconds = team.run(0, outcome, "worker1", 1, 0.5)
     assert result == "RpcTimeoutError"
     assert 0.4 < seconds < LOST_WITHIN_S
-    assert crew.run(0, outcome, "worker2", 2)[0] == 2
-    crew.run(0, send_much, "worker1")
-    os.kill(crew.workers[1].pid, signal.SIGCONT)
-    assert crew.run(0, outcome, "worker1", 3)[0] == 3, "it was slow, not lost"
+    assert team.run(0, outcome, "worker2", 2)[0] == 2
+    team.run(0, send_much, "worker1")
+    os.kill(team.workers[1].pid, signal.SIGCONT)
+    assert team.run(0, outcome, "worker1", 3)[0] == 3, "it was slow, not lost"
 
 
 def send_much(to):
@@ -143,19 +143,19 @@ def send_much(to):
     assert time.monotonic() - began < LOST_WITHIN_S
 
 
-def test_kill_while_much_is_under_way_leaves_nothing(crew):
-    crew.run(0, settle, "worker1")
-    before = crew.run(0, held)
-    os.kill(crew.workers[1].pid, signal.SIGSTOP)
-    crew.run(0, start_sending, "worker1")
-    crew.workers[1].kill()
-    errors, seconds = crew.run(0, fail_of_pending)
+def test_kill_while_much_is_under_way_leaves_nothing(team):
+    team.run(0, settle, "worker1")
+    before = team.run(0, held)
+    os.kill(team.workers[1].pid, signal.SIGSTOP)
+    team.run(0, start_sending, "worker1")
+    team.workers[1].kill()
+    errors, seconds = team.run(0, fail_of_pending)
     assert errors == [("WorkerLostError", "worker1")] * 5 and seconds < LOST_WITHIN_S
-    crew.replace(1)
-    crew.run(0, settle, "worker1")
+    team.replace(1)
+    team.run(0, settle, "worker1")
     most = {"bytes": before["bytes"] + (64 << 20), "descriptors": before["descriptors"] + 2}
     deadline = time.monotonic() + GIVEN_BACK_WITHIN_S
-    while (over := what_exceeds(most, crew.run(0, held))) and time.monotonic() < deadline:
+    while (over := what_exceeds(most, team.run(0, held))) and time.monotonic() < deadline:
         time.sleep(0.5)  # timers of the handshake still know the connection
     assert not over, before
 
@@ -181,14 +181,14 @@ def held():
     return {"descriptors": len(os.listdir("/proc/self/fd")), "bytes": resident}
 
 
-def test_shutdown_with_a_lost_worker_ends(crew):
-    crew.run(0, outcome, "worker1")
-    crew.run(2, outcome, "worker1")
-    crew.workers[1].kill()
+def test_shutdown_with_a_lost_worker_ends(team):
+    team.run(0, outcome, "worker1")
+    team.run(2, outcome, "worker1")
+    team.workers[1].kill()
     for caller in (0, 2):
-        crew.workers[caller].start(leave_without_one)
+        team.workers[caller].start(leave_without_one)
     for caller in (0, 2):
-        assert crew.workers[caller].result() < 2 * LOST_WITHIN_S
+        assert team.workers[caller].result() < 2 * LOST_WITHIN_S
 
 
 def leave_without_one():
@@ -200,13 +200,13 @@ def leave_without_one():
     return time.monotonic() - began
 
 
-def test_who_leaves_alone_fails_its_calls_at_once(crew):
-    crew.run(0, call_a_sleeper, "worker1", 3)
-    crew.run(1, leave_alone)
-    errors, seconds = crew.run(0, fail_of_pending)
+def test_who_leaves_alone_fails_its_calls_at_once(team):
+    team.run(0, call_a_sleeper, "worker1", 3)
+    team.run(1, leave_alone)
+    errors, seconds = team.run(0, fail_of_pending)
     assert len(errors) == 4 and ("WorkerLostError", "worker1") in errors
     assert seconds < LOST_WITHIN_S
-    assert crew.run(0, outcome, "worker1")[0] == "WorkerLostError"
+    assert team.run(0, outcome, "worker1")[0] == "WorkerLostError"
 
 
 def leave_alone():
@@ -245,12 +245,12 @@ def state():
 
 @pytest.mark.slow
 def test_memory_is_flat_over_a_hundred_thousand_calls(workers):
-    crew = workers(2)
-    crew.run_all(held)
-    crew.run(0, many_calls, "worker1", 10_000)
-    before = crew.run_all(state)
-    crew.run(0, many_calls, "worker1", 100_000)
-    after = crew.run_all(state)
+    team = workers(2)
+    team.run_all(held)
+    team.run(0, many_calls, "worker1", 10_000)
+    before = team.run_all(state)
+    team.run(0, many_calls, "worker1", 100_000)
+    after = team.run_all(state)
     for earlier, later in zip(before, after, strict=True):
         assert later["bytes"] - earlier["bytes"] < 8 << 20, (before, after)
         assert later["objects"] - earlier["objects"] < 2_000, (before, after)
@@ -259,15 +259,15 @@ def test_memory_is_flat_over_a_hundred_thousand_calls(workers):
 
 
 def test_idle_workers_use_no_cpu(workers):
-    crew = workers(2)
-    crew.run_all(held)
-    crew.run(0, many_calls, "worker1", 100)
-    crew.run(1, many_calls, "worker0", 100)
+    team = workers(2)
+    team.run_all(held)
+    team.run(0, many_calls, "worker1", 100)
+    team.run(1, many_calls, "worker0", 100)
     used_s = []
     for _ in range(5):  # one that spins does so each time
-        before = crew.run_all(time.process_time)
+        before = team.run_all(time.process_time)
         time.sleep(1.0)  # what is measured
-        after = crew.run_all(time.process_time)
+        after = team.run_all(time.process_time)
         used_s.append([later - earlier for earlier, later in zip(before, after, strict=True)])
         if max(used_s[-1]) < 0.010:
             return

@@ -37,9 +37,9 @@ def run(rank, world):
 
     pooled = tables(ids)
     for groups in ([["a"], ["b"]], [["b", "a"]], [["a"], ["a", "b"]]):
-        theirs = KeyedTensor.regroup([pooled], groups)
+        others = KeyedTensor.regroup([pooled], groups)
         ours = type(pooled).regroup([pooled], groups)
-        assert all(torch.equal(one, other) for one, other in zip(theirs, ours, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(others, ours, strict=True))
 
     for name, value in (
         ("data_type", DataType.FP16),

@@ -29,17 +29,17 @@ def draw(step, rank, world, features, most=5):
     generator = torch.Generator().manual_seed(step)
     dense = torch.randn(SIZE, 4, generator=generator)
     labels = torch.randint(0, 2, (SIZE,), generator=generator).float()
-    mine = slice(SIZE * rank // world, SIZE * (rank + 1) // world)
+    own = slice(SIZE * rank // world, SIZE * (rank + 1) // world)
     lengths = []
     ids = []
     for rows in features.values():
         of_feature = torch.randint(1, most + 1, (SIZE,), generator=generator)
         drawn = torch.randint(0, rows, (SIZE, most), generator=generator)
-        lengths.append(of_feature[mine])
+        lengths.append(of_feature[own])
         ids += [
-            bag[:length] for bag, length in zip(drawn[mine], of_feature[mine].tolist(), strict=True)
+            bag[:length] for bag, length in zip(drawn[own], of_feature[own].tolist(), strict=True)
         ]
-    return dense[mine], torch.cat(lengths), torch.cat(ids), labels[mine]
+    return dense[own], torch.cat(lengths), torch.cat(ids), labels[own]
 
 
 def folder():

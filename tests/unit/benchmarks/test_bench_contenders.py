@@ -38,9 +38,9 @@ def test_pibroch_and_torch_agree_and_are_timed_in_turn(pair, small_case, optimiz
     assert check_agreement(pair).largest["loss"] < 1e-5
     times = measure(pair, "step", SHORT)
     assert list(times) == ["pibroch", "plain torch"]
-    for mine in times.values():
-        assert [len(turn) for turn in mine.rounds_ms] == [10, 10]
-        assert 0 < mine.percentile(20) <= mine.percentile(50) <= mine.percentile(80)
+    for own in times.values():
+        assert [len(turn) for turn in own.rounds_ms] == [10, 10]
+        assert 0 < own.percentile(20) <= own.percentile(50) <= own.percentile(80)
     assert times["pibroch"].ratios_to(times["pibroch"]) == [1.0, 1.0]
 
 

@@ -122,12 +122,12 @@ def test_batches_outlast_the_lookahead_and_quick_is_shorter():
 
 
 def test_sections_are_chosen_by_name():
-    known = find_topic("lookahead")
-    assert known.chosen((), quick=False) == tuple(SECTIONS)
-    assert known.chosen((), quick=True) == (STEP_TIME.name, ORACLE.name)
-    assert known.chosen(("loss", "hosts"), quick=True) == ("hosts", "loss")
+    existing = find_topic("lookahead")
+    assert existing.chosen((), quick=False) == tuple(SECTIONS)
+    assert existing.chosen((), quick=True) == (STEP_TIME.name, ORACLE.name)
+    assert existing.chosen(("loss", "hosts"), quick=True) == ("hosts", "loss")
     with pytest.raises(ConfigError, match=r"'los'.*step_time"):
-        known.chosen(("los",), quick=False)
+        existing.chosen(("los",), quick=False)
     with pytest.raises(ConfigError, match="no sections"):
         find_topic("kernels").chosen(("loss",), quick=False)
 
@@ -146,11 +146,20 @@ def test_a_case_has_the_entrys_options_and_tables_as_wide_as_the_model_needs(tmp
     options = Options(True, tmp_path, print)
     entry = ours("replicated", cache="replicated")
     case = topic.case_for(entry, Setting(MODELS, (entry,), model="deepfm"), options)
-    assert (case.dim, case.model, case.batch_size, case.is_told) == (17, "deepfm", 2048, False)
+    assert (case.dim, case.model, case.batch_size, case.reports_parts) == (
+        17,
+        "deepfm",
+        2048,
+        False,
+    )
     assert case.exchange_options == {"lookahead": 200, "cache": "replicated"}
     assert topic.case_for(Entry(IDEAL), SETTING, options).exchange_options == {}
     wide = topic.case_for(entry, Setting(BREAKDOWN, (entry,), hosts=4, batch_size=512), options)
-    assert (wide.batch_size, wide.data, wide.is_told) == (512, str(tmp_path / "2048.npz"), True)
+    assert (wide.batch_size, wide.data, wide.reports_parts) == (
+        512,
+        str(tmp_path / "2048.npz"),
+        True,
+    )
 
 
 def test_workloads_of_different_skew_have_different_files_and_ids(tmp_path):

@@ -20,8 +20,8 @@ def test_a_plain_model_is_pibrochs(name):
     )
     ours = dense_model(case)
     plain = plain_model(case)
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    for actual, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(actual, other)
     generator = torch.Generator().manual_seed(1)
     dense = torch.randn(5, 4, generator=generator)
     embedded = torch.randn(5, 3, case.dim, generator=generator)

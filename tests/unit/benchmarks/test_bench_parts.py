@@ -50,9 +50,9 @@ def test_parts_of_a_backward_pass_are_found_by_its_nodes():
     parts.after_backward("wait", loss)
     with parts.part("backward"):
         loss.backward()
-    told = parts.take_ms()
-    assert set(told) == {"forward", "backward", "backward/update", "backward/wait"}
-    assert all(ms > 0 for ms in told.values())
+    times = parts.take_ms()
+    assert set(times) == {"forward", "backward", "backward/update", "backward/wait"}
+    assert all(ms > 0 for ms in times.values())
     assert parts.take_ms() == {}
 
 
@@ -71,7 +71,7 @@ def test_a_part_that_fails_ends():
     assert set(parts.take_ms()) == {"forward", "forward/lookup"}
 
 
-def told_times():
+def reported_times():
     times = Times()
     times.add(
         Timing(
@@ -91,7 +91,7 @@ def told_times():
 
 
 def test_figures_of_rounds_stand_beside_their_steps():
-    assert told_times().figures == {
+    assert reported_times().figures == {
         "loss": [0.7, 0.6, 0.5],
         "forward": [4.0, 5.0, 6.0],
         "forward/lookup/wait": [2.0, 2.0, 0.0],
@@ -101,21 +101,21 @@ def test_figures_of_rounds_stand_beside_their_steps():
 
 
 def test_parts_and_the_rest_are_the_step():
-    found = parts_ms(told_times())
-    assert sum(found.values()).tolist() == [10.0, 12.0, 20.0]
-    assert found[DENSE].tolist() == [4.0, 5.0, 6.0]
-    assert found[ROWS_WAIT].tolist() == [2.0, 2.0, 0.0]
-    assert found[DENSE_WAIT].tolist() == [0.0, 0.0, 9.0]
-    assert found[UPDATE].tolist() == [0.0, 0.0, 1.0]
-    assert found[REST].tolist() == [4.0, 5.0, 4.0]
-    assert not found[LOOKUP].any()
+    result = parts_ms(reported_times())
+    assert sum(result.values()).tolist() == [10.0, 12.0, 20.0]
+    assert result[DENSE].tolist() == [4.0, 5.0, 6.0]
+    assert result[ROWS_WAIT].tolist() == [2.0, 2.0, 0.0]
+    assert result[DENSE_WAIT].tolist() == [0.0, 0.0, 9.0]
+    assert result[UPDATE].tolist() == [0.0, 0.0, 1.0]
+    assert result[REST].tolist() == [4.0, 5.0, 4.0]
+    assert not result[LOOKUP].any()
 
 
 def test_shares_of_a_step_sum_to_one_and_are_drawn(tmp_path):
     ideal = Times(
         [[7.0, 7.0, 7.0]], [1.0], {"forward": [5.0, 5.0, 5.0], "backward/wait": [1.0, 1.0, 1.0]}
     )
-    rows = breakdown_rows({"panel": "dim 16", "contender": "lookahead"}, told_times())
+    rows = breakdown_rows({"panel": "dim 16", "contender": "lookahead"}, reported_times())
     assert sum(row["share"] for row in rows) == pytest.approx(1.0)
     assert sum(row["height"] for row in rows) == pytest.approx(14.0)
     assert beyond_ideal(rows) == [], "there is no ideal to compare with"

@@ -130,10 +130,10 @@ def test_durations_grow_with_their_text():
 def test_pibroch_and_torch_need_the_same_lines():
     folder = topic.Path(topic.__file__).resolve().parent.parent / "workers"
     sources = {label: (folder / name).read_text() for label, name in topic.EXAMPLES.items()}
-    ours, theirs = (
+    ours, other = (
         [line for line in sources[label].splitlines()[1:] if line] for label in (OURS, topic.TORCH)
     )
-    assert [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b] == [
+    assert [(a, b) for a, b in zip(ours, other, strict=True) if a != b] == [
         ("from pibroch import rpc", "from torch.distributed import rpc")
     ]
     counts = [topic.code_lines(source) for source in sources.values()]

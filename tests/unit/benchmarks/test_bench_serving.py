@@ -23,18 +23,18 @@ from pibroch.errors import MissingDependencyError
 
 
 def test_ratios_are_of_rounds():
-    found = {"pibroch": [30.0, 80.0, 33.0], serving.FASTAPI: [10.0, 20.0, 10.0]}
+    result = {"pibroch": [30.0, 80.0, 33.0], serving.FASTAPI: [10.0, 20.0, 10.0]}
     turns = {
         label: [{"requests_per_second": value, "failed": 1} for value in values]
-        for label, values in found.items()
+        for label, values in result.items()
     }
-    ours, theirs = serving._rows_of(turns, 1, 8)
+    ours, other = serving._rows_of(turns, 1, 8)
     assert (ours["over_fastapi"], ours["least_over_fastapi"], ours["most_over_fastapi"]) == (
         3.3,
         3.0,
         4.0,
     )
-    assert theirs["over_fastapi"] == 1 and ours["failed"] == 3 and ours["requests_per_second"] == 33
+    assert other["over_fastapi"] == 1 and ours["failed"] == 3 and ours["requests_per_second"] == 33
 
 
 MAPS = """
@@ -101,10 +101,10 @@ def test_servers_agree_and_bear_load(tmp_path):
             scores = np.array(serving.ask(server.url, case.body(1, 7))["scores"])
             assert np.abs(scores - np.array(case.scores[7:14])).max() < 0.02
         if shutil.which("wrk"):
-            found = run_load(ours, [case.body(number, 2) for number in range(3)], 2, 1)
+            result = run_load(ours, [case.body(number, 2) for number in range(3)], 2, 1)
             assert (
-                found.requests > 0
-                and found.failed == 0
-                and 0 < found.p50_ms <= found.p99_ms <= found.p999_ms
+                result.requests > 0
+                and result.failed == 0
+                and 0 < result.p50_ms <= result.p99_ms <= result.p999_ms
             )
             assert run_load(ours, [b"{"], 1, 1).failed > 0

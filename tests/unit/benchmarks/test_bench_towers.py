@@ -69,7 +69,7 @@ def test_planted_groups_are_found_by_the_embeddings_of_deepfm(tmp_path):
     planted = SyntheticOptions(150_000, max_table_rows=30, groups=4)
     synthesize(planted, tmp_path / "data")
     options = SimpleNamespace(scratch=tmp_path, say=lambda text: None)
-    found = tower_quality._learned(
+    result = tower_quality._learned(
         "deepfm", "coherent", EncodedDataset.open(tmp_path / "data"), options
     )
-    assert tower_quality._agreement(found, planted_groups(planted)) >= 0.85
+    assert tower_quality._agreement(result, planted_groups(planted)) >= 0.85

@@ -37,13 +37,13 @@ def test_the_page_names_all_topics_their_sections_and_what_is_committed():
     for name, topic in topics().items():
         sections, text = named[name]
         assert tuple(sections) == topic.sections, name
-        found = [each for each in sections if (RESULTS / name / each / "origin.json").exists()]
+        results = [each for each in sections if (RESULTS / name / each / "origin.json").exists()]
         if not sections:
             is_there = (RESULTS / name / "origin.json").exists()
             assert text == ("yes" if is_there else "no"), name
         else:
             listed = sections if text == "all" else re.findall(r"`(\w+)`", text)
-            assert listed == found, name
+            assert listed == results, name
 
 
 def test_each_result_is_of_a_clean_commit_of_this_history():

@@ -66,11 +66,11 @@ def places(data, tmp_path_factory):
     run, _ = train_here(
         make_config(data, "train.steps=2", "model.batch_norm=false"), folder / "run"
     )
-    found = {"<csv>": folder / "a.csv", "<schema>": folder / "s.toml", RUN: run.path, DATA: data}
-    found |= {"<plan>": folder / "plan", "<groups>": folder / "groups.json"}
-    made = run_command("plan", "--data", data, "--shards", 2, "--out", found["<plan>"])
+    result = {"<csv>": folder / "a.csv", "<schema>": folder / "s.toml", RUN: run.path, DATA: data}
+    result |= {"<plan>": folder / "plan", "<groups>": folder / "groups.json"}
+    made = run_command("plan", "--data", data, "--shards", 2, "--out", result["<plan>"])
     assert made.returncode == 0, made.stderr
-    return found
+    return result
 
 
 def arguments(name, places, out):
@@ -86,7 +86,7 @@ def refused(ended, *parts):
 
 def test_no_output_is_left_out():
     groups = {name: import_module(f"pibroch.cli.{name}").app for name in main._GROUPS}
-    found = set()
+    results = set()
 
     def look(app, *names):
         calls = [
@@ -95,7 +95,7 @@ def test_no_output_is_left_out():
         ]
         calls += [("", app.registered_callback.callback)] if app.registered_callback else []
         for name, call in calls:
-            found.update(
+            results.update(
                 f"{' '.join([*names, name]).strip()}/{option}"
                 for option in OUTPUTS & {*call.__annotations__}
             )
@@ -103,7 +103,7 @@ def test_no_output_is_left_out():
     look(main.app)
     for name, app in groups.items():
         look(app, name)
-    assert found - {"report/run_dir"} == set(COMMANDS), "it reads that one"
+    assert results - {"report/run_dir"} == set(COMMANDS), "it reads that one"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -80,7 +80,7 @@ def test_commands(steps, data, tmp_path, pibroch):
         ("export", step, "--out", step / "export"),
         ("export", step, "--onnx", step / "dense.onnx"),
     ):
-        code, said = pibroch(*words)
-        assert code == 2 and "from which it is to be made" in said, (words, said)
+        code, output = pibroch(*words)
+        assert code == 2 and "from which it is to be made" in output, (words, output)
     assert (files_below(tmp_path), files_below(step)) == before
     EncodedDataset.open(copy).verify()

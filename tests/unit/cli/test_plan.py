@@ -24,34 +24,34 @@ def pibroch(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["pibroch", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
 
     return run
 
 
 def test_from_data_to_a_plan_and_its_page(dataset, tmp_path, pibroch):
-    code, said, _ = pibroch("profile", dataset, "--out", tmp_path / "p", "--batch-size", 128)
-    assert code == 0 and "26 tables" in said
+    code, output, _ = pibroch("profile", dataset, "--out", tmp_path / "p", "--batch-size", 128)
+    assert code == 0 and "26 tables" in output
     profile = AccessProfile.load(tmp_path / "p")
     assert profile.batch_size == 128 and profile.num_samples == 2100
     made = "--shards", 4, "--extra", 10, "--table-dim", "C3=4", "--out", tmp_path / "one"
-    code, said, beside = pibroch("plan", "--profile", tmp_path / "p", "--data", dataset, *made)
-    assert code == 0 and "balance of memory" in said and "Algorithm 1" in beside
+    code, output, beside = pibroch("plan", "--profile", tmp_path / "p", "--data", dataset, *made)
+    assert code == 0 and "balance of memory" in output and "Algorithm 1" in beside
     _, prediction = load_plan(tmp_path / "one")
     assert prediction.batch_size == 128 and prediction.extra == pytest.approx(0.1)
     (tmp_path / "t.toml").write_text("hosts = [2, 2]\nbetween_hosts = 4.21\n")
     made = "--topology", tmp_path / "t.toml", "--mode", "training", "--out", tmp_path / "two"
     code, *_ = pibroch("plan", "--data", dataset, *made)
     assert code == 0 and load_plan(tmp_path / "two")[1].policy == "safe"
-    code, said, _ = pibroch("plan", "explain", tmp_path / "one", "--html", tmp_path / "one.html")
+    code, output, _ = pibroch("plan", "explain", tmp_path / "one", "--html", tmp_path / "one.html")
     assert (
         code == 0
-        and "what extra memory buys" in said
+        and "what extra memory buys" in output
         and (tmp_path / "one.html").stat().st_size > 20_000
     )
-    code, said, _ = pibroch("plan", "diff", tmp_path / "one", tmp_path / "two")
-    assert code == 0 and re.search(r"rows move, [\d,]+ are sent", said)
+    code, output, _ = pibroch("plan", "diff", tmp_path / "one", tmp_path / "two")
+    assert code == 0 and re.search(r"rows move, [\d,]+ are sent", output)
 
 
 def test_a_sample_is_extrapolated(tmp_path, pibroch):
@@ -98,8 +98,8 @@ def test_a_sample_is_extrapolated(tmp_path, pibroch):
 )
 def test_wrong_usage_is_said(dataset, tmp_path, pibroch, words, message):
     words = [{"DATA": dataset, "OUT": tmp_path / "out"}.get(word, word) for word in words]
-    code, _, said = pibroch(*words)
-    assert code == 2 and message in said
+    code, _, output = pibroch(*words)
+    assert code == 2 and message in output
     assert not (tmp_path / "out").exists()
 
 
@@ -108,7 +108,7 @@ def test_a_profile_of_other_data_is_refused(dataset, tmp_path, pibroch):
 
     synthesize(SyntheticOptions(1500, 9, 500), tmp_path / "other")
     assert pibroch("profile", tmp_path / "other", "--out", tmp_path / "p")[0] == 0
-    code, _, said = pibroch(
+    code, _, output = pibroch(
         "plan",
         "--profile",
         tmp_path / "p",
@@ -119,7 +119,7 @@ def test_a_profile_of_other_data_is_refused(dataset, tmp_path, pibroch):
         "--out",
         tmp_path / "o",
     )
-    assert code == 2 and "a profile of data" in said
+    assert code == 2 and "a profile of data" in output
 
 
 def test_a_plan_is_watched_under_the_samples_that_come(dataset, tmp_path, pibroch):
@@ -136,8 +136,10 @@ def test_a_plan_is_watched_under_the_samples_that_come(dataset, tmp_path, pibroc
         tmp_path / "one",
     )
     assert pibroch("plan", *made)[0] == 0
-    code, said, _ = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--every", 20)
-    assert code == 0 and "batch 20: " in said and "batch 40: " in said and "a fresh plan" in said
+    code, output, _ = pibroch("plan", "watch", tmp_path / "one", "--data", dataset, "--every", 20)
+    assert (
+        code == 0 and "batch 20: " in output and "batch 40: " in output and "a fresh plan" in output
+    )
     code, _, error = pibroch(
         "plan", "watch", tmp_path / "one", "--data", dataset, "--split", "test", "--every", 900
     )

@@ -59,8 +59,8 @@ def test_lines_that_a_full_disk_refuses_wait_for_room(tmp_path, caplog):
         sink.training(training(50))
         assert steps_in(path) == list(range(1, 51))
         sink.close()
-    said = f"File too large while writing {path}: the run goes on, and its lines wait for room"
-    assert warnings(caplog) == [said]
+    message = f"File too large while writing {path}: the run goes on, and its lines wait for room"
+    assert warnings(caplog) == [message]
     assert warnings(caplog, logging.INFO) == [f"{path} is written again"]
 
 

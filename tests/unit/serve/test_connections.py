@@ -349,10 +349,10 @@ def test_heads_of_health_and_of_all_that_can_be_got(hasty):
         "/metrics",
         "/docs",
     ):
-        found = hasty.ask("HEAD", path)
+        response = hasty.ask("HEAD", path)
         got = hasty.ask("GET", path)
-        assert found.status == got.status == 200 and found.body == b"", path
-        assert path == "/metrics" or found.headers["content-length"] == str(len(got.body))
+        assert response.status == got.status == 200 and response.body == b"", path
+        assert path == "/metrics" or response.headers["content-length"] == str(len(got.body))
     missing = hasty.ask("HEAD", "/score")
     assert missing.status == 405 and missing.headers["allow"] == "POST"
     pages = hasty.ask("GET", "/openapi.json").json["paths"]

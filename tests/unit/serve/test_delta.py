@@ -51,11 +51,11 @@ def test_together_they_are_the_newer_export(steps, batch, tmp_path, dtype):
         export_delta(steps[step], tmp_path / f"{number - 1}", tmp_path / f"{number}")
         export_delta(steps[step], tmp_path / "1", tmp_path / f"since1-{step}")
         for delta in (f"{number}", f"since1-{step}"):
-            found = pb.Predictor.open(tmp_path / delta, beside=before)
-            assert torch.equal(found.logits(batch), expected)
+            actual = pb.Predictor.open(tmp_path / delta, beside=before)
+            assert torch.equal(actual.logits(batch), expected)
             assert torch.equal(logits(tmp_path / delta, batch), expected)
-            assert found.step == step and found.version == read_delta(tmp_path / delta)[0].version
-            before = found if delta == f"{number}" else before
+            assert actual.step == step and actual.version == read_delta(tmp_path / delta)[0].version
+            before = actual if delta == f"{number}" else before
     assert not torch.equal(expected, logits(tmp_path / "1", batch))
     assert (
         find_vocabularies(tmp_path / "4").fingerprint
@@ -177,10 +177,8 @@ def test_what_is_shared_is_shared(steps, batch, tmp_path):
     first = pb.Predictor.open(tmp_path / "1")
     shutil.rmtree(tmp_path / "1")  # it stays mapped
     second = pb.Predictor.open(tmp_path / "2", beside=first)
-    ours, theirs = (predictor._model.lookup._shards[0].rows for predictor in (first, second))
-    assert (
-        np.shares_memory(ours, theirs) and second._model.vocabularies is first._model.vocabularies
-    )
+    ours, other = (predictor._model.lookup._shards[0].rows for predictor in (first, second))
+    assert np.shares_memory(ours, other) and second._model.vocabularies is first._model.vocabularies
     with pytest.raises(CheckpointError, match="not beside it"):
         pb.Predictor.open(tmp_path / "2")
 

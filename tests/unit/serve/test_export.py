@@ -36,18 +36,20 @@ def batches(clicks):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_are_those_of_the_checkpoint(clicks, exports, batches, dtype):
     expected = pb.Predictor.open(clicks.run)
-    found = pb.Predictor.open(exports / dtype)
+    predictor = pb.Predictor.open(exports / dtype)
     for batch in batches:
-        difference = (found(batch) - expected(batch)).abs().max()
+        difference = (predictor(batch) - expected(batch)).abs().max()
         assert difference <= BOUND[dtype]
     assert (
-        found.features == expected.features
-        and found.schema == expected.schema
-        and found.step == expected.step
+        predictor.features == expected.features
+        and predictor.schema == expected.schema
+        and predictor.step == expected.step
     )
-    assert torch.equal(found.score_raw(clicks.rows[:50]), found(found.encode(clicks.rows[:50])))
+    assert torch.equal(
+        predictor.score_raw(clicks.rows[:50]), predictor(predictor.encode(clicks.rows[:50]))
+    )
     with pytest.raises(CheckpointError, match="an export"):
-        _ = found.config
+        _ = predictor.config
 
 
 CASES = {
@@ -69,9 +71,9 @@ def test_float32_in_many_shards_has_the_bits_of_the_checkpoint(data, tmp_path, c
     manifest = export_checkpoint(run.path, tmp_path / "export", ExportOptions(shard_bytes=3000))
     assert len(manifest.shards) > 2
     expected = pb.Predictor.open(run.path)
-    found = pb.Predictor.open(tmp_path / "export")
+    predictor = pb.Predictor.open(tmp_path / "export")
     for batch in Loader(EncodedDataset.open(data).split("test"), 100):
-        assert torch.equal(found.logits(batch), expected.logits(batch))
+        assert torch.equal(predictor.logits(batch), expected.logits(batch))
 
 
 def test_an_export_stands_alone(clicks, exports, tmp_path):

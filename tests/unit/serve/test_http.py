@@ -77,9 +77,11 @@ def infer(url, model, inputs, binary, outputs=("score",), version=""):
         tensors[-1].set_data_from_numpy(np.ascontiguousarray(array), binary_data=binary)
     wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in outputs]
     with triton.InferenceServerClient(url) as client:
-        found = client.infer(model, tensors, outputs=wanted, model_version=version, request_id="7")
-        assert found.get_response()["id"] == "7"
-        return found
+        response = client.infer(
+            model, tensors, outputs=wanted, model_version=version, request_id="7"
+        )
+        assert response.get_response()["id"] == "7"
+        return response
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
@@ -87,14 +89,15 @@ def infer(url, model, inputs, binary, outputs=("score",), version=""):
 def test_infer_scores_as_evaluation_does(ctr, binary, kind):
     columns = COLUMNS[1:]
     inputs = encoded_inputs(ctr.data) if kind == "encoded" else raw_inputs(ctr.rows, columns)
-    found = infer(ctr.url, "ctr", inputs, binary, ("logit", "score"))
-    assert np.abs(found.as_numpy("score") - ctr.scores).max() < 1e-6
+    response = infer(ctr.url, "ctr", inputs, binary, ("logit", "score"))
+    assert np.abs(response.as_numpy("score") - ctr.scores).max() < 1e-6
     assert (
-        np.abs(1 / (1 + np.exp(-found.as_numpy("logit").astype(float))) - ctr.scores).max() < 1e-6
+        np.abs(1 / (1 + np.exp(-response.as_numpy("logit").astype(float))) - ctr.scores).max()
+        < 1e-6
     )
-    version = found.get_response()["model_version"]
+    version = response.get_response()["model_version"]
     again = infer(ctr.url, "ctr", inputs, binary, version=version)
-    assert np.array_equal(again.as_numpy("score"), found.as_numpy("score"))
+    assert np.array_equal(again.as_numpy("score"), response.as_numpy("score"))
 
 
 def test_raw_rows_in_every_form(ctr):
@@ -111,10 +114,10 @@ def test_raw_rows_in_every_form(ctr):
         (unlabelled.encode(), {"content-type": "text/csv"}),
     ]
     for body, headers in bodies:
-        found = ctr.server.ask("POST", "/score", body, headers)
-        assert found.status == 200, found.body
-        assert np.abs(np.array(found.json["scores"]) - ctr.scores).max() < 1e-6
-        assert found.json["model_name"] == "ctr" and found.json["model_version"].endswith(
+        response = ctr.server.ask("POST", "/score", body, headers)
+        assert response.status == 200, response.body
+        assert np.abs(np.array(response.json["scores"]) - ctr.scores).max() < 1e-6
+        assert response.json["model_name"] == "ctr" and response.json["model_version"].endswith(
             "-float32"
         )
     lines = ctr.server.ask("POST", "/score", {"rows": ctr.rows}, {"accept": "text/csv"})
@@ -125,32 +128,34 @@ def test_embeddings_of_raw_rows_and_of_ids(ctr):
     rows = ctr.rows[:40]
     predictor = pb.Predictor.open(ctr.folder / "ctr")
     expected = predictor.embed(predictor.encode(rows)).numpy()
-    found = ctr.server.ask("POST", "/embed", {"rows": rows})
-    assert found.status == 200 and found.json["model_version"] == predictor.version
-    assert tuple(found.json["features"]) == predictor.features
-    assert np.array_equal(np.array(found.json["embeddings"], np.float32), expected)
-    found = ctr.server.ask("POST", "/embed", {"rows": rows}, {"accept": "application/octet-stream"})
-    length = int(found.headers["inference-header-content-length"])
-    (output,) = json.loads(found.body[:length])["outputs"]
+    response = ctr.server.ask("POST", "/embed", {"rows": rows})
+    assert response.status == 200 and response.json["model_version"] == predictor.version
+    assert tuple(response.json["features"]) == predictor.features
+    assert np.array_equal(np.array(response.json["embeddings"], np.float32), expected)
+    response = ctr.server.ask(
+        "POST", "/embed", {"rows": rows}, {"accept": "application/octet-stream"}
+    )
+    length = int(response.headers["inference-header-content-length"])
+    (output,) = json.loads(response.body[:length])["outputs"]
     assert np.array_equal(
-        np.frombuffer(found.body[length:], "<f4").reshape(output["shape"]), expected
+        np.frombuffer(response.body[length:], "<f4").reshape(output["shape"]), expected
     )
 
     first = EncodedDataset.open(ctr.data).samples["test"] - len(ctr.rows)
     encoded = encoded_inputs(ctr.data, first, first + 40)
     ids = {name: tensor for name, tensor in encoded.items() if name != "dense"}
-    asked = [
+    requested = [
         (ids, ("embedding",)),
         (encoded, ("embedding", "score")),
         (raw_inputs(rows, COLUMNS[1:]), ("embedding",)),
     ]
-    for inputs, outputs in asked:
+    for inputs, outputs in requested:
         for binary in (False, True):
-            found = infer(ctr.url, "ctr", inputs, binary, outputs)
-            assert np.array_equal(found.as_numpy("embedding"), expected)
+            response = infer(ctr.url, "ctr", inputs, binary, outputs)
+            assert np.array_equal(response.as_numpy("embedding"), expected)
             assert (
                 "score" not in outputs
-                or np.abs(found.as_numpy("score") - ctr.scores[:40]).max() < 1e-6
+                or np.abs(response.as_numpy("score") - ctr.scores[:40]).max() < 1e-6
             )
     assert ctr.server.metric('pibroch_requests_total{endpoint="embed",status="200"}') == 2
 
@@ -205,13 +210,13 @@ def test_metadata_and_health(ctr):
 
 def test_requests_at_once_get_their_own_answers(ctr):
     before = ctr.server.metric('pibroch_requests_total{endpoint="score",status="200"}')
-    found = {}
+    answers = {}
 
     def client(number):
         connection = ctr.server.connect()
         for place in range(number, len(ctr.rows), 8):
             answer = ask(connection, "POST", "/score", {"rows": ctr.rows[place : place + 1]})
-            found[place] = answer.json["scores"][0]
+            answers[place] = answer.json["scores"][0]
         connection.close()
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
@@ -220,7 +225,8 @@ def test_requests_at_once_get_their_own_answers(ctr):
     for thread in threads:
         thread.join(120)
     assert (
-        np.abs(np.array([found[place] for place in range(len(ctr.rows))]) - ctr.scores).max() < 1e-6
+        np.abs(np.array([answers[place] for place in range(len(ctr.rows))]) - ctr.scores).max()
+        < 1e-6
     )
     after = ctr.server.metric('pibroch_requests_total{endpoint="score",status="200"}')
     assert after - before == len(ctr.rows)
@@ -249,12 +255,12 @@ def test_ten_thousand_rows_of_the_criteo_sample(tmp_path):
     export_checkpoint(run.path, tmp_path / "sample")
     num_samples = EncodedDataset.open(data).samples["test"]
     with serving(tmp_path / "sample", "--max-rows", count) as server:
-        found = server.ask("POST", "/score", b"\n".join(lines), {"content-type": "text/csv"})
-        assert np.abs(np.array(found.json["scores"]) - expected).max() < 1e-6
+        response = server.ask("POST", "/score", b"\n".join(lines), {"content-type": "text/csv"})
+        assert np.abs(np.array(response.json["scores"]) - expected).max() < 1e-6
         names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
         rows = [dict(zip(names, line.decode().split("\t"), strict=True)) for line in lines]
-        found = server.ask("POST", "/score", {"rows": rows})
-        assert np.abs(np.array(found.json["scores"]) - expected).max() < 1e-6
+        response = server.ask("POST", "/score", {"rows": rows})
+        assert np.abs(np.array(response.json["scores"]) - expected).max() < 1e-6
         url = "{}:{}".format(*server.address)
         inputs = encoded_inputs(data, num_samples - count)
         for binary in (False, True):

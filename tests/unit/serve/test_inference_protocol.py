@@ -76,11 +76,11 @@ def requests(draw):
 def test_a_request_is_read_or_refused(request):
     body, length = request
     try:
-        found = parse_infer(body, length, OUTPUTS)
+        response = parse_infer(body, length, OUTPUTS)
     except Refusal as refusal:
         assert 400 <= refusal.status < 500 and refusal.reason
     else:
-        for array in found.inputs.values():
+        for array in response.inputs.values():
             assert array.dtype.kind in "Obiuf" and array.size <= len(body)
             assert array.size or math.prod(size or 1 for size in array.shape) <= 1 << 20
 

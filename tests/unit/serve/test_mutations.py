@@ -67,7 +67,7 @@ def outcomes(kind, folder, first, stop):
     """
     command = [sys.executable, SCRIPT, kind, folder, str(first), str(stop)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        said = b""
+        received = b""
         number = first
         limit_s = START_S
         deadline = time.monotonic() + limit_s
@@ -79,8 +79,8 @@ def outcomes(kind, folder, first, stop):
                 rest = child.communicate()[1].decode()[-300:]
                 yield number, f"hangs {rest}" if not is_there else f"ends {child.wait()} {rest}"
                 return
-            said += chunk
-            *lines, said = said.split(b"\n")
+            received += chunk
+            *lines, received = received.split(b"\n")
             for line in lines:
                 deadline = time.monotonic() + LIMIT_S
                 word = line.decode().partition(" ")[2]
@@ -95,12 +95,12 @@ def test_refused_in_words_or_the_same(originals, kind):
     faults = {}
     number = 0
     while number < EACH:
-        for at, said in outcomes(kind, originals[kind], number, EACH):
-            counts[said.partition(" ")[0]] += 1
-            if said.partition(" ")[0] not in ("same", "other", "refused"):
-                faults[at] = said
-            if said.startswith("refused") and "need" not in said:
-                faults[at] = f"says no need: {said}"
+        for at, message in outcomes(kind, originals[kind], number, EACH):
+            counts[message.partition(" ")[0]] += 1
+            if message.partition(" ")[0] not in ("same", "other", "refused"):
+                faults[at] = message
+            if message.startswith("refused") and "need" not in message:
+                faults[at] = f"says no need: {message}"
             number = at + 1
     print(f"{kind}: {dict(counts)}")
     assert not faults, f"{len(faults)} of {EACH}: {faults}"

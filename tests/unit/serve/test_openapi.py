@@ -20,7 +20,7 @@ def test_the_page_keeps_its_promises(clicks, tmp_path):
     export_checkpoint(clicks.run, tmp_path / "ctr")
     with serving(tmp_path / "ctr") as server:
         schema = schemathesis.openapi.from_url("http://{}:{}/openapi.json".format(*server.address))
-        operations = [found.ok() for found in schema.get_all_operations()]
+        operations = [result.ok() for result in schema.get_all_operations()]
         assert {"/score", "/v2/models/{model}/infer", "/metrics"} <= {
             each.path for each in operations
         }

@@ -106,21 +106,21 @@ def test_four_threads_at_once_get_the_same_bits(batches, run):
     predictor = pb.Predictor.open(run.path)
     expected = [predictor(batch) for batch in batches]
     start = threading.Barrier(4)
-    found = {}
+    actual = {}
 
     def ask(number):
         start.wait(60)
-        found[number] = [predictor(batch) for _ in range(5) for batch in batches]
+        actual[number] = [predictor(batch) for _ in range(5) for batch in batches]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted(actual) == [0, 1, 2, 3]
     assert all(
         torch.equal(a, b)
-        for scores in found.values()
+        for scores in actual.values()
         for a, b in zip(scores, expected * 5, strict=True)
     )
 
@@ -131,14 +131,14 @@ def test_a_new_thread_computes_on_the_programs_number_of_threads(batches, run):
     number = 1 if openmp.omp_get_num_procs() > 1 else 2
     torch.set_num_threads(number)
     predictor = pb.Predictor.open(run.path)
-    found = []
+    results = []
     predictor._dense.register_forward_pre_hook(
-        lambda *_: found.append(openmp.omp_get_max_threads())
+        lambda *_: results.append(openmp.omp_get_max_threads())
     )
     thread = threading.Thread(target=predictor, args=(batches[0],))
     thread.start()
     thread.join(60)
-    assert found == [number]
+    assert results == [number]
 
 
 def test_the_programs_state_stays_as_it_is(batches, run):

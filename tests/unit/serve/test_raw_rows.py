@@ -40,12 +40,12 @@ def test_raw_rows_score_as_evaluation_does(clicks, predictor, evaluated):
 
 def test_from_several_threads(clicks, predictor, evaluated):
     rows = clicks.rows[-450:]
-    found = {}
+    results = {}
     start = threading.Barrier(4)
 
     def ask(number):
         start.wait(60)
-        found[number] = np.concatenate(
+        results[number] = np.concatenate(
             [predictor.score_raw(rows[i : i + 90]).numpy() for i in range(0, 450, 90)]
         )
 
@@ -54,7 +54,7 @@ def test_from_several_threads(clicks, predictor, evaluated):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert all(np.abs(found[number] - evaluated).max() < 1e-6 for number in range(4))
+    assert all(np.abs(results[number] - evaluated).max() < 1e-6 for number in range(4))
 
 
 def test_dictionaries_come_from_the_data_set(clicks, predictor, tmp_path):

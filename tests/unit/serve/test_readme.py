@@ -59,8 +59,8 @@ def test_from_raw_clicks_to_an_answer(tmp_path):
         ran = subprocess.run(command, capture_output=True, timeout=250, check=False, **shell)
         assert ran.returncode == 0, ran.stderr
     port = free_port()  # another server may have 8000 here
-    with (tmp_path / "said").open("w+") as said:
-        server = subprocess.Popen(f"exec {serve} --port {port}", stdout=said, stderr=said, **shell)
+    with (tmp_path / "said").open("w+") as log:
+        server = subprocess.Popen(f"exec {serve} --port {port}", stdout=log, stderr=log, **shell)
         try:
             until(
                 lambda: server.poll() is not None or f":{port}" in (tmp_path / "said").read_text()
@@ -76,6 +76,6 @@ def test_from_raw_clicks_to_an_answer(tmp_path):
         finally:
             server.terminate()
             server.wait(60)
-    found = json.loads(answer.stdout)
-    assert found["model_name"].startswith("criteo_kaggle_sample") and len(found["scores"]) == 2
-    assert all(0 < score < 1 for score in found["scores"])
+    scores = json.loads(answer.stdout)
+    assert scores["model_name"].startswith("criteo_kaggle_sample") and len(scores["scores"]) == 2
+    assert all(0 < score < 1 for score in scores["scores"])

@@ -270,10 +270,10 @@ def test_a_client_that_does_not_come_to_its_end_is_told(small, case):
     sent, begins, has = SLOW[case]
     with socket.create_connection(small.server.address, timeout=30) as slow:
         slow.sendall(sent)
-        said = b""
+        received = b""
         while chunk := slow.recv(4096):  # until the server closes
-            said += chunk
-    assert said.startswith(begins) and has in said, said
+            received += chunk
+    assert received.startswith(begins) and has in received, received
     assert small.server.ask("POST", SCORE, {"rows": [small.row]}).status == 200
 
 
@@ -295,9 +295,9 @@ def test_a_full_queue(small):
     While it does, there is no room for a second that is too large.
     """
     with serving(small.export, "--batch-delay-ms", 1000, "--max-queue-rows", 4) as server:
-        found = []
+        results = []
         first = threading.Thread(
-            target=lambda: found.append(server.ask("POST", SCORE, {"rows": [small.row] * 4}))
+            target=lambda: results.append(server.ask("POST", SCORE, {"rows": [small.row] * 4}))
         )
         first.start()
         until(lambda: server.metric("pibroch_rows_waiting") == 4)
@@ -308,7 +308,7 @@ def test_a_full_queue(small):
             and "4 waiting" in refused.reason
             and refused.headers["retry-after"] == "1"
         )
-        assert found[0].status == 200
+        assert results[0].status == 200
 
 
 def test_requests_are_computed_together(small):
@@ -483,16 +483,16 @@ def originals(row):
 @pytest.mark.timeout(0 if SOAK else 280)
 def test_thousands_of_mutated_requests(small):
     rng = random.Random(11)
-    known = originals(small.row)
+    valid = originals(small.row)
     statuses = {}
     connection = small.server.connect()
-    for path, body, headers in known:
+    for path, body, headers in valid:
         assert ask(connection, "POST", path, body, headers).status == 200
     resident = []
     for number in range(SOAK or 4000):
         if number % 1000 == 0:
             resident.append(resident_bytes(small.server.program.pid))
-        path, *original = rng.choice(known)
+        path, *original = rng.choice(valid)
         body, headers = mutated(*original, rng)
         headers = {name: value.encode("latin-1") for name, value in headers.items()}
         try:

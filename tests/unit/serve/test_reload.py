@@ -98,18 +98,18 @@ def test_a_damaged_version_does_not_take_over(versions, tmp_path):
 
 def test_sigterm_lets_open_requests_end(versions):
     """A request that waits for its batch when the signal comes is answered; then nobody listens."""
-    found = []
+    results = []
     with serving(versions.folder / "int8", "--batch-delay-ms", 1000) as server:
         idle = server.connect()
         ask(idle, "GET", "/v2/health/live")
         waiting = threading.Thread(
-            target=lambda: found.append(server.ask("POST", "/score", {"rows": versions.rows}))
+            target=lambda: results.append(server.ask("POST", "/score", {"rows": versions.rows}))
         )
         waiting.start()
         until(lambda: server.metric("pibroch_rows_waiting") == len(versions.rows))
-        said = server.end()
+        output = server.end()
         waiting.join(60)
-        assert found[0].status == 200 and "1 requests open" in said
+        assert results[0].status == 200 and "1 requests open" in output
         with pytest.raises(OSError):
             server.connect().connect()
         idle.close()
@@ -210,5 +210,5 @@ def test_a_worker_that_is_stopped_is_started_again(versions):
 
 def children(pid):
     """Processes that a process has started and that still run."""
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in found if "pibroch" in Path(f"/proc/{child}/cmdline").read_text()]
+    result = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in result if "pibroch" in Path(f"/proc/{child}/cmdline").read_text()]

@@ -92,16 +92,16 @@ class ThreadHost:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection):
-        with connection, connection.makefile("rb") as asked:
-            while asked.readline().strip():
+        with connection, connection.makefile("rb") as stream:
+            while stream.readline().strip():
                 pass
             connection.sendall(SWITCHING)
             for _ in range(self._num_answers):
-                head = asked.read(REQUEST.size)
+                head = stream.read(REQUEST.size)
                 if len(head) < REQUEST.size:
                     return
                 checksum, count = REQUEST.unpack(head)
-                row_ids = np.frombuffer(asked.read(8 * count), "<i8")
+                row_ids = np.frombuffer(stream.read(8 * count), "<i8")
                 self._num_left -= 1
                 if self._num_left < 0:
                     continue
@@ -110,7 +110,7 @@ class ThreadHost:
                 answer = ANSWER.pack(200, len(body)) + body
                 for first in range(0, len(answer), self._piece_bytes):
                     connection.sendall(answer[first : first + self._piece_bytes])
-            asked.read(REQUEST.size)
+            stream.read(REQUEST.size)
 
 
 @contextmanager
@@ -132,15 +132,15 @@ def split_predictor(exported, **options):
 @pytest.fixture
 def handed_over(monkeypatch):
     """Batches that went to the thread."""
-    found = []
+    results = []
     hand_over = Batcher._hand_over
     monkeypatch.setattr(
-        Batcher, "_hand_over", lambda self, batch: (found.append(batch), hand_over(self, batch))
+        Batcher, "_hand_over", lambda self, batch: (results.append(batch), hand_over(self, batch))
     )
-    return found
+    return results
 
 
-async def asked(predictor, work, times, kind="logits"):
+async def ask_again(predictor, work, times, kind="logits"):
     batcher = Batcher(ServerLimits())
     try:
         return [await getattr(batcher, kind)(predictor, work) for _ in range(times)]
@@ -187,21 +187,21 @@ def test_the_loop_asks_on_connections_that_are_open(
         tls.load_cert_chain(certificate, key)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with split_predictor(exported, tls=tls, piece_bytes=piece_bytes) as split:
-        for found in asyncio.run(asked(split.predictor, exported.columns, 9)):
-            assert np.array_equal(found, exported.expected)
+        for actual in asyncio.run(ask_again(split.predictor, exported.columns, 9)):
+            assert np.array_equal(actual, exported.expected)
         assert len(handed_over) == 1
         whole = pb.Predictor.open(exported.folder)
         expected = whole.embed(whole.encode(exported.columns)).numpy()
-        for found in asyncio.run(asked(split.predictor, exported.columns, 3, "embeddings")):
+        for actual in asyncio.run(ask_again(split.predictor, exported.columns, 3, "embeddings")):
             # another loop
-            assert np.array_equal(found, expected)
+            assert np.array_equal(actual, expected)
 
 
 def test_connections_that_are_closed_are_made_anew(exported, handed_over):
     """By the thread; nobody notices."""
     with split_predictor(exported, num_answers=2) as split:
-        for found in asyncio.run(asked(split.predictor, exported.columns, 8)):
-            assert np.array_equal(found, exported.expected)
+        for result in asyncio.run(ask_again(split.predictor, exported.columns, 8)):
+            assert np.array_equal(result, exported.expected)
         assert 4 <= len(handed_over) < 8
 
 
@@ -268,6 +268,6 @@ def test_what_is_wrong_does_not_spoil_what_it_is_computed_with(exported, handed_
             finally:
                 batcher.close()
 
-        refused, found = asyncio.run(ask())
+        refused, actual = asyncio.run(ask())
         assert isinstance(refused, Refusal) and refused.status == 400
-        assert np.array_equal(found, expected)
+        assert np.array_equal(actual, expected)

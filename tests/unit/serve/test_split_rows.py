@@ -79,7 +79,7 @@ class HereHost:
     def __init__(self, folder, part):
         self.url = f"part {part.number}"
         self.part = part
-        self.asked = []
+        self.requests = []
         self.predictor = Predictor.open_split(folder, RowSplit(part))
 
     def ask(self, path, request, most_bytes, deadline, waits=True):
@@ -88,7 +88,7 @@ class HereHost:
         assert path == self.part.path and rows is not None
         ids = ids_of_bytes(request[REQUEST.size :], self.part.of(rows.num_rows), rows.row_bytes)
         assert len(ids) == count
-        self.asked.append(count)
+        self.requests.append(count)
         answer = rows.exported(ids).tobytes()
         return SimpleNamespace(answer=lambda: answer, cancel=lambda: None)
 
@@ -112,34 +112,34 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
             split = Predictor.open_split(folder, RowSplit(part, hosts))
             split.reach_rows()
             for host in hosts:
-                host.asked.clear()
+                host.requests.clear()
             assert torch.equal(split.logits(batch), whole.logits(batch))
             assert torch.equal(split.embed(batch), whole.embed(batch))
             # one a batch
-            assert all(len(host.asked) <= (0 if host.part == part else 2) for host in hosts)
-            assert folder == delta or part == Part(1, 1) or any(host.asked for host in hosts)
+            assert all(len(host.requests) <= (0 if host.part == part else 2) for host in hosts)
+            assert folder == delta or part == Part(1, 1) or any(host.requests for host in hosts)
 
 
 def test_a_host_needs_the_files_of_its_part_alone(line, tmp_path):
     """Those of other parts are neither there nor looked at; its own are verified."""
-    mine = shutil.copytree(line.folders[0], tmp_path / "mine")
-    manifest = read_export(mine)
+    own = shutil.copytree(line.folders[0], tmp_path / "mine")
+    manifest = read_export(own)
     half = sum(table.num_rows for table in manifest.tables) // 2
     for shard in manifest.shards:
         if shard.first_row >= half:
-            (mine / shard.file).unlink()
-    rows = Predictor.open_split(mine, RowSplit(Part(1, 2))).exported_rows(
-        json.loads((mine / "export.json").read_text())["sha256"]
+            (own / shard.file).unlink()
+    rows = Predictor.open_split(own, RowSplit(Part(1, 2))).exported_rows(
+        json.loads((own / "export.json").read_text())["sha256"]
     )
     assert sum(len(shard.rows) for shard in rows._shards) == half
     with pytest.raises(CheckpointError):
-        Predictor.open_split(mine, RowSplit(Part(2, 2)))
+        Predictor.open_split(own, RowSplit(Part(2, 2)))
     with pytest.raises(CheckpointError):
-        pb.Predictor.open(mine)
-    first = mine / manifest.shards[0].file
+        pb.Predictor.open(own)
+    first = own / manifest.shards[0].file
     first.write_bytes(first.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError):
-        Predictor.open_split(mine, RowSplit(Part(1, 2)))
+        Predictor.open_split(own, RowSplit(Part(1, 2)))
 
 
 def test_what_cannot_be_split(clicks, line, tmp_path):
@@ -178,7 +178,7 @@ def test_what_cannot_be_split(clicks, line, tmp_path):
         _split("1/2", [], None, workers=2)
 
 
-def asked(app, path, body, method="POST"):
+def ask_app(app, path, body, method="POST"):
     """Status and body of an answer."""
     sent = []
 
@@ -228,14 +228,14 @@ class Wire(asyncio.Transport):
 
     def take(self):
         """Status and bytes of each answer since the last time."""
-        found = []
+        results = []
         rest = self.written
         self.written = b""
         while rest:
             status, length = ANSWER.unpack_from(rest)
-            found.append((status, rest[ANSWER.size : ANSWER.size + length]))
+            results.append((status, rest[ANSWER.size : ANSWER.size + length]))
             rest = rest[ANSWER.size + length :]
-        return found
+        return results
 
 
 def gate_of(store, token):
@@ -299,7 +299,7 @@ def test_requests_for_rows_are_checked(line):
         assert wire.take() == []
         while not wire.written:
             await asyncio.sleep(0.001)
-        assert [(status, len(found)) for status, found in wire.take()] == [
+        assert [(status, len(actual)) for status, actual in wire.take()] == [
             (200, MOST_IDS * rows.row_bytes),
             (200, 3 * rows.row_bytes),
         ]
@@ -310,10 +310,12 @@ def test_requests_for_rows_are_checked(line):
 
     asyncio.run(ask())
     app = gate_of(store, None)
-    assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
-    status, body = asked(app, "/score", b"[]")
+    assert ask_app(app, "/rows/2-of-2", b"", "GET")[0] == 404
+    status, body = ask_app(app, "/score", b"[]")
     assert (
-        status == 404 and b"--rows-at" in body and asked(app, "/v2/models/1/infer", b"{}")[0] == 404
+        status == 404
+        and b"--rows-at" in body
+        and ask_app(app, "/v2/models/1/infer", b"{}")[0] == 404
     )
 
 
@@ -356,7 +358,7 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "words",
     [
         [b"\x00\x01\x02 no HTTP\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"],
@@ -371,7 +373,7 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
         [SWITCHING, b""],
     ],
 )
-def test_what_is_no_answer(line, said):
+def test_what_is_no_answer(line, words):
     with socket.create_server(("127.0.0.1", 0)) as odd:
         url = f"http://127.0.0.1:{odd.getsockname()[1]}"
         predictor = Predictor.open_split(
@@ -381,7 +383,7 @@ def test_what_is_no_answer(line, said):
         def answer():
             connection, _ = odd.accept()
             with connection:
-                for part in said:
+                for part in words:
                     connection.recv(1 << 16)
                     connection.sendall(part)
 
@@ -402,13 +404,13 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
         def answer_once_a_connection():
             for _ in range(3):
                 connection, _ = host.accept()
-                with connection, connection.makefile("rb") as asked:
-                    path = asked.readline().split()[1].decode()
-                    while asked.readline().strip():
+                with connection, connection.makefile("rb") as requested:
+                    path = requested.readline().split()[1].decode()
+                    while requested.readline().strip():
                         pass
                     connection.sendall(SWITCHING)
-                    head = asked.read(REQUEST.size)
-                    request = head + asked.read(8 * REQUEST.unpack(head)[1])
+                    head = requested.read(REQUEST.size)
+                    request = head + requested.read(8 * REQUEST.unpack(head)[1])
                     body = here.ask(path, request, 1 << 20, 0).answer()
                     connection.sendall(ANSWER.pack(200, len(body)) + body)
 
@@ -520,6 +522,6 @@ def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
         until(lambda: hosts.ask(0, line.rows).status == 200)
         for number in (0, 1):
             until(lambda number=number: hosts.ask(number, line.rows).status == 200)
-            for asked_for in (line, line.few):
-                found = hosts.ask(number, asked_for.rows).json["scores"]
-                assert np.array_equal(np.float32(found), asked_for.expected[third])
+            for export in (line, line.few):
+                response = hosts.ask(number, export.rows).json["scores"]
+                assert np.array_equal(np.float32(response), export.expected[third])

@@ -113,9 +113,9 @@ def test_counts_are_those_of_the_new_training_samples(clicks, tomorrow, tmp_path
 
 
 def test_all_sources_say_the_same(clicks, sources):
-    found = [find_vocabularies(source) for source in sources.values()]
+    actual = [find_vocabularies(source) for source in sources.values()]
     expected = Vocabularies.of_dataset(EncodedDataset.open(clicks.data))
-    for each in found:
+    for each in actual:
         assert each.schema == expected.schema and each.fingerprint == expected.fingerprint
         assert {name: codes.tolist() for name, codes in each.codes.items()} == {
             name: codes.tolist() for name, codes in expected.codes.items()
@@ -164,25 +164,25 @@ def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
     assert ran.returncode == 0, ran.stderr
     dataset = EncodedDataset.open(data)
     labelled = tmp_path / "labelled"
-    known = find_vocabularies(clicks.run)
-    options = PrepareOptions(SplitRule.parse("test"), vocabularies=known, has_labels=False)
+    existing = find_vocabularies(clicks.run)
+    options = PrepareOptions(SplitRule.parse("test"), vocabularies=existing, has_labels=False)
     prepare(
-        [TextSource(path, ",", True)], known.schema, labelled, replace(options, has_labels=True)
+        [TextSource(path, ",", True)], existing.schema, labelled, replace(options, has_labels=True)
     )
     expected = EncodedDataset.open(labelled).split("test")
     assert not dataset.has_labels and EncodedDataset.open(labelled).has_labels
     sources = {
         "labels are not read": TextSource(path, ",", True),
         "headless": _text_source(
-            headless, known.schema.model_copy(update={"columns": COLUMNS}), False
+            headless, existing.schema.model_copy(update={"columns": COLUMNS}), False
         ),
-        "parquet": ParquetSource(tmp_path / "bare.parquet", known.schema, has_labels=False),
+        "parquet": ParquetSource(tmp_path / "bare.parquet", existing.schema, has_labels=False),
     }
-    found = [dataset.split("test")]
+    actual = [dataset.split("test")]
     for name, source in sources.items():
-        prepare([source], known.schema, tmp_path / name, options)
-        found.append(EncodedDataset.open(tmp_path / name).split("test"))
-    for split in found:
+        prepare([source], existing.schema, tmp_path / name, options)
+        actual.append(EncodedDataset.open(tmp_path / name).split("test"))
+    for split in actual:
         assert np.array_equal(split.ids, expected.ids) and np.array_equal(
             split.dense, expected.dense
         )
@@ -204,10 +204,12 @@ def test_data_without_labels_are_scored_and_no_more(clicks, tomorrow, tmp_path):
 def test_what_lacks_labels_by_mistake_is_refused(clicks, tmp_path):
     bare = tmp_path / "bare.csv"
     bare.write_text("price,age,user,city,slot,tags\n1,2,a,b,1,\n", encoding="utf-8")
-    known = find_vocabularies(clicks.data)
+    existing = find_vocabularies(clicks.data)
     source = TextSource(bare, ",", True)
     rule = SplitRule.parse("test")
     with pytest.raises(DataError, match=r"need a column `clicked`; do: .*--unlabelled"):
-        prepare([source], known.schema, tmp_path / "a", PrepareOptions(rule, vocabularies=known))
+        prepare(
+            [source], existing.schema, tmp_path / "a", PrepareOptions(rule, vocabularies=existing)
+        )
     with pytest.raises(DataError, match="do: pass --vocabularies FROM"):
-        prepare([source], known.schema, tmp_path / "a", PrepareOptions(has_labels=False))
+        prepare([source], existing.schema, tmp_path / "a", PrepareOptions(has_labels=False))

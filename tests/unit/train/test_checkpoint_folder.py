@@ -165,5 +165,5 @@ def test_full_and_incremental_ones_have_the_state_of_row_indices(data, shuffled_
     folder = CheckpointFolder(tmp_path, keep=1, full_every=2)
     for step in (1, 2):  # a full one, and one with touched rows
         save_steps(folder, session, [step])
-        found = state_of(resumed(data, tmp_path).embeddings.row_indices)
-        np.testing.assert_equal(found, state_of(session.embeddings.row_indices))
+        result = state_of(resumed(data, tmp_path).embeddings.row_indices)
+        np.testing.assert_equal(result, state_of(session.embeddings.row_indices))

@@ -41,14 +41,14 @@ def saved(tmp_path_factory):
     return pb.save(folder, embeddings, **parts, extra={"x": (1, float("inf"))})
 
 
-def rewritten(saved, folder, change=lambda content: None, file=None, tensors=lambda found: None):
+def rewritten(saved, folder, change=lambda content: None, file=None, tensors=lambda result: None):
     """A copy with another manifest, or other tensors in a file, whose checksums fit."""
     shutil.copytree(saved, folder)
     content = json.loads((folder / "manifest.json").read_text())
     if file is not None:
-        found = load_file(folder / file)
-        tensors(found)
-        save_file(found, folder / file)
+        result = load_file(folder / file)
+        tensors(result)
+        save_file(result, folder / file)
         data = (folder / file).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         content["files"][file] = {"size_bytes": len(data), "sha256": digest}

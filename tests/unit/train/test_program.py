@@ -235,15 +235,15 @@ def test_rows_of_other_tables_and_missing_parts_are_refused(tmp_path):
             "state of Adam in the checkpoint; need of SGD",
         ),
     ]
-    for options, parts, said in wrong:
+    for options, parts, message in wrong:
         other = Program(2, **options)
         chosen = {
             name: getattr(other, name) if part is True else part for name, part in parts.items()
         }
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             pb.load(tmp_path, other.embeddings, **chosen)
     more = torch.optim.Adam([*program.model.parameters(), nn.Parameter(torch.ones(1))])
-    for optimizer, said in (
+    for optimizer, message in (
         (
             torch.optim.Adam(list(program.model.parameters())[:-1]),
             "with '3.bias' in the checkpoint alone",
@@ -254,7 +254,7 @@ def test_rows_of_other_tables_and_missing_parts_are_refused(tmp_path):
             "of 1 parameter groups",
         ),
     ):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             pb.load(tmp_path, program.embeddings, model=program.model, optimizer=optimizer)
     assert_same(program.numbers(), before)
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
     program = Program(1)
     other = nn.ModuleDict({"tables": pb.Embeddings([pb.Table("z", 3, 2)], pb.SGD(lr=1.0))})
     position = "position=3; need batch.position"
-    for options, said in (
+    for options, message in (
         (
             {"extra": {"deep": [{"f": open}]}},
             "extra/deep/0/f, a builtin_function_or_method, to be saved",
@@ -280,7 +280,7 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
         ({"keep": 0}, "keep 0"),
         ({"model": other}, "tables z in it"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             pb.save(tmp_path / "new", program.embeddings, **options)
     assert not (tmp_path / "new").exists()
     with torch.no_grad():

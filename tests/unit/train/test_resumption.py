@@ -98,7 +98,7 @@ def test_what_a_run_keeps_to_its_end_is_refused_by_name(data, run, caplog, chang
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["optimizer.lr=0.02"], "`optimizer.lr = 0.02` in place of `optimizer.lr = 0.01`"),
         (
@@ -109,11 +109,11 @@ def test_what_a_run_keeps_to_its_end_is_refused_by_name(data, run, caplog, chang
     ],
 )
 def test_what_changes_the_numbers_is_said_and_what_does_not_is_not(
-    data, run, caplog, changes, said
+    data, run, caplog, changes, message
 ):
     with caplog.at_level(logging.WARNING, "pibroch"):
         assert train_here(longer(data, *changes), run.path)[1].summary.steps == 14
-    assert (said in caplog.text) if said else not caplog.records
+    assert (message in caplog.text) if message else not caplog.records
 
 
 def test_another_length_is_said_where_the_schedule_spans_the_run(data, tmp_path, caplog):
@@ -226,9 +226,9 @@ def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(data, run, cap
     (run.path / "config.toml").unlink()
     damage(run.checkpoints_path / "step-00000012" / MANIFEST)
     with caplog.at_level(logging.WARNING, "pibroch"):
-        found, path = train_command._begin(None, ["train.steps=13"], run.path, resume=True)
-    assert path == run.path and found == config.model_copy(update={"train": found.train})
-    assert found.train.steps == 13 and "no config.toml" in caplog.text
+        result, path = train_command._begin(None, ["train.steps=13"], run.path, resume=True)
+    assert path == run.path and result == config.model_copy(update={"train": result.train})
+    assert result.train.steps == 13 and "no config.toml" in caplog.text
     with pytest.raises(ConfigError, match="pass --resume"):
         train_command._begin(None, [], run.path, resume=False)
 

@@ -220,12 +220,12 @@ def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
             lambda stage, fraction: None,
         )
         datasets.append(tmp_path / f"data{number}")
-    mine, other = map(EncodedDataset.open, datasets)
-    assert mine.num_rows == other.num_rows == {"city": 12}
+    own, other = map(EncodedDataset.open, datasets)
+    assert own.num_rows == other.num_rows == {"city": 12}
     run, _ = train_here(
         make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run"
     )
-    assert evaluate_checkpoint(run.path, mine, "test").num_samples > 0
+    assert evaluate_checkpoint(run.path, own, "test").num_samples > 0
     with pytest.raises(
         CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"
     ):

@@ -40,19 +40,19 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
         dataset.samples["test"],
     )
     assert done.num_samples > 2 * 100
-    found = read(tmp_path / name)
-    assert found["sample"].to_list() == list(range(done.num_samples))
+    actual = read(tmp_path / name)
+    assert actual["sample"].to_list() == list(range(done.num_samples))
     batches = list(Loader(dataset.split("test"), 100))
     expected = np.concatenate([predictor.scores(batch).numpy() for batch in batches])
-    np.testing.assert_allclose(found["score"].to_numpy(), expected, rtol=1e-6)
-    assert found["label"].to_list() == [
+    np.testing.assert_allclose(actual["score"].to_numpy(), expected, rtol=1e-6)
+    assert actual["label"].to_list() == [
         label for batch in batches for label in batch.labels.tolist()
     ]
     metrics = evaluate_checkpoint(run, dataset, "test", tmp_path / f"again-{name}")
-    assert read(tmp_path / f"again-{name}").equals(found)
-    order = found["score"].to_numpy()
-    positive = order[found["label"].to_numpy() == 1]
-    negative = order[found["label"].to_numpy() == 0]
+    assert read(tmp_path / f"again-{name}").equals(actual)
+    order = actual["score"].to_numpy()
+    positive = order[actual["label"].to_numpy() == 1]
+    negative = order[actual["label"].to_numpy() == 0]
     above = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
     assert metrics.auc == pytest.approx(
         above, abs=1e-4

@@ -29,7 +29,7 @@ def run(data, tmp_path_factory):
 def test_groups_that_were_found_train_a_model_with_towers(run, data, tmp_path, name):
     out = tmp_path / "groups.json"
     page = tmp_path / "map.html"
-    asked = [
+    requested = [
         "--checkpoint",
         run,
         "--data",
@@ -43,8 +43,8 @@ def test_groups_that_were_found_train_a_model_with_towers(run, data, tmp_path, n
         "--samples",
         500,
     ]
-    said = CliRunner().invoke(app, ["towers", *map(str, asked)])
-    assert said.exit_code == 0, said.output
+    output = CliRunner().invoke(app, ["towers", *map(str, requested)])
+    assert output.exit_code == 0, output.output
     towers = json.loads(out.read_text())["towers"]
     assert len(towers) == 3 and sorted(name for tower in towers for name in tower) == sorted(
         EncodedDataset.open(data).num_rows
@@ -68,18 +68,18 @@ def test_similar_features_share_a_tower_and_categories_are_kept(run, data, tmp_p
     dataset = EncodedDataset.open(data)
     predictor, _ = open_for(run, dataset)
     counted = []
-    found = group_features(predictor, dataset, 4, 700, "coherent", advance=counted.append)
+    actual = group_features(predictor, dataset, 4, 700, "coherent", advance=counted.append)
     assert sum(counted) == 700
     other = group_features(predictor, dataset, 4, 700, "diverse", weigh_bytes=False)
-    assert found.inside > found.between and other.inside < found.inside
+    assert actual.inside > actual.between and other.inside < actual.inside
     batch = next(iter(Loader(dataset.split("train"), 2048)))
     units = torch.nn.functional.normalize(predictor.embed(batch.select(predictor.features)), dim=2)
     right = (units @ units.transpose(1, 2)).abs().mean(0)
-    np.testing.assert_allclose(found.similarity, right.numpy(), atol=1e-4)
+    np.testing.assert_allclose(actual.similarity, right.numpy(), atol=1e-4)
     centred = group_features(
         predictor, dataset, 4, 700, "coherent", centred=True, advance=counted.append
     )
-    assert sum(counted) == 1400 and not np.allclose(centred.similarity, found.similarity)
+    assert sum(counted) == 1400 and not np.allclose(centred.similarity, actual.similarity)
     path = tmp_path / "kinds.toml"
     names = list(predictor.features)
     path.write_text(f"user = {names[:5]}\nitem = {names[5:]}\n")

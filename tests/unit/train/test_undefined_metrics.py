@@ -101,5 +101,5 @@ def test_predictions_that_are_no_numbers_stop_a_run(prepare_clicks, tmp_path):
 def test_auc_of_what_is_no_number_is_none():
     predictions = Predictions()
     predictions.add(np.array([0.1, np.nan, 2.0], np.float32), np.array([0, 1, 1], np.float32))
-    found = predictions.result()[0]
-    assert math.isnan(found.auc) and math.isnan(found.logloss)
+    result = predictions.result()[0]
+    assert math.isnan(result.auc) and math.isnan(result.logloss)

@@ -22,10 +22,10 @@ class Worker:
 
     def __init__(self, made=None):
         made = made or context()
-        self._pipe, theirs = made.Pipe()
-        self.process = made.Process(target=_serve, args=(theirs,), daemon=True)
+        self._pipe, child_pipe = made.Pipe()
+        self.process = made.Process(target=_serve, args=(child_pipe,), daemon=True)
         self.process.start()
-        theirs.close()
+        child_pipe.close()
 
     @property
     def pid(self):
@@ -64,7 +64,7 @@ class Worker:
             self.process.join(10)
 
 
-class Crew:
+class Team:
     """``size`` workers named worker0, worker1, … in one group."""
 
     def __init__(self, size, **options):

@@ -13,7 +13,7 @@ from pibroch.servers import ORACLE_NAME, join, leave
 TIMEOUT_S = 120
 
 
-class RoleCrew:
+class RoleTeam:
     """``size`` processes that call ``serve(meet, number, opens)``.
 
     Attributes:
@@ -26,14 +26,14 @@ class RoleCrew:
         self.size = size
         self._processes = []
         for number in range(size):
-            ours, theirs = context().Pipe()
+            ours, child_pipe = context().Pipe()
             process = context().Process(
                 target=_serve,
-                args=(theirs, serve, self.rendezvous, number, opens and number == 0),
+                args=(child_pipe, serve, self.rendezvous, number, opens and number == 0),
                 daemon=True,
             )
             process.start()
-            theirs.close()
+            child_pipe.close()
             self._processes.append((process, ours))
         for _, pipe in self._processes:
             assert pipe.poll(TIMEOUT_S) and pipe.recv() == "ready"

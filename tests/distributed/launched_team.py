@@ -31,7 +31,7 @@ class Forked:
         return ended.stdout + ended.stderr, None
 
 
-class Crew:
+class Team:
     """A launcher and its ranks. Leaving the ``with`` block kills what is left of them.
 
     Args:
@@ -59,7 +59,7 @@ class Crew:
             )
         )
         self.output = ""
-        self._known = {}
+        self._pids = {}
 
     def __enter__(self):
         return self
@@ -67,7 +67,7 @@ class Crew:
     def __exit__(self, *_):
         self.pids()
         launchers = [self.process.pid] if self.process.poll() is None else []
-        for pid in [*launchers, *self._known.values()]:
+        for pid in [*launchers, *self._pids.values()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -78,7 +78,7 @@ class Crew:
 
     def pids(self):
         """Living processes by rank."""
-        found = {}
+        results = {}
         for folder in Path("/proc").iterdir():
             try:
                 if not folder.name.isdigit() or _parent(folder) != self.process.pid:
@@ -89,9 +89,9 @@ class Crew:
                 continue
             ranks = [int(variable[5:]) for variable in variables if variable.startswith(b"RANK=")]
             ranks += [int(name[5:])] if name.startswith("rank ") else []
-            found |= {rank: int(folder.name) for rank in ranks}
-        self._known |= found
-        return found
+            results |= {rank: int(folder.name) for rank in ranks}
+        self._pids |= results
+        return results
 
     def wait_for_step(self, run, step):
         """Wait until rank 0 reports a step; returns the processes by rank."""
@@ -106,7 +106,7 @@ class Crew:
 
     def is_gone(self):
         """Whether no rank that was ever seen still runs."""
-        return not any(lives(pid) for pid in self._known.values())
+        return not any(lives(pid) for pid in self._pids.values())
 
 
 def steps(run):
@@ -127,7 +127,7 @@ def processes_of(process_id, command):
 
     What it asked a fork server for is forked from that.
     """
-    found = {}
+    results = {}
     parents = (process_id, _parent(Path(f"/proc/{process_id}")))
     for folder in Path("/proc").iterdir():
         try:
@@ -140,8 +140,8 @@ def processes_of(process_id, command):
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             continue
         if name and command.startswith(name) and parent in parents:
-            found[int(number)] = int(folder.name)
-    return found
+            results[int(number)] = int(folder.name)
+    return results
 
 
 def lives(pid):
