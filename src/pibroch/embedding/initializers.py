@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.fill import fill_normal, fill_uniform
 
@@ -60,9 +59,7 @@ class Uniform:
             raise ConfigError(
                 "Uniform without a bound", "a bound", "let Table.resolved_initializer() set it"
             )
-        parallel.run(
-            fill_uniform, len(weights), weights, rows, np.uint64(key), np.float32(self.bound)
-        )
+        fill_uniform(weights, rows, key, self.bound)
         if self.center:
             weights += np.float32(self.center)
 
@@ -76,6 +73,6 @@ class Normal:
 
     def fill(self, weights: Weights, rows: Ints, key: int) -> None:
         """See :class:`Initializer`."""
-        parallel.run(fill_normal, len(weights), weights, rows, np.uint64(key), np.float32(self.std))
+        fill_normal(weights, rows, key, self.std)
         if self.zero_columns:
             weights[:, -self.zero_columns :] = 0.0

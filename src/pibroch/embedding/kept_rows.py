@@ -146,7 +146,7 @@ class KeptRows:
         self._bring_in()
         rows = np.flatnonzero(recent[: len(self._copy)])
         self._journal_rows[: len(rows)] = rows
-        parallel.run(routing.gather_rows, len(rows), self._shard.space, rows, self._journal)
+        routing.gather_rows(self._shard.space, rows, self._journal)
         self._write_marks(step)
         self._head[JOURNAL_ROWS] = len(rows)
         self._head[JOURNAL] = step + 1
@@ -184,7 +184,7 @@ class KeptRows:
             return
         self._head[COPY] = 0
         rows = self._journal_rows[: self._head[JOURNAL_ROWS]]
-        routing.scatter_rows(self._journal, rows, self._copy, 0, len(rows))
+        routing.scatter_rows(self._journal, rows, self._copy)
         self._head[COPY] = self._head[JOURNAL]
         self._head[JOURNAL] = 0
 

@@ -31,7 +31,8 @@ def group_rows(row_ids: NDArray[np.int64]) -> Grouped:
     rows = np.empty(num_ids, np.int64)
     order = np.empty(num_ids, np.int32)
     segments = np.empty(num_ids + 1, np.int32)
-    count = grouping.dedupe(row_ids, rising(num_ids), rows, segments, order, 0, num_ids)
+    sequence = rising(num_ids)
+    (count,) = grouping.dedupe(row_ids, sequence, [0, num_ids], rows, segments, order)
     segments[count] = num_ids
     return Grouped(rows[:count], segments[: count + 1], order, rising(num_ids), NO_SCALE)
 
@@ -81,12 +82,10 @@ def read_rows(
     if out is None:
         out = np.empty((len(row_ids), shard.dim), np.float32)
     if averaged_at is None or optimizer.average is None:
-        parallel.run(routing.gather_rows, len(row_ids), shard.stored, row_ids, out)
+        routing.gather_rows(shard.stored, row_ids, out)
     else:
         how = shard.column("average"), optimizer.average, averaged_at
-        parallel.run(
-            averaging.averaged_rows, len(row_ids), shard.records, shard.stored, row_ids, *how, out
-        )
+        averaging.averaged_rows(shard.records, shard.stored, row_ids, *how, out)
     return out
 
 
@@ -146,4 +145,4 @@ def _advance_averages(
     decay = optimizer.average
     if decay is not None:
         first = shard.column("average")
-        parallel.run(averaging.advance, len(rows), shard.space, rows, shard.dim, first, decay, step)
+        averaging.advance(shard.space, rows, shard.dim, first, decay, step)

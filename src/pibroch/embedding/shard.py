@@ -20,7 +20,6 @@ from pibroch.embedding.piece import Piece, PieceView, RowArray
 from pibroch.embedding.row_set import ListedRows, ids_at, ids_of
 from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
-from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
@@ -257,7 +256,7 @@ class MemoryShard:
         other.changed = None
         other.recent = None
         space = np.empty((len(rows), self.space.shape[1]), np.float32)
-        parallel.run(routing.gather_rows, len(rows), self.space, rows, space)
+        routing.gather_rows(self.space, rows, space)
         other._hold(space)
         return other
 

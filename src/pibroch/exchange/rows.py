@@ -27,10 +27,8 @@ from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
-from pibroch.kernels.memory import FLOATS_PER_LINE, can_stream
 from pibroch.kernels.scatter_update import Grouped
 
-BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 
 
@@ -114,18 +112,10 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
     rows = space.index_of_readers.rows_of(batch)
     row_ids = np.empty(len(rows), np.int64)
     problem = None
-    bad = parallel.run(
-        pooling.resolve_rows,
-        len(offsets) - 1,
-        rows,
-        offsets,
-        space.first_row_of_feature,
-        space.num_rows_of_feature,
-        row_ids,
-        grain=BAGS_PER_THREAD,
+    first_bad = pooling.resolve_rows(
+        rows, offsets, space.first_row_of_feature, space.num_rows_of_feature, row_ids
     )
-    if max(bad) >= 0:
-        first_bad = min(position for position in bad if position >= 0)
+    if first_bad >= 0:
         problem = space.index_of_readers.error(batch, first_bad)
     readers = Readers(
         len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables
@@ -156,16 +146,19 @@ def pool(
     D]``.
     """
     columns = ids.columns
-    num_bags = len(ids.offsets) - 1
     if columns is None:
         columns = alone(ids.num_features, dim)
         room_BS = torch.empty(ids.num_samples, columns.width)
     assert room_BS is not None, "see room_for"
-    out = room_BS.numpy()
-    bags = (ids.offsets, ids.scale)
-    stream = columns.unit % FLOATS_PER_LINE == 0 and can_stream(out)
-    parallel.run(
-        pooling.gather_pool, num_bags, records, rows, *bags, columns.first, dim, out, stream
+    pooling.gather_pool(
+        records,
+        rows,
+        ids.offsets,
+        ids.scale,
+        columns.first,
+        dim,
+        columns.unit,
+        room_BS.numpy(),
     )
     return room_BS
 
@@ -202,9 +195,7 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
     rows = np.empty(num_ids, np.int64)
     order = np.empty(num_ids, np.int32)
     segments = np.empty(num_ids + 1, np.int32)
-    counts = parallel.run_ranges(
-        grouping.dedupe, bounds, ids.row_ids, sequence, rows, segments, order
-    )
+    counts = grouping.dedupe(ids.row_ids, sequence, bounds, rows, segments, order)
     num_rows = 0
     for start, count in zip(bounds, counts, strict=False):
         for found in (rows, segments):
@@ -248,7 +239,7 @@ class DistinctRows:
         """Group a batch's ids."""
         grouped = group(ids)
         places = np.empty(len(ids.row_ids), np.int64)
-        parallel.run(routing.places, len(grouped.rows), grouped, places)
+        routing.places(places, grouped)
         return cls(ids, grouped, places)
 
     def sums(self, gradient: Tensor, share: float) -> Records:
@@ -256,9 +247,7 @@ class DistinctRows:
         gradients = self.ids.gradient_rows(gradient)
         dim = gradients.shape[1] * self.grouped.rows_per_gradient
         totals = np.empty((len(self.grouped.rows), dim), np.float32)
-        parallel.run(
-            updating.sum_gradients, len(totals), self.grouped, gradients, np.float32(share), totals
-        )
+        updating.sum_gradients(gradients, self.grouped, share, totals)
         return totals
 
 

@@ -10,15 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pibroch.errors import ConfigError
-from pibroch.kernels import dropout as kernels
-from pibroch.kernels import parallel
-
-MIN_ELEMENTS_PER_THREAD = 1 << 18  # below, waking a thread costs more than it saves
+from pibroch.kernels.dropout import dropout
 
 
 class Dropout(nn.Module):
@@ -90,17 +86,7 @@ class _Mask:
         x = x.detach().contiguous()
         out = torch.empty_like(x)
         shape = (len(x), math.prod(x.shape[1:]))
-        parallel.run(
-            kernels.dropout,
-            shape[0],
-            x.view(shape).numpy(),
-            out.view(shape).numpy(),
-            np.uint64(self.key),
-            np.uint64(round(self.p * 2**32)),
-            np.float32(1 / (1 - self.p)),
-            np.uint64(self.first_sample),
-            grain=1 + MIN_ELEMENTS_PER_THREAD // max(1, shape[1]),
-        )
+        dropout(x.view(shape).numpy(), out.view(shape).numpy(), self.key, self.p, self.first_sample)
         return out
 
 

@@ -10,9 +10,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pibroch.kernels import interaction as kernels
-from pibroch.kernels import parallel
-
-MIN_SAMPLES_PER_THREAD = 128  # below, waking a thread costs more than it saves
 
 
 def dot_interaction(bottom: Tensor, embedded: Tensor) -> Tensor:
@@ -66,7 +63,5 @@ class _DotInteraction(torch.autograd.Function):
         return grad_bottom, grad_embedded
 
 
-def _run(kernel: Callable[..., None], *tensors: Tensor) -> None:
-    """Run a kernel on the samples of its tensors, on torch's number of threads."""
-    arrays = (tensor.detach().numpy() for tensor in tensors)
-    parallel.run(kernel, len(tensors[0]), *arrays, grain=MIN_SAMPLES_PER_THREAD)
+def _run(operation: Callable[..., None], *tensors: Tensor) -> None:
+    operation(*(tensor.detach().numpy() for tensor in tensors))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,13 +25,11 @@ from pibroch.embedding import Frozen, Table, group_tables
 from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import TrainingError
 from pibroch.exchange.rows import BatchIds, resolve
-from pibroch.kernels import overlay, parallel, quantise
+from pibroch.kernels import overlay, quantise
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.serve.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
 
 logger = logging.getLogger(__name__)
-ROWS_PER_THREAD = 4096
-IDS_PER_THREAD = 4096
 _MOST_OF_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -67,14 +65,7 @@ def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
     if dtype == "int8":
         records = np.empty((len(weights), quantise.record_bytes(weights.shape[1])), np.uint8)
         whole = np.ascontiguousarray(weights)
-        parallel.run(
-            quantise.quantise,
-            len(records),
-            whole,
-            records,
-            records.view(np.float32),
-            grain=ROWS_PER_THREAD,
-        )
+        quantise.quantise(whole, records)
         return records
     return weights.astype(np.float16 if dtype == "float16" else np.float32)
 
@@ -121,9 +112,7 @@ class _Changes:
     def redirect(self, row_ids: Ints) -> Ints:
         """Where the newest versions of rows lie."""
         out = np.empty_like(row_ids)
-        shift = 33 - len(self.slots).bit_length()
-        arguments = (row_ids, self.changed, self.slots, shift, self.first, out)
-        parallel.run(overlay.redirect, len(row_ids), *arguments, grain=IDS_PER_THREAD)
+        overlay.redirect(row_ids, self.changed, self.slots, self.first, out)
         return out
 
 
@@ -156,7 +145,9 @@ class MappedRows:
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._changes: _Changes | None = None
-        self._add = quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
+        self._add: Callable[..., None] = (
+            quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
+        )
         self._absent: frozenset[str] = frozenset()
 
     @property
@@ -216,18 +207,8 @@ class MappedRows:
         """
         row_ids, ids = self._resolved(batch)
         pooled_BFD = self._zeros(ids)
-        num_bags = len(ids.offsets) - 1
         for shard, arrays in zip(self._shards, self._arrays, strict=True):
-            parallel.run(
-                self._add,
-                num_bags,
-                *arrays,
-                shard.first_row,
-                row_ids,
-                ids.offsets,
-                ids.scale,
-                pooled_BFD.numpy(),
-            )
+            self._add(*arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy())
         return pooled_BFD
 
     def _resolved(self, batch: JaggedBatch) -> tuple[Ints, BatchIds]:

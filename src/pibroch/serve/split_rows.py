@@ -25,7 +25,6 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
-from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.export_format import ExportManifest, RowShard
 from pibroch.serve.parts import Part, most_ids, request_of
@@ -195,7 +194,6 @@ class SplitRows(MappedRows):
         row_ids, ids = self._resolved(batch)
         wanted, places = _rising(row_ids)
         asked = self._asked(wanted, waits)
-        num_bags = len(ids.offsets) - 1
         ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
         pooled_BFD = self._zeros(ids)
         out = pooled_BFD.numpy()
@@ -204,9 +202,7 @@ class SplitRows(MappedRows):
             for first, end in pairwise(ends):
                 if first < end:
                     arrays = kernel_arrays(records[first:end])
-                    parallel.run(
-                        self._add, num_bags, *arrays, first, places, ids.offsets, ids.scale, out
-                    )
+                    self._add(*arrays, first, places, ids.offsets, ids.scale, out)
             return pooled_BFD
 
         asked.then = pooled

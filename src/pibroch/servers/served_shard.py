@@ -18,7 +18,6 @@ from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import ProtocolError
 from pibroch.kernels import pack as packing
-from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers.rounds import Rounds
@@ -151,7 +150,7 @@ class ServedShard:
 
     def _give(self, early: _Early) -> None:
         out = np.empty((len(early.rows), self.shard.records.shape[1]), np.float32)
-        parallel.run(routing.gather_rows, len(out), self.shard.space, early.rows, out)
+        routing.gather_rows(self.shard.space, early.rows, out)
         early.answer.set_result(torch.from_numpy(out.reshape(-1)))
 
     def fail(self, error: Exception) -> None:

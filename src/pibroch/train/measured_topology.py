@@ -11,7 +11,6 @@ import torch
 
 from pibroch.collectives import Channel
 from pibroch.collectives.topology import Topology
-from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 
 MESSAGE_BYTES = 4 << 20
@@ -89,9 +88,7 @@ def _own_memory() -> float:
     records = np.zeros((NUM_ROWS, ROW_FLOATS), np.float32)
     rows = rng.permutation(NUM_ROWS)[: NUM_ROWS // 4]
     out = np.empty((NUM_ROWS // 4, ROW_FLOATS), np.float32)
-    return (
-        _best(lambda: parallel.run(routing.gather_rows, len(rows), records, rows, out)) / out.nbytes
-    )
+    return _best(lambda: routing.gather_rows(records, rows, out)) / out.nbytes
 
 
 def _pair(channel: Channel, other: int) -> float:

@@ -177,7 +177,7 @@ def test_rows_go_to_the_shard_that_is_read_least():
 def test_fills():
     rows = np.array([0, 3, 2**33])
     weights = np.empty((3, 5), np.float32)
-    fill_uniform(weights, rows, np.uint64(KEY), np.float32(0.5), 0, 3)
+    fill_uniform(weights, rows, KEY, 0.5)
     assert np.allclose(weights, fill_naive.uniform(rows, 5, KEY, 0.5), rtol=1e-6)
-    fill_normal(weights, rows, np.uint64(KEY), np.float32(2.0), 0, 3)
+    fill_normal(weights, rows, KEY, 2.0)
     assert np.allclose(weights, fill_naive.normal(rows, 5, KEY, 2.0), rtol=1e-5)

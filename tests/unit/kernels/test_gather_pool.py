@@ -34,7 +34,7 @@ def test_pools_as_naive(dim, scaled, around):
     first, width = side_by_side(dim, 3, *around)
     pooled, expected = (np.full((4, width), np.nan, np.float32) for _ in range(2))
     fast.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
-    naive.gather_pool(records, ids, offsets, scale, first, dim, expected)
+    naive.gather_pool(records, ids, offsets, scale, first, dim, 1, expected)
     assert np.isnan(pooled).sum() == 4 * (width - 3 * dim)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
@@ -50,7 +50,7 @@ def test_empty_and_lopsided_bags(lengths):
     none = np.empty(0, np.float32)
     first = np.arange(features) * 4
     fast.gather_pool(records, ids, offsets, none, first, 4, pooled, False, 0, len(lengths))
-    naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, expected)
+    naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, 1, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
 
 
@@ -94,12 +94,12 @@ def test_resolve_finds_the_first_bad_id(bad):
     limit = np.array([10, 10])
     rows = np.empty(6, np.int64)
     assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == -1
-    expected, position = naive.resolve_rows(values, offsets, first, limit)
-    assert position == -1
+    expected = np.empty(6, np.int64)
+    assert naive.resolve_rows(values, offsets, first, limit, expected) == -1
     assert rows.tolist() == expected.tolist() == [0, 1, 2, 109, 108, 107]
     values[4] = values[5] = bad
     assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == 4
-    assert naive.resolve_rows(values, offsets, first, limit)[1] == 4
+    assert naive.resolve_rows(values, offsets, first, limit, expected) == 4
 
 
 def test_resolve_looks_at_the_bags_of_its_range_alone():
@@ -132,8 +132,12 @@ def test_scale_and_sources_as_naive(weighted):
     first = np.array([4, 0, 7])
     rows_per_sample = 9
     fast.gradient_sources(offsets, first, rows_per_sample, source)
-    np.testing.assert_allclose(scale, naive.pooling_scale(offsets, weights, mean), rtol=1e-6)
-    assert source.tolist() == naive.gradient_sources(offsets, first, rows_per_sample).tolist()
+    expected = np.empty(len(ids), np.float32)
+    naive.pooling_scale(offsets, weights, mean, expected)
+    np.testing.assert_allclose(scale, expected, rtol=1e-6)
+    expected = np.empty(len(ids), np.int32)
+    naive.gradient_sources(offsets, first, rows_per_sample, expected)
+    assert source.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("around", [(0, 0, 0), (32, 16, 48)])
@@ -146,7 +150,7 @@ def test_streamed_copies_are_the_same(dim, around):
     pooled, expected = (torch.full((4, width), torch.nan).numpy() for _ in range(2))
     assert can_stream(pooled)
     fast.gather_pool(records, ids, offsets, none, first, dim, pooled, True, 0, 12)
-    naive.gather_pool(records, ids, offsets, none, first, dim, expected)
+    naive.gather_pool(records, ids, offsets, none, first, dim, 1, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -129,7 +129,7 @@ def test_pools_as_naive(dim, scaled):
     pooled, expected = (np.full((4, 3 * dim), np.nan, np.float32) for _ in range(2))
     first = np.arange(3) * dim
     pooling.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
-    pooling_naive.gather_pool(records, ids, offsets, scale, first, dim, expected)
+    pooling_naive.gather_pool(records, ids, offsets, scale, first, dim, 1, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
     out = np.full((len(ids), dim), np.nan, np.float32)
     routing.gather_rows(records, ids, out, 0, len(ids))
@@ -148,7 +148,7 @@ def test_streams_past_the_caches_what_it_would_have_stored():
     expected = np.empty((4, 96), np.float32)
     how = records, ids, offsets, none, np.arange(3) * 32, 32
     pooling.gather_pool(*how, pooled, True, 0, 12)
-    pooling_naive.gather_pool(*how, expected)
+    pooling_naive.gather_pool(*how, 1, expected)
     assert np.array_equal(pooled, expected)
 
 

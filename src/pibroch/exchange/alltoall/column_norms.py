@@ -17,7 +17,6 @@ from pibroch.embedding import MemoryShard, RowWiseAdagrad, RowWiseAdam, SparseOp
 from pibroch.embedding.rows import NO_SCALE, rising
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Messages, Values
-from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Records
 from pibroch.kernels.scatter_update import Grouped, Hyper
@@ -58,7 +57,7 @@ def with_whole_rows(
     """
     num_rows = len(updates.rows)
     totals = np.empty((num_rows, layout.width), np.float32)
-    parallel.run(updating.sum_gradients, num_rows, updates, gradients, np.float32(1.0), totals)
+    updating.sum_gradients(gradients, updates, 1.0, totals)
     if hyper.max_element:
         np.clip(totals, -hyper.max_element, hyper.max_element, out=totals)
     weights = shard.array("")[updates.rows]

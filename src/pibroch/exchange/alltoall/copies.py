@@ -28,7 +28,6 @@ from pibroch.config.exchange import BITS_AT_ONCE
 from pibroch.embedding.rows import NO_SCALE, group_rows, rising
 from pibroch.exchange.alltoall.row_bits import RowSeries
 from pibroch.exchange.messages import Counts, Messages, Rows, Values
-from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Array, Ints, Records, RowIds
 from pibroch.kernels.scatter_update import Grouped
@@ -138,9 +137,7 @@ class SparseSums(OwnedCopies):
     def sums(self, received: Records, own: Records) -> Messages[Records]:
         """See :class:`OwnedCopies`."""
         totals = np.empty((len(self._owned.rows), received.shape[1]), np.float32)
-        parallel.run(
-            updating.sum_gradients, len(totals), self._owned, received, np.float32(1.0), totals
-        )
+        updating.sum_gradients(received, self._owned, 1.0, totals)
         return (yield from self._to_all(totals, self._counts))
 
 

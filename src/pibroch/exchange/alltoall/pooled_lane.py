@@ -23,7 +23,6 @@ from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale
-from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
@@ -84,14 +83,7 @@ class BagRoute(Route):
         for p, grouped in enumerate(self.grouped):
             total = np.empty((len(grouped.rows), lane.layout.width), np.float32)
             share = np.float32(self.num_samples[p] / size)
-            parallel.run(
-                updating.sum_gradients,
-                len(total),
-                grouped,
-                received[ends[p] : ends[p + 1]],
-                share,
-                total,
-            )
+            updating.sum_gradients(received[ends[p] : ends[p + 1]], grouped, float(share), total)
             totals.append(total)
         hyper = lane.optimizer.hyper(learning_rate, step)
         update_rows(lane.shard, lane.optimizer, self.updates, np.concatenate(totals), hyper, step)

@@ -24,8 +24,8 @@ from pibroch.errors import DataError, ProtocolError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.rows import BatchIds, group
-from pibroch.kernels import parallel, varint
 from pibroch.kernels import route as routing
+from pibroch.kernels import varint
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.scatter_update import Grouped
 from pibroch.observability.trace import span
@@ -116,7 +116,7 @@ def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdErr
     ids, problem = lane.resolve(batch.pick(lane.layout.features))
     grouped = group(ids)
     row_of_position = np.empty(len(ids.row_ids), np.int32)
-    parallel.run(routing.places, len(grouped.rows), grouped, row_of_position)
+    routing.places(row_of_position, grouped)
     encoded = np.empty(varint.MAX_BYTES * len(grouped.rows), np.uint8)
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))

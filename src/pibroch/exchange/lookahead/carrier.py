@@ -30,7 +30,6 @@ from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.messages import Counts, Messages, MixedRows, Rows, Values
 from pibroch.kernels import pack as packing
-from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.scatter_update import Grouped, Hyper
@@ -104,9 +103,7 @@ class Carrier:
         num_received = sum(int(part.counts[1].sum()) for part in (plan.critical, plan.deferred))
         num_sums = len(grouped.rows)
         room = np.empty((num_sums + num_received, self.shard.dim), np.float32)
-        parallel.run(
-            updating.sum_gradients, num_sums, grouped, gradients, np.float32(share), room[:num_sums]
-        )
+        updating.sum_gradients(gradients, grouped, share, room[:num_sums])
         if not self.wire.is_exact:
             room[:num_sums] = self.wire.rounded(room[:num_sums])
         return room

@@ -13,7 +13,6 @@ import numpy as np
 
 from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, steps_in
 from pibroch.forkserver import link_to_server
-from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records
 
@@ -94,9 +93,7 @@ class KeptSlots:
         place = int(np.argmin(steps))
         steps[place] = 0
         self._rows[place, : len(rows)] = rows
-        parallel.run(
-            routing.gather_rows, len(rows), self._slots.space, places, self._records[place]
-        )
+        routing.gather_rows(self._slots.space, places, self._records[place])
         self._head[_LENGTHS][place] = len(rows)
         steps[place] = step + 1
 

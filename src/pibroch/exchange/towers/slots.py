@@ -22,7 +22,6 @@ from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.pooled_lane import BagRoute, PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane, RowRoute
 from pibroch.exchange.messages import Messages
-from pibroch.kernels import parallel
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records
 
@@ -145,14 +144,7 @@ class BagSlots(LaneSlots[PooledLane, BagRoute]):
         for (member, slot), share in zip(self.order, shares, strict=True):
             grouped = self.routes[slot].grouped[member]
             total = np.empty((len(grouped.rows), self.num_columns), np.float32)
-            parallel.run(
-                updating.sum_gradients,
-                len(total),
-                grouped,
-                parts[slot][member],
-                np.float32(share),
-                total,
-            )
+            updating.sum_gradients(parts[slot][member], grouped, share, total)
             totals.append(total)
         optimizer = self.lane.optimizer
         hyper = optimizer.hyper(rate, step)

@@ -1,10 +1,4 @@
-"""Look rows up and pool them: all features of a row space in one call.
-
-B samples, F features, D weights in a row, W floats in a record (weights, then optimizer state), V
-ids, S columns of the output, in which row spaces of several dims may lie side by side. Weights may
-be bfloat16: records come in the weights' type (:data:`~pibroch.kernels.arrays.Stored`). Bags are
-feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag] : offsets[bag + 1]]``.
-"""
+"""What runs on the CPU; legend in :mod:`pibroch.kernels.gather_pool`."""
 
 from __future__ import annotations
 

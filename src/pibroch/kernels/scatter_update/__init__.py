@@ -7,7 +7,12 @@ weights are bfloat16.
 from collections.abc import Callable
 from typing import Any
 
-from pibroch.kernels.scatter_update import naive, narrow
+import numpy as np
+
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Records
+from pibroch.kernels.operation import Operation
+from pibroch.kernels.scatter_update import naive, narrow, numba
 from pibroch.kernels.scatter_update.hyper import Hyper
 from pibroch.kernels.scatter_update.narrow import Rounding
 from pibroch.kernels.scatter_update.numba import (
@@ -20,7 +25,6 @@ from pibroch.kernels.scatter_update.numba import (
     row_wise_adagrad,
     row_wise_adam,
     sgd,
-    sum_gradients,
 )
 
 narrow_sgd = narrow.sgd
@@ -60,3 +64,16 @@ def definition_of(update: Callable[..., Any]) -> Callable[[naive.Row, naive.Row,
     """
     definition: Callable[[naive.Row, naive.Row, Hyper], None] = getattr(naive, update.__name__)
     return definition
+
+
+@Operation
+def sum_gradients(gradients: Records, grouped: Grouped, share: float, totals: Records) -> None:
+    """Write the gradient of each distinct row, summed in the group's order, times ``share``.
+
+    Args:
+        gradients: ``[N, unit]``, of which a gradient is one row or several.
+        grouped: which of them belong to a row.
+        share: of this rank in the global batch's mean.
+        totals: ``[U, D]``.
+    """
+    parallel.run(numba.sum_gradients, len(totals), grouped, gradients, np.float32(share), totals)
