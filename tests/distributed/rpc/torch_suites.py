@@ -6,7 +6,7 @@ From the wheel, with their text as it is. All of them take three minutes; parts 
     PYTHONPATH=src python tests/distributed/rpc/torch_suites.py RpcTest.test_add ...
 
 Each test gets processes of its own, one a worker, forked from one that has loaded everything. Which
-tests do not pass, and why, is listed in docs/rpc.md; one that fails and is not listed there is an
+tests do not pass, and why, is listed in torch_tests.md; one that fails and is not listed there is an
 error.
 """
 
@@ -42,7 +42,7 @@ SUITES = {
     "FaultyAgentRpcTest": "faulty_agent_rpc_test",
     "FaultyAgentDistAutogradTest": "dist_autograd_test",
 }
-GUIDE = Path(__file__).parents[3] / "docs/rpc.md"
+LISTED = Path(__file__).with_name("torch_tests.md")
 TIMEOUT_S = 60  # of a test
 GRACE_S = 2.0  # for the others, when one worker of a test has failed
 SKIPPED = 77
@@ -113,8 +113,8 @@ def names_of_tests():
 
 
 def listed_differences():
-    """The tests of which the guide says why they do not pass."""
-    _, _, section = GUIDE.read_text().partition("## Torch's own tests")
+    """The tests of which the page says why they do not pass."""
+    _, _, section = LISTED.read_text().partition("## Torch's own tests")
     return {
         f"{suite}.test_{name}"
         for suite, names in re.findall(r"(\w+Test): ([\w, ]+)", section)
