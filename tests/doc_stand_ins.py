@@ -184,6 +184,15 @@ def predicting():
     return {"batch": next(iter(Loader(EncodedDataset.open(data).split("test"), 8)))}
 
 
+@for_block("docs/data.md", 0)
+def dataset():
+    data, _ = trained()
+    data.rename("data_of_tests")
+    Path("data").mkdir()
+    Path("data_of_tests").rename("data/criteo")
+    return {}
+
+
 @for_block("docs/serving.md", 0)
 def serving():
     from pibroch.serve.export import export_checkpoint

@@ -134,7 +134,7 @@ def programs(line):
             programs.append([])
         elif word in (">", "&"):
             break
-        elif word.strip("[].…") and not (word.isupper() and "=" in word):
+        elif word.strip("[].…") and (programs[-1] or not (word.isupper() and "=" in word)):
             bare = word.removesuffix("...").strip("[]").replace("…", "x")
             programs[-1].append(bare.partition("|")[0])
     return [program for program in programs if program]
