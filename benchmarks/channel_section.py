@@ -72,7 +72,7 @@ def channel(options: Options, load: ForeignLoad) -> Report:
 def channel_rows(
     case: str, steps: int, answers: list[dict[str, list[tuple[float, float]]]]
 ) -> list[Row]:
-    """From wall and CPU seconds of each round, by rank and contender.
+    """Rows of the table, from wall and CPU seconds of each round by rank and contender.
 
     A round takes as long as its slowest rank.
     """

@@ -50,9 +50,9 @@ class ContenderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall milliseconds of each step; CPU milliseconds of all threads together, a step on average.
+    """Wall milliseconds of each step, and mean CPU milliseconds of all threads a step.
 
-    More of each step.
+    ``figures`` has further times of each step by name.
     """
 
     step_ms: list[float]

@@ -146,7 +146,7 @@ class WatchedRun:
     def _highest(self) -> int:
         """The last step that any life has reached.
 
-        Those that were on their way at a death came to their end, too.
+        Steps that were under way at a death count, for they ended, too.
         """
         self.step()
         return max(self._losses, default=0)

@@ -1,6 +1,6 @@
-"""What inference is measured on.
+"""Batches that inference is measured on.
 
-As files of ids, dense features and bag lengths, which each rank reads its batches from.
+They are files of ids, dense features and bag lengths, from which each rank reads its own.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def lookahead() -> list[Setting]:
 
 
 def skew() -> list[Setting]:
-    """From all rows alike, 1 % of them to 1 % of the lookups, to 1 % of them to 90 %.
+    """Skews of the ids: 1 % of the rows get from 1 % of the lookups, as all do, to 90 %.
 
     Then exponents of Zipf's law.
     """

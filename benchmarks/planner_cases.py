@@ -111,7 +111,7 @@ def zipf(options: Options) -> Setting:
 def criteo(options: Options) -> list[Setting]:
     """The Kaggle log, extrapolated from a uniform 0.3 % sample of it.
 
-    Nothing where that is not there.
+    Empty where the sample is absent.
     """
     path = Path(os.environ.get("PIBROCH_TEST_DATA", SAMPLE.parent)) / SAMPLE.name
     if not path.exists():

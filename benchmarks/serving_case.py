@@ -134,9 +134,9 @@ def _train(folder: Path, data: Path, steps: int, checkpoint_every: int) -> RunDi
 
 
 def _write_vocabulary(predictor: pb.Predictor, rows: list[RawRow], path: Path) -> None:
-    """For each feature the row of its table by the value's text.
+    """Write, for each feature, the row of its table by the value's text.
 
-    What peers look up in a dictionary.
+    Peers look values up in such a dictionary.
     """
     results: dict[str, dict[str, int]] = {}
     for place, name in enumerate(TABLES):

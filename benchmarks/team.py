@@ -140,7 +140,7 @@ class Team:
 def teams(specs: tuple[ContenderSpec, ...], lab: Lab) -> Iterator[list[Team]]:
     """Start a team for each spec, end them afterwards.
 
-    Without ceremony after an error, for ranks may wait for each other.
+    After an error they are killed, for ranks may wait for each other.
     """
     running: list[Team] = []
     try:

@@ -72,9 +72,9 @@ class Setting:
 
 
 def settings(quick: bool) -> list[Setting]:
-    """What to measure: row-wise Adagrad, as production uses it, in full.
+    """What to measure: row-wise Adagrad, as production uses it, at all batch sizes.
 
-    The others at one batch size.
+    The others are measured at one.
     """
     cores = torch.get_num_threads()
     if quick:

@@ -306,9 +306,9 @@ def _deaths_of(watched: WatchedRun, label: str, role: str, contender: str, optio
 
 
 def _lose(watched: WatchedRun, role: str, contender: str) -> Recovery:
-    """Some steps after the last death.
+    """Wait for some steps after the last death, then lose a process of ``role``.
 
-    Where runs go on from a checkpoint, also after a new one.
+    Where runs go on from a checkpoint, also for a new one.
     """
     saved = watched.saved_step()
     begin = watched.step()

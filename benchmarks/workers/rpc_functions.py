@@ -1,4 +1,4 @@
-"""What the callee of topic ``rpc`` runs for its caller, by whatever way the call came.
+"""What the callee of topic ``rpc`` runs for its caller, whichever way the call takes.
 
 Torch alone.
 """

@@ -28,7 +28,7 @@ def build(case: Case) -> RpcSubject:
 
 
 def build_basic(case: Case) -> RpcSubject:
-    """With a private setting that is quicker for small tensors and slower for large ones.
+    """Build torch's RPC with a private setting that is quicker for small tensors and slower for large ones.
 
     All goes through the transport.
     """

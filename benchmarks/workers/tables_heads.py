@@ -56,7 +56,7 @@ def loss_of_sequences(values_VD: Tensor, weights_DH: Tensor, labels_B: Tensor) -
 
 
 def sequences(ids_NFB: Tensor) -> list[Tensor]:
-    """Of each batch the ids of all samples in turn, int64 ``[B * L]``.
+    """The ids of all samples of each batch in turn, int64 ``[B * L]``.
 
     A feature of the stored batches is a position.
     """

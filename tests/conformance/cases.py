@@ -791,7 +791,7 @@ def name_what_a_state_dict_lacks(channel, exchange, **options):
 def train_two_modules(channel, num_batches, exchange, **options):
     """Two modules of other widths, one fed, on ranks with so many batches.
 
-    What a feed of a feed says, steps and pieces.
+    Returns the error of a feed of a feed, steps and pieces.
     """
     tables = [pb.Table("a", 9, 4)], [pb.Table("b", 30, 8)]
     first, second = (

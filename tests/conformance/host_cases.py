@@ -123,7 +123,7 @@ def other_sizes(channel):
 def late(channel):
     """Rank 0 waits for rank 1, which lives and sends nothing.
 
-    The CPU that it takes, and what it says.
+    Returns its error and the CPU time that it takes.
     """
     transport = channels.open_host_transport(channel.ranks.patient(0.5))
     message = None
@@ -144,7 +144,7 @@ def late(channel):
 def stop_before_sending(channel):
     """Rank 1 stops; its message comes when somebody lets it go on.
 
-    What came, and seconds that it took.
+    Returns what arrived, and after how many seconds.
     """
     transport = opened(channel)
     ranks = channel.ranks

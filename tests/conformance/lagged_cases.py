@@ -58,7 +58,7 @@ def message(number, sender, receiver, seed):
 def exchanges(channel, name, bound, num_exchanges, seed=0, most_delay_s=0.0005):
     """Requests under a window, each part compared with what was sent.
 
-    Bytes of memory that grew after the first tenth.
+    Returns the bytes by which memory grew after the first tenth.
     """
     transport = opened(channel, name, bound)
     window = LagWindow(bound)

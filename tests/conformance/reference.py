@@ -65,7 +65,7 @@ class Reference:
     def step(self, batch, loss_of):
         """One step on the batch; returns the embeddings before it.
 
-        [B, F, D], or with a row a sample.
+        They are ``[B, F, D]``, or have a row a sample.
         """
         self.steps += 1
         weights = {

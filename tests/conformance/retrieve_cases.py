@@ -58,7 +58,7 @@ LOADS = 20
 def look_up_while_tables_are_replaced(channel, hosts, holders, each_loads, copied):
     """Look up while both tables are loaded 20 times, each time with one number everywhere.
 
-    The numbers that were seen.
+    Returns the numbers that were seen.
 
     Ranks in ``holders`` have the rows, those in ``copied`` copies of them. Each rank loads by a
     thread beside its lookups, or, where ``each_loads`` is not set, the last one alone, which looks
@@ -197,7 +197,7 @@ def interleave(channel, hosts):
 def read_copies(channel, hosts):
     """Read only rows of which every host has one copy: bytes got at first, then, and after loading.
 
-    Whether all is right.
+    Returns whether all is right.
     """
     table = pb.Table("a", 40, 16)
     traffic = channel.ranks.traffic

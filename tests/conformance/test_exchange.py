@@ -1,6 +1,6 @@
-"""What every exchange is held to (design, section 2), of one rank here.
+"""What every exchange is held to (design, section 2), with one rank.
 
-Of several in test_world.py.
+With several: test_world.py.
 
 A new exchange registers itself and adds nothing here.
 """

@@ -105,7 +105,7 @@ def groups(channel, name, partition):
 def close(channel, name):
     """Threads and sockets, before a transport was opened, with it, and after it was closed.
 
-    What a closed one says.
+    Also the error of a closed one.
     """
     channel.barrier()
     before = threads_and_sockets()

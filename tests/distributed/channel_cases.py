@@ -114,7 +114,7 @@ def traffic(channel):
 def groups(channel):
     """A partition, its peers' groups and a group of one.
 
-    Who is where, what is shared, what travelled to whom.
+    Returns who is where, what is shared, and what travelled to whom.
     """
     run = Ranks(channel.ranks.rank, 4)
     run.explain = lambda error: error

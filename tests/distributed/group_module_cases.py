@@ -114,7 +114,7 @@ def numbers(name, shape):
 def build(ranks):
     """The model on this rank, which is not as it should be but on the first rank of each group.
 
-    And its tower.
+    Returns it and its tower.
     """
     size = ranks.world_size
     if size == 1:

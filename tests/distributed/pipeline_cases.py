@@ -113,7 +113,7 @@ def synchronous(model, embeddings, batches):
 def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **options):
     """For each bound: whether bits, order and ids are those of synchronous inference.
 
-    Messages a batch and other rank.
+    Also messages a batch and other rank.
     """
     rank = channel.ranks.rank
     size = channel.ranks.world_size

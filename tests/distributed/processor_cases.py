@@ -17,7 +17,7 @@ from pibroch.servers import server
 def same_batches(channel, rendezvous, path, split, batch_size, shuffle, part, skip, most_bytes):
     """Whether two epochs from processors are those of the loader, in every field.
 
-    And the most bytes of a batch.
+    Also returns the most bytes of a batch.
     """
     dataset = EncodedDataset.open(path)
     here, wanted = (

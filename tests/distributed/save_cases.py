@@ -167,7 +167,7 @@ def undisturbed_from(channel, folder, last):
 def save_damage_and_load(channel, folder):
     """Save after steps 2, 4 and 6, damage the last; load, and save again.
 
-    What was loaded, and what was warned of.
+    Returns what was loaded and the warnings.
     """
     program = Program(channel)
     for step in (2, 4, 6):
@@ -299,7 +299,7 @@ def fill_badly(channel, state, **options):
 def read_ahead(channel, folder, last, save_after, load_after=None, **options):
     """Batches come through a feed that reads ahead, which saving and loading interrupt.
 
-    The numbers at the end.
+    Returns the numbers at the end.
     """
     program = Program(channel, **options)
     rank = channel.ranks.rank

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pibroch
+import tiers
 
 PACKAGE = Path(pibroch.__file__).parent
 ROOMS = ("exchange", "collectives", "servers")
@@ -194,3 +195,13 @@ def test_a_room_has_a_readme_of_one_screen_that_names_its_files():
             if not (room / link).exists()
         ]
     assert not problems
+
+
+def test_tiers_name_tests_that_are_there():
+    root = Path(__file__).parents[2]
+    gone = []
+    for begin in filter(None, (*tiers.TIERS, *tiers.SOAK)):
+        path, _, test = begin.partition("::")
+        if not (root / path).exists() or (test and f"def {test}" not in (root / path).read_text()):
+            gone.append(begin)
+    assert not gone

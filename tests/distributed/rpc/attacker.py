@@ -107,7 +107,7 @@ class Attacker:
 def bombard(target, frames, *, admitted):
     """Send ``frames`` over as many connections as it takes, reading all that comes back.
 
-    How many of both.
+    Returns how many of both.
     """
     sent = connections = 0
     batches = _batches(frames) if admitted else _tens(frames)
