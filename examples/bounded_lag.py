@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import pibroch as pb
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.models import build_model
 
 NUM_BATCHES = 50
@@ -38,7 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     tables = [pb.Table(name, num_rows=1000, dim=16) for name in FEATURES]
     embeddings = pb.Embeddings(tables, pb.SGD(lr=1.0), exchange="alltoall").eval()
-    model = build_model(ModelConfig(name="dlrm", dim=16), NUM_DENSE, len(FEATURES)).eval()
+    model = build_model(DLRMConfig(dim=16), NUM_DENSE, len(FEATURES)).eval()
     for bound in (0, 0, 4):  # the first run compiles kernels
         pipeline = pb.BoundedLagPipeline(model, embeddings, bound)
         start = time.perf_counter()

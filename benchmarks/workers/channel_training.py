@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pibroch as pb
 from pibroch.collectives.channel import TRANSPORT_VARIABLE
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.models import build_model
 
 NUM_TABLES = 26
@@ -35,7 +35,7 @@ class _Training:
             tables = [pb.Table(f"C{i}", NUM_ROWS, dim) for i in range(NUM_TABLES)]
             self.embeddings = pb.Embeddings(tables, pb.RowWiseAdagrad(lr=0.02), "alltoall")
             torch.manual_seed(0)
-            config = ModelConfig(name="dlrm", dim=dim, bottom=(64,), top=(64,))
+            config = DLRMConfig(dim=dim, bottom=(64,), top=(64,))
             self.model: nn.Module = pb.data_parallel(build_model(config, NUM_DENSE, NUM_TABLES))
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
             self.losses: list[float] = []

@@ -10,7 +10,7 @@ import pibroch as pb
 from benchmarks.cases import BOTTOM_HIDDEN, BOTTOM_STREAM, TOP_SIZES, TOP_STREAM, Case
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm import TrainingSubject, linears, load_linears, torch_batches
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.models import DLRM, build_model
 from pibroch.models.base import Model
 from pibroch.models.build import MODELS
@@ -48,7 +48,7 @@ def dense_model(case: Case) -> Model:
     model = DLRM(
         case.num_dense,
         case.num_tables,
-        ModelConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]),
+        DLRMConfig(dim=case.dim, bottom=BOTTOM_HIDDEN, top=TOP_SIZES[:-1]),
     )
     assert model.bottom is not None
     load_linears(linears(model.bottom), case, BOTTOM_STREAM)

@@ -27,7 +27,7 @@ from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.mpi_start import start_mpi
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.errors import MissingDependencyError
 from pibroch.models import build_model
 from pibroch.observability import trace
@@ -239,7 +239,7 @@ def _model(path: str, rank: int, size: int) -> tuple[Any, pb.Embeddings, list[pb
         [pb.Table(key, NUM_ROWS, DIM) for key in keys], pb.SGD(lr=1.0), "alltoall"
     ).eval()
     torch.manual_seed(0)
-    config = ModelConfig(name="dlrm", dim=DIM, bottom=(64,), top=(64,))
+    config = DLRMConfig(dim=DIM, bottom=(64,), top=(64,))
     model = build_model(config, dense.shape[2], len(keys)).eval()
     ends = np.cumsum(lengths.sum((1, 2)))
     batches = []

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pibroch as pb
 from pibroch.collectives import data_parallel
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.models import DLRM
 
 NUM_STEPS = 6
@@ -31,7 +31,7 @@ def main() -> None:
     embeddings = pb.Embeddings(
         tables, optimizer=pb.Adagrad(lr=0.1), exchange="alltoall", placement=PLACEMENT
     )
-    model = data_parallel(DLRM(4, len(tables), ModelConfig(dim=8, bottom=(16,), top=(16,))))
+    model = data_parallel(DLRM(4, len(tables), DLRMConfig(dim=8, bottom=(16,), top=(16,))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in embeddings.feed(make_batch(rank, step) for step in range(NUM_STEPS)):
         optimizer.zero_grad()

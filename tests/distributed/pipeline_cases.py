@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import pibroch as pb
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.errors import ConfigError, DataError
 from pibroch.models import build_model
 from pibroch.planner.assignment import Assignment
@@ -62,7 +62,7 @@ def make(channel, placement, dims=(8, 8, 8, 8), **options):
     torch.manual_seed(5)
     if len(set(dims)) > 1:
         return Mixed(sum(dims)).eval(), embeddings.eval()
-    config = ModelConfig(name="dlrm", dim=8, bottom=(16,), top=(16,))
+    config = DLRMConfig(dim=8, bottom=(16,), top=(16,))
     return build_model(config, NUM_DENSE, len(FEATURES)).eval(), embeddings.eval()
 
 

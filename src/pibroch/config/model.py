@@ -1,24 +1,129 @@
-"""Which model stands on the embeddings, and its shape."""
+"""Which model stands on the embeddings, and its shape: ``[model]`` of a recipe.
+
+Sections of the house's models are here, so that a recipe is read before torch is loaded; those of
+others stand beside their models, see ``docs/my-model.md``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pibroch.config.base import Section
+from pibroch.config.registry import Choice, Registry, Spec
 from pibroch.config.tower_groups import groups_of, read_groups
 from pibroch.untrusted import NO_FILES
 
-ModelName = Literal["dlrm", "dcnv2", "deepfm", "wide_deep", "tower_dlrm", "tower_dcn"]
 Activation = Literal["relu", "gelu", "silu", "tanh"]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[tuple[Width, ...], Field(max_length=256)]
 
+MODELS = Registry(
+    "model", "pibroch.models", Spec, "pibroch.models.base:Model", ["pibroch.config.model:SPECS"]
+)
+
+
+class ModelConfig(Choice):
+    """A model and what all models have; each adds settings of its own.
+
+    ``ModelConfig(name="dcnv2", cross_layers=2)`` makes the section of the model that it names.
+
+    Attributes:
+        name: of the model; a DLRM when absent.
+        dim: width of an embedding; the table may be wider, see ``table_dim`` of the model.
+        embedding_dropout: on the embeddings that enter the model.
+    """
+
+    registry: ClassVar[Registry[Spec]] = MODELS
+
+    name: str = "dlrm"
+    dim: int = Field(default=16, ge=1, le=4096)
+    embedding_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    def __new__(cls, **values: Any) -> Self:
+        """Of ``ModelConfig`` itself, the section that is named: ``__init__`` then fills it."""
+        if cls is ModelConfig:
+            section: type[Self]
+            section = MODELS.find(values.get("name", "dlrm"), may_import=True).section
+            return super().__new__(section)
+        return super().__new__(cls)
+
+
+class DeepConfig(ModelConfig):
+    """What the house's models have in common: a network of hidden layers under the logit.
+
+    Settings that only others of the house's models have are checked and left out, so that one
+    recipe serves all of them.
+
+    Attributes:
+        top: hidden widths of DLRM's top network and of the other models' deep network; the logit is
+            added.
+        activation: after each hidden layer.
+        dropout: after each hidden layer of ``top``.
+        batch_norm: before each activation of ``top``.
+    """
+
+    top: Widths = (512, 256)
+    activation: Activation = "relu"
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    batch_norm: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_settings_of_others(cls, raw: object, info: ValidationInfo) -> object:
+        if cls is _AnyConfig or not isinstance(raw, Mapping):
+            return raw
+        of_others = _AnyConfig.model_fields.keys() - cls.model_fields.keys()
+        left_out = {key: value for key, value in raw.items() if key in of_others}
+        if left_out:
+            _AnyConfig.model_validate(left_out, context=info.context)
+        return {key: value for key, value in raw.items() if key not in left_out}
+
+
+class DLRMConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.DLRM`.
+
+    Attributes:
+        bottom: hidden widths of the bottom network; its last layer, of width ``dim``, is added.
+    """
+
+    name: Literal["dlrm"] = "dlrm"
+    bottom: Widths = (512, 256)
+
+
+class DCNv2Config(DeepConfig):
+    """Settings of :class:`pibroch.models.DCNv2`.
+
+    Attributes:
+        cross_layers: number of crosses.
+        cross_rank: rank of a cross's matrix; ``None`` for a full matrix.
+        structure: the deep network runs on the crosses' output (``stacked``) or beside them
+            (``parallel``).
+    """
+
+    name: Literal["dcnv2"] = "dcnv2"
+    cross_layers: int = Field(default=3, ge=1, le=64)
+    cross_rank: int | None = Field(default=None, ge=1)
+    structure: Literal["stacked", "parallel"] = "parallel"
+
+
+class DeepFMConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.DeepFM`."""
+
+    name: Literal["deepfm"] = "deepfm"
+
+
+class WideAndDeepConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.WideAndDeep`."""
+
+    name: Literal["wide_deep"] = "wide_deep"
+
 
 class TowersConfig(Section):
-    """Groups of features, and the dense module that makes fewer or shorter vectors of each group's embeddings (DMT).
+    """Groups of features, and what a tower makes of each group's embeddings (DMT).
 
     Attributes:
         count: towers, where ``groups`` does not say which features they have: feature i is in tower
@@ -58,38 +163,58 @@ class TowersConfig(Section):
         return groups_of(features, self.count, self.groups)
 
 
-class ModelConfig(Section):
-    """A model by name.
-
-    Fields that the named model has no use for are ignored, so that one recipe serves all names.
+class TowerConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.TowerModel`.
 
     Attributes:
-        name: ``dlrm``, ``dcnv2``, ``deepfm``, ``wide_deep``, or one with towers: ``tower_dlrm``,
-            ``tower_dcn``.
-        dim: width of an embedding; the table may be wider, see ``table_dim`` of the model.
-        bottom: hidden widths of DLRM's bottom network; its last layer, of width ``dim``, is added.
-        top: hidden widths of DLRM's top network and of the other models' deep network; the logit is
-            added.
-        cross_layers: number of crosses of DCNv2.
-        cross_rank: rank of a cross's matrix; ``None`` for a full matrix.
-        structure: DCNv2's deep network runs on the crosses' output (``stacked``) or beside them
-            (``parallel``).
-        activation: after each hidden layer.
-        dropout: after each hidden layer of ``top``.
-        embedding_dropout: on the embeddings that enter the model.
-        batch_norm: before each activation of ``top``.
-        towers: of the models that have some.
+        bottom: hidden widths of the bottom network.
+        towers: which features are in which, and what is made of them.
     """
 
-    name: ModelName = "dlrm"
-    dim: int = Field(default=16, ge=1, le=4096)
     bottom: Widths = (512, 256)
-    top: Widths = (512, 256)
+    towers: TowersConfig = TowersConfig()
+
+
+class TowerDLRMConfig(TowerConfig):
+    """Settings of :class:`pibroch.models.TowerDLRM`."""
+
+    name: Literal["tower_dlrm"] = "tower_dlrm"
+
+
+class TowerDCNConfig(TowerConfig):
+    """Settings of :class:`pibroch.models.TowerDCN`.
+
+    Attributes:
+        cross_layers: number of crosses over all towers' vectors.
+        cross_rank: rank of a cross's matrix; ``None`` for a full matrix.
+    """
+
+    name: Literal["tower_dcn"] = "tower_dcn"
     cross_layers: int = Field(default=3, ge=1, le=64)
     cross_rank: int | None = Field(default=None, ge=1)
-    structure: Literal["stacked", "parallel"] = "parallel"
-    activation: Activation = "relu"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    embedding_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    batch_norm: bool = False
-    towers: TowersConfig = TowersConfig()
+
+
+class _AnyConfig(TowerConfig, DCNv2Config):
+    """All settings of the house's models."""
+
+    name: str = ""  # type: ignore[assignment]  # of none of them
+
+
+SPECS = (
+    Spec("dlrm", "dot products of all pairs", DLRMConfig, "pibroch.models.dlrm:DLRM"),
+    Spec("dcnv2", "crosses and a deep network", DCNv2Config, "pibroch.models.dcnv2:DCNv2"),
+    Spec(
+        "deepfm",
+        "a factorisation machine and a deep network",
+        DeepFMConfig,
+        "pibroch.models.wide:DeepFM",
+    ),
+    Spec(
+        "wide_deep",
+        "a linear model and a deep network",
+        WideAndDeepConfig,
+        "pibroch.models.wide:WideAndDeep",
+    ),
+    Spec("tower_dlrm", "DLRM on towers", TowerDLRMConfig, "pibroch.models.towers:TowerDLRM"),
+    Spec("tower_dcn", "DCN on towers", TowerDCNConfig, "pibroch.models.towers:TowerDCN"),
+)

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from pibroch.config.base import Section
 from pibroch.config.embedding import EmbeddingSection, with_exchange_section
-from pibroch.config.exchange import exchanges
+from pibroch.config.exchange import EXCHANGES
+from pibroch.config.model import MODELS
 from pibroch.config.problems import config_error
+from pibroch.config.registry import Registry
 from pibroch.config.run import RunConfig
 from pibroch.errors import ConfigError
 
@@ -21,7 +23,10 @@ _PACKAGE = Path(__file__).parents[1]
 # In a wheel the recipes lie inside the package, in a checkout at its root.
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 # Tables whose keys depend on their `name`; all others keep their keys when it changes.
-_VARIANTS = ("optimizer", "init", "exchange")
+_VARIANTS = ("optimizer", "init", "exchange", "model")
+
+# Of these, settings that another variant has, too, stay.
+_SHARING: dict[str, Registry[Any]] = {"exchange": EXCHANGES, "model": MODELS}
 
 
 def recipe_names() -> list[str]:
@@ -130,13 +135,22 @@ def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str,
             is_other_variant = key in _VARIANTS and value.get("name", old.get("name")) != old.get(
                 "name"
             )
-            if is_other_variant and key == "exchange" and value["name"] in exchanges():
-                shared = exchanges()[value["name"]].section.model_fields.keys() & old.keys()
-                value = {name: old[name] for name in shared} | dict(value)
+            if is_other_variant and key in _SHARING:
+                value = _shared(_SHARING[key], old, value["name"]) | dict(value)
             result[key] = value if is_other_variant else merge(old, value)
         else:
             result[key] = value
     return result
+
+
+def _shared(registry: Registry[Any], old: Mapping[str, object], name: object) -> dict[str, object]:
+    """Settings that another variant has, too, or that it says itself how to read."""
+    if not isinstance(name, str) or not registry.has(name):
+        return {}
+    if registry is MODELS and name in registry.built_in:
+        return {key: value for key, value in old.items() if key != "name"}
+    fields = registry.find(name, may_import=True).section.model_fields
+    return {key: value for key, value in old.items() if key in fields and key != "name"}
 
 
 def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -110,6 +110,10 @@ class Registry(Generic[S]):
         """All that this process can name, without those that it knows by a path."""
         named = {name: spec for name, spec in self._registered.items() if ":" not in name}
         return {**self.built_in, **self._installed, **named}
+
+    def has(self, name: str) -> bool:
+        """Whether :meth:`find` can be called with it: a path, or a name that is there."""
+        return ":" in name or name in self.built_in or name in self.all()
 
     def register(self, spec: S) -> None:
         """Add a spec in this process; recipes and files of this process may name it from now on.
@@ -222,9 +226,7 @@ class Choice(Section):
         default = cls.model_fields["name"].default
         name = value.get("name", default if isinstance(default, str) else None)
         registry = cls.registry
-        if not isinstance(name, str) or not (
-            ":" in name or name in registry.built_in or name in registry.all()
-        ):
+        if not isinstance(name, str) or not registry.has(name):
             names = ", ".join(map(repr, registry.all()))
             raise PydanticCustomError(
                 "union_tag_invalid",
@@ -235,13 +237,6 @@ class Choice(Section):
         raw = {**value, "name": name}
         section: Self = spec.section.model_validate(raw, context=info.context)
         return section
-
-
-def names_of(sections: Mapping[str, Spec]) -> Iterator[str]:
-    """Fields of any of these."""
-    yield from dict.fromkeys(
-        name for spec in sections.values() for name in spec.section.model_fields
-    )
 
 
 def _load(path: str) -> object:

@@ -6,7 +6,8 @@ Shape legend: B samples, n dense features, F categorical features, D embedding w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -21,17 +22,33 @@ Embedded = Tensor | Callable[[], Tensor]
 class Model(nn.Module, ABC):
     """A plain module; it knows nothing of tables, optimizers or ranks.
 
+    A model of one's own derives from it, and has its settings in a recipe as ``section``, see
+    ``docs/my-model.md``. Its buffers are persistent: what saved models are opened from is their
+    state.
+
     Args:
         num_dense: n, may be 0.
         num_features: F.
-        config: widths and regularisation.
+        config: an instance of ``section``.
 
     Raises:
-        ConfigError: for a negative ``num_dense`` or ``num_features`` below 1.
+        ConfigError: for a negative ``num_dense`` or ``num_features`` below 1, or a section of
+            another model.
+
+    Attributes:
+        section: what a recipe says of it.
     """
+
+    section: ClassVar[type[ModelConfig]] = ModelConfig
 
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
         super().__init__()
+        if not isinstance(config, self.section):
+            raise ConfigError(
+                f"a {type(config).__name__} for the model {type(self).__name__}",
+                f"a {self.section.__name__}",
+                "make one, or name the model: ModelConfig(name=...)",
+            )
         if num_dense < 0 or num_features < 1:
             raise ConfigError(
                 f"a model of {num_dense} dense and {num_features} categorical features",
@@ -42,6 +59,13 @@ class Model(nn.Module, ABC):
         self.num_features = num_features
         self.config = config
         self.embedding_dropout = Dropout(config.embedding_dropout)
+
+    @classmethod
+    def build(
+        cls, num_dense: int, num_features: int, config: ModelConfig, features: Sequence[str]
+    ) -> Self:
+        """A model of features whose names, if they are given, it may look at."""
+        return cls(num_dense, num_features, config)
 
     @classmethod
     def table_dim(cls, dim: int) -> int:
@@ -99,6 +123,20 @@ class Model(nn.Module, ABC):
         out: Tensor = self.embedding_dropout(vectors)
         return out
 
+    @property
+    def interaction_products(self) -> int:
+        """Products of numbers a sample that ``forward`` makes outside its linear layers."""
+        return 0
+
     @abstractmethod
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:
-        """`forward` on checked input; asks once for the embeddings, as late as possible."""
+        """:meth:`forward` on checked input.
+
+        Args:
+            dense: ``[B, n]``.
+            embeddings: gives the embeddings ``[B, F, table_dim(D)]``; to be called once, as late as
+                possible.
+
+        Returns:
+            ``[B]``.
+        """

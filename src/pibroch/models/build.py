@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
+from pibroch.config import model as config_model
 from pibroch.config.model import ModelConfig
 from pibroch.config.problems import config_error
 from pibroch.errors import ConfigError
 from pibroch.models.base import Model
-from pibroch.models.dcnv2 import DCNv2
-from pibroch.models.dlrm import DLRM
-from pibroch.models.towers import TowerDCN, TowerDLRM, TowerModel
-from pibroch.models.wide import DeepFM, WideAndDeep
 
-MODELS: dict[str, type[Model]] = {
-    "dlrm": DLRM,
-    "dcnv2": DCNv2,
-    "deepfm": DeepFM,
-    "wide_deep": WideAndDeep,
-    "tower_dlrm": TowerDLRM,
-    "tower_dcn": TowerDCN,
-}
+_HOUSE = config_model.MODELS.built_in
+MODELS: Mapping[str, type[Model]] = {name: spec.load() for name, spec in _HOUSE.items()}
+"""The house's own, by name."""
+
+
+def model_class(name: str) -> type[Model]:
+    """The class of a model by its name in a recipe.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    kind: type[Model] = config_model.MODELS.find(name).load()
+    return kind
 
 
 def build_model(
@@ -35,11 +37,11 @@ def build_model(
     """A freshly initialised model; torch's seed decides its weights.
 
     Args:
-        config: a configuration, or a model's name with the fields of `ModelConfig` as ``options``.
+        config: the model's section, or its name with fields of its section as ``options``.
         num_dense: number of dense features, may be 0.
         num_features: number of categorical features.
         features: their names, by which towers may group them.
-        **options: fields of `ModelConfig`, only with a name.
+        **options: fields of the section, only with a name.
 
     Raises:
         ConfigError: for an unknown name or option, or a value out of range.
@@ -56,7 +58,4 @@ def build_model(
             "one or the other",
             "use config.model_copy(update=...)",
         )
-    kind = MODELS[config.name]
-    if features and issubclass(kind, TowerModel):
-        return kind(num_dense, num_features, config, config.towers.numbers(tuple(features)))
-    return kind(num_dense, num_features, config)
+    return model_class(config.name).build(num_dense, num_features, config, features)

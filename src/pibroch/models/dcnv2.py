@@ -1,6 +1,6 @@
-"""DCNv2 (Wang et al.
+"""DCNv2: explicit crosses of growing order, and a deep network after or beside them.
 
-2021): explicit crosses of growing order, and a deep network after or beside them.
+Wang et al. 2021.
 
 Shape legend: B samples, K = F D + n inputs, R rank.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DCNv2Config
 from pibroch.models.base import Model
 from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
@@ -44,9 +44,14 @@ class CrossNet(nn.Module):
 
 
 class DCNv2(Model):
-    """Crosses and a deep network, ``stacked`` (deep on crosses) or ``parallel`` (one linear layer on both)."""
+    """Crosses and a deep network.
 
-    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+    ``stacked`` is the deep network on the crosses; ``parallel`` is one linear layer on both.
+    """
+
+    section = DCNv2Config
+
+    def __init__(self, num_dense: int, num_features: int, config: DCNv2Config) -> None:
         super().__init__(num_dense, num_features, config)
         width = num_features * config.dim + num_dense
         self.cross = CrossNet(width, config.cross_layers, config.cross_rank)

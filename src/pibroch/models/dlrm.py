@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.models.base import Model
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.mlp import MLP, HiddenOptions
@@ -22,7 +22,9 @@ class DLRM(Model):
     term.
     """
 
-    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+    section = DLRMConfig
+
+    def __init__(self, num_dense: int, num_features: int, config: DLRMConfig) -> None:
         super().__init__(num_dense, num_features, config)
         dim = config.dim
         num_pairs = num_features * (num_features + 1) // 2
@@ -49,6 +51,11 @@ class DLRM(Model):
         if begun is None:
             return super().finish(dense, begun, embedded)
         return self._top(begun, self._embeddings(embedded, dense.shape[0]))
+
+    @property
+    def interaction_products(self) -> int:
+        """See :class:`Model`; all vectors with all of them, as one product."""
+        return (self.num_features + 1) ** 2 * self.config.dim
 
     def _top(self, bottom: Tensor, vectors: Tensor) -> Tensor:
         out: Tensor = self.top(dot_interaction(bottom, vectors))

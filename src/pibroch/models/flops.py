@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.models.base import Model
-from pibroch.models.dlrm import DLRM
-from pibroch.models.towers import TowerDLRM
 
 
 def training_flops(model: Model) -> int:
@@ -28,7 +26,6 @@ def training_flops(model: Model) -> int:
         products.append((3 if wanted else 2) * output.numel() * module.in_features // num_samples)
 
     num_samples = 2
-    config = model.config
     hooks = [
         module.register_forward_hook(count)
         for module in model.modules()
@@ -36,15 +33,11 @@ def training_flops(model: Model) -> int:
     ]
     try:
         embedded = torch.zeros(
-            num_samples, model.num_features, model.table_dim(config.dim), requires_grad=True
+            num_samples, model.num_features, model.table_dim(model.config.dim), requires_grad=True
         )
         with torch.enable_grad():
             model(torch.zeros(num_samples, model.num_dense), embedded)
     finally:
         for hook in hooks:
             hook.remove()
-    if isinstance(model, DLRM):
-        products.append(3 * (model.num_features + 1) ** 2 * config.dim)
-    if isinstance(model, TowerDLRM):
-        products.append(3 * (model.towers.num_outputs + 1) ** 2 * model.width)
-    return 2 * sum(products)
+    return 2 * (sum(products) + 3 * model.interaction_products)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pibroch.config.model import Activation, ModelConfig
+from pibroch.config.model import Activation, DeepConfig
 from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.dropout import Dropout
 from pibroch.models.linear import Linear
@@ -37,13 +37,15 @@ class HiddenOptions:
     batch_norm: bool = False
 
     @classmethod
-    def of(cls, config: ModelConfig) -> HiddenOptions:
+    def of(cls, config: DeepConfig) -> HiddenOptions:
         """The options for a model's top or deep network."""
         return cls(config.activation, config.dropout, config.batch_norm)
 
 
 class MLP(nn.Module):
-    """Linear layers ``widths[0] -> widths[1] -> ...``, each but the last followed by norm, activation, dropout.
+    """Linear layers ``widths[0] -> widths[1] -> ...``.
+
+    Each but the last is followed by norm, activation and dropout.
 
     Args:
         widths: of the input and of each layer's output.

@@ -1,7 +1,6 @@
-"""Towers (DMT, Sec.
+"""Towers: features in groups, and a dense module that makes fewer or shorter vectors of each.
 
-3.2 and 4): features in groups, and a dense module that makes fewer or shorter vectors of each
-group's.
+DMT, Sec. 3.2 and 4.
 
 A tower is a property of the model: the same numbers under any exchange and any number of ranks.
 
@@ -13,11 +12,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from pibroch.config.model import ModelConfig, TowersConfig
+from pibroch.config.model import (
+    ModelConfig,
+    TowerConfig,
+    TowerDCNConfig,
+    TowerDLRMConfig,
+    TowersConfig,
+)
 from pibroch.errors import ConfigError
 from pibroch.models.base import Embedded, Model
 from pibroch.models.dcnv2 import CrossNet
@@ -98,9 +104,9 @@ class LinearTower(TowerModule):
 
 
 class CrossTower(TowerModule):
-    """One cross over all embeddings of the tower, projected to one vector: the tower of DCN (Sec.
+    """One cross over all embeddings of the tower, projected to one vector.
 
-    4).
+    The tower of DCN (Sec. 4).
 
     Args:
         num_features: F_t.
@@ -163,11 +169,13 @@ class TowerModel(Model):
             no names.
     """
 
+    section: ClassVar[type[TowerConfig]] = TowerConfig
+
     def __init__(
         self,
         num_dense: int,
         num_features: int,
-        config: ModelConfig,
+        config: TowerConfig,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config)
@@ -183,6 +191,15 @@ class TowerModel(Model):
             )
         else:
             self.constant = nn.Parameter(torch.randn(self.width) / self.width**0.5)
+
+    @classmethod
+    def build(
+        cls, num_dense: int, num_features: int, config: ModelConfig, features: Sequence[str]
+    ) -> Self:
+        """See :class:`Model`; towers may be grouped by the features' names."""
+        assert isinstance(config, TowerConfig), "a model's section is its own"
+        groups = config.towers.numbers(tuple(features)) if features else None
+        return cls(num_dense, num_features, config, groups)
 
     def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
         if isinstance(self.towers, Towers):
@@ -216,18 +233,28 @@ class TowerModel(Model):
 
 
 class TowerDLRM(TowerModel):
-    """DLRM on towers: dot products of all pairs of what they give and the bottom vector, of width D too."""
+    """DLRM on towers.
+
+    Dot products of all pairs of what the towers give and the bottom vector, of width D too.
+    """
+
+    section = TowerDLRMConfig
 
     def __init__(
         self,
         num_dense: int,
         num_features: int,
-        config: ModelConfig,
+        config: TowerConfig,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config, groups)
         num_pairs = self.towers.num_outputs * (self.towers.num_outputs + 1) // 2
         self.top = MLP((self.width + num_pairs, *config.top, 1), HiddenOptions.of(config))
+
+    @property
+    def interaction_products(self) -> int:
+        """See :class:`Model`."""
+        return (self.towers.num_outputs + 1) ** 2 * self.width
 
     def make_tower(self, num_features: int, towers: TowersConfig) -> TowerModule:
         """See :class:`TowerModel`."""
@@ -242,13 +269,18 @@ class TowerDLRM(TowerModel):
 
 
 class TowerDCN(TowerModel):
-    """DCN on towers: crosses over the vectors of all towers and the bottom one, and a deep network on them."""
+    """DCN on towers.
+
+    Crosses over the vectors of all towers and the bottom one, and a deep network on them.
+    """
+
+    section = TowerDCNConfig
 
     def __init__(
         self,
         num_dense: int,
         num_features: int,
-        config: ModelConfig,
+        config: TowerDCNConfig,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(num_dense, num_features, config, groups)

@@ -1,6 +1,6 @@
-"""Wide&Deep (Cheng et al.
+"""Wide&Deep and DeepFM: a linear model, a deep network, and for DeepFM pairs.
 
-2016) and DeepFM (Guo et al. 2017): a linear model, a deep network, and for DeepFM pairs.
+Cheng et al. 2016; Guo et al. 2017.
 
 The first-order weight of an id is the last column of its row, so that it is fetched and updated
 with the embedding.
@@ -9,20 +9,27 @@ with the embedding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DeepConfig, DeepFMConfig, WideAndDeepConfig
 from pibroch.models.base import Model
 from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
 
 
 class WideAndDeep(Model):
-    """Logit = first-order weights of the ids + a linear function of the dense features + a deep network on all."""
+    """A linear model and a deep network on all features.
 
-    def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
+    The logit is the sum of first-order weights of the ids, a linear function of the dense features
+    and the deep network.
+    """
+
+    section: ClassVar[type[DeepConfig]] = WideAndDeepConfig
+
+    def __init__(self, num_dense: int, num_features: int, config: DeepConfig) -> None:
         super().__init__(num_dense, num_features, config)
         self.linear = Linear(num_dense, 1) if num_dense else None
         self.deep = MLP(
@@ -51,6 +58,8 @@ class DeepFM(WideAndDeep):
 
     The sum of the dot products of all pairs of embeddings is added.
     """
+
+    section = DeepFMConfig
 
     def pairs(self, vectors: Tensor) -> Tensor:
         """``sum_{i<j} <v_i, v_j> = (|sum v|^2 - sum |v|^2) / 2``, ``[B]`` from ``[B, F, D]``."""

@@ -15,7 +15,7 @@ from pibroch.data import JaggedBatch
 from pibroch.data.mapped import FileWatch
 from pibroch.data.schema import Schema
 from pibroch.data.vocabularies import Vocabularies
-from pibroch.errors import CheckpointError
+from pibroch.errors import CheckpointError, ConfigError
 from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
 from pibroch.untrusted import Refusal
@@ -96,6 +96,13 @@ def dense_layers(
         with _one_at_a_time, torch.device("meta"):
             model = build_model(config, num_dense, len(features), features)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        for name, _ in model.named_buffers():
+            if name not in wanted:  # and would hold whatever its memory held before
+                raise ConfigError(
+                    f"the buffer {name!r} of {type(model).__name__}, which its state lacks",
+                    "buffers that are saved with the model",
+                    "register it without persistent=False",
+                )
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         for name in [*wanted, *shapes]:  # before memory is taken for them
             if wanted.get(name) != shapes.get(name):

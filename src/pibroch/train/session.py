@@ -18,12 +18,13 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.exchange import ExchangeSection
 from pibroch.config.initializer import INITIALIZERS
+from pibroch.config.model import TowerConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Table
 from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
-from pibroch.models import TowerModel, build_model, set_place
-from pibroch.models.build import MODELS
+from pibroch.models import build_model, set_place
+from pibroch.models.build import model_class
 from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.roles import Helpers
@@ -173,7 +174,7 @@ def _groups_of_towers(
     """The groups of the model's towers, for an exchange by towers that was given none."""
     if not isinstance(exchange, TowersSection) or exchange.groups is not None:
         return {}
-    if not issubclass(MODELS[config.model.name], TowerModel):
+    if not isinstance(config.model, TowerConfig):
         return {}
     return {
         "groups": [
@@ -194,7 +195,7 @@ def _processors(names: tuple[str, ...], world: World) -> Processors | None:
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     """A table for each feature, in the order of ``num_rows``, as wide as the model wants."""
     dim = config.model.dim
-    table_dim = MODELS[config.model.name].table_dim(dim)
+    table_dim = model_class(config.model.name).table_dim(dim)
     init = config.embedding.init
     initializer = INITIALIZERS.find(init.name).build(**init.options(table_dim - dim))
     dtype = config.embedding.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pibroch.config import RunConfig
+from pibroch.config.model import DLRMConfig
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.train.checkpoint_folder import CheckpointFolder
@@ -37,7 +38,7 @@ def import_checkpoint(
         ConfigError: for a model with batch norm, which the others do not have.
         StorageError: when the disk refuses.
     """
-    if config.model.name == "dlrm" and config.model.batch_norm:
+    if isinstance(config.model, DLRMConfig) and config.model.batch_norm:
         raise ConfigError(
             "a DLRM with batch norm",
             "one without, as the file has none",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pibroch.config.model import ModelConfig
+from pibroch.config.model import DLRMConfig, ModelConfig
 from pibroch.errors import ConfigError
 
 NORM_EPS = 1e-5
@@ -58,7 +58,7 @@ def from_state(
         ConfigError: for a DLRM that other systems cannot express: another activation, or no dense
             features.
     """
-    if config.name != "dlrm":
+    if not isinstance(config, DLRMConfig):
         return PlainModel(tables, other=dict(state))
     if config.activation != "relu" or "constant" in state:
         got = (
