@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -134,9 +133,7 @@ class AskFirst(Exchange[list[RowRequest]]):
 
 
 class AskFirstSection(ExchangeSection):
-    """``[embedding.exchange]`` of a recipe: nothing to choose."""
-
-    name: Literal["ask_first"] = "ask_first"
+    """``[embedding.exchange]`` of a recipe: nothing to choose but the name."""
 
 
 SPEC = ExchangeSpec("ask_first", "rank 0 holds all rows, and sends them", AskFirstSection, AskFirst)

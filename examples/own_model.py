@@ -1,12 +1,18 @@
 """Your own torch model with pibroch's embeddings: the lines marked `pibroch` are all that changes.
 
+Below, the same model and a loss for recipes, where `pibroch train` does the rest.
+
 Run: python examples/own_model.py
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 import pibroch as pb
+from pibroch.config import LossConfig, ModelConfig
+from pibroch.models import Loss, Model
 
 NUM_ROWS = {"user": 5_000, "item": 2_000, "shop": 50}
 
@@ -35,6 +41,49 @@ class MyModel(nn.Module):
 
     def forward(self, dense: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         return self.net(torch.cat([dense, embedded.flatten(1)], 1)).squeeze(1)
+
+
+class ClicksConfig(ModelConfig):
+    """`[model]` of a recipe, beside `name`, `dim` and `embedding_dropout`."""
+
+    hidden: int = 64
+
+
+class Clicks(Model):
+    """The model for recipes: built for the features of the data, logits [B] out."""
+
+    section = ClicksConfig
+
+    def __init__(self, num_dense: int, num_features: int, config: ClicksConfig) -> None:
+        super().__init__(num_dense, num_features, config)
+        self.net = nn.Sequential(
+            nn.Linear(num_dense + num_features * config.dim, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, 1),
+        )
+
+    def logits(self, dense: torch.Tensor, embeddings: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self.net(torch.cat([dense, embeddings().flatten(1)], 1)).squeeze(1)
+
+
+class FocalConfig(LossConfig):
+    """`[loss]` of a recipe, beside `name`."""
+
+    gamma: float = 2.0
+
+
+class Focal(Loss):
+    """Samples that are predicted well weigh less (Lin et al. 2017)."""
+
+    section = FocalConfig
+
+    def __init__(self, config: FocalConfig) -> None:
+        super().__init__(config)
+        self.gamma = config.gamma
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        bce = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return ((1 - torch.exp(-bce)) ** self.gamma * bce).mean()
 
 
 def main() -> list[float]:

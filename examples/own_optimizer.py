@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import pibroch as pb
+from pibroch.config.optimizer import SparseOptimizerConfig
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.kernels.arrays import Records
 from pibroch.kernels.policy import kernel
@@ -46,12 +47,19 @@ def lion(
                 records[row, dim + d] = mean + fresh2 * (totals[i, d] - mean)
 
 
+class LionConfig(SparseOptimizerConfig):
+    """`[embedding.optimizer]` of a recipe, beside `lr`, `weight_decay` and `max_row_norm`."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lion(SparseOptimizer):
     """Lion (Chen et al. 2023) on touched rows."""
 
     betas: tuple[float, float] = (0.9, 0.99)
 
+    section: ClassVar[type[SparseOptimizerConfig]] = LionConfig
     kernel: ClassVar[Callable[..., Any]] = staticmethod(lion)
 
     def moments(self, dim: int) -> dict[str, int]:

@@ -82,7 +82,9 @@ def test_python_of_a_page_runs(page, tmp_path):
     doc_pages.run_page(page, "doc_stand_ins", tmp_path)
 
 
-def test_toml_is_a_recipe_or_what_the_page_says(tmp_path):
+def test_toml_is_a_recipe_or_what_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")  # what recipes of one's own name
+
     def check(block):
         parsed = tomllib.loads(block.text)
         path = tmp_path / "here.toml"
@@ -143,7 +145,7 @@ def programs(line):
 def check_program(words):
     program, *rest = [word for word in words if not word.startswith(("PYTHONPATH=", "WORLD_SIZE="))]
     if program == "pibroch":
-        check_command(rest)
+        check_command(rest[2:] if rest[:1] == ["--import"] else rest)
     elif program == "torchrun":
         if "-m" in rest:
             check_command(rest[rest.index("-m") + 2 :])

@@ -89,6 +89,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _allow_modules(modules: list[str] | None) -> None:
+    if modules:
+        from pibroch.config.registry import allow
+
+        allow(*modules)
+
+
 @app.callback()
 def _common(
     version: Annotated[
@@ -97,11 +104,21 @@ def _common(
             "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="A module of yours that checkpoints and exports may name; may be repeated."
+            " To name a model's file is to run it.",
+            callback=_allow_modules,
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks. Works anywhere on the line.")
     ] = False,
 ) -> None:
-    """Options of all commands; `main` and `_print_version` act on them."""
+    """Options of all commands; `main` and the callbacks act on them."""
 
 
 def main() -> NoReturn:

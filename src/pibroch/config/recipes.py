@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).parents[1]
 # In a wheel the recipes lie inside the package, in a checkout at its root.
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 # Tables whose keys depend on their `name`; all others keep their keys when it changes.
-_VARIANTS = ("optimizer", "init", "exchange", "model")
+_VARIANTS = ("optimizer", "init", "exchange", "model", "loss")
 
 # Of these, settings that another variant has, too, stay.
 _SHARING: dict[str, Registry[Any]] = {"exchange": EXCHANGES, "model": MODELS}

@@ -121,7 +121,8 @@ class Registry(Generic[S]):
         Raises:
             ConfigError: when another one has its name.
         """
-        if self.all().get(spec.name, spec) != spec:
+        others = {**self.built_in, **vars(self).get("_installed", {}), **self._registered}
+        if others.get(spec.name, spec) != spec:  # what is installed may be loading right now
             raise ConfigError(f"a second {self.kind} {spec.name!r}", "a name of its own")
         self._registered[spec.name] = spec
 
@@ -148,7 +149,7 @@ class Registry(Generic[S]):
         module_name, _, attribute = path.partition(":")
         if may_import:
             module = _import(module_name, f"{self.kind} {path!r}")
-            _allow(module_name)
+            allow(module_name)
         elif module_name in _allowed():
             module = _import(module_name, f"{self.kind} {path!r}")
         elif module_name in sys.modules:
@@ -250,9 +251,12 @@ def _allowed() -> set[str]:
     return {name.strip() for name in os.environ.get(IMPORTS, "").split(",")} - {""}
 
 
-def _allow(module: str) -> None:
-    """The user named it: processes that are started from here may find it in files, too."""
-    os.environ[IMPORTS] = ",".join(sorted(_allowed() | {module}))
+def allow(*modules: str) -> None:
+    """Let files name these modules, here and in processes that are started from here.
+
+    The user has named them: to import a module is to run it.
+    """
+    os.environ[IMPORTS] = ",".join(sorted(_allowed().union(modules)))
 
 
 def _import(name: str, what: str) -> ModuleType:
@@ -273,4 +277,6 @@ def _import(name: str, what: str) -> ModuleType:
 def _described(value: object) -> str:
     if value is None:
         return "absent"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"of type {type(value).__name__}"

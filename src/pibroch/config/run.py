@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pibroch.config.base import Section
 from pibroch.config.data import DataConfig
 from pibroch.config.embedding import EmbeddingSection
+from pibroch.config.loss import BinaryCrossEntropyConfig, LossConfig
 from pibroch.config.model import ModelConfig
 from pibroch.config.optimizer import AdamConfig, DenseOptimizerConfig, ScheduleConfig
 from pibroch.config.train import TrainConfig
@@ -20,6 +21,7 @@ class RunConfig(Section):
     Attributes:
         seed: of initial weights, shuffling and dropout.
         model: a DLRM when absent.
+        loss: what training minimises; the binary cross-entropy when absent.
         optimizer: of the dense layers.
         schedule: a factor on the learning rates of dense layers and embeddings alike.
     """
@@ -27,6 +29,7 @@ class RunConfig(Section):
     seed: int = Field(default=1, ge=0, lt=2**31)
     data: DataConfig
     model: ModelConfig = ModelConfig()
+    loss: LossConfig = BinaryCrossEntropyConfig()
     embedding: EmbeddingSection = EmbeddingSection()
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()

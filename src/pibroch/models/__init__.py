@@ -9,6 +9,7 @@ from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.flops import training_flops
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
+from pibroch.models.losses import BinaryCrossEntropy, Loss
 from pibroch.models.mlp import MLP, HiddenOptions
 from pibroch.models.towers import (
     CrossTower,
@@ -27,6 +28,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "BatchNorm",
+    "BinaryCrossEntropy",
     "CrossNet",
     "CrossTower",
     "DCNv2",
@@ -36,6 +38,7 @@ __all__ = [
     "HiddenOptions",
     "Linear",
     "LinearTower",
+    "Loss",
     "Model",
     "PassThrough",
     "TowerDCN",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pibroch.collectives import data_parallel
@@ -18,6 +17,7 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.exchange import ExchangeSection
 from pibroch.config.initializer import INITIALIZERS
+from pibroch.config.loss import LOSSES
 from pibroch.config.model import TowerConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Table
@@ -25,6 +25,7 @@ from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class
+from pibroch.models.losses import Loss
 from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.roles import Helpers
@@ -50,6 +51,7 @@ class Session:
         processors: that make the batches; this process does when absent.
         has_rows: whether the rows are what the seed makes of them, or were; else somebody is to
             write them all.
+        criterion: what training minimises.
     """
 
     config: RunConfig
@@ -61,6 +63,11 @@ class Session:
     world: World
     processors: Processors | None = None
     has_rows: bool = True
+    criterion: Loss = field(init=False)
+
+    def __post_init__(self) -> None:
+        loss = self.config.loss
+        self.criterion = LOSSES.find(loss.name).build(loss)
 
     def fill_rows(self) -> None:
         """Make the rows what the seed makes of them, unless they are, or were."""
@@ -70,7 +77,7 @@ class Session:
             self.has_rows = True
 
     def loss(self, batch: JaggedBatch, step: int) -> Tensor:
-        """Mean binary cross-entropy of this rank's batch, 0 without samples, with dropout.
+        """The mean loss of this rank's batch, 0 without samples, with dropout.
 
         Its backward updates the rows.
         """
@@ -78,7 +85,7 @@ class Session:
         logits = self._logits(self.model, batch)
         if batch.batch_size == 0:
             return logits.sum()
-        return functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return self.criterion(logits, batch.labels)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""
