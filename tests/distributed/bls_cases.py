@@ -211,6 +211,21 @@ def all_else(channel):
     )
 
 
+def dropped(channel, rounds):
+    """Works that nobody waits for, whose tensors gloo's thread is often the last to hold."""
+    group = group_of(2)
+    size = channel.ranks.world_size
+    for _ in range(rounds):
+        one = torch.ones(1000)
+        dist.all_to_all_single(torch.zeros(size), torch.zeros(size), group=group, async_op=True)
+        dist.all_reduce(one.clone(), group=group, async_op=True)
+        dist.broadcast(one.clone(), 0, group=group, async_op=True)
+        dist.all_gather([torch.zeros(1000) for _ in range(size)], one, group=group, async_op=True)
+        dist.barrier(group=group, async_op=True)
+    dist.all_reduce(one, group=group)
+    return one[0].item()
+
+
 def by_environment(channel, value):
     """The bound of a group whose options say none."""
     import os

@@ -13,6 +13,7 @@ import pytest
 from pibroch.ports import free_port
 
 NEEDS_MPI = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+ROUNDS = int(os.environ.get("PIBROCH_SOAK_DROPPED", "300"))
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
@@ -98,6 +99,11 @@ def test_all_else_is_gloos(worlds, size):
         ]
         assert got == (rank - 1) % size and gradient == [[(size + 1) / 2] * 2]
         assert traded == list(range(size)) and name == "bls"
+
+
+@pytest.mark.timeout(120 + ROUNDS // 20)
+def test_works_of_gloo_may_be_dropped_without_a_wait(worlds):
+    assert worlds(2).run(cases.dropped, ROUNDS) == [2.0, 2.0]
 
 
 def test_torchs_profiler_shows_exchanges_and_waits(worlds):

@@ -84,12 +84,7 @@ class _Opened:
 
 
 _OPENED: WeakKeyDictionary[dist.ProcessGroup, _Opened] = WeakKeyDictionary()
-_KEPT: WeakSet[object] = WeakSet()
-
-
-def keep_to_the_end(group: object) -> None:
-    """Do not free what holds a gloo context while the interpreter goes down, unless it was before."""
-    _KEPT.add(group)
+_TRANSPORTS: WeakSet[GlooTransport] = WeakSet()
 
 
 @atexit.register
@@ -99,7 +94,7 @@ def _keep_to_the_end() -> None:
     A thread of gloo's that is the last to let go of a sum needs the interpreter, and aborts without
     one.
     """
-    for kept in (*_OPENED.values(), *_KEPT):
+    for kept in (*_OPENED.values(), *_TRANSPORTS):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
@@ -142,7 +137,7 @@ class GlooTransport(PairTransport):
         self._opened.connections.add(self._connection)
         self._end = finalize(self, _close_idle, self._opened, self._connection)
         self._end.atexit = False  # see `_keep_to_the_end`
-        keep_to_the_end(self)
+        _TRANSPORTS.add(self)
         let_senders_finish()
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:

@@ -2,8 +2,15 @@
 
 All-to-all with bounded lag, everything else by an inner gloo group.
 
-The group's C++ half knows gloo as its backend, so that whatever is not overridden here, and
-whatever C++ asks for (DDP's buckets, barriers), goes there without passing through Python.
+The group's C++ half knows gloo as its backend, so that whatever is not overridden here goes there
+without passing through Python.
+
+Threads: besides the callers', gloo's two run its collectives. When one of them lets go of a work
+that nobody else holds any more, it holds gloo's queue lock and needs the interpreter to free the
+tensors. So no thread may wait for that lock while it holds the interpreter. torch's C++ half of a
+group that is a Python class does just that: it takes the interpreter to look for an override and
+keeps it when there is none. Everything that it looks for is therefore overridden here, by a call of
+a group in C++ alone, whose binding releases the interpreter first.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
@@ -28,7 +35,6 @@ from pibroch.collectives.bounded_lag.exchange import LaggedAllToAll
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import LagWindow
-from pibroch.collectives.gloo import keep_to_the_end
 from pibroch.errors import ConfigError
 from pibroch.kernels.ring import copy_bytes
 
@@ -94,6 +100,18 @@ class LaggedWork(dist.Work):
         return future
 
 
+def _by_gloo(name: str) -> Any:
+    """A method that calls the inner group's of the same name, without the interpreter."""
+
+    def call(group: BoundedLagProcessGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        work: dist.Work = getattr(group._inner, name)(*args, **kwargs)
+        return work
+
+    call.__name__ = name
+    call.__doc__ = f"See :meth:`torch.distributed.ProcessGroup.{name}`."
+    return call
+
+
 class BoundedLagProcessGroup(dist.ProcessGroup):
     """See the module. Made by torch.distributed for the backend ``bls``.
 
@@ -125,9 +143,10 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         self._name = ""
         gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         gloo._set_sequence_number_for_group()
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        keep_to_the_end(self)
+        self._inner = dist.ProcessGroup(store, rank, size)
+        for group in (self, self._inner):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._exchange: LaggedAllToAll | None = None
         if size > 1:
             transport = open_lagged_transport(
@@ -221,6 +240,20 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         with _span("bls:all_to_all"):
             number = self._exchange.initiate(going, coming)
         return LaggedWork(self._exchange, number, outputs, received)
+
+    # all that torch's PyProcessGroup looks for, under the names of torch 2.6 and 2.13
+    allgather = _by_gloo("allgather")
+    all_gather_single_coalesced = _by_gloo("all_gather_single_coalesced")
+    allgather_into_tensor_coalesced = _by_gloo("allgather_into_tensor_coalesced")
+    allreduce = _by_gloo("allreduce")
+    allreduce_coalesced = _by_gloo("allreduce_coalesced")
+    barrier = _by_gloo("barrier")
+    broadcast = _by_gloo("broadcast")
+    reduce_scatter = _by_gloo("reduce_scatter")
+    reduce_scatter_single_coalesced = _by_gloo("reduce_scatter_single_coalesced")
+    reduce_scatter_tensor_coalesced = _by_gloo("reduce_scatter_tensor_coalesced")
+    send = _by_gloo("send")
+    recv = _by_gloo("recv")
 
     def getBackendName(self) -> str:
         """As users chose it."""
