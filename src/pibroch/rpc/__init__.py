@@ -1,8 +1,7 @@
 """Tensor RPC: remote calls, remote references, distributed autograd.
 
-The names of ``torch.distributed.rpc``.
-
-See docs/rpc.md, and docs/design/0003-tensor-rpc.md for what is inside.
+The names are those of ``torch.distributed.rpc``. See docs/rpc.md, and for the design
+docs/design/0003-tensor-rpc.md.
 """
 
 from pibroch.rpc import autograd, functions

@@ -1,7 +1,4 @@
-"""The functions that users call: joining, calling, leaving.
-
-Names and semantics of ``torch.distributed.rpc``.
-"""
+"""Joining, calling and leaving, with the names and semantics of ``torch.distributed.rpc``."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def init_rpc(
 
     Args:
         name: unique; letters, digits, underscore, colon and dash, shorter than 128 characters.
-        backend: there is one.
+        backend: ``BackendType.PIBROCH``, the only one.
         rank: unique id of this worker; the one with rank 0 hosts the rendezvous.
         world_size: number of workers to wait for; absent for a group in which workers come and go.
         rpc_backend_options: everything else.
@@ -108,7 +105,7 @@ def _make_agent(
 
 
 def _run(origin: WorkerInfo, call: Call, value: object) -> object:
-    """Run a function for another worker."""
+    """Handle a call: run the function that another worker names."""
     if not (
         isinstance(value, list)
         and len(value) == 2
@@ -207,7 +204,7 @@ def is_available() -> bool:
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S) -> None:
-    """Leave.
+    """Leave the group.
 
     Args:
         graceful: first wait until all workers want to leave and nothing is under way any more (in a
@@ -229,9 +226,6 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT_S)
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Say goodbye when a program ends without ``shutdown``.
-
-    Others then know at once that nothing more will come.
-    """
+    """Leave when a program ends without ``shutdown``, so that others see it at once."""
     if is_initialized():
         shutdown(graceful=False)

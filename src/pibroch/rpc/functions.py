@@ -1,4 +1,4 @@
-"""Marks functions whose answer is a future's value."""
+"""``async_execution``, which marks functions that answer with a future's value."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.transport.bounded_log import BoundedLog
 
 log = logging.getLogger(__name__)
-_failures = BoundedLog(log)
+_failures_log = BoundedLog(log)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def async_execution(fn: _F) -> _F:
-    """A function that returns a ``torch.futures.Future``, whose value answers the caller once it is there; no thread waits.
+    """Mark a function that returns a ``torch.futures.Future``: its value answers the caller.
 
-    Works for functions, and for static and class methods when it is the inner decorator::
+    No thread waits for it. For functions, and for static and class methods as their inner
+    decorator::
 
         @rpc.functions.async_execution
         def add_later(to, x, y):
@@ -38,24 +39,21 @@ def async_execution(fn: _F) -> _F:
 
 
 def is_async(function: object) -> bool:
-    """Whether it was marked with ``async_execution``."""
+    """Whether a function was marked with ``async_execution``."""
     return hasattr(function, "_wrapped_async_rpc_function")
 
 
 def is_future(value: object) -> bool:
-    """Whether it is a future of torch's, of whatever class.
-
-    ``then`` gives another one than it is called on.
-    """
+    """Whether it is a future of torch, of any class (``then`` returns one of the base class)."""
     return isinstance(value, torch._C.Future)
 
 
 def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
-    """Call a function that came as a value: a pickle, of one that has no name.
+    """Call a function that arrived as a value: a pickle, as it has no name.
 
     Raises:
-        NotAllowedError: where pickles are not allowed: what has a name is called by it, with its
-            checks.
+        NotAllowedError: where pickles are not allowed; a function with a name is called by it, with
+            its checks.
     """
     if not current_agent().options.allow_pickle:
         raise NotAllowedError(
@@ -67,9 +65,9 @@ def apply(function: Callable[..., object], args: object, kwargs: object) -> Any:
 
 
 def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What a function returns; for one marked ``async_execution`` a future, for others never.
+    """Call a function for another worker; logs what it raises.
 
-    What it raises is logged.
+    The result is a future if the function is marked with ``async_execution``, otherwise never.
 
     Raises:
         NotAllowedError: when an unmarked function returns a future.
@@ -78,7 +76,7 @@ def run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     try:
         result = function(*args, **kwargs)
     except BaseException:
-        _failures.write(
+        _failures_log.write(
             logging.WARNING, "%s, which another worker called, raised", name, exc_info=True
         )
         raise

@@ -1,4 +1,4 @@
-"""Who a worker is, and numbers that no two workers ever give out twice."""
+"""A worker's name and id, and numbers that are unique over all workers."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def check_name(name: str) -> None:
 class IdSource(Iterator[int]):
     """Integers below 2**63 that are unique over workers, incarnations and calls.
 
-    A random start, then one by one.
-
-    Two of ten thousand sources with a million numbers each meet with a probability below 1e-5.
+    A random start, then one by one. Any two of ten thousand sources with a million numbers each
+    overlap with a probability below 1e-5.
     """
 
     def __init__(self) -> None:

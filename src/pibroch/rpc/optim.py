@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: one local optimizer at each owner of parameters, with its state, stepped from anywhere."""
+"""``DistributedOptimizer``: one local optimizer with its state at each owner of parameters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LocalOptimizer:
     Args:
         optimizer_class: a ``torch.optim.Optimizer``.
         parameters: references to values of this worker.
-        args: of the optimizer.
-        kwargs: likewise.
+        args: positional arguments of the optimizer.
+        kwargs: its keyword arguments.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class LocalOptimizer:
         )
 
     def step(self, context_id: int) -> None:
-        """One step with the gradients of a context; a parameter without one stays.
+        """Make one step with the gradients of a context; a parameter without one does not change.
 
-        ``.grad`` is afterwards as before.
+        Afterwards ``.grad`` is as before.
         """
         gradients = autograd.get_gradients(context_id)
         with _step_lock:
@@ -61,33 +61,30 @@ class LocalOptimizer:
 def new_local_optimizer(
     optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: object, kwargs: object
 ) -> RRef[LocalOptimizer]:
-    """Runs at the owner of the parameters."""
+    """Make the optimizer of parameters, at their owner."""
     return RRef(LocalOptimizer(optimizer_class, parameters, args, kwargs))
 
 
 def step_local_optimizer(optimizer: RRef[LocalOptimizer], context_id: int) -> None:
-    """Runs at the owner of the parameters."""
+    """Make one step of an optimizer, at its owner."""
     optimizer.local_value().step(context_id)
 
 
 class DistributedOptimizer:
-    """Optimizes parameters that lie on several workers.
+    """Optimizes parameters of several workers; each keeps the optimizer's state of its parameters.
 
-    The state of the optimizer lies beside them.
-
-    Steps of several callers are done one after another on each worker. Which gradients belong to
-    which parameters is decided by the context: nothing is read from ``.grad`` or left in it.
+    Steps of several callers run one after another on each worker. The gradients are those of the
+    context: nothing is read from ``.grad`` or left in it.
 
     Args:
         optimizer_class: a ``torch.optim.Optimizer`` whose step needs no closure; each owner makes
             one of its parameters.
         params_rref: references to the parameters.
-        args: of the optimizer.
-        kwargs: likewise.
+        args: positional arguments of the optimizer.
+        kwargs: its keyword arguments.
 
     Raises:
-        Exception: what making the optimizer raised at an owner; other owners' errors are noted in
-            it.
+        Exception: what making the optimizer raised at an owner, with notes of other owners' errors.
     """
 
     def __init__(
@@ -112,17 +109,17 @@ class DistributedOptimizer:
         )
 
     def step(self, context_id: int) -> None:
-        """One step on every owner, with the gradients in the context; blocks until all are done.
+        """Make one step at every owner with the gradients of the context; blocks until it is done.
 
         Raises:
             RuntimeError: for a context that is not open.
             WorkerLostError: an owner was lost.
-            Exception: what the optimizer raised at an owner; other owners' errors are noted in it.
+            Exception: what the optimizer raised at an owner, with notes of other owners' errors.
         """
         own = current_agent().autograd
         assert isinstance(own, Autograd)
         own.check_open(context_id)
-        with own.entered(context_id):  # so that owners that no call has reached yet know it
+        with own.entered(context_id):  # so that owners without a call in the context open it
             futures = {
                 each.owner(): rpc_async(each.owner(), step_local_optimizer, (each, context_id))
                 for each in self.remote_optimizers

@@ -1,7 +1,4 @@
-"""What a worker may be told about calls, transport and trust.
-
-The fields of torch's options class, and ours.
-"""
+"""Options of a worker: calls, transport, trust. Torch's fields come first, further ones follow."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Limits:
             come on top, one a thread).
         requests: that one worker may have under way here.
         waiting_strangers: connections that have not proved yet that they know the secret.
-        handshake_s: time that they have to do so.
+        handshake_s: time limit for that proof.
     """
 
     metadata_bytes: int = 16 << 20
@@ -64,7 +61,7 @@ class RpcBackendOptions:
         init_method: ``env://``, ``tcp://host:port`` or ``file://path``: where the workers find each
             other.
         store: a torch store to meet in, instead of ``init_method``.
-        device_maps: per callee, which of our devices becomes which of its devices.
+        device_maps: per callee, from devices of this worker to devices of the callee.
         devices: devices used; follows from the maps when absent.
         allowed_modules: modules (and all below them) whose functions and types peers may name,
             beside the default ones.
@@ -136,24 +133,24 @@ class RpcBackendOptions:
         Raises:
             ValueError: when a device is mapped twice, or two devices to one.
         """
-        known = self.device_maps.setdefault(to, {})
-        for ours, theirs in device_map.items():
-            source = torch.device(ours)
-            target = torch.device(theirs)
-            if known.get(source, target) != target:
+        target_of = self.device_maps.setdefault(to, {})
+        for own, others in device_map.items():
+            source = torch.device(own)
+            target = torch.device(others)
+            if target_of.get(source, target) != target:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, {source} already goes to"
-                    f" {known[source]}"
+                    f" {target_of[source]}"
                 )
-            if any(t == target and s != source for s, t in known.items()):
+            if any(t == target and s != source for s, t in target_of.items()):
                 raise ValueError(
                     "`set_device_map` only supports 1-to-1 mapping, another device already goes to"
                     f" {target}"
                 )
-            known[source] = target
+            target_of[source] = target
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Devices that this worker uses."""
+        """Set the devices that this worker uses."""
         self.devices = [torch.device(device) for device in devices]
 
 

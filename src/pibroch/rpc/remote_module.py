@@ -1,7 +1,4 @@
-"""``RemoteModule``: a ``torch.nn.Module`` on another worker with ``forward`` here.
-
-The names of ``torch.distributed.nn``.
-"""
+"""``RemoteModule``: a ``torch.nn.Module`` on another worker, as in ``torch.distributed.nn``."""
 
 from __future__ import annotations
 
@@ -24,33 +21,33 @@ from pibroch.rpc.values.methods import find_method
 __all__ = ["RemoteModule"]
 
 _UNSUPPORTED = str.split("""
-    add_module apply bfloat16 buffers children cpu cuda double extra_repr float half ipu load_state_dict modules named_buffers
-    named_children named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook
-    register_forward_pre_hook register_parameter requires_grad_ share_memory state_dict to type xpu zero_grad
+    add_module apply bfloat16 buffers children cpu cuda double extra_repr float half ipu
+    load_state_dict modules named_buffers named_children named_modules named_parameters parameters
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_parameter requires_grad_ share_memory state_dict to type xpu zero_grad
 """)
 _MAX_DEVICE_LENGTH = 64
 _INSTEAD = {"parameters": ". Please use ``remote_parameters`` instead."}
 
 
 class RemoteModule(nn.Module):
-    """A module that another worker makes and keeps.
+    """A module that another worker makes and keeps; ``forward`` runs there.
 
-    ``forward`` runs there, and gradients come back in an autograd context.
-
-    It is sent by putting it into the arguments or the result of a call: receiver and sender use the
-    same module. Not mirrored: TorchScript interfaces.
+    Gradients flow back in an autograd context. A remote module can be among the arguments or in the
+    result of a call: receiver and sender then use the same module. TorchScript interfaces are not
+    supported.
 
     Args:
-        remote_device: ``"worker/device"`` or ``"rank:1/device"``; without a device its CPU. To an
-            accelerator tensors among the arguments are moved there; results come back by way of the
-            CPU, unless the owner's ``device_maps`` say more.
+        remote_device: ``"worker/device"`` or ``"rank:1/device"``; without a device its CPU. Tensors
+            among the arguments are moved to an accelerator; results return by way of the CPU,
+            unless the owner has ``device_maps``.
         module_cls: makes the module: a class, or a function that both workers can name.
-        args: of it.
-        kwargs: likewise.
+        args: positional arguments of ``module_cls``.
+        kwargs: its keyword arguments.
 
     Raises:
         ConfigError: for a ``remote_device`` that names no worker.
-        ValueError: from ``forward``, when what was made is no ``nn.Module``.
+        ValueError: from ``forward``, when ``module_cls`` did not make an ``nn.Module``.
     """
 
     def __init__(
@@ -62,8 +59,8 @@ class RemoteModule(nn.Module):
     ) -> None:
         super().__init__()
         self._place(remote_device)
-        made = (module_cls, list(args or ()), dict(kwargs or {}), self.device)
-        self.module_rref: RRef[nn.Module] = remote(self.on, make_module, made)
+        arguments = (module_cls, list(args or ()), dict(kwargs or {}), self.device)
+        self.module_rref: RRef[nn.Module] = remote(self.on, make_module, arguments)
 
     def _place(self, remote_device: str) -> None:
         self.on, self.device = worker_and_device(remote_device)
@@ -71,34 +68,34 @@ class RemoteModule(nn.Module):
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[nn.Module]) -> RemoteModule:
-        """One that uses a module which exists already.
+        """A remote module of a module that exists already.
 
         Args:
-            remote_device: where it is.
-            module_rref: a reference to it.
+            remote_device: worker and device of the module.
+            module_rref: a reference to the module.
         """
-        made = RemoteModule.__new__(RemoteModule)
-        nn.Module.__init__(made)
-        made._place(remote_device)
-        made.module_rref = module_rref
-        return made
+        self = RemoteModule.__new__(RemoteModule)
+        nn.Module.__init__(self)
+        self._place(remote_device)
+        self.module_rref = module_rref
+        return self
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """What the module's ``forward`` returns; blocks."""
+        """Run the module's ``forward`` at its owner; blocks until it returns."""
         return rpc_sync(
             self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs)
         )
 
     def forward_async(self, *args: object, **kwargs: object) -> Future:
-        """A future of it."""
+        """As ``forward``, but returns a future of the result at once."""
         return rpc_async(
             self.module_rref.owner(), run_forward, (self.module_rref, self.device, args, kwargs)
         )
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Tensor]]:
-        """References to its parameters, for ``DistributedOptimizer``.
+        """References to the module's parameters, for ``DistributedOptimizer``.
 
-        Without ``recurse`` to those that it has itself.
+        Without ``recurse`` those of submodules are left out.
         """
         return rpc_sync(self.module_rref.owner(), parameter_rrefs, (self.module_rref, recurse))
 
@@ -107,20 +104,20 @@ class RemoteModule(nn.Module):
         return self.module_rref
 
     def train(self, mode: bool = True) -> RemoteModule:
-        """Set the training mode of the module there."""
+        """Set the training mode of the module at its owner."""
         rpc_sync(self.module_rref.owner(), set_training, (self.module_rref, mode))
         return self
 
     def __rpc_state__(self) -> list[Any]:
-        """What travels (``values.py``)."""
+        """The state that travels in messages (``values/codec.py``)."""
         return [self.on, self.device, self.module_rref]
 
     @classmethod
     def __rpc_made__(cls, state: Any) -> RemoteModule:
-        """One that arrived.
+        """A remote module of the state that arrived.
 
         Raises:
-            ProtocolError: when this is not what ``__rpc_state__`` gives.
+            ProtocolError: when it does not have the form of ``__rpc_state__``.
         """
         types = [type(each) for each in state] if type(state) is list and len(state) == 3 else []
         if types not in ([str, str, RRef], [int, str, RRef]) or len(state[1]) > _MAX_DEVICE_LENGTH:
@@ -128,13 +125,13 @@ class RemoteModule(nn.Module):
                 "the state of a remote module", "a worker, a device, and a reference to its module"
             )
         on, device, module_rref = state
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made.on = on
-        made.device = device
-        made.is_scriptable = False
-        made.module_rref = module_rref
-        return made
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self.on = on
+        self.device = device
+        self.is_scriptable = False
+        self.module_rref = module_rref
+        return self
 
     def __getstate__(self) -> NoReturn:
         raise RuntimeError(
@@ -172,12 +169,12 @@ def worker_and_device(remote_device: str) -> tuple[str | int, str]:
     return int(number) if number != worker else worker, str(torch.device(device or "cpu"))
 
 
-# at the module's owner: peers may say nothing of a module here that they could not say by name or
-# through its reference
+# These run at the module's owner. Peers can do nothing with a module here that they could not do by
+# its class's name or through a reference.
 
 
 def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: str) -> nn.Module:
-    """The module itself."""
+    """Make the module, at its owner."""
     check_device({"device": device})
     module = as_called(module_cls)(*args, **kwargs)
     if not isinstance(module, nn.Module):
@@ -189,7 +186,7 @@ def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: 
 
 
 def run_forward(module_rref: RRef[nn.Module], device: str, args: Any, kwargs: Any) -> Any:
-    """``forward`` of it, on its device."""
+    """Run ``forward`` of the module on its device."""
     forward = _method(module_rref, "forward")
     if device == "cpu":
         return forward(*args, **kwargs)
@@ -199,22 +196,22 @@ def run_forward(module_rref: RRef[nn.Module], device: str, args: Any, kwargs: An
 
 
 def parameter_rrefs(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[Tensor]]:
-    """References to its parameters."""
+    """References to the module's parameters."""
     return [RRef(each) for each in _method(module_rref, "parameters")(recurse)]
 
 
 def set_training(module_rref: RRef[nn.Module], mode: bool) -> None:
-    """Its training mode."""
+    """Set the module's training mode."""
     _method(module_rref, "train")(mode)
 
 
 def _method(module_rref: RRef[nn.Module], name: str) -> Callable[..., Any]:
-    """A method of it, as a peer may call it."""
+    """A method of the module, if peers may call it."""
     return find_method(module_rref.local_value(), name, current_agent().callables)
 
 
 def _moved(value: Any, device: str) -> Any:
-    """The tensors in lists, tuples and dicts on another device."""
+    """The value with the tensors in lists, tuples and dicts on another device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if type(value) in (list, tuple):

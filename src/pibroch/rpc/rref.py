@@ -1,7 +1,4 @@
-"""``RRef``: a value that lives on one worker, its owner, and that others refer to.
-
-``remote`` makes one elsewhere.
-"""
+"""``RRef``, a reference to a value on one worker, its owner; and ``remote``, which makes one."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ _T = TypeVar("_T")
 
 
 class RRef(Generic[_T]):
-    """A reference to a value on its owner, which keeps the value as long as there are references anywhere.
+    """A reference to a value, which its owner keeps as long as there are references anywhere.
 
-    ``RRef(value)`` refers to a value of this worker; ``remote`` and messages of others give
-    references to values elsewhere. A reference is sent by putting it into the arguments or the
-    result of a call, and can be used and sent at once.
+    ``RRef(value)`` refers to a value of this worker; ``remote`` and messages of other workers
+    return references to their values. A reference can be among the arguments or in the result of a
+    call, and can be used and sent at once.
 
     Args:
-        value: what it refers to.
-        type_hint: kept for the reader.
+        value: the value that it refers to.
+        type_hint: kept as an attribute, not used.
     """
 
     __slots__ = (
@@ -80,9 +77,9 @@ class RRef(Generic[_T]):
         owned: OwnedValue,
         deadline: float | None = None,
     ) -> RRef[Any]:
-        """A reference of this worker to its own value, counted already.
+        """A reference of this worker to its own value, which the table counts already.
 
-        ``deadline``: for the value to be made.
+        ``deadline`` (monotonic, in seconds): until when the value must be set.
         """
         self = cls.__new__(cls)
         self._fork = None
@@ -98,9 +95,9 @@ class RRef(Generic[_T]):
     def of_user(
         cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None
     ) -> RRef[Any]:
-        """A reference of this worker to a value elsewhere.
+        """A reference of this worker to another worker's value.
 
-        ``deadline`` (monotonic, in seconds): for the owner to have it.
+        ``deadline`` (monotonic, in seconds): until when the owner must have it.
         """
         self = cls.__new__(cls)
         self._fork = fork
@@ -127,14 +124,14 @@ class RRef(Generic[_T]):
             "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
         )
 
-    # who
+    # the owner
 
     def owner(self) -> WorkerInfo:
         """The worker that has the value."""
         return self._owner
 
     def owner_name(self) -> str:
-        """Its name."""
+        """The owner's name."""
         return self._owner.name
 
     def is_owner(self) -> bool:
@@ -142,30 +139,30 @@ class RRef(Generic[_T]):
         return self._fork is None
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner is known to count this reference. Nothing needs to wait for it."""
+        """Whether the owner has confirmed that it counts this reference; it can be used before."""
         return self._fork is None or self._fork.state is State.CONFIRMED
 
     # the value
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> _T:
-        """The value itself at its owner, a copy elsewhere; blocks until it is there.
+        """The value itself at its owner, a copy on other workers; blocks until it is set.
 
         Raises:
-            RpcTimeoutError: when it is not there in time (``timeout`` in seconds, 0 for none).
+            RpcTimeoutError: when it is not set in time (``timeout`` in seconds, 0 for none).
             ReferenceLostError: when the owner is lost.
             Exception: what making the value raised.
         """
         self.check_usable()
         if self._owned is not None:
-            return self._wait_here(timeout)
+            return self._wait_as_owner(timeout)
         value: _T = self._references.fetch(self, timeout)
         return value
 
     def local_value(self) -> _T:
-        """The value, at its owner; blocks until it is there.
+        """The value, at its owner; blocks until it is set.
 
         Raises:
-            RuntimeError: anywhere else.
+            RuntimeError: on another worker.
         """
         if self._owned is None:
             raise RuntimeError(
@@ -173,10 +170,10 @@ class RRef(Generic[_T]):
                 f" it on owner {self._owner}"
             )
         self.check_usable()
-        return self._wait_here(0.0)
+        return self._wait_as_owner(0.0)
 
-    def _wait_here(self, timeout: float) -> _T:
-        """The value of an owner, for which nobody waits longer than the timeout of ``remote``."""
+    def _wait_as_owner(self, timeout: float) -> _T:
+        """Wait for the own value, at most until the deadline of ``remote``."""
         assert self._owned is not None
         if self._deadline is not None and not self._owned.is_done:
             left_s = max(0.001, self._deadline - time.monotonic())
@@ -188,7 +185,7 @@ class RRef(Generic[_T]):
         return value
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.rpc_sync().method(...)`` calls the value's method at its owner and returns the result."""
+        """``rref.rpc_sync().method(...)`` returns the result of the value's method at its owner."""
         return SyncProxy(self, timeout)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -196,19 +193,19 @@ class RRef(Generic[_T]):
         return AsyncProxy(self, timeout)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.remote().method(...)`` returns a reference to the result, which stays at the owner."""
+        """``rref.remote().method(...)`` returns a reference to the result at the owner."""
         return RemoteProxy(self, timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """A backward pass that starts at the owner, with the value (a scalar tensor) as its root.
+        """Run a backward pass from the value, a scalar tensor, at its owner.
 
         Args:
-            dist_autograd_ctx_id: of the distributed autograd context; without it, at the owner
-                only, a local pass.
+            dist_autograd_ctx_id: id of the distributed autograd context; without it, which only the
+                owner may do, the pass is local.
             retain_graph: keep the graph for another pass.
 
         Raises:
-            RuntimeError: when the value is no tensor, or the context is missing or unknown.
+            RuntimeError: when the value is not a tensor, or the context is missing or unknown.
         """
         self.check_usable()
         context = -1 if dist_autograd_ctx_id is None else dist_autograd_ctx_id
@@ -223,11 +220,11 @@ class RRef(Generic[_T]):
 
     @property
     def references(self) -> References:
-        """The group of workers that it belongs to."""
+        """The worker's references of the group that this one belongs to."""
         return self._references
 
     def parts(self, references: References) -> tuple[Fork | None, int]:
-        """Fork (of a user) and number of the value; for sending it.
+        """The fork (``None`` at the owner) and the number of the value, for sending it.
 
         Raises:
             RuntimeError: when it belongs to another group.
@@ -238,19 +235,20 @@ class RRef(Generic[_T]):
         return self._fork, self._reference
 
     def place(self) -> ValuePlace:
-        """Which value it refers to, in the words of a message."""
+        """The value that it refers to, for a message."""
         if self._fork is not None:
             return self._fork.place
-        return ValuePlace(self._reference, self._references.me, self._references.me, known=True)
+        me = self._references.me
+        return ValuePlace(self._reference, me, me, seen_by_owner=True)
 
     def check_usable(self) -> None:
-        """Raise what is known to have gone wrong with it.
+        """Raise if the reference cannot be used any more.
 
         Raises:
             ReferenceLostError: the value is gone, or its owner is lost.
             RpcTimeoutError: the owner did not make the value within the timeout of ``remote``.
             RuntimeError: RPC was shut down since.
-            Exception: what hindered the owner from making it.
+            Exception: the error of the request to make it.
         """
         self._references.check_open()
         fork = self._fork
@@ -285,8 +283,8 @@ class RRef(Generic[_T]):
 class _Proxy:
     """Turns ``proxy.method(...)`` into a call of the value's method at its owner.
 
-    The owner decides which methods may be called (``methods.py``); private ones are refused here
-    already.
+    The owner decides which methods may be called (``values/methods.py``); private ones are refused
+    before that.
     """
 
     def __init__(self, rref: RRef[Any], timeout: float) -> None:
@@ -361,7 +359,7 @@ def remote(
     kwargs: Mapping[str, object] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[_T]:
-    """Run ``func`` on worker ``to``, where its value stays; returns a reference to it at once.
+    """Run ``func`` on worker ``to``, which keeps the result; returns a reference to it at once.
 
     Argument tensors must stay as they are until ``confirmed_by_owner()``.
 

@@ -1,7 +1,4 @@
-"""Where the job's secret comes from: an option, the environment, a file.
-
-On one machine it is made when there is none.
-"""
+"""The job's secret: from an option, the environment or a file; made where one machine is enough."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ def find_secret(
 
 
 def _users_secret() -> bytes:
-    """A random secret of this user on this machine, made by whichever process comes first."""
+    """A random secret of this user on this machine, made by the first process that needs it."""
     directory = Path(tempfile.gettempdir()) / f"pibroch-{os.getuid()}"
     try:
         return _secret_in(directory)
@@ -81,10 +78,10 @@ def _users_secret() -> bytes:
 def _secret_in(directory: Path) -> bytes:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & OTHERS:
         raise ConfigError(
-            f"{directory}, which is no directory of ours alone",
+            f"{directory}, which is not a directory of this user alone",
             "a directory with mode 700 that belongs to this user",
             f"remove it, or set {SECRET_VARIABLE} in all workers",
         )

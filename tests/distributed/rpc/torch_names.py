@@ -197,10 +197,10 @@ class ContextView:
         return {worker.id for worker in self._context.reached} - {agent()._agent.info.id}
 
     def _send_functions(self):
-        from pibroch.rpc.autograd.gates import behind
+        from pibroch.rpc.autograd.send_receive import behind
 
         def view(sent):
-            tensors = [behind(gate)[-1] for gate in sent.gates.values()]
+            tensors = [behind(output)[-1] for output in sent.outputs.values()]
             return types.SimpleNamespace(next_functions=tuple(tensors))
 
         return {message: view(sent) for message, sent in self._context.sent.items()}
@@ -216,7 +216,7 @@ def current_context():
 
 def new_context():
     autograd = agent()._agent.autograd
-    context_id = autograd._contexts._here.context = autograd.open()
+    context_id = autograd._contexts._of_thread.context = autograd.open()
     return retrieve_context(context_id)
 
 

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Owner:
-    """An arena with the segments that it asked for, and a check of everything that it handed out."""
+    """An arena with the segments that it demanded, and a check of all that it allocated."""
 
     def __init__(self, **options: int) -> None:
         self.arena = Arena(**options)

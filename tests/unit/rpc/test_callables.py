@@ -543,7 +543,10 @@ import sys, threading
 from pibroch.rpc.values.known_callables import checked_callables, known_callables, names_of_known
 sys.setswitchinterval(1e-6)
 start, seen = threading.Barrier(8), []
-threads = [threading.Thread(target=lambda: (start.wait(), seen.append(names_of_known()))) for _ in range(8)]
+def get():
+    start.wait()
+    seen.append(names_of_known())
+threads = [threading.Thread(target=get) for _ in range(8)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 assert len({id(table) for table in seen}) == 1
@@ -553,5 +556,5 @@ assert names_of_known().keys() == alive, len(names_of_known().keys() ^ alive)
 
 
 def test_threads_that_ask_at_once_see_one_table():
-    """Else names of dropped functions stay in the table of names, under numbers that new functions get."""
+    """Else names of dropped functions stay in the table, under ids that new functions get."""
     subprocess.run([sys.executable, "-c", ASKED_BY_MANY], check=True, timeout=60)

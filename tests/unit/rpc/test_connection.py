@@ -49,7 +49,7 @@ def test_orders_of_dims_take_no_memory():
 
 
 def test_a_lost_connection_keeps_nothing_of_what_has_half_arrived():
-    """It may be referred to until the garbage collector comes, and a peer may come back often before."""
+    """It may live until the garbage collector runs, and a peer may connect often before."""
     connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF)
     allocates = []
     connection.open_bulk(lambda allocate, *_: (allocates.append(allocate), NoStream())[1], b"")

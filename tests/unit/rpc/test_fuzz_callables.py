@@ -1,4 +1,4 @@
-"""Every name that peers may name, called with odd arguments in another process (``fuzz_callables.py``)."""
+"""Everything that peers may name, called with odd arguments in a process of its own."""
 
 import os
 

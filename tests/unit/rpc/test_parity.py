@@ -1,4 +1,4 @@
-"""Names, parameters, their order and defaults are those of torch, but for what is listed here with its reason."""
+"""Names, parameters and defaults are those of torch, except for those listed with a reason."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The pool with its real loop: every task runs, waits do not starve others, slow tasks get threads."""
+"""The pool with its real loop: tasks run, waits do not starve others, slow ones get threads."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The loop: order, timers, handing over when it is held up, and sleeping when there is nothing to do."""
+"""The loop: order, timers, the standby thread, and sleeping when there is nothing to do."""
 
 import os
 import threading

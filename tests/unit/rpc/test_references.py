@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from pibroch.rpc.references import (
-    ANY_LIFE,
+    ANY_INCARNATION,
     MAX_BATCH,
-    News,
+    MessageBatch,
     Peer,
     ReferenceTable,
     State,
@@ -14,8 +14,8 @@ from pibroch.rpc.references import (
     Wire,
 )
 from pibroch.rpc.references.messages import (
-    Asked,
     Confirmed,
+    CreationQuery,
     Dropped,
     NotComing,
     Refused,
@@ -32,8 +32,8 @@ FORK = 8
 CHILD = 9
 
 
-def place(known=True, creator=OWNER):
-    return ValuePlace(R, OWNER, creator, known)
+def place(seen=True, creator=OWNER):
+    return ValuePlace(R, OWNER, creator, seen)
 
 
 def owner_with_value():
@@ -50,8 +50,8 @@ def user_with_fork():
     return table, fork
 
 
-def receive(table, sender, known=True, creator=OWNER):
-    return table.receive(Wire(place(known, creator), "owner", sender, CHILD))
+def receive(table, sender, seen=True, creator=OWNER):
+    return table.receive(Wire(place(seen, creator), "owner", sender, CHILD))
 
 
 def test_an_owner_counts_what_it_sends_at_once():
@@ -104,16 +104,19 @@ def test_a_reference_to_an_earlier_life_finds_nothing_and_settles_its_sender():
     table = ReferenceTable(Peer(OWNER.worker, 999))
     assert receive(table, sender=USER) is False
     assert table.take_messages() == {USER: [Settled(CHILD)]}
-    table.handle_news(
-        OTHER.worker, News(OTHER.incarnation, OWNER.incarnation, [Register(place(), 3), Asked(4)])
+    table.handle_batch(
+        OTHER.worker,
+        MessageBatch(
+            OTHER.incarnation, OWNER.incarnation, [Register(place(), 3), CreationQuery(4)]
+        ),
     )
     assert table.take_messages() == {OTHER: [Refused(3), NotComing(4)]}
 
 
 def test_news_that_overtakes_the_creation_waits_for_it():
     table = ReferenceTable(OWNER)
-    table.handle(OTHER, Register(place(known=False, creator=USER), CHILD))
-    assert table.take_messages() == {USER: [Asked(R)], OTHER: [Confirmed(R, CHILD)]}
+    table.handle(OTHER, Register(place(seen=False, creator=USER), CHILD))
+    assert table.take_messages() == {USER: [CreationQuery(R)], OTHER: [Confirmed(R, CHILD)]}
     assert table.counts()["expected"] == 1
     assert table.owners.created(R, FORK, USER)
     assert table.counts()["expected"] == 0
@@ -124,14 +127,14 @@ def test_news_that_overtakes_the_creation_waits_for_it():
 @pytest.mark.parametrize("end", ["says no", "is lost", "cannot be reached", "lives again"])
 def test_a_value_that_does_not_come_fails_for_all(end):
     table = ReferenceTable(OWNER)
-    table.handle(OTHER, Register(place(known=False, creator=USER), CHILD))
+    table.handle(OTHER, Register(place(seen=False, creator=USER), CHILD))
     table.take_messages()
     if end == "says no":
         table.handle(USER, NotComing(R))
     elif end == "is lost":
         table.lost(USER)
     elif end == "cannot be reached":
-        table.lost(Peer(USER.worker, ANY_LIFE))
+        table.lost(Peer(USER.worker, ANY_INCARNATION))
     else:
         table.handle(Peer(USER.worker, 555), NotComing(R))
     assert table.take_failed() == [R]
@@ -141,7 +144,7 @@ def test_a_value_that_does_not_come_fails_for_all(end):
 
 def test_what_the_owner_knew_once_is_gone_and_not_expected():
     table = ReferenceTable(OWNER)
-    table.handle(OTHER, Register(place(known=True, creator=USER), CHILD))
+    table.handle(OTHER, Register(place(seen=True, creator=USER), CHILD))
     assert table.take_messages() == {OTHER: [Refused(CHILD)]}
 
 
@@ -176,7 +179,7 @@ def test_the_lost_do_not_come_back_through_late_messages():
     table.handle(USER, Register(place(), FORK))
     table.owners.share(R, CHILD, USER)
     assert not table.owners.created(R + 1, FORK, USER)
-    assert not table.owners.wants(ValuePlace(R + 2, OWNER, USER, known=False))
+    assert not table.owners.expects(ValuePlace(R + 2, OWNER, USER, seen_by_owner=False))
     assert table.counts()["forks_of_others"] == 0
     assert table.take_messages() == {}
     table.is_back(USER)
@@ -200,7 +203,7 @@ def test_the_loss_of_the_owner_ends_forks_and_settles_their_senders():
 def test_the_loss_of_a_receiver_frees_its_sender():
     table, fork = user_with_fork()
     table.users.share(fork, CHILD, OTHER)
-    table.users.share(fork, CHILD + 1, Peer(OTHER.worker, ANY_LIFE))  # not connected yet
+    table.users.share(fork, CHILD + 1, Peer(OTHER.worker, ANY_INCARNATION))  # not connected yet
     table.users.release(fork)
     table.lost(OTHER)
     assert table.take_messages() == {OWNER: [Dropped(R, FORK)]}
@@ -217,10 +220,10 @@ def test_a_message_that_is_not_sent_frees_its_sender():
 def test_an_owner_that_cannot_be_reached_never_hears_of_pending_forks():
     table = ReferenceTable(OTHER)
     pending = receive(table, sender=USER)
-    table.lost(Peer(OWNER.worker, ANY_LIFE))
+    table.lost(Peer(OWNER.worker, ANY_INCARNATION))
     assert pending.state is State.GONE
     confirmed_book, confirmed = user_with_fork()
-    confirmed_book.lost(Peer(OWNER.worker, ANY_LIFE))
+    confirmed_book.lost(Peer(OWNER.worker, ANY_INCARNATION))
     assert confirmed.state is State.CONFIRMED
 
 
@@ -259,11 +262,11 @@ def test_the_memory_of_the_lost_is_bounded():
 
 def test_batches_are_bounded_on_the_wire():
     encode = msgspec.msgpack.encode
-    decode = msgspec.msgpack.Decoder(News).decode
-    news = News(1, 2, [Register(place(), 3), Dropped(1, 2), Confirmed(1, 2)])
+    decode = msgspec.msgpack.Decoder(MessageBatch).decode
+    news = MessageBatch(1, 2, [Register(place(), 3), Dropped(1, 2), Confirmed(1, 2)])
     assert decode(encode(news)) == news
     with pytest.raises(msgspec.ValidationError):
-        decode(encode(News(1, 2, [Settled(3)] * (MAX_BATCH + 1))))
+        decode(encode(MessageBatch(1, 2, [Settled(3)] * (MAX_BATCH + 1))))
 
 
 def test_nothing_is_kept_for_a_receiver_that_is_lost_already():
@@ -276,10 +279,10 @@ def test_nothing_is_kept_for_a_receiver_that_is_lost_already():
 
 def test_a_creation_that_comes_answers_those_that_asked():
     table = ReferenceTable(USER)
-    fork = table.users.create(R, FORK, Peer(OWNER.worker, ANY_LIFE))
+    fork = table.users.create(R, FORK, Peer(OWNER.worker, ANY_INCARNATION))
     earlier = Peer(OWNER.worker, 99)
-    table.handle(earlier, Asked(R))
-    table.handle(OWNER, Asked(R))
+    table.handle(earlier, CreationQuery(R))
+    table.handle(OWNER, CreationQuery(R))
     assert table.take_messages() == {}
     table.users.created(fork, OWNER)
     # which will not get what the present owner has

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.rpc.references import (
-    ANY_LIFE,
+    ANY_INCARNATION,
     Fork,
-    News,
+    MessageBatch,
     Peer,
     ReferenceTable,
     State,
@@ -102,7 +102,11 @@ class World:
         hears_of_a_loss = any(
             f.what == "lost" and f.origin.worker == to.worker and f.to == life for f in self.flying
         )
-        return to if hears_of_a_loss or (life.worker + to.worker) % 2 else Peer(to.worker, ANY_LIFE)
+        return (
+            to
+            if hears_of_a_loss or (life.worker + to.worker) % 2
+            else Peer(to.worker, ANY_INCARNATION)
+        )
 
     def share(self, handle, receiver):
         table = self.tables[handle.life]
@@ -137,7 +141,7 @@ class World:
             self.send(handle.life, self.now(handle.fork.owner), "speak", handle.fork.place)
 
     def now(self, peer):
-        return self.reached(peer) if peer.incarnation == ANY_LIFE else peer
+        return self.reached(peer) if peer.incarnation == ANY_INCARNATION else peer
 
     def reached(self, peer):
         """Whom a message for ``peer`` reaches: the worker in its present life."""
@@ -189,10 +193,10 @@ class World:
             self.handles.append(Handle(table.me, wire.place.reference, fork, flight.path))
 
     def on_speak(self, table, flight):
-        table.owners.wants(flight.item)
+        table.owners.expects(flight.item)
 
     def on_news(self, table, flight):
-        table.handle_news(flight.origin.worker, flight.item)
+        table.handle_batch(flight.origin.worker, flight.item)
 
     def on_lost(self, table, flight):
         table.lost(flight.origin)
@@ -208,13 +212,13 @@ class World:
                         life,
                         self.reached(to),
                         "news",
-                        News(life.incarnation, to.incarnation, [message]),
+                        MessageBatch(life.incarnation, to.incarnation, [message]),
                     )
             self.discarded.update(table.take_discarded())
             self.discarded.update(table.take_failed())
 
     def check(self):
-        """Whatever a living worker holds, and all lives through which it came still live, is there."""
+        """Whatever a living worker holds exists, if all incarnations that it passed still live."""
         lives = self.tables.keys()
         for handle in self.handles:
             if self.alive.get(handle.reference) in lives and handle.path <= lives:
@@ -228,7 +232,7 @@ class World:
             # what the owner has confirmed, only the holder's or the owner's death ends
             if handle.fork and handle.fork.state is State.CONFIRMED and handle.fork.owner in lives:
                 entry = self.tables[handle.fork.owner].owners.entries.get(handle.reference)
-                assert entry is None or not entry.made or handle.fork.number in entry.forks
+                assert entry is None or not entry.created or handle.fork.number in entry.forks
 
     def step(self, action):
         kind, a, b, flag = action
@@ -315,7 +319,7 @@ def test_with_deaths_the_living_keep_what_they_hold_and_nothing_stays(steps, ord
 
 @pytest.mark.parametrize("num_deaths", range(8))
 def test_long_histories(num_deaths):
-    """Long enough for lives after lives to meet each other's late messages, which shrinking searches seldom reach."""
+    """Long enough for late messages of former incarnations, which short searches seldom reach."""
     kinds = [*PEACE * 3, *["kill"] * num_deaths]
     for seed in range(100):
         rng = random.Random(f"{num_deaths}/{seed}")

@@ -120,14 +120,14 @@ def test_a_directory_that_others_can_enter_is_refused(temporary):
     directory = temporary / f"pibroch-{os.getuid()}"
     directory.mkdir()
     directory.chmod(0o755)
-    with pytest.raises(ConfigError, match="no directory of ours alone"):
+    with pytest.raises(ConfigError, match="not a directory of this user alone"):
         find(local=True)
 
 
 def test_a_link_in_place_of_the_directory_is_refused(temporary):
     (temporary / "elsewhere").mkdir(mode=0o700)
     (temporary / f"pibroch-{os.getuid()}").symlink_to(temporary / "elsewhere")
-    with pytest.raises(ConfigError, match="no directory of ours alone"):
+    with pytest.raises(ConfigError, match="not a directory of this user alone"):
         find(local=True)
 
 
@@ -136,7 +136,7 @@ def test_a_directory_of_another_user_is_refused(temporary):
     directory = temporary / f"pibroch-{os.getuid()}"
     directory.mkdir(mode=0o700)
     os.chown(directory, 12345, 12345)
-    with pytest.raises(ConfigError, match="no directory of ours alone"):
+    with pytest.raises(ConfigError, match="not a directory of this user alone"):
         find(local=True)
 
 

@@ -1,7 +1,4 @@
-"""Distributed autograd: the names of ``torch.distributed.autograd``.
-
-Why it works is in README.md.
-"""
+"""Distributed autograd with the names of ``torch.distributed.autograd``; README.md explains it."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ def _autograd() -> Autograd:
 
 @contextmanager
 def context() -> Iterator[int]:
-    """Calls of this thread inside the ``with`` block belong to one graph, over all workers that they reach.
+    """Open a context: all calls of this thread inside the ``with`` block belong to one graph.
 
-    Yields the id of the context. When the block ends, the context and its gradients are dropped on
-    all workers.
+    The graph spans all workers that the calls reach. Yields the id of the context. When the block
+    ends, the context and its gradients are dropped on all workers.
 
     Raises:
         RuntimeError: when this thread is in a context already.
@@ -55,16 +52,16 @@ def backward(
     *,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> None:
-    """Accumulate the gradients of the sum of ``roots`` in the context, on every worker that the graph reaches.
+    """Accumulate the gradients of the sum of ``roots`` in the context, on all workers of the graph.
 
-    Blocks until all of them are done. ``.grad`` of the leaves stays as it is: ``get_gradients``
-    gives the sums. When it fails, part of the gradients may have been added already.
+    Blocks until all of them are done. ``.grad`` of the leaves does not change: ``get_gradients``
+    returns the sums. When this fails, part of the gradients may have been added already.
 
     Args:
         context_id: from ``context()``.
         roots: scalars that require gradients.
         retain_graph: keep what is needed to call it again on (parts of) this graph.
-        timeout: of the whole pass, in seconds, 0 for none; by default that of a call.
+        timeout: of the whole pass, in seconds, 0 for none; by default that of calls.
 
     Raises:
         RuntimeError: for a context that is not open or roots that cannot be differentiated.
@@ -72,15 +69,15 @@ def backward(
         WorkerLostError: a worker of the graph was lost; likewise.
         Exception: what an autograd function or hook raised on any worker; likewise.
     """
-    with suppress(TypeError):  # the engine says what it needs
+    with suppress(TypeError):  # ``backward`` below raises the right error
         context_id = operator.index(context_id)
     _autograd().backward(context_id, roots, retain_graph, timeout)
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """By leaf of this worker, the sum of its gradients in the context so far.
+    """The sum of the gradients in the context so far, by leaf of this worker.
 
-    Leaves that got none are absent.
+    Leaves without a gradient are absent.
 
     Raises:
         RuntimeError: for a context that is not open on this worker.
@@ -94,8 +91,8 @@ def current_context() -> int | None:
 
 
 def live_counts() -> dict[str, int]:
-    """How much this worker keeps for all contexts.
+    """The number of objects that this worker keeps for all contexts; all 0 at rest.
 
-    ``contexts``, ``gates``, ``passes``, ``buffers``; all 0 at rest.
+    By ``contexts``, ``gates`` (send functions), ``passes`` and ``buffers`` (gradients).
     """
     return _autograd().live_counts()

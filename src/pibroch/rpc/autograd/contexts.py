@@ -1,4 +1,8 @@
-"""Contexts: what a worker keeps of one distributed forward and its backward passes, and which one a thread is in."""
+"""Contexts: the state of a distributed forward and its backward passes at one worker.
+
+Threads: contexts are used from any thread; locks guard the table of contexts and each context's
+gradients. The current context is a thread's own.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.autograd.gates import Sent
 from pibroch.rpc.autograd.passes import Pass
+from pibroch.rpc.autograd.send_receive import Sent
 from pibroch.rpc.info import WorkerInfo
 
 _NUM_REMEMBERED = 4096  # closed contexts whose late messages are recognised
-MAX_OPEN = 4096  # contexts that one other worker may have brought here
-MAX_SENT = 1 << 16  # messages with gates in one context
+MAX_OPEN = 4096  # contexts that messages of one other worker may have opened here
+MAX_SENT = 1 << 16  # messages with send functions in one context
 MAX_PASSES = 256  # backward passes under way in one context
 
 
@@ -29,13 +33,13 @@ class Context:
         id: the same on all workers.
         creator: id and incarnation of the worker that opened it; when that is lost, so is the
             context.
-        origin: id of the worker whose message brought it here.
-        anchor: the leaf behind all receipts.
-        orders: counts gates and receipts.
-        sent: messages with gates, by number.
+        origin: id of the worker whose message opened it here.
+        anchor: the leaf behind all receive functions.
+        orders: counts the messages with send or receive functions.
+        sent: messages with send functions, by number.
         reached: workers with which messages of this context were exchanged.
         passes: backward passes under way, by number.
-        is_released: it is closed.
+        is_released: whether it is closed.
     """
 
     def __init__(self, context_id: int, creator: tuple[int, int], origin: int) -> None:
@@ -52,14 +56,14 @@ class Context:
         self._lock = threading.Lock()
 
     def gradients(self) -> dict[Tensor, Tensor]:
-        """By leaf, the sum of its gradients over the backward passes so far."""
+        """The sum of each leaf's gradients over the backward passes so far."""
         with self._lock:
             return dict(self._gradients)
 
     def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
-        """Add the outcome of a pass; takes over the tensors.
+        """Add the gradients of a pass, not in place, as the user may hold the sums so far.
 
-        Never in place: the user may hold the sum before.
+        The tensors then belong to the context.
         """
         with self._lock:
             for leaf, gradient in gradients.items():
@@ -67,7 +71,7 @@ class Context:
                 self._gradients[leaf] = gradient if before is None else before + gradient
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop gradients and send functions."""
         self.is_released = True
         with self._lock:
             self._gradients.clear()
@@ -82,14 +86,12 @@ class Contexts:
         self._closed: OrderedDict[int, None] = OrderedDict()
         self._num_of: Counter[int] = Counter()  # open contexts by origin
         self._lock = threading.Lock()
-        self._here = threading.local()
+        self._of_thread = threading.local()
 
     def open(
         self, context_id: int, creator: tuple[int, int], origin: int | None = None
     ) -> Context | None:
-        """The context of this id, made when it is new.
-
-        ``None`` when it is closed already and this message came late.
+        """The context of this id, made when it is new; ``None`` when it is closed already.
 
         Args:
             context_id: of the context.
@@ -118,7 +120,7 @@ class Contexts:
             return context
 
     def find(self, context_id: int) -> Context | None:
-        """The context of this id."""
+        """The context of this id, ``None`` when it is not open here."""
         return self._open.get(context_id)
 
     def get(self, context_id: int) -> Context:
@@ -138,12 +140,15 @@ class Contexts:
         return context
 
     def all(self) -> list[Context]:
-        """Those that are open."""
+        """All open contexts."""
         with self._lock:
             return [*self._open.values()]
 
     def close(self, context_id: int, for_good: bool = True) -> Context | None:
-        """Forget a context, ``for_good`` also what comes late of it; returns it when it was open."""
+        """Forget a context and return it, if it was open.
+
+        With ``for_good`` late messages do not open it again.
+        """
         with self._lock:
             if for_good:
                 self._closed[context_id] = None
@@ -159,15 +164,15 @@ class Contexts:
     @property
     def current(self) -> int | None:
         """The context that the calling thread is in."""
-        current: int | None = getattr(self._here, "context", None)
+        current: int | None = getattr(self._of_thread, "context", None)
         return current
 
     @contextmanager
     def entered(self, context_id: int) -> Iterator[None]:
-        """The calling thread is in this context; afterwards in the one before."""
+        """Put the calling thread into this context inside the ``with`` block."""
         before = self.current
-        self._here.context = context_id
+        self._of_thread.context = context_id
         try:
             yield
         finally:
-            self._here.context = before
+            self._of_thread.context = before

@@ -1,6 +1,8 @@
-"""Backward passes over all workers.
+"""Backward passes over all workers: the search for participants, their start, and failures.
 
-The search for those that take part, their start, and what is done when one fails.
+Threads: searches and runs of the engine take long, so requests for them run on the pool; gradients
+and aborts are handled on the loop, and only wake the threads that wait. ``Pass`` and ``Contexts``
+have locks of their own.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError, RpcError
-from pibroch.rpc.autograd.blame import as_runtime_error
 from pibroch.rpc.autograd.contexts import MAX_PASSES, Context, Contexts
-from pibroch.rpc.autograd.discovery import Ask, Instruction
-from pibroch.rpc.autograd.gates import Received
+from pibroch.rpc.autograd.discovery import Instruction, SearchRequest
 from pibroch.rpc.autograd.messages import Abort, Discover, GradientsMessage, Start
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
+from pibroch.rpc.autograd.runtime_errors import as_runtime_error
+from pibroch.rpc.autograd.send_receive import Received
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
@@ -30,7 +32,6 @@ class Coordinator:
     def __init__(self, agent: Agent, contexts: Contexts) -> None:
         self._agent = agent
         self._contexts = contexts
-        # walks through graphs and runs of the engine take time: on the pool
         agent.serve(Discover, self._on_discover, in_pool=True)
         agent.serve(Start, self._on_start, in_pool=True)
         agent.serve(GradientsMessage, self._on_gradients)
@@ -57,7 +58,7 @@ class Coordinator:
             self._run_everywhere(part, roots, workers, retain_graph)
         except BaseException as error:
             for worker_id in part.partners | {worker.id for worker in workers}:
-                self._tell_abort(part, worker_id)
+                self._send_abort(part, worker_id)
             if isinstance(error, Exception) and not isinstance(error, RuntimeError):
                 raise as_runtime_error(error, self._agent.info) from error.__cause__ or error
             raise
@@ -65,23 +66,23 @@ class Coordinator:
             context.passes.pop(number, None)
 
     def _pass(self, context: Context, number: int, root: int, timeout_s: float) -> Pass:
-        """This worker's part in a pass."""
+        """This worker's part in a pass, made when it is new."""
         if number not in context.passes and len(context.passes) >= MAX_PASSES:
             raise RpcError(
                 f"{len(context.passes)} backward passes at once in a context",
                 f"at most {MAX_PASSES}",
             )
-        made = Pass(
+        part = Pass(
             number, context, self._agent.info, root, self._send_gradients, self._agent.pool.waiting
         )
-        made.deadline = deadline_after(timeout_s)
-        return context.passes.setdefault(number, made)
+        part.deadline = deadline_after(timeout_s)
+        return context.passes.setdefault(number, part)
 
     def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
-        """The workers that take part."""
-        found: torch.futures.Future[list[tuple[str, int]]] = torch.futures.Future()
-        self.perform(part, part.search(found, roots))
-        return _infos(self._agent.wait(found, left_until(part.deadline)))
+        """Find the workers that take part."""
+        answer: torch.futures.Future[list[tuple[str, int]]] = torch.futures.Future()
+        self.perform(part, part.search(answer, roots))
+        return _infos(self._agent.wait(answer, left_until(part.deadline)))
 
     def _run_everywhere(
         self,
@@ -91,40 +92,40 @@ class Coordinator:
         retain_graph: bool,
     ) -> None:
         others = [worker for worker in workers if worker.id != self._agent.info.id]
-        rest = _Rest(part, len(others))
+        parts = _OtherParts(part, len(others))
         for worker in others:
             timeout_s = left_until(part.deadline)
             start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            self._agent.ask(_Part(rest, worker), worker, start, None, timeout_s, None)
+            self._agent.ask(_OtherPart(parts, worker), worker, start, None, timeout_s, None)
         part.run(roots, retain_graph)
-        self._agent.wait(rest.done, left_until(part.deadline))
+        self._agent.wait(parts.done, left_until(part.deadline))
 
     def perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
-        """Do what the search wants."""
+        """Carry out the instructions of the search."""
         for instruction in instructions:
-            if isinstance(instruction, Ask):
-                self._ask(part, instruction)
+            if isinstance(instruction, SearchRequest):
+                self._request(part, instruction)
                 continue
-            asker = instruction.asker
-            assert isinstance(asker, torch.futures.Future)
+            answer = instruction.requester
+            assert isinstance(answer, torch.futures.Future)
             if instruction.error is not None:
-                asker.set_exception(instruction.error)
+                answer.set_exception(instruction.error)
             else:
-                asker.set_result([(worker.name, worker.id) for worker in instruction.workers])
+                answer.set_result([(worker.name, worker.id) for worker in instruction.workers])
 
-    def _ask(self, part: Pass, ask: Ask) -> None:
+    def _request(self, part: Pass, request: SearchRequest) -> None:
         timeout_s = left_until(part.deadline)
-        edges = [(edge.message, edge.tensor) for edge in ask.edges]
-        question = Discover(part.context.id, part.number, part.root, edges, timeout_s)
-        self._agent.ask(_Search(self, part), ask.worker, question, None, timeout_s, None)
+        edges = [(edge.message, edge.tensor) for edge in request.edges]
+        body = Discover(part.context.id, part.number, part.root, edges, timeout_s)
+        self._agent.ask(_Search(self, part), request.worker, body, None, timeout_s, None)
 
     def _on_discover(
-        self, origin: WorkerInfo, question: Discover, value: object
+        self, origin: WorkerInfo, body: Discover, value: object
     ) -> torch.futures.Future[Any]:
-        context = self._contexts.get(question.context)
-        part = self._pass(context, question.backward, question.root, question.timeout_s)
+        context = self._contexts.get(body.context)
+        part = self._pass(context, body.backward, body.root, body.timeout_s)
         answer: torch.futures.Future[Any] = torch.futures.Future()
-        self.perform(part, part.asked(answer, origin, question.edges))
+        self.perform(part, part.requested(answer, origin, body.edges))
         return answer
 
     def _on_start(self, origin: WorkerInfo, start: Start, value: object) -> None:
@@ -152,7 +153,7 @@ class Coordinator:
 
     # failures
 
-    def _tell_abort(self, part: Pass, worker_id: int) -> None:
+    def _send_abort(self, part: Pass, worker_id: int) -> None:
         if worker_id == self._agent.info.id:
             return
         try:
@@ -164,20 +165,20 @@ class Coordinator:
     def _on_abort(self, origin: WorkerInfo, note: Abort, value: object) -> None:
         context = self._contexts.find(note.context)
         part = context.passes.get(note.backward) if context is not None else None
-        # that one learns of failures by its requests, with their cause
+        # the root learns of failures by its requests, with the cause
         if part is not None and part.root != self._agent.info.id:
             self._give_up(part, RpcError(f"a backward pass that worker {origin.name!r} gave up"))
 
     def _give_up(self, part: Pass, error: Exception) -> None:
-        """End a pass here and with all that this worker brought into it."""
+        """End a pass here and at the workers that this one has to do with in it."""
         context = self._contexts.find(part.context.id)  # a closed one has none left
         if context is not None and context.passes.pop(part.number, None) is not None:
             part.abort(error)
             for worker_id in tuple(part.partners):
-                self._tell_abort(part, worker_id)
+                self._send_abort(part, worker_id)
 
     def lost(self, worker: WorkerInfo, error: Exception) -> None:
-        """A worker is lost: whatever waits for it raises ``error``."""
+        """Handle the loss of a worker: whatever waits for it raises ``error``."""
         for context in self._contexts.all():
             for part in tuple(context.passes.values()):
                 if worker.id == part.root:
@@ -191,14 +192,14 @@ def _infos(workers: Any) -> frozenset[WorkerInfo]:
 
 
 class _Search:
-    """Takes the answer of a worker that was asked to go on (``calls.Receiver``)."""
+    """Receives the answer to a search request (``calls.Receiver``)."""
 
     def __init__(self, coordinator: Coordinator, part: Pass) -> None:
         self._coordinator = coordinator
         self._part = part
 
     def succeed(self, value: object) -> None:
-        """It has."""
+        """Go on with the workers of the answer."""
         try:
             workers = _infos(value)
         except (TypeError, ValueError):
@@ -209,32 +210,33 @@ class _Search:
         self._coordinator.perform(self._part, self._part.answered(workers))
 
     def fail(self, error: BaseException) -> None:
-        """It has not."""
+        """End the search with ``error``."""
         assert isinstance(error, Exception)
         self._coordinator.perform(self._part, self._part.failed(error))
 
 
-class _Part:
-    """One other worker's part in a pass (``calls.Receiver``)."""
+class _OtherPart:
+    """Receives the answer about one other worker's part in a pass (``calls.Receiver``)."""
 
-    def __init__(self, rest: _Rest, worker: WorkerInfo) -> None:
-        self._rest = rest
+    def __init__(self, parts: _OtherParts, worker: WorkerInfo) -> None:
+        self._parts = parts
         self._worker = worker
 
     def succeed(self, value: object) -> None:
-        """It is done."""
-        self._rest.succeed()
+        """Count the part as done."""
+        self._parts.succeed()
 
     def fail(self, error: BaseException) -> None:
-        """It failed."""
+        """Pass the error on, with the worker's name."""
         assert isinstance(error, Exception)
-        self._rest.fail(as_runtime_error(error, self._worker))
+        self._parts.fail(as_runtime_error(error, self._worker))
 
 
-class _Rest:
+class _OtherParts:
     """The other workers' parts in a pass.
 
-    ``done`` after all, or the first error, which aborts ours.
+    ``done`` finishes when all parts have, or with the first error, which also aborts this worker's
+    part.
     """
 
     def __init__(self, part: Pass, size: int) -> None:
@@ -246,14 +248,14 @@ class _Rest:
             self.done.set_result(None)
 
     def succeed(self) -> None:
-        """One part is done."""
+        """Count one part as done."""
         with self._lock:
             self._num_open -= 1
             if not self._num_open and not self.done.done():
                 self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """One part failed."""
+        """End with the error of one part."""
         with self._lock:
             if self.done.done():
                 return

@@ -1,15 +1,15 @@
-"""Gradients of leaves, taken where the engine would accumulate them into ``.grad``.
-
-Shown there where DDP watches.
+"""Gradients of leaves, taken before the engine accumulates them into ``.grad``.
 
 A pass runs the functions that accumulate into leaves, so that users' hooks on them are called, but
-takes the gradient before they see it: gradients of a context do not go through ``.grad``, which
-several passes may have to do with at once.
+takes the gradient before they get it: gradients of a context do not go through ``.grad``, which
+several passes may use at once.
 
-``DistributedDataParallel`` hangs hooks behind those functions, reads the gradient in ``.grad``, and
-writes the average there when the engine's pass ends. So where there may be DDP, each leaf's
-gradient is shown there for the time of a pass, and what DDP made of it is taken from it. What was
-in ``.grad`` before comes back in the end.
+``DistributedDataParallel`` (DDP) registers hooks behind those functions, reads the gradient in
+``.grad``, and writes the average there when the engine's pass ends. So where DDP may be in use,
+``.grad`` shows each leaf's gradient for the time of a pass, and the result is read from it. In the
+end ``.grad`` gets its former value.
+
+Threads: passes of several threads may share leaves; the lock guards ``.grad`` and the tables here.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from pibroch.rpc.autograd.gates import BackwardGate, is_running
+from pibroch.rpc.autograd.send_receive import RunningPass, is_running
 
 _lock = threading.Lock()
-_before: dict[
-    Tensor, tuple[Tensor | None, int]
-] = {}  # .grad as it was, and how many passes show theirs at the moment
-_shown: dict[int, Tensor] = {}  # by id
+# by leaf: ``.grad`` as it was, and how many passes show gradients there now
+_before: dict[Tensor, tuple[Tensor | None, int]] = {}
+_shown: dict[int, Tensor] = {}  # gradients in ``.grad`` now, by ``id``
 
 
 def is_needed() -> bool:
-    """Whether there may be DDP in this process."""
+    """Whether DDP may be in use in this process."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class LeafGradients:
-    """Inside the ``with`` block the gradients that the pass ``backward`` has for ``leaves`` (nodes that accumulate) come here.
+    """Collects the gradients of leaves in a pass, inside the ``with`` block.
 
-    Hooks before those nodes see and may change the gradient; hooks behind them are called without
-    one, as nothing is accumulated. ``shows``: whether ``.grad`` shows the gradients until the end
-    of the block.
+    Hooks before the nodes get and may change the gradient; hooks behind them are called without
+    one, as nothing is accumulated.
+
+    Args:
+        backward: the pass.
+        leaves: nodes that accumulate into leaves.
+        shows: whether ``.grad`` shows the gradients until the end of the block.
     """
 
-    def __init__(self, backward: BackwardGate, leaves: Iterable[Node], shows: bool) -> None:
+    def __init__(self, backward: RunningPass, leaves: Iterable[Node], shows: bool) -> None:
         self._backward = backward
         self._shows = shows
         self._leaves: list[Any] = list(leaves)
@@ -54,7 +57,7 @@ class LeafGradients:
 
     def __enter__(self) -> LeafGradients:
         self._handles = [
-            leaf.register_prehook(self._shower(leaf.variable)) for leaf in self._leaves
+            leaf.register_prehook(self._hook_of(leaf.variable)) for leaf in self._leaves
         ]
         return self
 
@@ -75,18 +78,17 @@ class LeafGradients:
                 before, num_passes = _before[leaf]
                 if num_passes > 1:
                     _before[leaf] = (before, num_passes - 1)
-                    leaf.grad = (
-                        None  # else a pass that goes on would take it for what DDP made of its own
-                    )
+                    # else a pass that goes on would take this gradient for the result of its own
+                    leaf.grad = None
                 else:
                     leaf.grad = _before.pop(leaf)[0]
 
     def gradients(self) -> list[Tensor | None]:
-        """After the block: one for each leaf."""
+        """One gradient or ``None`` for each leaf, after the block."""
         return [self._gradients.get(leaf.variable) for leaf in self._leaves]
 
-    def _shower(self, leaf: Tensor) -> object:
-        def show(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
+    def _hook_of(self, leaf: Tensor) -> object:
+        def take(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
             gradient = gradients[0]
             if gradient is None or not is_running(self._backward):
                 return None
@@ -100,14 +102,11 @@ class LeafGradients:
                 _shown[id(gradient)] = self._gradients[leaf] = leaf.grad = gradient
             return (None,)  # nothing to accumulate
 
-        return show
+        return take
 
 
 def _result(leaf: Tensor, gradient: Tensor) -> Tensor:
-    """What became of a gradient.
-
-    It may have been written into, or a part of DDP's memory put in its place.
-    """
+    """The gradient after DDP may have written into it, or put one of its own in its place."""
     present = leaf.grad
     if present is None or present is gradient or id(present) in _shown:
         return gradient

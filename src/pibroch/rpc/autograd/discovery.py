@@ -1,20 +1,21 @@
-"""Which messages of a context take part in a backward pass, and when all of them are known (pure; paper, section 3.4).
+"""The search for the messages of a context that take part in a backward pass (pure).
 
-A tensor that crossed a worker boundary is an *edge* of the graph. A worker that finds, going back
-from its roots, tensors which it received asks their senders to go on from there. Who asks whom is a
-diffusing computation (Dijkstra and Scholten, 1980): the first to ask a worker is answered last,
-when all that this worker asked have answered; everyone else is answered at once. So when the root
-has its answers, nothing is under way any more, and the answers name all workers that take part.
+Section 3.4 of the paper. A tensor that crossed a worker boundary is an *edge* of the graph. A
+worker that reaches received tensors on its way back from its roots requests their senders to go on
+from there. The requests form a diffusing computation (Dijkstra and Scholten, 1980): the first
+request to a worker is answered last, when all that this worker requested was answered; every other
+request is answered at once. So when the root has its answers, nothing is under way any more, and
+the answers name all workers that take part.
 
-Differs from the paper: it takes all messages of a context for participants, and does not look.
+Differs from the paper, which does not search: there all messages of a context take part.
 
 >>> me, other = WorkerInfo("me", 0), WorkerInfo("other", 1)
 >>> discovery = Discovery(me)
->>> [ask] = discovery.asked("the user", [Edge(other, message=7, tensor=0)])
->>> ask.worker.name, ask.edges[0].message
+>>> [request] = discovery.requested("the user", [Edge(other, message=7, tensor=0)])
+>>> request.worker.name, request.edges[0].message
 ('other', 7)
 >>> [answer] = discovery.answered([other])
->>> answer.asker, sorted(worker.name for worker in answer.workers)
+>>> answer.requester, sorted(worker.name for worker in answer.workers)
 ('the user', ['me', 'other'])
 """
 
@@ -43,8 +44,8 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask a worker to go on from tensors that it sent."""
+class SearchRequest:
+    """Request a worker to go on from tensors that it sent."""
 
     worker: WorkerInfo
     edges: tuple[Edge, ...]
@@ -52,20 +53,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class SearchAnswer:
-    """Answer one that asked; at the root this is the user: the search is over.
+    """Answer a request; at the root this answers the user, and the search is over.
 
     Attributes:
-        asker: what ``asked`` was given.
+        requester: as it was passed to ``requested``.
         workers: those that take part, as far as this worker knows.
         error: why the search failed.
     """
 
-    asker: object
+    requester: object
     workers: frozenset[WorkerInfo]
     error: Exception | None = None
 
 
-Instruction = Ask | SearchAnswer
+Instruction = SearchRequest | SearchAnswer
 
 
 class Discovery:
@@ -77,35 +78,35 @@ class Discovery:
 
     def __init__(self, me: WorkerInfo) -> None:
         self._me = me
-        self._known: set[Edge] = set()
+        self._edges: set[Edge] = set()
         self._workers = {me}
         self._num_open = 0
         self._is_engaged = False
-        self._engager: object = None  # who asked first, while it is not answered
+        self._engager: object = None  # the first requester, while it is not answered
         self._error: Exception | None = None
 
     @property
     def edges(self) -> frozenset[Edge]:
-        """The edges found here: tensors that this worker received and whose gradients it will send."""
-        return frozenset(self._known)
+        """Tensors that this worker received and whose gradients it will send."""
+        return frozenset(self._edges)
 
-    def asked(self, asker: object, found: Iterable[Edge]) -> list[Instruction]:
-        """``asker`` wanted this worker to go on, which reached ``found``.
+    def requested(self, requester: object, reached: Iterable[Edge]) -> list[Instruction]:
+        """Handle a request to go on, after the walk that it started has ``reached`` these edges.
 
-        Edges that are known already do not count.
+        Edges that were reached before do not count.
         """
         if self._error is not None:
-            return [SearchAnswer(asker, frozenset(self._workers), self._error)]
-        asks = self._ask(found)
-        self._num_open += len(asks)
+            return [SearchAnswer(requester, frozenset(self._workers), self._error)]
+        requests = self._requests_for(reached)
+        self._num_open += len(requests)
         if self._is_engaged or not self._num_open:
-            return [*asks, SearchAnswer(asker, frozenset(self._workers))]
+            return [*requests, SearchAnswer(requester, frozenset(self._workers))]
         self._is_engaged = True
-        self._engager = asker
-        return [*asks]
+        self._engager = requester
+        return [*requests]
 
     def answered(self, workers: Iterable[WorkerInfo]) -> list[Instruction]:
-        """One that this worker asked has answered."""
+        """Handle the answer to one of this worker's requests."""
         self._workers.update(workers)
         self._num_open -= 1
         if self._num_open or not self._is_engaged:
@@ -113,23 +114,20 @@ class Discovery:
         return self._disengage()
 
     def failed(self, error: Exception) -> list[Instruction]:
-        """One that this worker asked failed or was lost.
-
-        The search is over, for all that asked this worker.
-        """
+        """Handle the failure of one of this worker's requests: the search is over here."""
         self._error = self._error or error
         return self._disengage() if self._is_engaged else []
 
-    def _ask(self, found: Iterable[Edge]) -> list[Ask]:
+    def _requests_for(self, reached: Iterable[Edge]) -> list[SearchRequest]:
         by_origin: dict[WorkerInfo, list[Edge]] = defaultdict(list)
-        for edge in found:
-            if edge not in self._known:
-                self._known.add(edge)
+        for edge in reached:
+            if edge not in self._edges:
+                self._edges.add(edge)
                 by_origin[edge.origin].append(edge)
-        return [Ask(origin, tuple(edges)) for origin, edges in by_origin.items()]
+        return [SearchRequest(origin, tuple(edges)) for origin, edges in by_origin.items()]
 
     def _disengage(self) -> list[Instruction]:
-        asker = self._engager
+        requester = self._engager
         self._is_engaged = False
         self._engager = None
-        return [SearchAnswer(asker, frozenset(self._workers), self._error)]
+        return [SearchAnswer(requester, frozenset(self._workers), self._error)]

@@ -1,6 +1,7 @@
-"""Distributed autograd at one worker.
+"""Distributed autograd at one worker: its part in messages, contexts, and backward passes.
 
-Its part in every message, the life of contexts, and the way to backward passes.
+Threads: ``outgoing`` runs in the thread that calls another worker; ``incoming`` where messages are
+handled, on the loop or in a caller that reads its own answer; ``_on_lost`` on the loop.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from torch import Tensor
 from pibroch.errors import ProtocolError, RpcError, WorkerLostError
 from pibroch.rpc.autograd.contexts import MAX_SENT, Context, Contexts
 from pibroch.rpc.autograd.coordinator import Coordinator
-from pibroch.rpc.autograd.gates import Received, Sent, make_gate, make_receipt
 from pibroch.rpc.autograd.messages import Graph, Release
+from pibroch.rpc.autograd.send_receive import (
+    Received,
+    Sent,
+    make_receive_function,
+    make_send_function,
+)
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
@@ -38,35 +44,36 @@ class Autograd:
     def outgoing(
         self, context: int, to: WorkerInfo, tensors: list[Tensor]
     ) -> tuple[Graph | None, list[Tensor]]:
-        """A message of ``context`` leaves: gates behind its tensors that require gradients.
+        """Record a message that leaves: send functions of its tensors that require gradients.
 
         Returns:
-            the graph's part of the message, ``None`` when ``to`` needs none, and the tensors,
-            detached.
+            The graph's part of the message, ``None`` when ``to`` needs none; the tensors, detached.
         """
-        known = self._contexts.find(context)
+        own = self._contexts.find(context)
         detached = [tensor.detach() for tensor in tensors]
-        if known is None:
+        if own is None:
             return None, detached
         needed = torch.is_grad_enabled()
         places = [place for place, tensor in enumerate(tensors) if needed and tensor.requires_grad]
-        if not places and to in known.reached:
+        if not places and to in own.reached:
             return None, detached
-        known.reached.add(to)
+        own.reached.add(to)
         message = next(self._agent.ids)
         if places:
-            if len(known.sent) >= MAX_SENT:
+            if len(own.sent) >= MAX_SENT:
                 raise RpcError(
-                    f"{len(known.sent):,} messages in one autograd context",
+                    f"{len(own.sent):,} messages in one autograd context",
                     f"at most {MAX_SENT:,}",
                     "use several",
                 )
-            gates = {place: make_gate(message, place, tensors[place]) for place in places}
-            known.sent[message] = Sent(message, to, next(known.orders), gates)
-        return Graph(context, known.creator, message, tuple(places)), detached
+            outputs = {
+                place: make_send_function(message, place, tensors[place]) for place in places
+            }
+            own.sent[message] = Sent(message, to, next(own.orders), outputs)
+        return Graph(context, own.creator, message, tuple(places)), detached
 
     def incoming(self, origin: WorkerInfo, graph: object, tensors: list[Tensor]) -> list[Tensor]:
-        """A message arrived: those of its tensors that require gradients at its sender require them here.
+        """Record a message that arrived: its tensors that require gradients at the sender do here.
 
         Raises:
             ProtocolError: for a graph that does not fit the tensors.
@@ -97,17 +104,17 @@ class Autograd:
             )
         received = Received(part.message, origin, next(context.orders), places)
         chosen = [tensors[place] for place in places]
-        # they still share the sender's memory, which its graph may need as it is
+        # a message to itself: the tensors share memory with the sender's, which its graph may need
         if origin.id == self._agent.info.id:
             chosen = [tensor.clone() for tensor in chosen]
-        made = make_receipt(received, context.anchor, chosen)
+        outputs = make_receive_function(received, context.anchor, chosen)
         arrived = list(tensors)
-        for place, tensor in zip(places, made, strict=True):
+        for place, tensor in zip(places, outputs, strict=True):
             arrived[place] = tensor
         return arrived
 
     def entered(self, context: int) -> AbstractContextManager[None]:
-        """The calling thread works for ``context``."""
+        """Inside the ``with`` block the calling thread works for ``context``."""
         return self._contexts.entered(context)
 
     def current_context(self) -> int | None:
@@ -117,16 +124,13 @@ class Autograd:
     # contexts
 
     def open(self) -> int:
-        """A new context, whose creator is this worker."""
+        """Open a new context, whose creator is this worker; returns its id."""
         context_id = next(self._agent.ids)
         self._contexts.open(context_id, (self._agent.info.id, self._agent.incarnation))
         return context_id
 
     def release(self, context: int) -> None:
-        """Close a context here and, by and by, on all workers that it reached.
-
-        Those that are lost need nothing.
-        """
+        """Close a context here and, by messages, on all workers that it reached."""
         self._drop(
             context,
             RpcError(
@@ -137,11 +141,11 @@ class Autograd:
         )
 
     def check_open(self, context: int) -> None:
-        """Raises ``RuntimeError`` when the context is not open here."""
+        """Raise ``RuntimeError`` when the context is not open here."""
         self._contexts.get(context)
 
     def gradients(self, context: int) -> dict[Tensor, Tensor]:
-        """By leaf of this worker, the sum of its gradients.
+        """The sum of gradients of each leaf of this worker.
 
         Raises:
             RuntimeError: when the context is not open here.
@@ -149,13 +153,13 @@ class Autograd:
         return self._contexts.get(context).gradients()
 
     def live_counts(self) -> dict[str, int]:
-        """How much is kept: ``contexts``, ``gates``, ``passes``, ``buffers`` (gradients)."""
+        """How many ``contexts``, ``gates``, ``passes`` and ``buffers`` (gradients) are kept."""
         contexts = self._contexts.all()
         passes = [each for context in contexts for each in tuple(context.passes.values())]
         return {
             "contexts": len(contexts),
             "gates": sum(
-                len(sent.gates) for context in contexts for sent in tuple(context.sent.values())
+                len(sent.outputs) for context in contexts for sent in tuple(context.sent.values())
             ),
             "passes": len(passes),
             "buffers": sum(len(context.gradients()) for context in contexts)
@@ -163,7 +167,7 @@ class Autograd:
         }
 
     def close(self) -> None:
-        """Forget everything; passes under way fail."""
+        """Drop all contexts; passes under way fail."""
         for context in self._contexts.all():
             self._contexts.close(context.id)
             _clear(context, RpcError("a backward pass on a worker that was shut down"))
@@ -198,11 +202,11 @@ class Autograd:
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
         for context in self._contexts.all():
-            if incarnation:  # else it could not be dialled, and may talk to us all the same
+            if incarnation:  # else it could not be dialled, but may still have dialled this worker
                 context.reached.discard(worker)
             is_own = context.creator[0] == self._agent.info.id
             is_over = context.creator == (worker.id, incarnation)
-            # nobody is left who would say that it is closed
+            # no worker is left that would release it
             if is_over or (not is_own and not context.reached):
                 self._drop(context.id, error, for_good=is_over)
         self.coordinator.lost(worker, error)

@@ -1,4 +1,4 @@
-"""What workers say to each other about graphs and backward passes."""
+"""Messages between workers about graphs and backward passes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Graph(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a message that has to do with its context.
+    """The part of a message that belongs to its context.
 
     Attributes:
-        context: which.
+        context: id of the context.
         creator: id and incarnation of the worker that opened it.
         message: unique number of the message in the graph.
         tensors: places of those of its tensors that require gradients.
@@ -22,11 +22,13 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Discover(msgspec.Struct, frozen=True, array_like=True, tag="discover"):
-    """Go on from these tensors, which you sent.
+    """Go on with the search from these tensors, which the receiver has sent.
 
     Answered with the workers that take part, as ``[name, id]``.
 
     Attributes:
+        context: id of the context.
+        backward: number of the pass.
         root: id of the worker on which ``backward`` was called.
         edges: pairs of message and tensor.
         timeout_s: for the rest of the search, 0 for none.
@@ -40,7 +42,7 @@ class Discover(msgspec.Struct, frozen=True, array_like=True, tag="discover"):
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="backward"):
-    """Run your part of a backward pass; answered when it is done."""
+    """Run the receiver's part of a backward pass; answered when it is done."""
 
     context: int
     backward: int
@@ -49,9 +51,9 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="backward"):
 
 
 class GradientsMessage(msgspec.Struct, frozen=True, array_like=True, tag="gradients"):
-    """Gradients of the tensors of a message that you sent.
+    """Gradients of the tensors of a message that the receiver has sent.
 
-    The value is a list with one of them, or ``None``, per tensor.
+    The value is a list with a gradient or ``None`` for each tensor.
     """
 
     context: int
@@ -60,13 +62,13 @@ class GradientsMessage(msgspec.Struct, frozen=True, array_like=True, tag="gradie
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """A backward pass has failed; nobody needs to wait for it."""
+    """A backward pass has failed; the receiver must not wait for it."""
 
     context: int
     backward: int
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """A context is closed; forget it and tell those that you reached in it."""
+    """A context is closed; the receiver drops it and passes this on to those that it reached."""
 
     context: int

@@ -1,6 +1,8 @@
-"""One backward pass at one worker.
+"""One backward pass at one worker: what takes part, gradients received, the run of the engine.
 
-What takes part here, the gradients that have come, and the run of the engine.
+Threads: the engine runs in the thread of ``run``, which waits in ``await_turn`` for gradients of
+other workers; ``arrived`` and ``abort`` run on the loop and wake it through ``_changed``, whose
+lock guards all that changes. ``_walking`` is held for a walk through the graph, which may be long.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch.autograd.graph import GradientEdge, Node
 from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.autograd import ddp
 from pibroch.rpc.autograd.discovery import Discovery, Edge, Instruction
-from pibroch.rpc.autograd.gates import Received, Sent, Walk, behind, run_engine, start_of
+from pibroch.rpc.autograd.send_receive import Received, Sent, Walk, behind, run_engine, start_of
 from pibroch.rpc.info import WorkerInfo
 
 _YIELD_S = 0.0005
@@ -32,26 +34,26 @@ def deadline_after(timeout_s: float) -> float | None:
 
 
 def left_until(deadline: float | None) -> float:
-    """Seconds left, at least a little; 0 for no deadline."""
+    """Seconds left, at least 0.001; 0 for no deadline."""
     return 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
 
 
 class Kept(Protocol):
-    """What a worker keeps of a context (``contexts.Context``), as far as a pass needs it."""
+    """The part of a context (``contexts.Context``) that a pass needs."""
 
     id: int
     anchor: Tensor
     sent: dict[int, Sent]
 
     def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
-        """Add the outcome of a pass; takes over the tensors."""
+        """Add the gradients of a pass; the tensors then belong to the context."""
 
 
 class Pass:
-    """One backward pass at one worker. Its methods may be called from any thread.
+    """One backward pass at one worker; its methods may be called from any thread.
 
     Args:
-        number: unique; the same on all workers.
+        number: of the pass; the same on all workers, and unique.
         context: the context that it belongs to.
         me: this worker.
         root: id of the worker on which ``backward`` was called.
@@ -60,7 +62,7 @@ class Pass:
         waiting: entered while a thread waits for another worker.
 
     Attributes:
-        partners: ids of the workers with which this one has to do in this pass.
+        partners: ids of the workers that this one exchanges messages with in this pass.
         deadline: on the monotonic clock.
     """
 
@@ -79,70 +81,71 @@ class Pass:
         self.me = me
         self.partners: set[int] = {root}
         self.deadline: float | None = None
-        self._post = send
+        self._send_message = send
         self._waiting = waiting
         self._discovery = Discovery(me)
         self._walk = Walk()
-        self._gates: dict[int, set[int]] = {}  # places of the tensors that take part, by message
+        self._places: dict[int, set[int]] = {}  # places of the tensors that take part, by message
         self._inbox: dict[int, dict[int, Tensor | None]] = {}
-        self._unsent: list[Received] = []  # what the engine has yet to reach, the newest last
+        self._unsent: list[Received] = []  # messages that the engine must still reach, newest last
         self._sent: set[int] = set()
-        self._own: set[int] = set()  # addresses of memory that nobody else holds
+        self._own: set[int] = set()  # addresses of memory of gradients that were sent or returned
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._walking = threading.Lock()
 
     @property
     def num_waiting(self) -> int:
-        """Gradients that have come and were not used yet."""
+        """The number of gradients that have arrived and were not used yet."""
         with self._changed:
             return sum(len(gradients) for gradients in self._inbox.values())
 
     # discovery
 
-    def search(self, asker: object, roots: Iterable[Tensor]) -> list[Instruction]:
-        """Start at the roots, as the worker on which ``backward`` was called."""
-        return self._go_on(asker, [start_of(root) for root in roots])
+    def search(self, requester: object, roots: Iterable[Tensor]) -> list[Instruction]:
+        """Start the search at the roots, on the worker where ``backward`` was called."""
+        return self._go_on(requester, [start_of(root) for root in roots])
 
-    def asked(
-        self, asker: object, origin: WorkerInfo, edges: Iterable[tuple[int, int]]
+    def requested(
+        self, requester: object, origin: WorkerInfo, edges: Iterable[tuple[int, int]]
     ) -> list[Instruction]:
-        """Go on from the gates of these tensors, (message, place).
+        """Go on from the send functions of these tensors, (message, place).
 
         Raises:
-            RuntimeError: for a message that is not known.
+            RuntimeError: for a tensor that was not sent to ``origin``.
         """
         starts: list[tuple[Node | None, int]] = []
         for message, place in edges:
             sent = self.context.sent.get(message)
-            if sent is None or place not in sent.gates or sent.to.id != origin.id:
+            if sent is None or place not in sent.outputs or sent.to.id != origin.id:
                 raise RuntimeError(
                     f"got gradients announced for message {message}, which worker {origin.name!r}"
                     " never had of this one"
                 )
-            self._gates.setdefault(message, set()).add(place)
-            starts += behind(sent.gates[place])
+            self._places.setdefault(message, set()).add(place)
+            starts += behind(sent.outputs[place])
         self.partners.add(origin.id)
-        return self._go_on(asker, starts)
+        return self._go_on(requester, starts)
 
     def answered(self, workers: Iterable[WorkerInfo]) -> list[Instruction]:
-        """One that was asked has answered."""
+        """Handle the answer to a search request."""
         with self._changed:
             return self._discovery.answered(workers)
 
     def failed(self, error: Exception) -> list[Instruction]:
-        """One that was asked failed."""
+        """Handle the failure of a search request."""
         with self._changed:
             return self._discovery.failed(error)
 
-    def _go_on(self, asker: object, starts: Iterable[tuple[Node | None, int]]) -> list[Instruction]:
-        with self._walking:  # takes time, which answers and gradients need not wait for
-            found = self._walk.go(starts)
-        self.partners.update(received.origin.id for received, _ in found)
+    def _go_on(
+        self, requester: object, starts: Iterable[tuple[Node | None, int]]
+    ) -> list[Instruction]:
+        with self._walking:  # a lock of its own, so that answers and gradients need not wait
+            reached = self._walk.go(starts)
+        self.partners.update(received.origin.id for received, _ in reached)
+        edges = [Edge(received.origin, received.message, place) for received, place in reached]
         with self._changed:
-            return self._discovery.asked(
-                asker, [Edge(received.origin, received.message, place) for received, place in found]
-            )
+            return self._discovery.requested(requester, edges)
 
     # the run
 
@@ -150,20 +153,20 @@ class Pass:
         """Run the engine once, and add the gradients of the leaves to the context.
 
         Raises:
-            RpcTimeoutError: a gradient did not come in time.
-            Exception: what ``abort`` was given, or a function or hook raised.
+            RpcTimeoutError: a gradient did not arrive in time.
+            Exception: the error of ``abort``, or what a function or hook raised.
         """
         sent = sorted(
-            (self.context.sent[message] for message in self._gates), key=lambda each: each.order
+            (self.context.sent[message] for message in self._places), key=lambda each: each.order
         )
-        gates = [
-            (each, [each.gates[place] for place in sorted(self._gates[each.message])])
+        sends = [
+            (each, [each.outputs[place] for place in sorted(self._places[each.message])])
             for each in sent
         ]
-        self._unsent = sorted(self._walk.receipts, key=lambda each: each.order)
+        self._unsent = sorted(self._walk.received, key=lambda each: each.order)
         leaves = self._walk.leaves
         try:
-            gradients = self._gradients(roots, gates, leaves, retain_graph)
+            gradients = self._gradients(roots, sends, leaves, retain_graph)
         except Exception:
             self._check()
             raise
@@ -176,21 +179,21 @@ class Pass:
     def _gradients(
         self,
         roots: Sequence[Tensor],
-        gates: Sequence[tuple[Sent, list[Tensor]]],
+        sends: Sequence[tuple[Sent, list[Tensor]]],
         leaves: Sequence[Node],
         retain_graph: bool,
     ) -> Sequence[Tensor | None]:
         inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
-        with ddp.LeafGradients(self, leaves, shows=ddp.is_needed()) as seen:
-            run_engine(self, roots, gates, inputs, retain_graph)
-        return seen.gradients()
+        with ddp.LeafGradients(self, leaves, shows=ddp.is_needed()) as collected:
+            run_engine(self, roots, sends, inputs, retain_graph)
+        return collected.gradients()
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _owned(self, gradient: Tensor) -> Tensor:
-        """The gradient, or a copy when its memory belongs to another one too, or to one that was sent."""
+        """The gradient, or a copy if its memory is shared with another gradient or a sent one."""
         parts = _parts(gradient)
         if any(_address(part) in self._own or not _fills_its_memory(part) for part in parts):
             return _copied(gradient)
@@ -198,38 +201,38 @@ class Pass:
         return gradient
 
     def abort(self, error: Exception) -> None:
-        """Whoever waits in this pass raises ``error``."""
+        """End the pass: whatever waits in it raises ``error``."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def arrived(self, origin: WorkerInfo, message: int, gradients: Gradients) -> None:
-        """Gradients of a message came from its receiver, perhaps before the run."""
+        """Take gradients of a message from its receiver; they may arrive before the run."""
         sent = self.context.sent.get(message)
-        if sent is None or sent.to.id != origin.id or len(sent.gates) != len(gradients):
+        if sent is None or sent.to.id != origin.id or len(sent.outputs) != len(gradients):
             return
         with self._changed:
-            self._inbox[message] = dict(zip(sent.gates, gradients, strict=True))
+            self._inbox[message] = dict(zip(sent.outputs, gradients, strict=True))
             self._changed.notify_all()
 
-    # called by the engine (gates.Backward)
+    # called by the engine (``send_receive.RunningPass``)
 
     def await_turn(self, sent: Sent) -> None:
-        """Wait until the gradients of a message are there."""
+        """Wait until the gradients of a message have arrived."""
         self._let_newer_ones_finish(sent)
         with self._changed:
             if sent.message in self._inbox:
                 return self._check()
         with self._waiting(), self._changed:
             while sent.message not in self._inbox and self._error is None:
-                left = left_until(self.deadline)
+                left_s = left_until(self.deadline)
                 if self.deadline is not None and time.monotonic() >= self.deadline:
                     raise RpcTimeoutError(
                         f"no gradient from worker {sent.to.name!r}",
                         "one in time",
                         "raise the timeout, or see that worker",
                     )
-                self._changed.wait(left or None)
+                self._changed.wait(left_s or None)
             self._check()
 
     def gradient(self, message: int, tensor: int) -> Tensor | None:
@@ -238,12 +241,9 @@ class Pass:
             return self._inbox[message].pop(tensor)
 
     def send(self, received: Received, gradients: Sequence[Tensor | None]) -> None:
-        """Send the gradients of a message to where it came from.
-
-        Those that nobody waits for stay here.
-        """
-        places = self._walk.receipts[received]
-        wanted = [
+        """Send the gradients of a message to the worker that sent it, those that take part."""
+        places = self._walk.received[received]
+        to_send = [
             each if place in places else None
             for place, each in zip(received.tensors, gradients, strict=True)
         ]
@@ -251,14 +251,14 @@ class Pass:
             self._check()
             self._sent.add(received.message)
             self._own.update(
-                _address(part) for each in wanted if each is not None for part in _parts(each)
+                _address(part) for each in to_send if each is not None for part in _parts(each)
             )
-        self._post(self, received, wanted)
+        self._send_message(self, received, to_send)
 
     def _let_newer_ones_finish(self, sent: Sent) -> None:
-        """A turn comes when the CPU has nothing else to do.
+        """Wait for other devices, whose work may come before a turn.
 
-        Other devices may still be at work on what comes before it.
+        The engine takes a turn when the CPU has nothing else to do.
         """
         while self._has_newer(sent):
             device = (
@@ -267,8 +267,7 @@ class Pass:
                 else None
             )
             assert device is not None, "the engine took a turn before what comes first"
-            # the engine runs what is ready on the CPU while it waits for this, which has to go
-            # through the device
+            # a small pass through the device: the engine runs what is ready on the CPU meanwhile
             torch.zeros((), device=device, requires_grad=True).neg().backward()
             time.sleep(_YIELD_S)
 

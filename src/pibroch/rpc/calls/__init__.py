@@ -1,1 +1,1 @@
-"""Requests and notes: what this worker asks of others, what they ask of it, and the threads that run it."""
+"""Requests and notes in both directions, and the threads that handle them."""

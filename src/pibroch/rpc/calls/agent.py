@@ -1,6 +1,7 @@
-"""The shell around the protocol.
+"""The agent of a process: it sends requests to other workers and serves theirs.
 
-One agent a process, which sends requests and serves those of others.
+Threads: the loop (``reactor``) handles sockets, frames and timers; the pool runs users' functions;
+requests are sent by whichever thread makes them. A caller on the same host may read its own answer.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import torch
 
 from pibroch.errors import UnknownWorkerError
 from pibroch.rpc.calls.futures import Future, Waiter
-from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceKeeper
+from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceTable
 from pibroch.rpc.calls.pending import Receiver
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests, too_late
-from pibroch.rpc.calls.service import Handler, Life, RequestService
+from pibroch.rpc.calls.service import Handler, IncarnationOf, RequestService
 from pibroch.rpc.info import IdSource, WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.transport.connection import Connection, Message
@@ -37,7 +38,7 @@ _END_S = 2.0  # threads of the pool have this long to finish
 
 
 class Agent:
-    """What this process sends to other workers and receives from them; README.md has the rules."""
+    """All messages of this process to and from other workers; README.md has the rules."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Agent:
         self.options = options
         self.callables = callables
         self.ids = IdSource()
-        # whoever composes a worker says more
+        # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
         self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
@@ -66,7 +67,7 @@ class Agent:
         )
         self._requests = Requests(self.info, self._packer, self.reactor, callables)
         self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
-        # with ``on_message``: an ``Inbox``
+        # with ``on_message`` these make the agent an ``Inbox``
         self.on_failure = self._requests.on_failure
         self.on_lost = self._requests.lose
         host = options.bind or rendezvous.bind_host()
@@ -79,12 +80,12 @@ class Agent:
     # its parts
 
     @property
-    def references(self) -> ReferenceKeeper | None:
+    def references(self) -> ReferenceTable | None:
         """The remote references of this worker."""
         return self._packer.references
 
     @references.setter
-    def references(self, references: ReferenceKeeper) -> None:
+    def references(self, references: ReferenceTable) -> None:
         self._packer.references = references
 
     @property
@@ -107,7 +108,7 @@ class Agent:
         """Listen, and join the others.
 
         Raises:
-            RpcTimeoutError: when not all workers come in time.
+            RpcTimeoutError: when not all workers join in time.
             ConfigError: when the name is taken.
         """
         _settle_torch()
@@ -119,14 +120,14 @@ class Agent:
             raise
 
     def close(self) -> None:
-        """Say goodbye and stop. What still waits fails."""
+        """Send a goodbye to all and stop; calls that still wait fail."""
         if self._is_closed:
             return
         self._is_closed = True
         for callback in self._closed_callbacks:
             callback()
         with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
-            # first: who hears the goodbye finds nobody when it looks again
+            # before the goodbye, after which others look this worker up again
             self._membership.leave(self._peers.record)
         self._peers.close()
         self._requests.lose_all("this worker was shut down")
@@ -134,14 +135,17 @@ class Agent:
         self.pool.close(_END_S)
 
     def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
-        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost, leaves or cannot be reached."""
+        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost or leaves.
+
+        Also when it cannot be reached: then the incarnation is 0.
+        """
         self._peers.when_lost(callback)
 
     def when_closed(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when this agent is closed, before its connections are."""
         self._closed_callbacks.append(callback)
 
-    # who is there
+    # other workers
 
     def find(self, to: str | int | WorkerInfo) -> WorkerInfo:
         """The worker of this name or id.
@@ -158,16 +162,16 @@ class Agent:
         find_id = self._membership.find_id
         record = find_id(operator.index(to)) if isinstance(to, SupportsIndex) else find(to)
         if record is None:
-            known = ", ".join(info.name for info in self.workers())
+            names = ", ".join(info.name for info in self.workers())
             raise UnknownWorkerError(
                 f"worker {to!r}, could not find destination",
-                f"one that has joined ({known})",
+                f"one that has joined ({names})",
                 "see its init_rpc",
             )
         return record.info
 
     def workers(self) -> list[WorkerInfo]:
-        """All workers that this one has met."""
+        """All workers whose addresses this one has."""
         return self._membership.workers()
 
     def reach(self, worker: WorkerInfo) -> None:
@@ -175,7 +179,7 @@ class Agent:
         self._peers.connection_to(worker)
 
     def incarnation_of(self, to: WorkerInfo) -> int:
-        """The life of a worker that this one talks to at present, 0 before it knows."""
+        """The incarnation of a worker that is connected at present, 0 while unknown."""
         return self._peers.incarnation_of(to)
 
     # sending
@@ -189,7 +193,7 @@ class Agent:
         timeout: float = UNSET_RPC_TIMEOUT,
         context: int | None = None,
     ) -> Future:
-        """Ask ``to``; the future is done when it has answered, failed, was lost or took too long.
+        """Send a request; the future is done when ``to`` has answered, failed, or is lost or late.
 
         Does not block.
         """
@@ -206,7 +210,7 @@ class Agent:
         timeout: float = UNSET_RPC_TIMEOUT,
         context: int | None = None,
     ) -> Any:
-        """Ask ``to`` and wait for the answer."""
+        """Send a request to ``to`` and wait for the answer."""
         waiter = Waiter()
         timeout_s = self.timeout_s(timeout)
         connection = self.ask(waiter, to, body, value, timeout_s, context)
@@ -220,15 +224,15 @@ class Agent:
         *,
         context: int | None = None,
     ) -> None:
-        """Tell ``to`` something that needs no answer.
+        """Send a note, which has no answer; does not block.
 
-        Does not block; when the worker is lost the note is, too.
+        When the worker is lost, so is the note.
         """
         if not self._is_closed:
-            self._requests.tell(self._connection_to(to), body, value, context)
+            self._requests.notify(self._connection_to(to), body, value, context)
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop; takes no lock, may be called from anywhere."""
+        """Run ``function`` on the loop; takes no lock, so the garbage collector may call it."""
         if not self._is_closed:
             self.reactor.call_soon(function)
 
@@ -241,12 +245,10 @@ class Agent:
         return self.options.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else max(0.0, timeout)
 
     def wait(self, future: torch.futures.Future[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The value of a future that something here will complete.
-
-        Another thread of the pool may work meanwhile.
+        """The value of a future that this process completes; the pool may run another thread.
 
         Raises:
-            RpcTimeoutError: when it is not there in time.
+            RpcTimeoutError: when it is not set in time.
         """
         timeout_s = self.timeout_s(timeout)
         if not future.done():
@@ -258,7 +260,7 @@ class Agent:
         return future.wait()
 
     def future(self) -> Future:
-        """One that a receiver of an answer completes."""
+        """A new future, for use as the receiver of an answer."""
         return Future(self.pool, self.reactor)
 
     def current_context(self) -> int | None:
@@ -275,9 +277,9 @@ class Agent:
         timeout_s: float,
         context: int | None,
     ) -> Connection:
-        """Ask ``to``; ``receiver`` gets what comes of it.
+        """Send a request, whose outcome ``receiver`` gets; ``timeout_s`` of 0 means none.
 
-        The timeout is in seconds, 0 for none. Returns where it was sent.
+        Returns the connection on which it was sent.
         """
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
@@ -296,40 +298,34 @@ class Agent:
         handler: Handler,
         *,
         in_pool: bool = False,
-        life: Life | None = None,
+        incarnation: IncarnationOf | None = None,
     ) -> None:
-        """Have messages with such a body handled.
-
-        On the loop, or on a thread of the pool (``RequestService.serve``).
-        """
-        self._service.serve(body_type, handler, in_pool, life)
+        """Register the handler of messages with such a body (``RequestService.serve``)."""
+        self._service.serve(body_type, handler, in_pool, incarnation)
 
     @property
     def num_started(self) -> int:
-        """Requests in this worker's life."""
+        """The number of requests since this worker joined."""
         return self._requests.num_started
 
     def is_busy(self, but: int = 0) -> bool:
-        """Whether it waits for an answer or works on one.
-
-        ``but`` so many of those at work do not count.
-        """
+        """Whether it waits for an answer, or handles more than ``but`` messages of others."""
         return self._requests.num_pending > 0 or self._service.num_running > but
 
     def on_message(self, connection: Connection, message: Message) -> None:
-        """A connection has one (on the loop; what this worker answers itself, on any thread)."""
+        """Handle a message: an answer, a request or a note (``connection.Inbox``)."""
         if message.kind == Kind.ANSWER:
             self._requests.on_answer(connection, message)
-        elif not self._is_closed:  # who asked will see that this worker has left
+        elif not self._is_closed:  # the caller will see that this worker has left
             self._service.on_message(connection, message)
 
 
 def _settle_torch() -> None:
-    """Let torch rebuild its autograd engine and its pool of threads now, if this process was forked from one that had them.
+    """Have torch rebuild its autograd engine and its thread pool now, in a forked process.
 
-    It does so at the first operation that saves a tensor, and at a thread's first large one,
-    without a lock: two threads of our pool at once would crash the one, and find no other ("Invalid
-    thread pool!").
+    Torch does so at the first operation that saves a tensor, and at a thread's first large one,
+    without a lock: two threads of the pool at once would crash the former, and find none of the
+    latter ("Invalid thread pool!").
     """
     with torch.inference_mode(False):  # and with gradients, whatever mode the caller is in
         torch.ones(1, requires_grad=True).square()
@@ -358,7 +354,7 @@ def is_initialized() -> bool:
 
 
 def set_current_agent(agent: Agent | None) -> None:
-    """Make ``agent`` this process's."""
+    """Make ``agent`` the agent of this process, ``None`` for none."""
     global _current
     _current = agent
 

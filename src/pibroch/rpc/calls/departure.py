@@ -1,4 +1,8 @@
-"""Leaving together: nobody goes before all want to and nothing is under way any more."""
+"""Leaving together: no worker leaves before all want to and no call is under way any more.
+
+Threads: ``wait`` runs in the thread that calls ``shutdown``; the handlers run on the leader's loop.
+The lock guards the barrier between them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,19 @@ from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.values.messages import Absent, Arrived
 
-_LOOK_AGAIN_S = 0.005
-_ABSENT_S = 2.0  # for the leader to say who is missing
+_CHECK_AGAIN_S = 0.005
+_ABSENT_S = 2.0  # timeout of the leader's answer about who is missing
 
 
 class Departure:
-    """Rounds of a barrier at the worker with the lowest id.
+    """Rounds of a barrier at the worker with the lowest id, the leader.
 
-    In each round every worker waits until it is idle and says how many calls it has started in its
-    life. When the sum is that of the round before, no call was started since, so none is under way,
-    and all may go.
+    In each round every worker waits until it is idle and sends how many calls it has started so
+    far. When the sum is that of the round before, no call was started since, so none is under way,
+    and all may leave.
 
     Args:
-        agent: this worker's.
+        agent: this worker's agent.
         world_size: how many leave together; ``None`` when each leaves on its own.
     """
 
@@ -35,44 +39,41 @@ class Departure:
         self._waiting: dict[int, torch.futures.Future[bool]] = {}
         self._sum = 0
         self._last_sum: int | None = None
-        self._gone: dict[int, str] = {}  # workers that were lost, and have not come back to arrive
+        self._lost: dict[int, str] = {}  # workers that were lost and have not arrived since
         agent.serve(Arrived, self._on_arrived)
         agent.serve(Absent, self._on_absent)
         agent.when_lost(self._on_lost)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until this worker may go.
+        """Wait until this worker may leave.
 
         Raises:
             WorkerLostError: another one was lost first.
-            RpcTimeoutError: not all came in time.
+            RpcTimeoutError: not all arrived in time.
         """
         deadline = time.monotonic() + timeout_s
         if self._world_size is None:
             self._be_idle(deadline)
             return
         leader = self._agent.find(0)
-        may_go = False
+        may_leave = False
         round_ = 0
-        own = 0  # this worker's own part of the barrier is no work
-        while not may_go:
+        num_own = 0  # requests of the barrier itself, which do not count
+        while not may_leave:
             self._be_idle(deadline)
-            left = max(0.001, deadline - time.monotonic())
-            own += 1
-            message = Arrived(round_, self._agent.num_started - own)
+            left_s = max(0.001, deadline - time.monotonic())
+            num_own += 1
+            message = Arrived(round_, self._agent.num_started - num_own)
             try:
-                may_go = self._agent.request_sync(
-                    leader, message, timeout=min(left, threading.TIMEOUT_MAX / 2)
+                may_leave = self._agent.request_sync(
+                    leader, message, timeout=min(left_s, threading.TIMEOUT_MAX / 2)
                 )
             except RpcTimeoutError as error:
                 raise self._too_late(leader, timeout_s) from error
             round_ += 1
 
     def _too_late(self, leader: WorkerInfo, timeout_s: float) -> RpcTimeoutError:
-        """The error that names those who have not arrived.
-
-        The leader alone when it does not answer either.
-        """
+        """The error with the names of those that have not arrived, or of a silent leader."""
         try:
             names = self._agent.request_sync(leader, Absent(), timeout=_ABSENT_S)
         except RpcError:
@@ -86,7 +87,7 @@ class Departure:
         )
 
     def _on_absent(self, origin: WorkerInfo, message: Absent, value: object) -> list[str]:
-        """At the leader, on its loop."""
+        """Answer with the workers that have not arrived (at the leader, on its loop)."""
         with self._lock:
             return [
                 worker.name for worker in self._agent.workers() if worker.id not in self._waiting
@@ -100,17 +101,17 @@ class Departure:
                     "none, to leave",
                     "wait for their futures, or shut down with graceful=False",
                 )
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_CHECK_AGAIN_S)
 
     def _on_arrived(
         self, origin: WorkerInfo, message: Arrived, value: object
     ) -> torch.futures.Future[bool]:
-        """At the leader, on its loop."""
+        """Answer all workers once the last has arrived (at the leader, on its loop)."""
         answer: torch.futures.Future[bool] = torch.futures.Future()
         with self._lock:
-            self._gone.pop(origin.id, None)
-            if self._gone:
-                raise _gone_error(next(iter(self._gone.values())))
+            self._lost.pop(origin.id, None)
+            if self._lost:
+                raise _lost_error(next(iter(self._lost.values())))
             is_first = not self._waiting
             self._waiting[origin.id] = answer
             self._sum += message.num_started
@@ -120,32 +121,32 @@ class Departure:
                 return answer
             waiting = self._waiting
             self._waiting = {}
-            may_go = self._sum == self._last_sum
+            may_leave = self._sum == self._last_sum
             self._last_sum = self._sum
             self._sum = 0
-        # last: as soon as it has its own answer this worker may be gone
+        # its own answer last, as this worker may leave as soon as it has it
         own = waiting.pop(self._agent.info.id)
         for each in (*waiting.values(), own):
-            each.set_result(may_go)
+            each.set_result(may_leave)
         return answer
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
-        """Nobody waits for one that will never come (it may come back, but not to this barrier)."""
+        """Fail the barrier when a worker is lost; if it comes back, it arrives at the next one."""
         with self._lock:
             waiting = self._waiting
             self._waiting = {}
             self._sum = 0
-            self._gone[worker.id] = worker.name
+            self._lost[worker.id] = worker.name
         for each in waiting.values():
             if not each.done():
-                each.set_exception(_gone_error(worker.name))  # type: ignore[arg-type]
+                each.set_exception(_lost_error(worker.name))  # type: ignore[arg-type]
 
     def _reach_the_others(self) -> None:
-        """A connection to each worker shows whether it lives (under the lock)."""
+        """Connect to each worker, which shows whether it lives (under the lock)."""
         for worker in self._agent.workers():
             if worker.id != self._agent.info.id and worker.id not in self._waiting:
                 self._agent.reach(worker)
 
 
-def _gone_error(name: str) -> WorkerLostError:
+def _lost_error(name: str) -> WorkerLostError:
     return WorkerLostError(name, "it was lost before it wanted to leave")

@@ -1,4 +1,8 @@
-"""What a call gives before its answer is there."""
+"""Futures of calls, and what ``rpc_sync`` waits on.
+
+Threads: an outcome is set where frames are handled, on the loop or in a caller that reads its own
+answer. Users' callbacks must not run there: they run on the pool.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from pibroch.rpc.values.failures import copy_of
 
 
 class Future(torch.futures.Future[Any]):
-    """A ``torch.futures.Future`` whose ``wait`` lets another thread of the pool work meanwhile.
+    """A ``torch.futures.Future`` whose ``wait`` lets the pool run another thread meanwhile.
 
     Callbacks (``then``, ``add_done_callback``) run on a thread of the pool, where they may wait for
     other workers.
@@ -33,7 +37,7 @@ class Future(torch.futures.Future[Any]):
         self._is_over = False
 
     def wait(self) -> Any:
-        """The value; blocks until it is there, raises what the call raised."""
+        """The value; blocks until it is set, and raises what the call raised."""
         if not self.done():
             token = self._pool.begin_wait()
             try:
@@ -51,10 +55,7 @@ class Future(torch.futures.Future[Any]):
         return super().value()
 
     def _block(self) -> None:
-        """Wait, and leave it to the caller to raise.
-
-        A traceback on the kept error would refer to the caller's frames.
-        """
+        """Wait without raising: a traceback on the kept error would keep the caller's frames."""
         try:
             super().wait()
         except Exception as error:
@@ -103,7 +104,7 @@ class Future(torch.futures.Future[Any]):
 
     def _join(self, group: _Group) -> None:
         self._groups = (*self._groups, group)
-        # before it could see the group, which would refer to this future for ever
+        # set before the group was added, which would refer to this future for ever
         if self._is_over:
             self._groups = ()
             if self._error is not None:
@@ -113,7 +114,7 @@ class Future(torch.futures.Future[Any]):
         if self._has_callbacks:
             self._pool.submit(function)
         elif self._loop is not None and self._loop.is_loop_thread():
-            # ``collect_all`` adds callbacks that cannot be seen from here
+            # not at once: ``collect_all`` adds callbacks that ``_has_callbacks`` does not show
             self._loop.complete(function)
         elif self._loop is not None and self._loop.is_reading():
             self._loop.call_soon(functools.partial(self._loop.complete, function))
@@ -122,14 +123,14 @@ class Future(torch.futures.Future[Any]):
 
 
 class _Group(Future):
-    """Several futures as one; it is completed once, whatever comes first."""
+    """Several futures as one, which is completed once, by the first outcome."""
 
     def __init__(self, pool: Pool, loop: Reactor | None) -> None:
         super().__init__(pool, loop)
         self._once = threading.Lock()
 
     def all_done(self, done: Any) -> None:
-        """All of them are done; those of others than us may have failed."""
+        """Take the outcome of torch's ``collect_all``."""
         try:
             value = done.value()
         except Exception as error:
@@ -138,12 +139,12 @@ class _Group(Future):
             self.succeed(value)
 
     def succeed(self, value: object) -> None:
-        """All of them are done, if none has failed before."""
+        """Set the value, unless one future has failed before."""
         if self._once.acquire(blocking=False):
             super().succeed(value)
 
     def fail(self, error: BaseException) -> None:
-        """The first of them has failed."""
+        """Set the error of the first future that failed."""
         if self._once.acquire(blocking=False):
             super().fail(error)
 
@@ -151,10 +152,9 @@ class _Group(Future):
 def _collect_all(
     futures: Sequence[torch.futures.Future[Any]],
 ) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
-    """``torch.futures.collect_all``, which leaves at the first error of our futures, too.
+    """``torch.futures.collect_all``, which also ends at the first error of a ``Future`` of RPC.
 
-    What Python sets as a future's exception torch's own takes for a value, so it would wait for the
-    others.
+    Torch's own takes an exception that Python has set for a value, so it would wait for the others.
     """
     first = next((each for each in futures if isinstance(each, Future)), None)
     return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
@@ -171,7 +171,7 @@ torch.futures.wait_all = _wait_all
 
 
 class Waiter:
-    """What ``rpc_sync`` waits on: less than a future."""
+    """What ``rpc_sync`` waits on: cheaper than a future."""
 
     __slots__ = ("_done", "_error", "_value", "is_done")
 
@@ -197,8 +197,8 @@ class Waiter:
     def wait(self, pool: Pool, timeout_s: float, stream: FrameStream | None = None) -> Any:
         """The value; raises what the call raised.
 
-        If it can, this thread reads its answer from ``stream`` itself: nobody has to be woken then.
-        The timeout is a second net: the loop's deadline comes first.
+        If ``stream`` is given this thread reads its own answer from it, so that no thread must be
+        woken. The timeout here is only a fallback: the loop's deadline comes first.
         """
         token = pool.begin_wait()
         try:

@@ -1,7 +1,4 @@
-"""Between Python values and what a message carries.
-
-The value's form, its references' forks, its part in autograd.
-"""
+"""Messages of Python values and back: their encoding, their references, their part in autograd."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ from pibroch.rpc.values.devices import DeviceMap
 from pibroch.rpc.values.messages import Envelope, encode
 
 
-class ReferenceKeeper(Protocol):
-    """The remote references of a worker (``rref.py``)."""
+class ReferenceTable(Protocol):
+    """The remote references of a worker (``references/runtime.py``)."""
 
     def send(self, rref: Any, to: WorkerInfo, incarnation: int) -> msgspec.Struct:
-        """A reference on its way to another worker, in a life of it that may not be known yet (0)."""
+        """The form of a reference in a message to ``to``; its incarnation is 0 while unknown."""
 
     def unsend(self, wire: Any) -> None:
-        """It was not sent after all."""
+        """Undo ``send``, as the message was not sent."""
 
     def receive(self, wire: Any, origin: WorkerInfo, incarnation: int) -> object:
-        """A reference that arrived from this life of a worker; 0 stands for this worker's own."""
+        """The reference that arrived in a message; an incarnation of 0 is this worker's own."""
 
 
 class Recorder(Protocol):
@@ -39,17 +36,17 @@ class Recorder(Protocol):
         """The calling thread's context."""
 
     def entered(self, context: int) -> Any:
-        """A context manager inside which it is the current one."""
+        """A context manager inside which ``context`` is the calling thread's."""
 
     def outgoing(
         self, context: int, to: WorkerInfo, tensors: list[torch.Tensor]
     ) -> tuple[msgspec.Struct | None, list[torch.Tensor]]:
-        """Tensors about to leave: their part in the graph, and what to send."""
+        """Record tensors that leave: their part in the graph, and the tensors to send."""
 
     def incoming(
         self, origin: WorkerInfo, graph: object, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Tensors that arrived, as parts of the graph."""
+        """Record tensors that arrived, and return them as parts of the graph."""
 
 
 class Packer:
@@ -58,7 +55,7 @@ class Packer:
     def __init__(self, codec: Codec, device_maps: Mapping[str, DeviceMap]) -> None:
         self._codec = codec
         self._device_maps = device_maps
-        self.references: ReferenceKeeper | None = None
+        self.references: ReferenceTable | None = None
         self.recorder: Recorder | None = None
 
     def send(
@@ -71,9 +68,9 @@ class Packer:
         context: int | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Pack a message, call ``before()`` and send it.
+        """Pack the value in ``box``, call ``before()`` and send the message.
 
-        What it refers to is let go when the connection is lost by then.
+        If the connection is lost by then, the references in it are released.
         """
         metadata, payload, wires = self._pack(connection, body, box, context)
         before()
@@ -86,8 +83,8 @@ class Packer:
     ) -> tuple[bytes, list[Any], list[Any]]:
         """A message's metadata, payload and references.
 
-        ``box`` holds the value, and nothing else of ours does: its tensors may be given back to
-        where they came from.
+        Only ``box`` may refer to the value, as the memory of received tensors in it may be given
+        back to their sender.
         """
         raw, tensors, references = self._codec.encode(box.pop())
         wires: list[object] = []
@@ -103,16 +100,16 @@ class Packer:
         return encode(_envelope(body, raw, infos, context, graph, wires)), payload, wires
 
     def references_in(self, envelope: Envelope, origin: WorkerInfo, incarnation: int) -> list[Any]:
-        """The references of a message, each of which counts from now on, whether the message is of use or not.
+        """The references of a message, which count from now on even if the message fails.
 
-        ``incarnation`` is the life of ``origin`` that sent it.
+        ``incarnation`` is that of ``origin``, the sender.
         """
         if not envelope.references or self.references is None:
             return []
         return [self.references.receive(wire, origin, incarnation) for wire in envelope.references]
 
     def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> object:
-        """A message's value; the message does not hold the tensors any more."""
+        """A message's value; the message then no longer refers to its tensors."""
         envelope = message.envelope
         tensors = message.tensors
         message.tensors = []

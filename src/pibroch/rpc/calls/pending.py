@@ -1,4 +1,4 @@
-"""What this worker waits for, with deadlines (pure: the time is told)."""
+"""Calls that wait for an outcome, with deadlines (pure: the time is an argument)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Receiver(Protocol):
-    """Takes what comes of a call: exactly one of both is called, once."""
+    """Receives the outcome of a call: one of both methods is called, once."""
 
     def succeed(self, value: object) -> None:
-        """The answer is there."""
+        """Take the answer's value."""
 
     def fail(self, error: BaseException) -> None:
-        """There will be none."""
+        """Take the error in place of an answer."""
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class PendingCall:
 class PendingCalls:
     """Requests by number.
 
-    Deadlines are kept in one queue for each timeout, where they are in order already: adding and
-    finishing cost O(1). Finished calls leave their queue when they reach its head, or when it holds
-    mostly such.
+    There is one queue of deadlines for each timeout, in which they are in order already: adding and
+    finishing cost O(1). Finished calls leave their queue when they reach its head, or when most
+    calls in it are finished.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PendingCalls:
         return len(self._calls)
 
     def add(self, call: PendingCall, now: float) -> float | None:
-        """Wait for ``call`` from now on; returns its deadline, ``None`` when it has none."""
+        """Add a call; returns its deadline, ``None`` when it has none."""
         self._calls[call.number] = call
         if call.timeout_s <= 0:
             return None
@@ -57,25 +57,22 @@ class PendingCalls:
         return now + call.timeout_s
 
     def take(self, number: int, peer: object) -> PendingCall | None:
-        """The call of this number to ``peer``, waited for no longer.
-
-        ``None`` when there is none (any more).
-        """
+        """Remove and return the call of this number to ``peer``; ``None`` when there is none."""
         call = self._calls.get(number)
         return self._calls.pop(number, None) if call is not None and call.peer is peer else None
 
     def take_of(self, peer: object) -> list[PendingCall]:
-        """All calls that wait for ``peer``."""
+        """Remove and return all calls to ``peer``."""
         numbers = [number for number, call in tuple(self._calls.items()) if call.peer is peer]
         return [call for number in numbers if (call := self._calls.pop(number, None))]
 
     def take_all(self) -> list[PendingCall]:
-        """All calls."""
+        """Remove and return all calls."""
         numbers = tuple(self._calls)
         return [call for number in numbers if (call := self._calls.pop(number, None))]
 
     def expire(self, now: float) -> list[PendingCall]:
-        """The calls whose time is over."""
+        """Remove and return the calls whose deadline is over."""
         late = []
         for queue in tuple(self._queues.values()):
             while queue and (queue[0][0] <= now or queue[0][1] not in self._calls):
@@ -88,6 +85,6 @@ class PendingCalls:
         return late
 
     def next_deadline(self) -> float | None:
-        """When ``expire`` has something to do, at the earliest."""
+        """The earliest time at which ``expire`` has something to do."""
         heads = [queue[0][0] for queue in tuple(self._queues.values()) if queue]
         return min(heads, default=None)

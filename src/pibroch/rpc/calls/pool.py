@@ -1,4 +1,9 @@
-"""The threads that run what other workers ask for; one more for each that waits."""
+"""The pool of threads that run requests of other workers: one more for each thread that waits.
+
+Threads: ``submit``, ``begin_wait`` and ``end_wait`` are called from any thread, ``_check`` by the
+loop's timer. ``_lock`` guards all counts and queues; a pool thread sleeps on a lock of its own, and
+is started outside of ``_lock``.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,9 @@ from pibroch.rpc.transport.reactor import Reactor
 log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
-_QUICK_S = 0.0001
-_LOOK_AGAIN_S = 0.0005
-_STUCK_S = 0.05
+_QUICK_S = 0.0001  # a thread that began a task so recently is expected back for the next one
+_CHECK_AGAIN_S = 0.0005
+_STUCK_S = 0.05  # without a finished task, after which further threads are started
 
 
 class _PoolThread:
@@ -28,7 +33,7 @@ class _PoolThread:
     def __init__(self) -> None:
         self.asleep = threading.Lock()
         self.asleep.acquire()
-        # whoever made it starts it without the pool's lock, a moment later
+        # the thread is started outside of the pool's lock, a moment after it is listed
         self.is_started = threading.Event()
         self.thread: threading.Thread
 
@@ -39,18 +44,16 @@ class _PoolThread:
 
 
 class Pool:
-    """At most ``size`` tasks run at a time.
+    """Runs at most ``size`` tasks at a time, without those that wait (inside ``waiting()``).
 
-    A task that waits for other workers (inside ``waiting()``) does not count.
-
-    So calls may be nested to any depth. A wait that cannot be seen (torch's own ``wait_all``, a
-    lock) shows in tasks that nobody takes while the process computes nothing; then a further thread
-    is started, too.
+    So calls may be nested to any depth. A wait that the pool does not see (torch's own
+    ``wait_all``, a lock) shows in tasks that no thread takes while the process uses no CPU; then a
+    further thread is started too.
 
     Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken
     while another one is being woken, or has begun a task just now and will be back for the next; if
-    tasks are left half a millisecond later and nobody has begun one just then, further threads are
-    woken, twice as many each time.
+    tasks are left half a millisecond later and no thread has begun one just then, further threads
+    are woken, twice as many each time.
     """
 
     def __init__(self, name: str, size: int, loop: Reactor) -> None:
@@ -66,7 +69,7 @@ class Pool:
         self._wake_next = 1
         self._last_start = 0.0
         self._last_progress = (-1, 0.0, 0.0)  # tasks done, time, CPU time
-        self._here = threading.local()
+        self._of_thread = threading.local()  # ``is_worker`` is set in threads of the pool
         self._closed = False
 
     def submit(self, task: Task) -> None:
@@ -74,17 +77,17 @@ class Pool:
         with self._lock:
             self._tasks.append(task)
             if self._num_waking or self._is_brisk():
-                self._watch()  # somebody will be back for it soon
+                self._watch()  # a thread will be back for it soon
                 return
             worker = self._wake_one()
         _start(worker)
 
     def begin_wait(self) -> bool:
-        """The calling thread will wait for other workers: another one may work in its stead.
+        """Call it before the calling thread waits: another one may take its place meanwhile.
 
         ``end_wait`` takes the result.
         """
-        if not getattr(self._here, "is_worker", False):
+        if not getattr(self._of_thread, "is_worker", False):
             self._loop.step_aside()
             return False
         with self._lock:
@@ -94,7 +97,7 @@ class Pool:
         return True
 
     def end_wait(self, was_worker: bool) -> None:
-        """It goes on."""
+        """Call it after the wait, with the result of ``begin_wait``."""
         if was_worker:
             with self._lock:
                 self._num_waiting -= 1
@@ -124,9 +127,10 @@ class Pool:
         return not any(worker.thread.is_alive() for worker in workers)
 
     def _wake_one(self, beyond: bool = False) -> _PoolThread | None:
-        """Have one more thread look for tasks, if the size allows it.
+        """Have one more thread look for tasks, if the size allows it (under the lock).
 
-        One to be started without the lock (under the lock).
+        Returns:
+            A new thread that the caller must start outside of the lock, if one is needed.
         """
         if self._closed or (self._num_busy() >= self._size and not beyond):
             self._watch(_STUCK_S / 2)
@@ -143,20 +147,23 @@ class Pool:
         return worker
 
     def _is_brisk(self) -> bool:
-        """Whether tasks are so short that one thread after the other had to wait for the interpreter (under the lock)."""
+        """Whether tasks are so short that further threads would only wait for the GIL.
+
+        Under the lock.
+        """
         return self._num_busy() > 0 and time.monotonic() - self._last_start < _QUICK_S
 
     def _num_busy(self) -> int:
         return len(self._workers) - len(self._idle) - self._num_waiting
 
-    def _watch(self, after_s: float = _LOOK_AGAIN_S) -> None:
-        """Look again whether tasks are left (under the lock)."""
+    def _watch(self, after_s: float = _CHECK_AGAIN_S) -> None:
+        """Plan a check whether tasks are left (under the lock)."""
         if self._is_watched or self._closed:
             return
         self._is_watched = True
-        self._loop.call_at(time.monotonic() + after_s, self._look)
+        self._loop.call_at(time.monotonic() + after_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         with self._lock:
             self._is_watched = False
             if not self._tasks:
@@ -166,15 +173,15 @@ class Pool:
                 self._watch()
                 return
             beyond = POLICIES.notice_stuck and self._is_stuck()
-            num_wanted = min(self._wake_next, len(self._tasks))
+            num_to_wake = min(self._wake_next, len(self._tasks))
             self._wake_next = self._wake_next * 2
-            workers = [self._wake_one(beyond) for _ in range(num_wanted)]
+            workers = [self._wake_one(beyond) for _ in range(num_to_wake)]
             self._watch()
         for worker in workers:
             _start(worker)
 
     def _is_stuck(self) -> bool:
-        """Whether no task has ended for a while, and not because they compute (under the lock)."""
+        """Whether no task has ended for a while although they use no CPU (under the lock)."""
         now = time.monotonic()
         cpu_s = time.process_time()
         num_done, since, cpu_since = self._last_progress
@@ -185,7 +192,7 @@ class Pool:
         return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
 
     def _work(self, worker: _PoolThread) -> None:
-        self._here.is_worker = True
+        self._of_thread.is_worker = True
         is_fresh = True
         while True:
             with self._lock:
@@ -209,7 +216,7 @@ class Pool:
             except Exception:
                 log.exception("a task of the worker threads failed")
             self._num_done += 1
-            del task  # what it holds may be large, and the next one may be long in coming
+            del task  # it may hold large tensors, and the next task may be far away
 
 
 def _start(worker: _PoolThread | None) -> None:

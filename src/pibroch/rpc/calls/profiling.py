@@ -1,7 +1,6 @@
-"""Calls as events of torch's profiler, ``rpc_sync#name(caller -> callee)``, from the call to its answer.
+"""Calls as events of torch's profiler, ``rpc_sync#name(caller -> callee)``, until their answer.
 
-Nothing of this runs while no profiler is on. What the callee does shows in a profiler of its own
-only.
+Nothing of this runs while no profiler is on. What the callee does is only in a profiler of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def key(kind: str, function: object, caller: WorkerInfo, callee: WorkerInfo) -> 
 
 
 def sync_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[], _T]) -> _T:
-    """What ``call()`` returns, as an event."""
+    """Run ``call()`` as an event; returns its result."""
     with record_function(key("sync", function, agent.info, to)):
         return call()
 
@@ -39,7 +38,10 @@ def sync_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[],
 def async_call(
     agent: Agent, to: WorkerInfo, function: object, call: Callable[[], Future]
 ) -> Future:
-    """A future of what the future of ``call()`` will have; it is done when the event is over, too."""
+    """Run ``call()`` as an event; returns a future of its future's result.
+
+    The event is over when that future is done.
+    """
     result = agent.future()
     with record_function(key("async", function, agent.info, to)) as event:
         future = call()
@@ -59,7 +61,7 @@ def async_call(
 def remote_call(
     agent: Agent, to: WorkerInfo, function: object, call: Callable[[Callable[[], None]], _T]
 ) -> _T:
-    """What ``call(answered)`` returns; the event ends when ``answered()`` is called."""
+    """Run ``call(answered)`` as an event that ends when ``answered()`` is called."""
     answered: torch.futures.Future[None] = torch.futures.Future()
     with record_function(key("remote", function, agent.info, to)) as event:
         event._call_end_callbacks_on_future(answered)

@@ -1,6 +1,8 @@
-"""What this worker asks of others, and what comes of it.
+"""Requests of this worker to others, and their outcomes: answer, failure, loss or timeout.
 
-An answer, a failure, a loss, or nothing in time.
+Threads: ``ask`` and ``notify`` are called from any thread; answers are handled where frames are
+read, on the loop or in a caller that reads its own answer; deadlines by the loop's timer. ``_lock``
+guards the deadlines. The thread that takes a call out of the table of pending calls completes it.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class Requests:
     Args:
         me: this worker.
         packer: makes messages of bodies and values, and values of answers.
-        reactor: the loop, which looks at the deadlines.
-        callables: for types of exceptions that come back.
+        reactor: the loop, which checks the deadlines.
+        callables: resolves types of exceptions in answers.
     """
 
     def __init__(
@@ -46,12 +48,12 @@ class Requests:
         self._calls = PendingCalls()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._planned = float("inf")  # when the deadlines are looked at next
-        self.num_started = 0  # in this worker's life
+        self._planned = float("inf")  # when the deadlines are checked next
+        self.num_started = 0  # since this worker joined
 
     @property
     def num_pending(self) -> int:
-        """Requests that wait for their answers."""
+        """The number of requests that wait for their answers."""
         return len(self._calls)
 
     def ask(
@@ -63,10 +65,7 @@ class Requests:
         timeout_s: float,
         context: int | None,
     ) -> None:
-        """Send a request; ``receiver`` gets what comes of it.
-
-        The timeout is in seconds, 0 for none.
-        """
+        """Send a request, whose outcome ``receiver`` gets; ``timeout_s`` of 0 means none."""
         number = next(self._numbers)
         packed = msgspec.Raw(encode(body))
         call = PendingCall(number, connection, receiver, timeout_s, context)
@@ -76,7 +75,7 @@ class Requests:
         if connection.is_lost:
             self.lose(connection, connection.loss)
 
-    def tell(
+    def notify(
         self, connection: Connection, body: msgspec.Struct, value: object, context: int | None
     ) -> None:
         """Send a note, which has no answer."""
@@ -84,7 +83,7 @@ class Requests:
         self._packer.send(connection, Kind.NOTE, 0, packed, [value], context)
 
     def on_answer(self, connection: Connection, message: Message) -> None:
-        """The answer to one of them has come."""
+        """Handle the answer to a request."""
         call = self._calls.take(message.number, connection)
         origin = connection.peer
         try:
@@ -92,7 +91,7 @@ class Requests:
                 message.envelope, origin, connection.incarnation
             )
             if call is None:
-                log.debug("an answer that came too late")
+                log.debug("an answer that arrived too late")
                 return
             value = self._packer.unpack(message, origin, references)
         except Exception as error:
@@ -102,18 +101,18 @@ class Requests:
         call.receiver.succeed(value)
 
     def on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
-        """The answer to one of them is an error."""
+        """Handle an error in place of an answer."""
         call = self._calls.take(number, connection)
         if call is not None:
             call.receiver.fail(decode_failure(metadata, connection.peer, self._callables))
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Nothing will come through this connection any more."""
+        """Fail all requests on a connection that is lost."""
         for call in self._calls.take_of(connection):
             call.receiver.fail(connection.refusal or WorkerLostError(connection.peer.name, reason))
 
     def lose_all(self, reason: str) -> None:
-        """Nothing will come at all."""
+        """Fail all requests."""
         for call in self._calls.take_all():
             call.receiver.fail(WorkerLostError(self._me.name, reason))
 
@@ -139,7 +138,7 @@ class Requests:
 
 
 def too_late(timeout_s: float, worker: str | None = None) -> RpcTimeoutError:
-    """The error of who has waited so long, for this worker if it is known."""
+    """The error of a caller that has waited for so long, for ``worker`` if that is given."""
     whose = "no answer" if worker is None else f"no answer of worker {worker!r}"
     return RpcTimeoutError(
         f"{whose} within the timeout of {timeout_s:g} s",

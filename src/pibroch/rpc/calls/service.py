@@ -1,6 +1,9 @@
-"""What other workers ask of this one.
+"""Requests and notes of other workers: from a message to its handler, its thread, its answer.
 
-Each message finds its handler, the handler its thread, and the result its way back.
+Threads: ``on_message`` runs where frames are handled, on the loop or in a caller that reads its own
+answer. The handler runs there too, or at the end of a round of the loop (functions that were short
+lately), or on the pool. The answer is sent by the thread that has the result. ``_running_lock``
+guards the counts of messages at work.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pibroch.rpc.values.messages import Answer, BodyDecoder, Call, encode
 log = logging.getLogger(__name__)
 
 Handler = Callable[[WorkerInfo, Any, Any], object]
-Life = Callable[[Any], int]
+IncarnationOf = Callable[[Any], int]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
 _SHORT_S = 0.0002  # functions that take less run on the network thread
 
@@ -39,7 +42,7 @@ class RequestService:
 
     Args:
         packer: makes values of messages, and answers of values.
-        reactor: the loop; runs internal handlers, and functions that are known to be short.
+        reactor: the loop; runs internal handlers, and functions that were short lately.
         pool: runs all other functions.
         limits: on what one other worker may have under way here.
     """
@@ -51,10 +54,10 @@ class RequestService:
         self._limits = limits
         self._bodies = BodyDecoder()
         self._handlers: dict[type, tuple[Handler, bool]] = {}
-        self._lives: dict[type, Life] = {}
-        self._mean_s: dict[str, float] = {}  # how long functions took lately
+        self._incarnations: dict[type, IncarnationOf] = {}
+        self._mean_s: dict[str, float] = {}  # by function, how long it took lately
         self._short_s = _SHORT_S if POLICIES.run_on_loop else 0.0
-        self.num_running = 0  # messages at work here
+        self.num_running = 0  # messages that are being handled
         self._running_lock = threading.Lock()
 
     def serve(
@@ -62,28 +65,29 @@ class RequestService:
         body_type: type[msgspec.Struct],
         handler: Handler,
         in_pool: bool,
-        life: Life | None = None,
+        incarnation: IncarnationOf | None = None,
     ) -> None:
-        """Have messages with such a body handled: on the loop, or on a thread of the pool.
+        """Register the handler of messages with such a body: on the loop, or on the pool.
 
-        ``life(body)`` is the sender's incarnation as it says; it must be that of its connection.
+        ``incarnation(body)`` is the sender's incarnation according to the body; it must be that of
+        the connection.
         """
         self._bodies.add(body_type)
         self._handlers[body_type] = (handler, in_pool)
-        if life is not None:
-            self._lives[body_type] = life
+        if incarnation is not None:
+            self._incarnations[body_type] = incarnation
 
     def on_message(self, connection: Connection, message: Message) -> None:
-        """A request or a note is there (on the loop)."""
+        """Handle a request or a note."""
         origin = connection.peer
         try:
             references = self.packer.references_in(message.envelope, origin, connection.incarnation)
             body = self._bodies.decode(message.envelope.body)
             handler, in_pool = self._handlers[type(body)]
-            life = self._lives.get(type(body))
-            if life is not None and life(body) != connection.incarnation:
+            incarnation = self._incarnations.get(type(body))
+            if incarnation is not None and incarnation(body) != connection.incarnation:
                 raise ProtocolError(
-                    f"incarnation {life(body)} of worker {origin.name!r}",
+                    f"incarnation {incarnation(body)} of worker {origin.name!r}",
                     f"{connection.incarnation}",
                 )
             is_many = (
@@ -108,12 +112,12 @@ class RequestService:
             self._pool.submit(task)
 
     def _check_load(self, connection: Connection, message: Message) -> None:
-        """Refuse a request of a worker that has too much under way here, or does not take its answers."""
+        """Refuse a request of a worker with too much under way here, or with untaken answers."""
         limits = self._limits
         self._check_answers(connection)
         num_bytes = 0
         if connection.num_at_work >= connection.uncounted_requests:
-            # with room between rows
+            # of the storages, as there may be gaps between rows
             num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in message.tensors)
         if connection.num_at_work >= limits.requests:
             raise ProtocolError(
@@ -127,7 +131,7 @@ class RequestService:
         message.num_bytes = num_bytes
 
     def _check_answers(self, connection: Connection) -> None:
-        """Refuse what would add to the answers that a worker does not take."""
+        """Refuse to add to the answers that a worker does not take."""
         owed = connection.bytes_owed
         connection.is_overdue = owed > self._limits.message_bytes
         if connection.is_overdue:
@@ -140,16 +144,16 @@ class RequestService:
             connection.bytes_at_work -= message.num_bytes
 
     def _is_short(self, function: str) -> bool:
-        """Whether handing a function to another thread would take as long as the function."""
+        """Whether passing a function to another thread would take as long as the function."""
         return self._mean_s.get(function, 1.0) < self._short_s
 
     def note_duration(self, function: str, seconds: float) -> None:
-        """Remember how long a function took."""
+        """Update the mean duration of a function."""
         mean_s = self._mean_s.get(function, 10 * _SHORT_S)
         self._mean_s[function] = mean_s + (seconds - mean_s) / 4
 
     def finish(self, connection: Connection, message: Message, box: list[object]) -> None:
-        """A message was handled: answer it with the value in the box, if it was a request."""
+        """Answer a request that was handled with the value in ``box``; a note has no answer."""
         context = message.envelope.context
         try:
             if message.kind != Kind.REQUEST:
@@ -162,7 +166,7 @@ class RequestService:
             self._is_done(connection, message)
 
     def finish_failed(self, connection: Connection, message: Message, error: BaseException) -> None:
-        """A message could not be handled: answer with the error, if it was a request."""
+        """Answer a request whose handler failed with the error; for a note, log it."""
         if message.kind == Kind.REQUEST:
             if isinstance(error, ProtocolError | NotAllowedError):
                 log.warning("refused a request of worker %r: %s", connection.peer.name, error)
@@ -187,7 +191,7 @@ def _too_much(num_bytes: int, where: str, connection: Connection) -> ProtocolErr
 
 
 class _Task:
-    """One message being handled."""
+    """One message that is being handled; called on the thread that handles it."""
 
     __slots__ = ("body", "connection", "handler", "message", "references", "service")
 
@@ -211,7 +215,7 @@ class _Task:
         service = self.service
         try:
             box = [self._run()]
-        except BaseException as error:  # SystemExit, too: who asked must not wait in vain
+        except BaseException as error:  # also SystemExit: the caller must not wait in vain
             service.finish_failed(self.connection, self.message, error)
             return
         if isinstance(box[0], torch._C.Future):
@@ -242,8 +246,7 @@ class _Task:
             box = [future.value()]
         except Exception as error:
             self.service.finish_failed(self.connection, self.message, error)
-            error.__traceback__ = (
-                None  # the future keeps the error, and would keep all these frames
-            )
+            # the future keeps the error, and would keep all these frames
+            error.__traceback__ = None
             return
         self.service.finish(self.connection, self.message, box)

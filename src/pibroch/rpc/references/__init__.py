@@ -1,13 +1,14 @@
-"""Who refers to which value on which worker, and when a value may go.
+"""Remote references: who refers to which value on which worker, and when a value is dropped.
 
-Pure: no sockets, threads or clocks.
+The protocol itself (``table.py``, ``owner.py``, ``user.py``, ``messages.py``) is pure: no sockets,
+threads or clocks.
 """
 
 from pibroch.rpc.references.messages import (
-    ANY_LIFE,
+    ANY_INCARNATION,
     MAX_BATCH,
     Message,
-    News,
+    MessageBatch,
     Peer,
     ValuePlace,
     Wire,
@@ -16,11 +17,11 @@ from pibroch.rpc.references.table import ReferenceTable
 from pibroch.rpc.references.user import Fork, State
 
 __all__ = [
-    "ANY_LIFE",
+    "ANY_INCARNATION",
     "MAX_BATCH",
     "Fork",
     "Message",
-    "News",
+    "MessageBatch",
     "Peer",
     "ReferenceTable",
     "State",

@@ -1,7 +1,4 @@
-"""The calls that concern references.
-
-Making a value at its owner, fetching it, calling its methods, a backward pass.
-"""
+"""Messages of calls on references: creation, fetch, methods, backward passes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class FunctionCall(msgspec.Struct, frozen=True, array_like=True, tag="function")
 class MethodCall(msgspec.Struct, frozen=True, array_like=True, tag="method"):
     """Call a method of the value at ``place``.
 
-    Also a request of its own, whose value is ``[args, kwargs]``.
+    Also sent as a request of its own, whose value is ``[args, kwargs]``.
     """
 
     place: ValuePlace
@@ -31,15 +28,15 @@ class MethodCall(msgspec.Struct, frozen=True, array_like=True, tag="method"):
 
 
 class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
-    """Make a value and keep it; the message's value is ``[args, kwargs]``.
+    """Create a value and keep it; the message's value is ``[args, kwargs]``.
 
-    Answered with the owner's incarnation when the value is there, or what making it raised.
+    Answered with the owner's incarnation when the value, or an error in its place, is set.
 
     Attributes:
         reference: the value's number.
-        fork: the caller's.
-        incarnation: the caller's.
-        what: makes the value.
+        fork: number of the caller's fork.
+        incarnation: of the caller.
+        what: the call whose result is the value.
     """
 
     reference: int
@@ -49,16 +46,13 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Answered with the value, once it is there."""
+    """Fetch a value; answered once it is set."""
 
     place: ValuePlace
 
 
 class Backward(msgspec.Struct, frozen=True, array_like=True, tag="rrefbackward"):
-    """Start a distributed backward pass at the owner, with the value as its root.
-
-    Answered when it is over.
-    """
+    """Run a distributed backward pass at the owner with the value as its root."""
 
     place: ValuePlace
     context: int

@@ -26,7 +26,9 @@ class References(ReferenceRuntime):
 
     def __init__(self, agent: Agent, handles: type[Handle]) -> None:
         super().__init__(agent, handles)
-        agent.serve(Create, self._on_create, in_pool=True, life=lambda create: create.incarnation)
+        agent.serve(
+            Create, self._on_create, in_pool=True, incarnation=lambda create: create.incarnation
+        )
         agent.serve(MethodCall, self._on_method, in_pool=True)
         agent.serve(Backward, self._on_backward, in_pool=True)
         agent.serve(Fetch, self._on_fetch)
@@ -42,9 +44,9 @@ class References(ReferenceRuntime):
         keeps: Handle | None = None,
         answered: Callable[[], None] | None = None,
     ) -> Any:
-        """Have ``owner`` make a value; returns at once.
+        """Request ``owner`` to create a value; returns a handle at once.
 
-        ``keeps`` lives until it has; then ``answered()`` is called.
+        When the owner has answered, ``answered()`` is called; ``keeps`` is kept alive until then.
         """
         agent = self.agent
         timeout_s = agent.timeout_s(timeout)
@@ -62,7 +64,7 @@ class References(ReferenceRuntime):
             rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
             receiver = _Creation(self, fork, owner, keeps, answered)
         body = Create(reference, number, agent.incarnation, what)
-        # without a timeout: whether the owner has it must be known; ``RRef`` looks at the time when
+        # without a timeout, as the outcome at the owner matters; ``RRef`` checks the deadline when
         # it is used
         try:
             agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
@@ -72,7 +74,7 @@ class References(ReferenceRuntime):
         return rref
 
     def fetch(self, rref: Handle, timeout: float) -> Any:
-        """A copy of a value elsewhere."""
+        """A copy of another worker's value; blocks until it is set."""
         try:
             return self.agent.request_sync(
                 rref.owner(),
@@ -84,22 +86,23 @@ class References(ReferenceRuntime):
             raise lost(rref) from error
 
     def call(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Any:
-        """The result of a method of the value, at its owner."""
+        """Call a method of the value at its owner; returns the result."""
         body = MethodCall(rref.place(), method)
         context = self.agent.current_context()
         return self.agent.request_sync(rref.owner(), body, value, timeout=timeout, context=context)
 
     def call_async(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Future:
-        """A future of the result."""
+        """As ``call``, but returns a future of the result."""
         body = MethodCall(rref.place(), method)
         context = self.agent.current_context()
         future = self.agent.future()
         timeout_s = self.agent.timeout_s(timeout)
-        self.agent.ask(_Keeping(future, rref), rref.owner(), body, value, timeout_s, context)
+        receiver = _KeepingReceiver(future, rref)
+        self.agent.ask(receiver, rref.owner(), body, value, timeout_s, context)
         return future
 
     def backward(self, rref: Handle, context: int, retain_graph: bool) -> None:
-        """A distributed backward pass with the value as its root."""
+        """Run a distributed backward pass with the value as its root, at its owner."""
         self.agent.request_sync(rref.owner(), Backward(rref.place(), context, retain_graph))
 
     # the owner's side
@@ -137,9 +140,9 @@ def call_of(
     args: Sequence[object] | None,
     kwargs: Mapping[str, object] | None,
 ) -> tuple[str, list[Any]]:
-    """The name of a function and ``[args, kwargs]``.
+    """The name of a function, and ``[args, kwargs]``.
 
-    What has no name travels as a pickle, where pickles are allowed.
+    A function without a name travels as a pickle, where pickles are allowed.
     """
     value: list[object] = [[*args] if args else [], dict(kwargs) if kwargs else {}]
     try:
@@ -151,10 +154,10 @@ def call_of(
 
 
 def run_backward(root: object, context: int, retain_graph: bool) -> None:
-    """A backward pass with ``root`` as its root: local without a context (-1), else distributed.
+    """Run a backward pass from ``root``: local without a context (-1), else distributed.
 
     Raises:
-        RuntimeError: when it is not a tensor.
+        RuntimeError: when ``root`` is not a tensor.
     """
     if not isinstance(root, torch.Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
@@ -165,7 +168,7 @@ def run_backward(root: object, context: int, retain_graph: bool) -> None:
 
 
 def check_method_name(name: str) -> None:
-    """Raise NotAllowedError for a private name; the owner looks more closely."""
+    """Raise ``NotAllowedError`` for a private name; the owner checks further."""
     if name.startswith("__") and not name.endswith("__"):
         raise NotAllowedError(
             f"{name!r}, which is private", "names with one underscore at most", "make it public"
@@ -186,7 +189,7 @@ def _deadline(timeout_s: float) -> float | None:
 
 
 class _Creation:
-    """Waits for the owner's answer to a request for a value (``calls.Receiver``, on the loop)."""
+    """Receives the owner's answer to a ``Create`` request (``calls.Receiver``, on the loop)."""
 
     __slots__ = ("_answered", "_fork", "_keeps", "_owner", "_references")
 
@@ -205,21 +208,21 @@ class _Creation:
         self._answered = answered
 
     def succeed(self, value: object) -> None:
-        _tell(self)
+        _call_answered(self)
         if isinstance(value, int):
             self._references.created(self._fork, Peer(self._owner.id, value))
         else:
             self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
 
     def fail(self, error: BaseException) -> None:
-        _tell(self)
+        _call_answered(self)
         is_lost = isinstance(error, WorkerLostError)
         failure = error if isinstance(error, Exception) else RuntimeError(str(error))
         self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
 
 
 class _OwnCreation:
-    """The same where the owner is this worker."""
+    """As ``_Creation``, for a value of this worker."""
 
     __slots__ = ("_answered", "_keeps", "_owned")
 
@@ -231,26 +234,26 @@ class _OwnCreation:
         self._answered = answered
 
     def succeed(self, value: object) -> None:
-        """The value was put into its place already."""
-        _tell(self)
+        """Only report it: the value was set already."""
+        _call_answered(self)
 
     def fail(self, error: BaseException) -> None:
-        _tell(self)
+        _call_answered(self)
         self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
 
-def _tell(creation: _Creation | _OwnCreation) -> None:
-    """There was an answer (once)."""
+def _call_answered(creation: _Creation | _OwnCreation) -> None:
+    """Call ``answered()`` of a creation, once."""
     answered = creation._answered
     creation._answered = None
     if answered is not None:
         answered()
 
 
-class _Keeping:
-    """Hands an outcome on to a future, and keeps a reference until then.
+class _KeepingReceiver:
+    """Passes an outcome on to a future and keeps a reference alive until then.
 
-    Its value must not go before the call is served.
+    The value must not be dropped before the call on it is done.
     """
 
     __slots__ = ("_future", "_keeps")

@@ -1,4 +1,4 @@
-"""What the workers that share a reference tell each other, and the form in which a reference travels in a value."""
+"""Messages between workers that share a reference, and the form of a reference in a value."""
 
 from __future__ import annotations
 
@@ -7,59 +7,56 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 MAX_BATCH = 1024
-ANY_LIFE = 0
+ANY_INCARNATION = 0
 
 
 class Peer(NamedTuple):
-    """One life of a worker.
+    """One incarnation of a worker.
 
     Attributes:
         worker: its id.
-        incarnation: which life; ``ANY_LIFE`` when it is not known yet.
+        incarnation: ``ANY_INCARNATION`` while unknown.
     """
 
     worker: int
     incarnation: int
 
     def matches(self, other: Peer) -> bool:
-        """Whether both may be the same life."""
+        """Whether both may be the same incarnation."""
         return self.worker == other.worker and (
             self.incarnation == other.incarnation
-            or ANY_LIFE in (self.incarnation, other.incarnation)
+            or ANY_INCARNATION in (self.incarnation, other.incarnation)
         )
 
     def ends_with(self, lost: Peer) -> bool:
-        """Whether this life is over when ``lost`` is.
-
-        One that is not known was to be the one that is lost now.
-        """
-        return self == lost or (self.worker == lost.worker and self.incarnation == ANY_LIFE)
+        """Whether this incarnation ends with ``lost``, as an unknown one of that worker does."""
+        return self == lost or (self.worker == lost.worker and self.incarnation == ANY_INCARNATION)
 
 
 class ValuePlace(msgspec.Struct, frozen=True, array_like=True):
-    """Which value is meant.
+    """Which value a message is about.
 
     Attributes:
         reference: its number.
-        owner: who holds it.
-        creator: who asked for it: the owner itself, or the caller of ``remote``.
-        known: the owner is known to have heard of it, so if it does not know it now, it is gone and
-            not still to come.
+        owner: the worker that holds it.
+        creator: who requested it: the owner itself, or the caller of ``remote``.
+        seen_by_owner: whether the owner has certainly had an entry for it: if it has none now, the
+            value is gone, and is not still to be created.
     """
 
     reference: int
     owner: Peer
     creator: Peer
-    known: bool
+    seen_by_owner: bool
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True):
-    """A reference on its way in a message.
+    """A reference in a message.
 
     Attributes:
-        place: which value it refers to.
+        place: the value that it refers to.
         owner_name: the owner's name.
-        sender: who sends it and keeps its own fork until this one is settled.
+        sender: the worker that sends it, and keeps its own fork until this one is settled.
         fork: the number of the fork that the receiver gets.
     """
 
@@ -70,16 +67,16 @@ class Wire(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
-    """User to owner: I hold this fork."""
+    """User to owner: the sender holds this fork."""
 
     place: ValuePlace
     fork: int
 
 
 class Confirmed(msgspec.Struct, frozen=True, array_like=True, tag="confirmed"):
-    """Owner to user: your fork is counted.
+    """Owner to user: the receiver's fork is counted.
 
-    A user that has no such fork any more answers ``Dropped``.
+    A user that no longer has such a fork answers ``Dropped``.
     """
 
     reference: int
@@ -87,52 +84,52 @@ class Confirmed(msgspec.Struct, frozen=True, array_like=True, tag="confirmed"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """Owner to user: the value of your fork is gone."""
+    """Owner to user: the value of the receiver's fork is gone."""
 
     fork: int
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """Receiver to sender of a reference: this fork no longer needs yours."""
+    """Receiver to sender of a reference: this fork no longer needs that of the sender."""
 
     fork: int
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
-    """User to owner: I do not need this fork any more.
+    """User to owner: the user no longer needs this fork.
 
-    Sent once it is confirmed and all that were made of it are settled.
+    Sent once the fork is confirmed and all forks that were made of it are settled.
     """
 
     reference: int
     fork: int
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
-    """Owner to creator: others speak of a value that you were to ask me for; will you?"""
+class CreationQuery(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
+    """Owner to creator: others refer to a value that is not created; will its request arrive?"""
 
     reference: int
 
 
 class NotComing(msgspec.Struct, frozen=True, array_like=True, tag="notcoming"):
-    """Creator to owner: I have nothing under way for it.
+    """Creator to owner: no request for the value is under way.
 
-    It was made and is gone, or could not be asked for.
+    It was created and is gone, or the request could not be sent.
     """
 
     reference: int
 
 
-Message = Register | Confirmed | Refused | Settled | Dropped | Asked | NotComing
+Message = Register | Confirmed | Refused | Settled | Dropped | CreationQuery | NotComing
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag="refs"):
-    """A batch of messages from one life of a worker to one of another.
+class MessageBatch(msgspec.Struct, frozen=True, array_like=True, tag="refs"):
+    """A batch of messages from one incarnation of a worker to one of another.
 
     Attributes:
         sender: incarnation of the sender.
-        receiver: incarnation that it is meant for, ``ANY_LIFE`` when the sender does not know.
-        messages: in no order that matters.
+        receiver: incarnation that it is for, ``ANY_INCARNATION`` if the sender does not know it.
+        messages: in any order.
     """
 
     sender: int

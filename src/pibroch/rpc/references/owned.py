@@ -1,6 +1,6 @@
-"""A value at its owner, which may still be in the making, and how it is made.
+"""A value at its owner, which may not be computed yet.
 
-By calling what a peer named.
+Threads: any thread may set it or wait for it; the lock guards the list of callbacks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(N
 
 
 class OwnedValue:
-    """What a reference refers to: nothing yet, then for good either a value or an error.
-
-    Any thread may use it.
-    """
+    """The value of a reference: not set at first, then for good either a value or an error."""
 
     __slots__ = ("_callbacks", "_error", "_lock", "_value", "is_done")
 
@@ -37,16 +34,16 @@ class OwnedValue:
         self.is_done = False
 
     def succeed(self, value: object) -> None:
-        """The value is there."""
+        """Set the value."""
         self._finish(value, None)
 
     def fail(self, error: Exception) -> None:
-        """There will be no value."""
+        """Set the error in place of a value."""
         traceback.clear_frames(error.__traceback__)  # the frames may hold large tensors
         self._finish(None, error)
 
     def get(self) -> Any:
-        """The value, once it is there; raises the error instead."""
+        """The value, which must be set; raises the error instead, if that is set."""
         if self._error is not None:
             raise copy_of(self._error)
         return self._value
@@ -65,14 +62,14 @@ class OwnedValue:
         return future
 
     def wait(self, agent: Agent, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The value; blocks until it is there. Another thread of the pool may work meanwhile.
+        """The value; blocks until it is set. The pool may run another thread meanwhile.
 
-        Not by a future: what a torch future raises refers to the frames that it went through, and
-        these to the future, which the garbage collector cannot look into.
+        This uses no torch future: the error that a future raises refers to the frames that it went
+        through, and these to the future, in which the garbage collector finds no references.
 
         Raises:
-            RpcTimeoutError: when it is not there in time.
-            Exception: what making it raised.
+            RpcTimeoutError: when it is not set in time.
+            Exception: the error that is set.
         """
         if not self.is_done:
             timeout_s = agent.timeout_s(timeout)
@@ -83,9 +80,9 @@ class OwnedValue:
         return self.get()
 
     def is_done_within(self, agent: Agent, timeout_s: float) -> bool:
-        """Wait for value or error, 0 for ever; whether there is one.
+        """Wait for value or error, without limit for 0; whether one is set.
 
-        Another thread of the pool may work meanwhile.
+        The pool may run another thread meanwhile.
         """
         done = threading.Event()
         self._when_done(done.set)
@@ -112,12 +109,12 @@ class OwnedValue:
             callback()
 
     def is_plain(self) -> bool:
-        """Whether letting go of it runs no code of the user's."""
+        """Whether dropping the value runs no code of users."""
         return self._error is None and type(self._value) in _PLAIN
 
 
 def fill(owned: OwnedValue, make: Callable[[], Any]) -> None:
-    """Give ``owned`` what ``make()`` returns or raises, or what the future has that it returns."""
+    """Set ``owned`` to what ``make()`` returns or raises; of a future, to its result when done."""
     try:
         result = make()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""References at run time: the table of the protocol, the values, and what goes between them, users' objects and the agent."""
+"""References at run time: the protocol's table, the values, users' objects, and the agent."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pibroch.errors import ProtocolError, ReferenceLostError
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.references import (
-    ANY_LIFE,
+    ANY_INCARNATION,
     MAX_BATCH,
     Fork,
     Message,
-    News,
+    MessageBatch,
     Peer,
     ReferenceTable,
     State,
@@ -34,7 +34,7 @@ _read_wire = msgspec.msgpack.Decoder(Wire).decode
 
 
 def no_value(what: str) -> ReferenceLostError:
-    """The error of a reference whose value is not there any more."""
+    """The error of a reference whose value no longer exists."""
     return ReferenceLostError(what, "a value at its owner", "make it again")
 
 
@@ -45,30 +45,30 @@ class Handle(Protocol):
     def of_owner(
         cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None
     ) -> object:
-        """One for a value of this worker, counted already."""
+        """A handle of a value of this worker, which the table counts already."""
 
     @classmethod
     def of_user(
         cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None
     ) -> object:
-        """One for a value elsewhere."""
+        """A handle of another worker's value."""
 
     def owner(self) -> WorkerInfo:
-        """The worker that has the value."""
+        """The worker that holds the value."""
 
     def place(self) -> ValuePlace:
-        """Which value it stands for, in the words of a message."""
+        """The value that it refers to, for a message."""
 
     def parts(self, references: Any) -> tuple[Fork | None, int]:
-        """Fork (of a user) and number of the value."""
+        """The fork (``None`` at the owner) and the number of the value."""
 
 
 class ReferenceRuntime:
-    """This worker's references, but for calls on them.
+    """This worker's references, without the calls on them.
 
-    The table is used under a lock by any thread. What follows (messages, values to let go) is done
-    in batches on the loop, in ``_flush``. The end of a Python object may be noticed anywhere, by
-    the garbage collector too: it only puts a note into a queue and wakes the loop.
+    Any thread uses the table under a lock. The consequences (messages to send, values to drop) are
+    handled in batches on the loop, in ``_flush``. Users' objects may die on any thread, also inside
+    the garbage collector: then ``release`` only appends to a queue and wakes the loop.
     """
 
     def __init__(self, agent: Agent, handles: type[Handle]) -> None:
@@ -82,14 +82,14 @@ class ReferenceRuntime:
         self._workers: dict[int, WorkerInfo] = {}
         self._released: deque[Fork | int] = deque()
         self._is_planned = False
-        agent.serve(News, self._on_news, life=lambda news: news.sender)
+        agent.serve(MessageBatch, self._on_batch, incarnation=lambda batch: batch.sender)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
 
     # Python objects
 
     def own(self, owned: OwnedValue) -> int:
-        """A value made here, for one ``RRef`` object; returns its number."""
+        """Add a value of this worker for one ``RRef`` object; returns its number."""
         reference = next(self.agent.ids)
         with self._lock:
             self.check_open()
@@ -98,7 +98,7 @@ class ReferenceRuntime:
         return reference
 
     def create(self, owner: WorkerInfo) -> Fork:
-        """A fork of a value that ``owner`` will be asked to make."""
+        """Add a fork of a value that ``owner`` will be requested to create."""
         self._workers[owner.id] = owner
         with self._lock:
             self.check_open()
@@ -107,21 +107,21 @@ class ReferenceRuntime:
             )
 
     def created(self, fork: Fork, owner: Peer) -> None:
-        """The owner has answered."""
+        """Record that the owner has created the value."""
         with self._lock:
             self._table.users.created(fork, owner)
         self._plan()
 
     def creation_failed(self, fork: Fork, error: Exception, owner_lives: bool) -> None:
-        """There will be no value."""
+        """Record that the owner has not created the value."""
         with self._lock:
             self._table.users.creation_failed(fork, error, owner_lives)
         self._plan()
 
     def release(self, fork_or_reference: Fork | int) -> None:
-        """A Python object is gone.
+        """Release the fork or handle of an object that died.
 
-        Called by the garbage collector: no locks, no input or output.
+        Called inside the garbage collector, so it takes no lock and does no input or output.
         """
         if not self.is_closed:
             self._released.append(fork_or_reference)
@@ -129,10 +129,8 @@ class ReferenceRuntime:
 
     # references in messages
 
-    def send(self, rref: Handle, to: WorkerInfo, incarnation: int = ANY_LIFE) -> Wire:
-        """The form in which ``rref`` travels to ``to`` (in this life).
-
-        From now on the value is kept for it.
+    def send(self, rref: Handle, to: WorkerInfo, incarnation: int = ANY_INCARNATION) -> Wire:
+        """The form in which ``rref`` travels to ``to``; from now on the value is kept for it.
 
         Raises:
             ReferenceLostError: when the value is gone.
@@ -152,22 +150,21 @@ class ReferenceRuntime:
                 if reference not in self._table.owners.entries:
                     raise no_value(f"{rref!r}, whose value is gone")
                 self._table.owners.share(reference, number, peer)
-                place = ValuePlace(
-                    reference, self.me, self._table.owners.entries[reference].creator, known=True
-                )
+                creator = self._table.owners.entries[reference].creator
+                place = ValuePlace(reference, self.me, creator, seen_by_owner=True)
         return Wire(place, rref.owner().name, self.me, number)
 
     def unsend(self, wire: Wire) -> None:
-        """The message will not be sent after all."""
+        """Undo ``send``, as the message was not sent."""
         with self._lock:
             self._table.unshare(wire)
         self._plan()
 
     def receive(self, raw: msgspec.Raw, origin: WorkerInfo, incarnation: int) -> object:
-        """The handle of a reference that came in a message of this life of ``origin``.
+        """The handle of a reference that arrived in a message of ``origin``.
 
         Raises:
-            ProtocolError: when it is none, or not the origin's.
+            ProtocolError: when it cannot be read, or is not the origin's.
         """
         try:
             wire = _read_wire(raw)
@@ -189,39 +186,39 @@ class ReferenceRuntime:
                     f"one more reference than {MAX_FORKS:,}", "fewer", "let some of them go"
                 )
             self._table.is_back(wire.sender)
-            got = self._table.receive(wire)
-            owned = self._value(place.reference) if got is True else OwnedValue()
+            fork_or_exists = self._table.receive(wire)
+            owned = self._value(place.reference) if fork_or_exists is True else OwnedValue()
         self._plan()
-        if got is None:
+        if fork_or_exists is None:
             raise ProtocolError(f"fork {wire.fork} twice", "each fork once")
-        if isinstance(got, Fork):
+        if isinstance(fork_or_exists, Fork):
             owner = self._workers.setdefault(
                 place.owner.worker, WorkerInfo(wire.owner_name, place.owner.worker)
             )
-            return self.handles.of_user(self, owner, got)
-        if not got:
+            return self.handles.of_user(self, owner, fork_or_exists)
+        if not fork_or_exists:
             owned.fail(no_value(f"reference {place.reference}, whose value is gone"))
         return self.handles.of_owner(self, place.reference, owned)
 
     # values here
 
     def value_at(self, place: ValuePlace, asker: int | None = None) -> OwnedValue:
-        """The value that a peer speaks of, which may still be in the making.
+        """The value that a peer refers to, which may not be set yet.
 
         Raises:
-            ReferenceLostError: when there is none and none will come.
+            ReferenceLostError: when there is none and none will be created.
         """
         with self._lock:
             self.check_open()
-            wanted = self._table.owners.wants(place, asker)
-            owned = self._value(place.reference) if wanted else None
+            is_expected = self._table.owners.expects(place, asker)
+            owned = self._value(place.reference) if is_expected else None
         self._plan()
         if owned is None:
             raise no_value(f"reference {place.reference} to a value of this worker, which is gone")
         return owned
 
     def begin(self, reference: int, fork: int, creator: Peer, origin: WorkerInfo) -> OwnedValue:
-        """A peer asks for a value: where to put it.
+        """Begin to create a value that a peer requests; returns where to put it.
 
         Raises:
             ReferenceLostError: when the peer is lost already.
@@ -229,25 +226,22 @@ class ReferenceRuntime:
         """
         self._remember(origin)
         if creator == self.me:
-            return self._values.get(reference) or OwnedValue()  # maybe nobody wants it any more
+            return self._values.get(reference) or OwnedValue()  # it may have been released already
         with self._lock:
             self.check_open()
             if self.agent.incarnation_of(origin) == creator.incarnation:
                 self._table.is_back(creator)
             try:
-                wanted = self._table.owners.created(reference, fork, creator)
+                is_needed = self._table.owners.created(reference, fork, creator)
             except ValueError as error:
                 raise ProtocolError(f"reference {reference} twice", "each once") from error
-            owned = self._value(reference) if wanted else None
+            owned = self._value(reference) if is_needed else None
         if owned is None:
             raise no_value(f"reference {reference}, whose creator is lost")
         return owned
 
     def live_counts(self) -> dict[str, int]:
-        """How many values, forks and so on there are, by kind.
-
-        All zero when nothing is referred to.
-        """
+        """How many values, forks and so on there are, by kind; all 0 without references."""
         with self._lock:
             return self._table.counts() | {
                 "held": len(self._values),
@@ -255,7 +249,7 @@ class ReferenceRuntime:
             }
 
     def close(self) -> None:
-        """Forget everything; references cannot be used any more."""
+        """Drop all values; references cannot be used any more."""
         with self._lock:
             self.is_closed = True
             values = self._values
@@ -271,7 +265,7 @@ class ReferenceRuntime:
             owned.fail(RuntimeError("RPC was shut down before the value was made"))
 
     def check_open(self) -> None:
-        """Raise RuntimeError once RPC was shut down."""
+        """Raise ``RuntimeError`` once RPC was shut down."""
         if self.is_closed:
             raise RuntimeError(
                 "got a reference after RPC was shut down; need one of the present group"
@@ -285,13 +279,13 @@ class ReferenceRuntime:
             owned = self._values[reference] = OwnedValue()
         return owned
 
-    def _peer(self, to: WorkerInfo, incarnation: int = ANY_LIFE) -> Peer:
-        """The life of a worker that messages go to now.
+    def _peer(self, to: WorkerInfo, incarnation: int = ANY_INCARNATION) -> Peer:
+        """The incarnation of a worker that messages go to now.
 
-        Under the lock: the loop drops a lost connection before it tells the table, so the table
-        hears of the loss after this.
+        Under the lock: the loop drops a lost connection before it calls ``_on_lost``, so the table
+        handles the loss after this.
         """
-        if incarnation != ANY_LIFE:
+        if incarnation != ANY_INCARNATION:
             return Peer(to.id, incarnation)
         peer = Peer(to.id, self.agent.incarnation_of(to))
         self._table.is_back(peer)
@@ -300,16 +294,16 @@ class ReferenceRuntime:
     def _remember(self, worker: WorkerInfo) -> None:
         self._workers[worker.id] = worker
 
-    def _on_news(self, origin: WorkerInfo, news: News, value: object) -> None:
+    def _on_batch(self, origin: WorkerInfo, batch: MessageBatch, value: object) -> None:
         self._remember(origin)
         with self._lock:
             if self.is_closed:
                 return
-            self._table.is_back(Peer(origin.id, news.sender))
-            self._table.handle_news(origin.id, news)
+            self._table.is_back(Peer(origin.id, batch.sender))
+            self._table.handle_batch(origin.id, batch)
             is_more = self._table.has_instructions
         if is_more and not self._is_planned:
-            self._flush()  # at once: this is the loop
+            self._flush()  # at once, as this runs on the loop
 
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         self._workers.pop(worker.id, None)
@@ -318,7 +312,7 @@ class ReferenceRuntime:
         self._plan()
 
     def _plan(self) -> None:
-        """Let the loop do what is to be done; without locks."""
+        """Have the loop run ``_flush`` if there is something to do; takes no lock."""
         if (
             (self._table.has_instructions or self._released)
             and not self._is_planned
@@ -328,7 +322,7 @@ class ReferenceRuntime:
             self.agent.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._is_planned = False  # before the queue is read: what comes later plans anew
+        self._is_planned = False  # before the queue is read, so that later events plan anew
         with self._lock:
             if self.is_closed:
                 return
@@ -351,30 +345,30 @@ class ReferenceRuntime:
             ]
         for peer, batch in messages.items():
             for start in range(0, len(batch), MAX_BATCH):
-                self._tell(peer, batch[start : start + MAX_BATCH])
+                self._send_batch(peer, batch[start : start + MAX_BATCH])
         for reference, owned in failed:
             owned.fail(no_value(f"reference {reference}, whose creator did not come to ask for it"))
-        self._let_go(dropped)
+        self._drop_values(dropped)
 
-    def _tell(self, peer: Peer, batch: list[Message]) -> None:
+    def _send_batch(self, peer: Peer, batch: list[Message]) -> None:
         worker = self._workers.get(peer.worker)
         if worker is None:
-            self.agent.submit(lambda: self._find_and_tell(peer, batch))
+            self.agent.submit(lambda: self._find_and_send(peer, batch))
         else:
-            self.agent.notify(worker, News(self.me.incarnation, peer.incarnation, batch))
+            self.agent.notify(worker, MessageBatch(self.me.incarnation, peer.incarnation, batch))
 
-    def _find_and_tell(self, peer: Peer, batch: list[Message]) -> None:
-        """To a worker that this one only heard of (on the pool: the rendezvous may take its time)."""
+    def _find_and_send(self, peer: Peer, batch: list[Message]) -> None:
+        """Look a worker up and send to it; on the pool, as the rendezvous may block."""
         try:
             self._remember(self.agent.find(peer.worker))
         except (ValueError, RuntimeError) as error:
             log.warning("references: worker %d cannot be found: %s", peer.worker, error)
             self._on_lost(WorkerInfo(f"worker-{peer.worker}", peer.worker), peer.incarnation)
             return
-        self._tell(peer, batch)
+        self._send_batch(peer, batch)
 
-    def _let_go(self, dropped: list[OwnedValue]) -> None:
-        """Drop values: those of plain types here, others on the pool, as their end may run code of the user's."""
+    def _drop_values(self, dropped: list[OwnedValue]) -> None:
+        """Drop values of plain types here, others on the pool, as their end may run users' code."""
         others = [owned for owned in dropped if not owned.is_plain()]
         dropped.clear()
         if others:

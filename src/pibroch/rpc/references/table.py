@@ -1,20 +1,18 @@
-"""The reference protocol of one worker, owner and user in one.
+"""The reference protocol of one worker, as owner and as user (pure).
 
-Events in, messages and values to discard out (pure).
-
-Section 3.3 of the paper: a star around each value's owner, which counts the forks of all users;
-whoever sends a reference keeps its own fork until the receiver's is confirmed. Differs from the
-paper: no message depends on the order of another one, so a pair of workers may talk over any number
-of connections; and forks are counted by the life of the worker that holds them, so that they can be
-dropped when it ends.
+Events in, messages and values to discard out. Section 3.3 of the paper: a star around each value's
+owner, which counts the forks of all users; the sender of a reference keeps its own fork until the
+receiver's is confirmed. Differs from the paper: no message depends on the order of another one, so
+a pair of workers may use any number of connections; and forks are counted by the incarnation of the
+worker that holds them, so that they can be dropped when it ends.
 
 >>> user, owner = Peer(0, 7), Peer(1, 8)
 >>> table = ReferenceTable(user)
 >>> fork = table.users.create(reference=100, number=200, owner=owner)  # remote(...)
->>> table.users.share(fork, child=201, to=Peer(2, 9))                  # sent to a third worker, before the owner answered
->>> table.users.release(fork)                                          # and forgotten here
->>> table.users.created(fork, owner)                                   # the owner has the value
->>> table.take_messages()                                              # but the third worker still needs our fork
+>>> table.users.share(fork, child=201, to=Peer(2, 9))  # sent on before the owner answered
+>>> table.users.release(fork)  # and released here
+>>> table.users.created(fork, owner)  # the owner has the value
+>>> table.take_messages()  # but the third worker still needs this fork
 {}
 >>> table.handle(Peer(2, 9), Settled(201))
 >>> table.take_messages() == {owner: [Dropped(100, 200)]}
@@ -28,12 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pibroch.rpc.references.messages import (
-    ANY_LIFE,
-    Asked,
+    ANY_INCARNATION,
     Confirmed,
+    CreationQuery,
     Dropped,
     Message,
-    News,
+    MessageBatch,
     NotComing,
     Peer,
     Refused,
@@ -50,10 +48,10 @@ MAX_LOST_REMEMBERED = 4096
 
 
 class ReferenceTable:
-    """All that one worker knows of references, as an owner (``owners``) and as a user (``users``).
+    """The references of one worker, as an owner (``owners``) and as a user (``users``).
 
     Attributes:
-        me: this worker's life.
+        me: this worker's incarnation.
         users: forks held here.
         owners: values held here.
     """
@@ -62,8 +60,8 @@ class ReferenceTable:
         self.me = me
         self._outbox: dict[Peer, list[Message]] = {}
         self._lost: dict[Peer, None] = {}  # in the order of loss
-        self.users = UserSide(me, self._tell, self._lost.__contains__)
-        self.owners = OwnerSide(me, self._tell, self._lost.__contains__)
+        self.users = UserSide(me, self._send, self._lost.__contains__)
+        self.owners = OwnerSide(me, self._send, self._lost.__contains__)
         users = self.users
         owners = self.owners
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
@@ -77,63 +75,62 @@ class ReferenceTable:
             ),
             Refused: lambda origin, message: users.refused(message.fork, origin),
             Settled: lambda origin, message: users.settled(message.fork, origin),
-            Asked: lambda origin, message: users.asked(message.reference, origin),
+            CreationQuery: lambda origin, message: users.queried(message.reference, origin),
         }
 
     def handle(self, origin: Peer, message: Message) -> None:
-        """A message came.
-
-        Those that fit nothing here change nothing: they are late, or not honest.
-        """
+        """Handle one message; one that fits nothing here is late or forged, and changes nothing."""
         self._handlers[type(message)](origin, message)
 
-    def handle_news(self, origin_worker: int, news: News) -> None:
-        """A batch came; if it was meant for an earlier life of this worker, those who wait for an answer get one."""
-        origin = Peer(origin_worker, news.sender)
-        if news.receiver in (self.me.incarnation, ANY_LIFE):
-            for message in news.messages:
+    def handle_batch(self, origin_worker: int, batch: MessageBatch) -> None:
+        """Handle a batch of messages.
+
+        Of a batch for an earlier incarnation of this worker, messages that want an answer get one.
+        """
+        origin = Peer(origin_worker, batch.sender)
+        if batch.receiver in (self.me.incarnation, ANY_INCARNATION):
+            for message in batch.messages:
                 self.handle(origin, message)
             return
         log.info(
-            "%d messages of worker %d are for an earlier life of this worker",
-            len(news.messages),
+            "%d messages of worker %d are for an earlier incarnation of this worker",
+            len(batch.messages),
             origin_worker,
         )
-        for message in news.messages:
+        for message in batch.messages:
             if isinstance(message, Register):
-                self._tell(origin, Refused(message.fork))
-            elif isinstance(message, Asked):
-                self._tell(origin, NotComing(message.reference))
+                self._send(origin, Refused(message.fork))
+            elif isinstance(message, CreationQuery):
+                self._send(origin, NotComing(message.reference))
 
     def receive(self, wire: Wire) -> Fork | bool | None:
-        """A reference came in a message: our fork.
+        """Handle a reference that arrived in a message.
 
-        When the value is our own: whether it is there; then we have a handle more. ``None`` for a
-        fork that is here already: the message is not honest.
+        Returns:
+            The new fork; for a value of this worker whether it exists, and has one more handle;
+            ``None`` for the number of an existing fork, which no honest worker sends.
         """
         place = wire.place
         if place.owner.worker != self.me.worker:
             return self.users.receive(place, wire.fork, wire.sender)
-        found = self.owners.receive(place)
+        exists = self.owners.receive(place)
         if wire.sender == self.me:
             self.unshare(wire)
         else:
-            self._tell(wire.sender, Settled(wire.fork))
-        return found
+            self._send(wire.sender, Settled(wire.fork))
+        return exists
 
     def unshare(self, wire: Wire) -> None:
-        """A message with this reference of ours will not be sent after all, or has reached ourselves."""
+        """Undo the sharing of a reference whose message was not sent, or was one to this worker."""
         self.owners.unshare(wire.place.reference, wire.fork)
         self.users.unshare(wire.fork)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended.
+        """Drop all forks of an incarnation that has ended; its late messages add no new ones.
 
-        Its forks are dropped, and what it still says must not bring any back.
-
-        With ``ANY_LIFE`` as its incarnation: the worker cannot be reached.
+        With ``ANY_INCARNATION`` as its incarnation: the worker cannot be reached.
         """
-        if peer.incarnation != ANY_LIFE:
+        if peer.incarnation != ANY_INCARNATION:
             self._lost[peer] = None
             if len(self._lost) > MAX_LOST_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
@@ -142,14 +139,11 @@ class ReferenceTable:
         self.owners.lost(peer)
 
     def is_back(self, peer: Peer) -> None:
-        """There is a new connection with a life that was taken for lost.
-
-        From now on it counts again.
-        """
+        """Count an incarnation again that was taken for lost and has a new connection."""
         self._lost.pop(peer, None)
 
     def is_lost(self, peer: Peer) -> bool:
-        """Whether this life is known to have ended."""
+        """Whether this incarnation has ended."""
         return peer in self._lost
 
     @property
@@ -158,19 +152,19 @@ class ReferenceTable:
         return bool(self._outbox or self.owners.discarded or self.owners.failed)
 
     def take_messages(self) -> dict[Peer, list[Message]]:
-        """What is to be sent, by receiver."""
+        """Messages to be sent, by receiver; the caller sends them."""
         messages = self._outbox
         self._outbox = {}
         return messages
 
     def take_discarded(self) -> list[int]:
-        """Values that nobody refers to any more."""
+        """Values that nobody refers to any more; the caller drops them."""
         discarded = self.owners.discarded
         self.owners.discarded = []
         return discarded
 
     def take_failed(self) -> list[int]:
-        """Values that were expected and will not come."""
+        """Values that were expected and will not be created."""
         failed = self.owners.failed
         self.owners.failed = []
         return failed
@@ -180,7 +174,7 @@ class ReferenceTable:
         entries = self.owners.entries.values()
         return {
             "values": len(entries),
-            "expected": sum(not entry.made for entry in entries),
+            "expected": sum(not entry.created for entry in entries),
             "handles": sum(entry.handles for entry in entries),
             "forks_of_others": sum(len(entry.forks) for entry in entries),
             "forks": len(self.users.forks),
@@ -188,6 +182,6 @@ class ReferenceTable:
             "children": self.users.num_children,
         }
 
-    def _tell(self, peer: Peer, message: Message) -> None:
+    def _send(self, peer: Peer, message: Message) -> None:
         if peer not in self._lost:
             self._outbox.setdefault(peer, []).append(message)

@@ -1,4 +1,4 @@
-"""What a user keeps: its forks, what each waits for, and which forks of other workers it keeps alive meanwhile (pure)."""
+"""The user's side of the reference protocol: its forks of other workers' values (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pibroch.rpc.references.messages import (
-    ANY_LIFE,
+    ANY_INCARNATION,
     Dropped,
     Message,
     NotComing,
@@ -17,16 +17,16 @@ from pibroch.rpc.references.messages import (
     ValuePlace,
 )
 
-Tell = Callable[[Peer, Message], None]
+Send = Callable[[Peer, Message], None]
 IsLost = Callable[[Peer], bool]
 
 
 class State(enum.Enum):
-    """Of a fork: the owner has not answered yet; counts it; has no value for it (or is lost)."""
+    """State of a fork."""
 
-    PENDING = 0
-    CONFIRMED = 1
-    GONE = 2
+    PENDING = 0  # the owner has not answered yet
+    CONFIRMED = 1  # the owner counts the fork
+    GONE = 2  # the owner has no value for it, or is lost
 
 
 @dataclass(slots=True, eq=False)
@@ -36,14 +36,13 @@ class Fork:
     Attributes:
         number: of the fork.
         reference: number of the value.
-        owner: who holds the value.
-        creator: who asked for it.
-        parent: whose fork keeps this one's value alive until the owner has confirmed this one.
-        children: forks given to others that are not settled yet, and to whom.
-        askers: lives of the owner to which others spoke of it, and which want to hear when the
-            creation fails.
-        released: nobody here wants it any more.
-        failure: why it is gone, where more is known than that.
+        owner: the worker that holds the value.
+        creator: who requested it.
+        parent: the worker whose fork keeps the value alive until the owner has confirmed this one.
+        children: forks sent to others that are not settled yet, and their receivers.
+        askers: incarnations of the owner that wait for an answer whether the creation has failed.
+        released: whether this worker no longer needs it.
+        failure: the error of a value that is gone, if there is one.
     """
 
     number: int
@@ -59,7 +58,7 @@ class Fork:
 
     @property
     def place(self) -> ValuePlace:
-        """What it refers to, in the words of a message."""
+        """The value that it refers to, for a message."""
         return ValuePlace(self.reference, self.owner, self.creator, self.state is State.CONFIRMED)
 
 
@@ -68,12 +67,12 @@ class UserSide:
 
     A fork is dropped when it was released, is confirmed, and each fork that was made of it is
     settled (section 3.3: the sender keeps its fork until the receiver's is confirmed). All events
-    may come in any order, twice, or for forks that do not exist.
+    may happen in any order, twice, or for forks that do not exist.
     """
 
-    def __init__(self, me: Peer, tell: Tell, is_lost: IsLost) -> None:
+    def __init__(self, me: Peer, send: Send, is_lost: IsLost) -> None:
         self._me = me
-        self._tell = tell
+        self._send = send
         self._is_lost = is_lost
         self.forks: dict[int, Fork] = {}
         self.creations: dict[int, Fork] = {}  # by reference: those whose owner has not answered yet
@@ -81,11 +80,11 @@ class UserSide:
 
     @property
     def num_children(self) -> int:
-        """Forks given to others that are not settled yet."""
+        """The number of forks sent to others that are not settled yet."""
         return len(self._parents)
 
     def create(self, reference: int, number: int, owner: Peer) -> Fork:
-        """A fork of a value that the owner is being asked to make."""
+        """Add a fork of a value that the owner is being requested to create."""
         fork = Fork(number, reference, owner, creator=self._me, parent=None)
         self.forks[number] = self.creations[reference] = fork
         if self._is_lost(owner):
@@ -93,64 +92,67 @@ class UserSide:
         return fork
 
     def created(self, fork: Fork, by: Peer) -> None:
-        """The owner has answered that it has the value, or what making it raised."""
+        """Handle the owner's answer that it has the value, or an error in its place."""
         if self._is_creation(fork):
             del self.creations[fork.reference]
             fork.askers.discard(by)
-            # other lives of the owner, which do not get what this one has
+            # other incarnations of the owner, for which no request is under way
             self._answer_askers(fork)
             fork.owner = by
             fork.state = State.CONFIRMED
             self._drop_if_unused(fork)
 
     def creation_failed(self, fork: Fork, failure: Exception, owner_lives: bool = True) -> None:
-        """The owner was lost first, or could not read what it was asked."""
+        """Handle a failed request: the owner was lost first, or could not read it."""
         if self._is_creation(fork):
             fork.failure = failure
-            if owner_lives:  # it may expect the value, because we spoke of it
+            if owner_lives:  # it may expect the value, as forks of it were sent to others
                 fork.askers.add(fork.owner)
             self.gone(fork)
 
     def receive(self, place: ValuePlace, number: int, sender: Peer) -> Fork | None:
-        """A fork that came in a message; ``None`` when there is one of this number already."""
+        """Add a fork that arrived in a message; ``None`` when its number exists already."""
         if number in self.forks:
             return None
         fork = Fork(number, place.reference, place.owner, place.creator, parent=sender)
         self.forks[number] = fork
         if self._is_lost(place.owner):
             self.gone(fork)
-        elif sender == place.owner:  # which counted it when it sent it
+        elif sender == place.owner:  # the owner counted it when it sent it
             fork.state = State.CONFIRMED
             fork.parent = None
         else:
-            self._tell(place.owner, Register(place, number))
+            self._send(place.owner, Register(place, number))
         return fork
 
     def share(self, fork: Fork, child: int, to: Peer) -> None:
-        """``fork`` was put into a message as ``child``."""
+        """Record that a message carries a new fork ``child`` of ``fork``."""
         if fork.state is not State.GONE and not self._is_lost(to):
             fork.children[child] = to
             self._parents[child] = fork
 
     def unshare(self, child: int) -> None:
-        """Our fork is not needed for ``child`` any more."""
+        """Forget ``child``, which no longer needs the fork that it was made of."""
         fork = self._parents.pop(child, None)
         if fork is not None:
             del fork.children[child]
             self._drop_if_unused(fork)
 
     def settled(self, child: int, by: Peer) -> None:
-        """The receiver does not need our fork for ``child`` any more."""
+        """Handle the receiver's message that ``child`` is settled."""
         fork = self._parents.get(child)
         if fork is not None and fork.children[child].matches(by):
             self.unshare(child)
 
     def confirmed(self, reference: int, number: int, by: Peer) -> None:
-        """The owner counts our fork. What it was asked to make is confirmed by its answer alone."""
+        """Handle the owner's message that it counts a fork.
+
+        A creation is confirmed by the answer to its request alone.
+        """
         fork = self.forks.get(number)
-        # we registered twice, see ``lost``, and one of both came after we had dropped it
+        # it was registered twice (see ``lost``), and one of both arrived after it was dropped
         if fork is None:
-            self._tell(by, Dropped(reference, number))
+            self._send(by, Dropped(reference, number))
             return
         if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
             return
@@ -160,51 +162,49 @@ class UserSide:
         self._drop_if_unused(fork)
 
     def refused(self, number: int, by: Peer) -> None:
-        """The owner, maybe in a later life, has nothing for our fork."""
+        """Handle the owner's message, maybe of a later incarnation, that it has no such value."""
         fork = self.forks.get(number)
         if fork is not None and fork.owner.worker == by.worker:
             self.gone(fork)
 
     def release(self, fork: Fork) -> None:
-        """Nobody here wants it any more."""
+        """Record that this worker no longer needs the fork."""
         fork.released = True
         self._drop_if_unused(fork)
 
-    def asked(self, reference: int, by: Peer) -> None:
-        """The owner wants to know whether we will ask it for this value."""
+    def queried(self, reference: int, by: Peer) -> None:
+        """Handle the owner's query whether a request to create a value is under way."""
         fork = self.creations.get(reference)
         if fork is None or not fork.owner.matches(by):
-            self._tell(by, NotComing(reference))
+            self._send(by, NotComing(reference))
         else:
             fork.askers.add(by)
 
     def lost(self, peer: Peer) -> None:
-        """A life of another worker has ended (``ANY_LIFE``: the worker cannot be reached).
+        """Handle the end of an incarnation (``ANY_INCARNATION``: the worker cannot be reached).
 
-        A creation whose owner's life is not known yet ends with its request: see
+        A creation whose owner's incarnation is not known yet ends with its request: see
         ``creation_failed``.
         """
         for fork in list(self.forks.values()):
-            # when no life of the owner can be reached, it will never hear of the forks that it has
-            # not confirmed
-            unheard = peer == (fork.owner.worker, ANY_LIFE) and fork.state is State.PENDING
-            if fork.owner == peer or unheard:
+            # an owner that cannot be reached will never confirm this fork
+            is_hopeless = (
+                peer == (fork.owner.worker, ANY_INCARNATION) and fork.state is State.PENDING
+            )
+            if fork.owner == peer or is_hopeless:
                 self.gone(fork)
             elif (
                 fork.state is State.PENDING
                 and fork.owner.worker == peer.worker
                 and not self._is_creation(fork)
             ):
-                # again: it may be lost with that life
-                self._tell(fork.owner, Register(fork.place, fork.number))
+                # once more, as the first registration may be lost with that incarnation
+                self._send(fork.owner, Register(fork.place, fork.number))
             for child in [child for child, to in fork.children.items() if to.ends_with(peer)]:
                 self.unshare(child)
 
     def gone(self, fork: Fork) -> None:
-        """There is no value any more.
-
-        Nothing is kept, and the parent need not keep anything either.
-        """
+        """Forget a fork whose value is gone, and settle it with its parent."""
         fork.state = State.GONE
         for child in fork.children:
             del self._parents[child]
@@ -218,17 +218,17 @@ class UserSide:
 
     def _answer_askers(self, fork: Fork) -> None:
         for asker in fork.askers:
-            self._tell(asker, NotComing(fork.reference))
+            self._send(asker, NotComing(fork.reference))
         fork.askers.clear()
 
     def _settle(self, fork: Fork) -> None:
         if fork.parent is not None:
-            self._tell(fork.parent, Settled(fork.number))
+            self._send(fork.parent, Settled(fork.number))
             fork.parent = None
 
     def _drop_if_unused(self, fork: Fork) -> None:
         if fork.released and not fork.children and fork.state is State.CONFIRMED:
-            self._tell(fork.owner, Dropped(fork.reference, fork.number))
+            self._send(fork.owner, Dropped(fork.reference, fork.number))
             fork.state = State.GONE
             self._forget(fork)
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from pibroch.rpc.autograd.ddp import LeafGradients
-from pibroch.rpc.autograd.gates import run_engine, start_of
+from pibroch.rpc.autograd.send_receive import run_engine, start_of
 
 TIMEOUT_S = 60
 

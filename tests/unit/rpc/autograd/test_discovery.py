@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pibroch.rpc.autograd.discovery import Ask, Discovery, Edge, SearchAnswer
+from pibroch.rpc.autograd.discovery import Discovery, Edge, SearchAnswer, SearchRequest
 from pibroch.rpc.info import WorkerInfo
 
 ERROR = ValueError("lost")
@@ -13,7 +13,7 @@ ERROR = ValueError("lost")
 
 @st.composite
 def message_graphs(draw):
-    """Workers, edges between them, and for each edge those that its sender reaches from it, all made before it."""
+    """Workers, edges between them, and for each edge the earlier ones that its sender reaches."""
     workers = [WorkerInfo(f"worker{each}", each) for each in range(draw(st.integers(1, 5)))]
     pick = st.sampled_from(workers)
     edges = []
@@ -27,49 +27,49 @@ def message_graphs(draw):
         edges.append(edge)
     root = draw(pick)
     at_root = [each for each in edges if holders[each] == root]
-    found = draw(st.lists(st.sampled_from(at_root), max_size=5)) if at_root else []
-    return workers, holders, behind, root, found
+    reached = draw(st.lists(st.sampled_from(at_root), max_size=5)) if at_root else []
+    return workers, holders, behind, root, reached
 
 
 class Net:
     """Delivers what the searches of all workers say, one thing at a time."""
 
     def __init__(self, graph):
-        workers, self.holders, self.behind, self.root, self.found = graph
+        workers, self.holders, self.behind, self.root, self.at_root = graph
         self.parts = {worker: Discovery(worker) for worker in workers}
         self.under_way = []
         self.asked = Counter()
         self.answers = []
 
     def begin(self):
-        self.do(self.root, self.parts[self.root].asked("user", self.found))
+        self.do(self.root, self.parts[self.root].requested("user", self.at_root))
 
     def do(self, worker, instructions):
         for each in instructions:
-            if isinstance(each, Ask):
+            if isinstance(each, SearchRequest):
                 self.asked.update(each.edges)
                 self.under_way.append((worker, each))
-            elif each.asker == "user":
+            elif each.requester == "user":
                 self.answers.append(each)
             else:
                 self.under_way.append((worker, each))
 
     def deliver(self, index, fails=False):
         origin, what = self.under_way.pop(index % len(self.under_way))
-        if isinstance(what, Ask):
+        if isinstance(what, SearchRequest):
             if fails:  # the worker asked was lost
                 self.do(origin, self.parts[origin].failed(ERROR))
                 return
-            found = [each for edge in what.edges for each in self.behind[edge]]
-            self.do(what.worker, self.parts[what.worker].asked(origin, found))
+            reached = [each for edge in what.edges for each in self.behind[edge]]
+            self.do(what.worker, self.parts[what.worker].requested(origin, reached))
         elif what.error is not None:
-            self.do(what.asker, self.parts[what.asker].failed(what.error))
+            self.do(what.requester, self.parts[what.requester].failed(what.error))
         else:
-            self.do(what.asker, self.parts[what.asker].answered(what.workers))
+            self.do(what.requester, self.parts[what.requester].answered(what.workers))
 
     def reachable(self):
         seen = set()
-        stack = [*self.found]
+        stack = [*self.at_root]
         while stack:
             edge = stack.pop()
             if edge not in seen:
@@ -101,7 +101,7 @@ def test_a_loss_reaches_the_root_whenever_it_happens(graph, data):
     has_failed = False
     while net.under_way:
         index = data.draw(st.integers(0, len(net.under_way) - 1))
-        fails = isinstance(net.under_way[index][1], Ask) and data.draw(st.booleans())
+        fails = isinstance(net.under_way[index][1], SearchRequest) and data.draw(st.booleans())
         net.deliver(index, fails)
         has_failed |= fails
     [answer] = net.answers
@@ -110,7 +110,7 @@ def test_a_loss_reaches_the_root_whenever_it_happens(graph, data):
 
 def test_nothing_to_ask():
     me = WorkerInfo("me", 0)
-    assert Discovery(me).asked("user", []) == [SearchAnswer("user", frozenset([me]))]
+    assert Discovery(me).requested("user", []) == [SearchAnswer("user", frozenset([me]))]
 
 
 def test_the_first_asker_is_answered_last_and_the_others_at_once():
@@ -118,8 +118,10 @@ def test_the_first_asker_is_answered_last_and_the_others_at_once():
         WorkerInfo(name, number) for number, name in enumerate(("me", "first", "second"))
     )
     part = Discovery(me)
-    assert part.asked(first, [Edge(second, 1, 0)]) == [Ask(second, (Edge(second, 1, 0),))]
-    assert part.asked(second, [Edge(second, 1, 0)]) == [SearchAnswer(second, frozenset([me]))]
+    assert part.requested(first, [Edge(second, 1, 0)]) == [
+        SearchRequest(second, (Edge(second, 1, 0),))
+    ]
+    assert part.requested(second, [Edge(second, 1, 0)]) == [SearchAnswer(second, frozenset([me]))]
     assert part.answered([second]) == [SearchAnswer(first, frozenset([me, second]))]
 
 
@@ -127,6 +129,6 @@ def test_after_a_failure_everyone_hears_of_it():
     me = WorkerInfo("me", 0)
     other = WorkerInfo("other", 1)
     part = Discovery(me)
-    part.asked("first", [Edge(other, 1, 0)])
+    part.requested("first", [Edge(other, 1, 0)])
     assert [each.error for each in part.failed(ERROR)] == [ERROR]
-    assert [each.error for each in part.asked("second", [])] == [ERROR]
+    assert [each.error for each in part.requested("second", [])] == [ERROR]

@@ -1,15 +1,19 @@
-"""The autograd functions at the boundaries between workers, and the walk between them (paper, section 3.4).
+"""Send and receive functions, where a graph crosses workers, and the walk between them.
 
-A *gate* is one more consumer of a tensor that was sent, made when it is sent. A *receipt* is what
-produced the tensors of a message at the receiver. Both only mean something inside a backward pass
-(``passes.py``), which they find by the number that torch's engine has for the pass under way.
+Section 3.4 of the paper. A *send function* is one more consumer of a tensor that was sent, made
+when it is sent. A *receive function* is the producer of a message's tensors at its receiver. Both
+work only inside a backward pass (``passes.py``), which they look up by the number that torch's
+engine has for the pass under way.
 
 In a pass, *turns* decide when a worker waits. There is one for each message sent that takes part; a
-turn waits for the message's gradients and then lets the gates run. Turns come newest message first.
-They have the lowest priority that there is, so the engine takes one only when nothing else is left
-to do. That is why waiting inside the engine is safe: what could still be done on this worker then
-depends on messages no newer than this one, and the gradients waited for do not, since whatever they
-depend on was made later than the message that they belong to.
+turn waits for the message's gradients and then lets its send functions run. Turns come newest
+message first. They have the lowest priority that there is, so the engine takes one only when
+nothing else is left to do. That is why waiting inside the engine is safe: what could still be done
+on this worker then depends on messages no newer than this one, and the gradients waited for do not,
+since whatever they depend on was made later than the message that they belong to.
+
+Threads: torch's engine runs these functions in the thread that called ``run_engine`` (for the CPU)
+and in its own threads (one for each device).
 """
 
 from __future__ import annotations
@@ -33,22 +37,26 @@ class Sent:
     """A message with tensors that require gradients, at its sender.
 
     Attributes:
+        message: its number.
         to: the receiver.
-        order: gates and receipts of a context are counted on each worker, as they are made.
-        gates: by the tensor's place in the message, an output of its gate.
+        order: counts the messages of a context on each worker, sent and received.
+        outputs: by the tensor's place in the message, the output of its send function.
     """
 
     message: int
     to: WorkerInfo
     order: int
-    gates: dict[int, Tensor]
+    outputs: dict[int, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The same at its receiver.
+    """A message with tensors that require gradients, at its receiver.
 
     Attributes:
+        message: its number.
+        origin: the sender.
+        order: as of ``Sent``.
         tensors: places in the message of the tensors that require gradients.
     """
 
@@ -58,28 +66,28 @@ class Received:
     tensors: tuple[int, ...]
 
 
-class BackwardGate(Protocol):
-    """What gates, receipts and turns need of a backward pass."""
+class RunningPass(Protocol):
+    """The part of a backward pass that the functions here use."""
 
     def await_turn(self, sent: Sent) -> None:
-        """Wait until the gradients of a message are there."""
+        """Wait until the gradients of a message have arrived."""
 
     def gradient(self, message: int, tensor: int) -> Tensor | None:
-        """One of them."""
+        """The gradient of one tensor of a message."""
 
     def send(self, received: Received, gradients: Sequence[Tensor | None]) -> None:
-        """Send the gradients of a message to where it came from."""
+        """Send the gradients of a message to the worker that sent the message."""
 
 
-_running: dict[int, BackwardGate] = {}  # by the engine's number for the pass
+_running: dict[int, RunningPass] = {}  # by the engine's number for the pass
 
 
-def is_running(backward: BackwardGate) -> bool:
+def is_running(backward: RunningPass) -> bool:
     """Whether the engine works for ``backward`` in this thread."""
     return _running.get(torch._C._current_graph_task_id()) is backward
 
 
-def _here() -> BackwardGate:
+def _current_pass() -> RunningPass:
     backward = _running.get(torch._C._current_graph_task_id())
     if backward is None:
         raise RuntimeError(
@@ -89,7 +97,7 @@ def _here() -> BackwardGate:
     return backward
 
 
-class _Gate(Function):
+class _Send(Function):
     @staticmethod
     def forward(ctx: Any, message: int, place: int, tensor: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
@@ -100,32 +108,32 @@ class _Gate(Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradient = _here().gradient(ctx.message, ctx.place)
+        gradient = _current_pass().gradient(ctx.message, ctx.place)
         if gradient is not None and gradient.device != ctx.device:
             gradient = gradient.to(ctx.device)
         return None, None, gradient
 
 
-class _Receipt(Function):
+class _Receive(Function):
     @staticmethod
     def forward(
         ctx: Any, received: Received, anchor: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        # they become outputs themselves, and not views, which forbid work in place
+        # the tensors themselves become outputs: views of them would forbid work in place
         ctx.mark_dirty(*tensors)
         ctx.received = received
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        _here().send(ctx.received, gradients)
+        _current_pass().send(ctx.received, gradients)
         return (None,) * (2 + len(gradients))
 
 
 class _Turn(Function):
     @staticmethod
-    def forward(ctx: Any, backward: BackwardGate, sent: Sent, *next_ones: Tensor) -> Tensor:
+    def forward(ctx: Any, backward: RunningPass, sent: Sent, *next_ones: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.pass_ = backward
         ctx.sent = sent
@@ -142,7 +150,7 @@ class _Launch(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        backward: BackwardGate,
+        backward: RunningPass,
         started: list[int],
         num_roots: int,
         *roots_and_turn: Tensor,
@@ -161,19 +169,19 @@ class _Launch(Function):
         return None, None, None, *map(torch.ones_like, ctx.saved_tensors), *[None] * ctx.num_turns
 
 
-_RECEIPT = _Receipt._backward_cls
+_RECEIVE = _Receive._backward_cls
 _LEAF = type(torch.empty((), requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
-def make_gate(message: int, place: int, tensor: Tensor) -> Tensor:
-    """A gate behind ``tensor``, [any shape]; returns its output, which keeps it."""
-    return cast(Tensor, _Gate.apply(message, place, tensor))
+def make_send_function(message: int, place: int, tensor: Tensor) -> Tensor:
+    """Make a send function of ``tensor`` [any shape]; returns its output, which keeps it alive."""
+    return cast(Tensor, _Send.apply(message, place, tensor))
 
 
-def make_receipt(
+def make_receive_function(
     received: Received, anchor: Tensor, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The tensors of a message as results of its receipt.
+    """The tensors of a message as outputs of its receive function.
 
     Args:
         received: the message.
@@ -181,9 +189,9 @@ def make_receipt(
         tensors: those that require gradients.
     """
     with torch.enable_grad():
-        # no views: several views in one function cannot be worked on in place
+        # not views: several views from one function cannot be worked on in place
         fresh = [tensor.data for tensor in tensors]
-        return cast(tuple[Tensor, ...], _Receipt.apply(received, anchor, *fresh))
+        return cast(tuple[Tensor, ...], _Receive.apply(received, anchor, *fresh))
 
 
 @dataclass(slots=True)
@@ -193,35 +201,35 @@ class Walk:
     No node is visited twice.
 
     Attributes:
-        visited: the nodes seen.
-        receipts: places of the tensors reached, by message that they came in.
+        visited: the nodes.
+        received: places of the received tensors that were reached, by message.
         leaves: nodes that accumulate into leaves.
     """
 
     visited: set[Any] = field(default_factory=set)
-    receipts: dict[Received, set[int]] = field(default_factory=dict)
+    received: dict[Received, set[int]] = field(default_factory=dict)
     leaves: list[Node] = field(default_factory=list)
 
     def go(self, starts: Iterable[tuple[Node | None, int]]) -> list[tuple[Received, int]]:
-        """Walk on from ``starts``, (node, which of its outputs).
+        """Walk on from ``starts``: pairs of a node and the number of its output.
 
-        Returns the received tensors that were reached first now.
+        A node with the priority of turns (the first that a thread makes has it) gets a higher one.
 
-        Nodes get a priority above that of turns, if they should have theirs (the first node that a
-        thread makes).
+        Returns:
+            The received tensors that this call reached first.
         """
-        found = []
+        reached = []
         stack = [*starts]
         while stack:
             node, output = stack.pop()
             if node is None:
                 continue
-            if type(node) is _RECEIPT:
+            if type(node) is _RECEIVE:
                 received = cast(Any, node).received
-                places = self.receipts.setdefault(received, set())
+                places = self.received.setdefault(received, set())
                 if (place := received.tensors[output]) not in places:
                     places.add(place)
-                    found.append((received, place))
+                    reached.append((received, place))
             if node in self.visited:
                 continue
             self.visited.add(node)
@@ -230,9 +238,9 @@ class Walk:
                 continue
             if node._sequence_nr() == _LOWEST_PRIORITY:
                 cast(Any, node)._set_sequence_nr(_LOWEST_PRIORITY + 1)
-            if type(node) is not _RECEIPT:
+            if type(node) is not _RECEIVE:
                 stack += node.next_functions
-        return found
+        return reached
 
 
 def start_of(tensor: Tensor) -> tuple[Node, int]:
@@ -240,38 +248,38 @@ def start_of(tensor: Tensor) -> tuple[Node, int]:
     return torch.autograd.graph.get_gradient_edge(tensor)[:2]
 
 
-def behind(gate: Tensor) -> tuple[tuple[Node | None, int], ...]:
-    """Where a walk from a gate starts."""
-    assert gate.grad_fn is not None
-    return gate.grad_fn.next_functions
+def behind(output: Tensor) -> tuple[tuple[Node | None, int], ...]:
+    """Where a walk from a send function starts, of which ``output`` is the output."""
+    assert output.grad_fn is not None
+    return output.grad_fn.next_functions
 
 
 def run_engine(
-    backward: BackwardGate,
+    backward: RunningPass,
     roots: Sequence[Tensor],
-    gates: Iterable[tuple[Sent, Sequence[Tensor]]],
+    sends: Iterable[tuple[Sent, Sequence[Tensor]]],
     inputs: Sequence[Any],
     retain_graph: bool,
 ) -> None:
-    """One pass of torch's engine in this thread, which may wait in it for other workers.
+    """Run one pass of torch's engine in this thread; the engine may wait for other workers in it.
 
-    The functions that accumulate into leaves run, with their hooks; what they get is for ``ddp.py``
-    to take.
+    The functions that accumulate into leaves run, with their hooks; ``ddp.py`` takes the gradients
+    from them.
 
     Args:
         backward: the pass.
         roots: scalars to start from.
-        gates: messages whose gradients will come, and the gates that take part; the oldest message
-            first.
+        sends: messages whose gradients will arrive, the oldest first, with the outputs of their
+            send functions that take part.
         inputs: gradient edges.
         retain_graph: keep what the graph saved.
     """
     started: list[int] = []
     with torch.enable_grad():
         last: list[Tensor] = []
-        for sent, tokens in gates:
+        for sent, tokens in sends:
             for token in tokens:
-                _prefer(token)
+                _raise_priority(token)
             turn = cast(Tensor, _Turn.apply(backward, sent, *tokens, *last))
             cast(Any, turn.grad_fn)._set_sequence_nr(_LOWEST_PRIORITY)
             last = [turn]
@@ -283,7 +291,7 @@ def run_engine(
             _running.pop(number, None)
 
 
-def _prefer(gate: Tensor) -> None:
-    node = cast(Any, gate.grad_fn)
+def _raise_priority(output: Tensor) -> None:
+    node = cast(Any, output.grad_fn)
     if node._sequence_nr() == _LOWEST_PRIORITY:
         node._set_sequence_nr(_LOWEST_PRIORITY + 1)

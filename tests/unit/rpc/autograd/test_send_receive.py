@@ -1,17 +1,17 @@
-"""Gates, receipts, turns and the walk between them, in one process."""
+"""Send and receive functions, turns and the walk between them, in one process."""
 
 import threading
 
 import pytest
 import torch
 
-from pibroch.rpc.autograd.gates import (
+from pibroch.rpc.autograd.send_receive import (
     Received,
     Sent,
     Walk,
     behind,
-    make_gate,
-    make_receipt,
+    make_receive_function,
+    make_send_function,
     run_engine,
     start_of,
 )
@@ -48,25 +48,25 @@ def sent(message, order, *tensors):
         message,
         OTHER,
         order,
-        {place: make_gate(message, place, each) for place, each in enumerate(tensors)},
+        {place: make_send_function(message, place, each) for place, each in enumerate(tensors)},
     )
 
 
 def received(message, order, anchor, *tensors):
     note = Received(message, OTHER, order, tuple(range(len(tensors))))
-    return note, make_receipt(note, anchor, tensors)
+    return note, make_receive_function(note, anchor, tensors)
 
 
-def test_a_gate_adds_to_the_local_gradient():
+def test_a_send_function_adds_to_the_local_gradient():
     x = torch.ones(2, requires_grad=True)
     y = x * 3
     message = sent(7, 0, y)
     backward = Backward(m7=[torch.tensor([1.0, 2.0])])
-    run_engine(backward, [(y * 5).sum()], [(message, [message.gates[0]])], [x], False)
+    run_engine(backward, [(y * 5).sum()], [(message, [message.outputs[0]])], [x], False)
     assert x.grad.tolist() == [18, 21] and backward.turns == [7]
 
 
-def test_a_receipt_sends_once_what_all_uses_sum_up_to(anchor):
+def test_a_receive_function_sends_once_what_all_uses_sum_up_to(anchor):
     _, (x,) = received(3, 0, anchor, torch.ones(2))
     assert x.requires_grad and not x.is_leaf and not x._is_view()
     backward = Backward()
@@ -94,7 +94,7 @@ def test_received_tensors_can_be_worked_on_in_place(anchor):
 
 @pytest.mark.parametrize("num_messages", [2, 5])
 def test_turns_come_last_and_newest_first(anchor, num_messages):
-    """Every receipt is sent before the first turn that it might be needed for, whatever thread its graph was made in."""
+    """Every receive function runs before the first turn, whatever thread its graph was made in."""
     x = torch.ones(2, requires_grad=True)
     messages = []
     roots = []
@@ -117,15 +117,15 @@ def test_turns_come_last_and_newest_first(anchor, num_messages):
     walk = Walk()
     walk.go(start_of(root) for root in roots)
     for message in messages:
-        walk.go(behind(message.gates[0]))
-    gates = [(message, [message.gates[0]]) for message in messages]
-    run_engine(backward, roots, gates, [x, anchor], False)
+        walk.go(behind(message.outputs[0]))
+    sends = [(message, [message.outputs[0]]) for message in messages]
+    run_engine(backward, roots, sends, [x, anchor], False)
     assert set(log[:num_messages]) == {100 + number for number in range(num_messages)}
     assert log[num_messages:] == [*reversed(range(num_messages))]
     torch.testing.assert_close(x.grad, torch.full((2,), 2.0 * sum(range(num_messages))))
 
 
-def test_the_walk_ends_at_receipts_and_leaves_and_visits_once(anchor):
+def test_the_walk_ends_at_receive_functions_and_leaves_and_visits_once(anchor):
     a = torch.ones(2, requires_grad=True)
     b = torch.ones(2, requires_grad=True)
     note, (x, y) = received(3, 0, anchor, torch.ones(2), torch.ones(2))
@@ -138,7 +138,7 @@ def test_the_walk_ends_at_receipts_and_leaves_and_visits_once(anchor):
     num_visited = len(walk.visited)
     assert walk.go([start_of(z)]) == [] and len(walk.visited) == num_visited == 53
     assert walk.go([start_of(y * z * b)]) == [(note, 1)]
-    assert walk.receipts == {note: {0, 1}} and len(walk.leaves) == 2
+    assert walk.received == {note: {0, 1}} and len(walk.leaves) == 2
 
 
 def test_a_local_pass_is_told_what_to_do(anchor):
@@ -157,7 +157,7 @@ def test_an_error_in_a_turn_ends_the_pass(anchor):
 
     backward.await_turn = fail
     with pytest.raises(KeyError, match="gone"):
-        run_engine(backward, [], [(message, [message.gates[0]])], [x], False)
+        run_engine(backward, [], [(message, [message.outputs[0]])], [x], False)
 
 
 def test_the_walk_raises_what_has_the_priority_of_turns():

@@ -10,7 +10,7 @@ from pibroch.rpc.info import WorkerInfo
 
 
 def as_runtime_error(error: Exception, worker: WorkerInfo) -> Exception:
-    """``error``, or one of its type that is a ``RuntimeError`` too and says on which worker it was raised.
+    """An error of the type of ``error`` that is a ``RuntimeError`` too and names the worker.
 
     >>> both = as_runtime_error(ValueError("a hook that fails"), WorkerInfo("worker1", 1))
     >>> isinstance(both, ValueError), isinstance(both, RuntimeError), str(both)
@@ -21,15 +21,15 @@ def as_runtime_error(error: Exception, worker: WorkerInfo) -> Exception:
     message = f"Error on Node {worker.id}: {error}"
     try:
         both: Any = _as_both(cast(Any, type(error)))
-        made: Exception = both.__new__(both, message)
-        made.args = (message,)
-        vars(made).update(vars(error))
-        if str(error) not in str(made):
+        result: Exception = both.__new__(both, message)
+        result.args = (message,)
+        vars(result).update(vars(error))
+        if str(error) not in str(result):
             raise TypeError("its str() does not show its message")
-    except Exception:  # a type with a constructor, memory or words of its own
-        made = RemoteError(f"{message} ({type(error).__qualname__})")
-    made.__cause__ = error.__cause__ or error
-    return made
+    except Exception:  # a type with a constructor, memory layout or str() of its own
+        result = RemoteError(f"{message} ({type(error).__qualname__})")
+    result.__cause__ = error.__cause__ or error
+    return result
 
 
 @functools.cache
