@@ -403,7 +403,9 @@ def expect_from_nobody():
     creator = rpc.get_worker_info("worker2")
     rpc.rpc_sync("worker2", cases.identity, (1,))
     owner = Peer(there.id, agent.incarnation_of(there))
-    place = ValuePlace(12345, owner, Peer(creator.id, agent.incarnation_of(creator)), seen_by_owner=False)
+    place = ValuePlace(
+        12345, owner, Peer(creator.id, agent.incarnation_of(creator)), seen_by_owner=False
+    )
     return type(raised(agent.request_sync, there, Fetch(place), timeout=30.0)).__name__
 
 

@@ -14,7 +14,9 @@ def fail():
 
 
 def test_what_functions_raise_is_logged_at_a_bounded_rate(monkeypatch, caplog):
-    monkeypatch.setattr(functions, "_failures_log", BoundedLog(functions.log, at_once=3, per_s=1e-9))
+    monkeypatch.setattr(
+        functions, "_failures_log", BoundedLog(functions.log, at_once=3, per_s=1e-9)
+    )
     with caplog.at_level(logging.WARNING, logger="pibroch.rpc.functions"):
         for _ in range(100):
             with pytest.raises(ValueError, match="on purpose"):
