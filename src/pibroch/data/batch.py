@@ -238,9 +238,9 @@ class JaggedBatch:
 
 
 @lru_cache(maxsize=256)
-def _places(known: tuple[str, ...], keys: tuple[str, ...]) -> tuple[int, ...]:
-    """Of the features ``keys`` among the known ones."""
-    place = {key: index for index, key in enumerate(known)}
+def _places(batch_keys: tuple[str, ...], keys: tuple[str, ...]) -> tuple[int, ...]:
+    """Of the features ``keys`` among those of a batch."""
+    place = {key: index for index, key in enumerate(batch_keys)}
     absent = [key for key in keys if key not in place]
     if absent:
         raise DataError(f"a batch without feature {absent[0]!r}", f"the features {list(keys)}")

@@ -265,11 +265,11 @@ class EncodedDataset:
     def _check_sizes(self) -> None:
         for name, (size, _) in self._files.items():
             with open_file(self.path, name, DATASET) as file:
-                found = FileIdentity.of(file.fileno())
-            if found is None or found.size_bytes != size:
-                got = "missing" if found is None else f"{found.size_bytes:,} bytes long"
+                identity = FileIdentity.of(file.fileno())
+            if identity is None or identity.size_bytes != size:
+                got = "missing" if identity is None else f"{identity.size_bytes:,} bytes long"
                 raise DATASET(f"{self.path / name}, {got}", f"{size:,} bytes")
-            self._opened[name] = found
+            self._opened[name] = identity
 
     def _map(
         self, name: str, dtype: str, shape: Sequence[int], files: MappedFiles | None = None

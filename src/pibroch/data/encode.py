@@ -118,14 +118,14 @@ class Encoders(dict[str, FeatureEncoder]):
     @cached_property
     def stacked(self) -> StackedVocabularies:
         """The small dictionaries, one behind the other."""
-        found = {
+        vocabularies = {
             name: (encoder._vocabulary, encoder._slots)
             for name, encoder in self.items()
             if encoder.feature.encoding == "vocabulary" and encoder._vocabulary is not None
         }
-        most = STACKED_BYTES // max(1, len(found))
+        most = STACKED_BYTES // max(1, len(vocabularies))
         return StackedVocabularies(
-            {name: each for name, each in found.items() if each[0].nbytes <= most}
+            {name: each for name, each in vocabularies.items() if each[0].nbytes <= most}
         )
 
 
@@ -133,11 +133,13 @@ class StackedVocabularies:
     """Copies of some dictionaries in one array, and their hash tables in another."""
 
     def __init__(
-        self, found: Mapping[str, tuple[NDArray[np.uint64], NDArray[np.int32] | None]]
+        self, vocabularies: Mapping[str, tuple[NDArray[np.uint64], NDArray[np.int32] | None]]
     ) -> None:
-        self._place = {name: place for place, name in enumerate(found)}
-        codes = [codes for codes, _ in found.values()]
-        slots = [index_of(codes) if slots is None else slots for codes, slots in found.values()]
+        self._place = {name: place for place, name in enumerate(vocabularies)}
+        codes = [codes for codes, _ in vocabularies.values()]
+        slots = [
+            index_of(codes) if slots is None else slots for codes, slots in vocabularies.values()
+        ]
         self._codes = np.concatenate([np.empty(0, np.uint64), *codes])
         self._slots = np.concatenate([np.empty(0, np.int32), *slots])
         self._first_code = np.cumsum([0, *(len(each) for each in codes)], dtype=np.int64)
@@ -150,10 +152,10 @@ class StackedVocabularies:
         """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.rows`."""
         places = np.array([self._place[name] for name in names], np.int64)
         bounds = self._first_code, self._first_slot
-        found: NDArray[np.int64] = look_up_stacked(
+        row_ids: NDArray[np.int64] = look_up_stacked(
             codes, places, self._codes, self._slots, *bounds, EMPTY_CODE
         )
-        return found
+        return row_ids
 
 
 def raw_numbers(
@@ -173,8 +175,8 @@ def raw_numbers(
             "a finite number",
             "correct the value, or send None for missing",
         )
-    found: NDArray[np.float64] = numbers
-    return found
+    checked: NDArray[np.float64] = numbers
+    return checked
 
 
 def texts_of(column: str, values: Iterable[object], rules: int = TEXT_RULES) -> list[bytes]:
@@ -259,8 +261,8 @@ def index_problem(vocabulary: Array, slots: Array) -> str:
         return f"{size:,} slots, none of them free"
     if longest > MOST_USED_SLOTS:
         return f"{longest:,} used slots in a row, not at most {MOST_USED_SLOTS:,}"
-    found = parallel.run(first_not_found, count, vocabulary, slots, grain=CODES_PER_THREAD)
-    wrong = next((place for place in found if place >= 0), None)
+    misses = parallel.run(first_not_found, count, vocabulary, slots, grain=CODES_PER_THREAD)
+    wrong = next((place for place in misses if place >= 0), None)
     return "" if wrong is None else f"code {vocabulary[wrong]}, which the slots do not find"
 
 

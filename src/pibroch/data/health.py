@@ -68,18 +68,18 @@ def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
 
 def warnings(dataset: EncodedDataset) -> list[str]:
     """What is probably not meant so, a sentence each with what to do about it."""
-    found = [
+    messages = [
         warning
         for f in dataset.schema.categorical
         if (warning := _warning(f, shares(dataset, f.name)))
     ]
     for split, rate in click_rates(dataset).items():
         if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
-            found.append(
+            messages.append(
                 f"all labels of the {split} split are {rate:.0f}: check the column"
                 f" `{dataset.schema.label}`"
             )
-    return found if dataset.samples["train"] else []
+    return messages if dataset.samples["train"] else []
 
 
 def _warning(feature: CategoricalFeature, of: Shares) -> str | None:

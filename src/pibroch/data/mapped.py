@@ -36,10 +36,10 @@ class FileIdentity:
     def of(cls, path: str | Path | int) -> Self | None:
         """The file at ``path``, or of a descriptor, as it is now; ``None`` when there is none."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return None
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class FileWatch:
@@ -86,9 +86,9 @@ class FileWatch:
         if now < self._look_at:
             return
         for path, where, opened in self._watched:
-            found = FileIdentity.of(where if isinstance(where, str) else where.fileno())
-            if found != opened:
-                raise self.refusal(path, opened, found)
+            identity = FileIdentity.of(where if isinstance(where, str) else where.fileno())
+            if identity != opened:
+                raise self.refusal(path, opened, identity)
         self._look_at = now + LOOK_EVERY_S * len(self._watched)
 
     @property
@@ -99,8 +99,8 @@ class FileWatch:
     def check_names(self) -> None:
         """As :meth:`check`, and look whether the paths still lead to the files that are watched."""
         for path, _, opened in self._watched:
-            if (found := FileIdentity.of(path)) != opened:
-                raise self.refusal(path, opened, found)
+            if (identity := FileIdentity.of(path)) != opened:
+                raise self.refusal(path, opened, identity)
 
     def refusal(self, path: str, opened: FileIdentity, now: FileIdentity | None) -> PibrochError:
         """The error for a file."""

@@ -104,10 +104,10 @@ class ParquetSource:
 
     def _check_items(self, batch: pl.DataFrame, first_row: int) -> None:
         for column in self._lists:
-            if len(found := batch[_CHECK + column].arg_true()):
+            if len(bad_rows := batch[_CHECK + column].arg_true()):
                 raise DataError(
-                    f"an item of `{column}` in row {first_row + found[0] + 1:,} of {self.path} with"
-                    " the character U+001F",
+                    f"an item of `{column}` in row {first_row + bad_rows[0] + 1:,} of {self.path}"
+                    " with the character U+001F",
                     "items without it: it separates them here",
                     "remove it from the items",
                 )

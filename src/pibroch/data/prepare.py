@@ -55,8 +55,7 @@ class PrepareOptions:
         overwrite: replace a dataset that is already there.
         piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
-        vocabularies: those of another dataset, to encode with instead of counting; the schema is
-            theirs, too.
+        vocabularies: those of another dataset, to encode with instead of counting; with its schema.
         has_labels: false for data that are to be scored alone, with ``vocabularies``.
     """
 
@@ -107,10 +106,12 @@ def prepare(
         StorageError: when the disk refuses.
     """
     options = options or PrepareOptions()
-    known = {} if options.vocabularies is None else options.vocabularies.codes
+    codes = {} if options.vocabularies is None else options.vocabularies.codes
     if options.vocabularies is not None and schema != options.vocabularies.schema:
         raise DataError(
-            "another schema than that of the vocabularies", "theirs", "pass vocabularies.schema"
+            "another schema than that of the vocabularies",
+            "the schema of the vocabularies",
+            "pass vocabularies.schema",
         )
     if not options.has_labels and options.vocabularies is None:
         raise DataError(
@@ -133,7 +134,7 @@ def prepare(
         num_rows: dict[str, int] = {}
         for i, feature in enumerate(schema.categorical):
             num_rows[feature.name] = count_table(
-                spool, i, options.split, work, options.count_memory_codes, known.get(feature.name)
+                spool, i, options.split, work, options.count_memory_codes, codes.get(feature.name)
             )
             progress("count", (i + 1) / len(schema.categorical))
         writer = _encode(spool, schema, work, options, progress)
@@ -161,10 +162,10 @@ def _signature(
     A file's time of change (``ctime``) is the kernel's: whoever writes other bytes and sets the
     time of modification back leaves his mark there, at no cost of reading what was read before.
     """
-    found = [(source.path.resolve(), source.path.stat()) for source in sources]
+    stats = [(source.path.resolve(), source.path.stat()) for source in sources]
     files = [
         [str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-        for path, stat in found
+        for path, stat in stats
     ]
     return {
         "version": __version__,

@@ -59,7 +59,7 @@ def find_swallowed(
         numeric: places of the label and the numbers among the columns, the label's first.
         has_label: whether the first of them is the label.
     """
-    found = records[:, 5] != 0
+    is_swallowed = records[:, 5] != 0
     num_inside = np.ones(len(records), np.int64)
     several = np.flatnonzero(records[:, 4] > 1)
     if len(several):
@@ -70,7 +70,7 @@ def find_swallowed(
         num_lines = np.bincount(owner, minlength=len(several))
         first = np.cumsum(num_lines) - num_lines
         at_ends = is_record[first].astype(np.int64) + is_record[first + num_lines - 1]
-        found[several] |= (num_records > at_ends) | (num_records == num_lines)
+        is_swallowed[several] |= (num_records > at_ends) | (num_records == num_lines)
         num_inside[several] = np.maximum(num_records, 1)
 
     def why(i: int) -> str:
@@ -83,7 +83,7 @@ def find_swallowed(
         lines = f"a quote opens in this record, {records[i, 4]} lines stand in it {end}"
         return f"{lines}: close it, or set `quotes = false` in the schema where quotes mean nothing"
 
-    return Swallowed(found, num_inside, why)
+    return Swallowed(is_swallowed, num_inside, why)
 
 
 def _lines(

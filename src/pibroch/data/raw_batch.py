@@ -103,8 +103,8 @@ def _rows(
     counts: dict[str, NDArray[np.int64]] = {}
     for feature in features:
         if feature.name not in rows:
-            found, per_value = encoders[feature.name].encode(columns[feature.column])
-            rows[feature.name] = found.astype(np.int64)
+            of_feature, per_value = encoders[feature.name].encode(columns[feature.column])
+            rows[feature.name] = of_feature.astype(np.int64)
             if per_value is not None:
                 counts[feature.name] = per_value
     in_order = [rows[feature.name] for feature in features]
@@ -166,7 +166,7 @@ class RawFields:
             "" if value is None else value for column in wanted for value in self._columns[column]
         ]
         try:
-            whole = "".join(values)  # type: ignore[arg-type]  # which is found out here
+            whole = "".join(values)  # type: ignore[arg-type]  # TypeError otherwise
         except TypeError:
             if set(map(type, values)) != {bytes}:
                 return None

@@ -312,12 +312,12 @@ def _checked(model: type[_S], raw: dict[str, Any], source: str) -> _S:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in problem["loc"])
-        known = sorted(model.model_fields)
+        fields = sorted(model.model_fields)
         if problem["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, fields, n=1)
             do = f"did you mean `{close[0]}`?" if close else "remove it"
             raise ConfigError(
-                f"unknown key `{key}` in {source}", f"one of {', '.join(known)}", do
+                f"unknown key `{key}` in {source}", f"one of {', '.join(fields)}", do
             ) from error
         got = f"`{key} = {problem['input']!r}` in {source}" if key in raw else source
         where = f" for `{key}`" if key else ""

@@ -27,7 +27,7 @@ def count_table(
     split: SplitRule,
     work: Path,
     memory_codes: int,
-    known: NDArray[np.uint64] | None = None,
+    vocabulary: NDArray[np.uint64] | None = None,
 ) -> int:
     """Write the table of one feature below ``work/dataset`` unless it is there; its rows.
 
@@ -37,18 +37,18 @@ def count_table(
         split: says which samples train.
         work: holds ``dataset`` and ``runs``.
         memory_codes: see :class:`CodeCounter`.
-        known: the codes of rows 2, 3, ... where another dataset's vocabulary is taken over.
+        vocabulary: of another dataset, to take over: the codes of rows 2, 3, ...
     """
     feature = spool.schema.categorical[feature_id]
     path = work / "dataset" / "tables" / f"{feature.name}.counts.i64"
     if not path.exists():
         pieces = _train_codes(spool, feature_id, split)
-        if known is not None:
+        if vocabulary is not None:
             write_table(
                 work / "dataset",
                 feature.name,
-                _row_counts(FeatureEncoder(feature, known), pieces),
-                known,
+                _row_counts(FeatureEncoder(feature, vocabulary), pieces),
+                vocabulary,
             )
         elif feature.fixed_num_rows is None:
             codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))

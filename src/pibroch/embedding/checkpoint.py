@@ -245,8 +245,8 @@ def load_averages(
             some = Piece(plain, rows[start : start + rows_at_once], range(table.dim))
             shard = MemoryShard([some], table.dim, optimizer, 0)
             load_tables(folder, saved, shard.views())
-            found = read_rows(shard, optimizer, np.arange(len(some.rows)), step)
-            view.weights[start : start + rows_at_once] = found
+            averages = read_rows(shard, optimizer, np.arange(len(some.rows)), step)
+            view.weights[start : start + rows_at_once] = averages
 
 
 def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
@@ -296,8 +296,8 @@ def check_tables_match(
                 f"{need_table}, as this run has",
                 do,
             )
-        found = have.state.items() if same_state else have.state.items() & need_table.state.items()
-        if set(found) != set(need_table.state.items()):
+        state = have.state.items() if same_state else have.state.items() & need_table.state.items()
+        if set(state) != set(need_table.state.items()):
             raise CheckpointError(
                 f"table {name!r} with {have} in the checkpoint",
                 f"{need_table}",

@@ -70,7 +70,7 @@ def chains(tables: Mapping[str, SavedTable]) -> list[Chain]:
     >>> [len(chain.parts) for chain in chains({"t": t, "u": u})]
     [2]
     """
-    found = []
+    mergeable = []
     for table, saved in tables.items():
         deltas = [part for part in saved.parts if part.is_delta]
         kinds = sorted({part.columns for part in deltas})
@@ -79,8 +79,8 @@ def chains(tables: Mapping[str, SavedTable]) -> list[Chain]:
         for columns in kinds:
             parts = tuple(part for part in deltas if part.columns == columns)
             if len(parts) > 1:
-                found.append(Chain(table, parts))
-    return found
+                mergeable.append(Chain(table, parts))
+    return mergeable
 
 
 def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:

@@ -77,6 +77,8 @@ class KeptRows:
     def __init__(self, shard: MarkedRows, memory: Bytes) -> None:
         self._shard = shard
         (num_rows, width) = shard.records.shape
+        # The training thread begins, cuts and restores; a thread of settle brings the journal in
+        # beside it. Only one of the two writes to this memory at a time.
         self._is_writing = threading.Lock()
         self._head = memory[:HEAD_BYTES].view(np.int64)
         sizes = np.cumsum([HEAD_BYTES, *self._sizes(num_rows, width)]).tolist()
@@ -132,11 +134,9 @@ class KeptRows:
         self._track()
 
     def cut(self, step: int) -> None:
-        """Keep the rows as they are after a step.
+        """Keep the rows as they are after a step; every process has finished its last cut.
 
         Time grows with the rows that were updated since the last one.
-
-        Every process must have finished its last cut.
         """
         assert self._shard.recent is not None, "see begin"
         with self._is_writing:
@@ -169,9 +169,8 @@ class KeptRows:
             self._head[JOURNAL] = 0
         _copy(self._copy, self._shard.records)
         steps = self._head[MARKS]
-        steps[steps != step + 1] = (
-            0  # of a cut that was cut short: it would count as the newer one of two
-        )
+        # marks of a cut that was cut short would count as the newer one of two
+        steps[steps != step + 1] = 0
         (slot,) = np.flatnonzero(steps)[:1]
         for marks, kept in zip(
             (self._shard.changed, self._shard.touched), self._marks[slot], strict=True
@@ -182,6 +181,8 @@ class KeptRows:
     def _bring_in(self) -> None:
         if not self._head[JOURNAL]:
             return
+        # A process may be killed after any line: the copy does not count while rows are written
+        # to it, and the journal counts until the copy is whole again.
         self._head[COPY] = 0
         rows = self._journal_rows[: self._head[JOURNAL_ROWS]]
         routing.scatter_rows(self._journal, rows, self._copy)

@@ -226,9 +226,9 @@ def listed_ids(
 
 def _chosen(here: RowSet, wanted: RowSet, numbers: Array) -> tuple[Rows, Array]:
     """Those of some rows' numbers that are wanted, with their places there."""
-    found = places_of(wanted, ids_of(here))
-    mask = found >= 0
-    return found[mask], numbers[mask]
+    held = places_of(wanted, ids_of(here))
+    mask = held >= 0
+    return held[mask], numbers[mask]
 
 
 def _check_tensor(file: TensorFile, name: str, part: SavedPart, width: int) -> None:

@@ -81,7 +81,7 @@ class PieceView:
         state: optimizer state by field, each ``[rows, floats]``: a field of a number for each
             column has the piece's columns, a field of one number a row has it whole.
         touched: bool ``[rows]``, set where a row was updated since it was last cleared; ``None``
-            when nobody asked for it.
+            where rows are not tracked.
     """
 
     piece: Piece

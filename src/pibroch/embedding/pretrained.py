@@ -59,8 +59,8 @@ class _TorchTensor:
         return tuple(self.tensor.shape)
 
     def rows(self, start: int, stop: int) -> Array:
-        found: Array = self.tensor[start:stop].float().numpy()
-        return found
+        numbers: Array = self.tensor[start:stop].float().numpy()
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class _Safetensors:
 
     def rows(self, start: int, stop: int) -> Array:
         with safe_open(self.path, "pt") as file:
-            found: Array = file.get_slice(self.name)[start:stop].float().numpy()
-        return found
+            numbers: Array = file.get_slice(self.name)[start:stop].float().numpy()
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class _Frame:
     def rows(self, start: int, stop: int) -> Array:
         some = self.frame.slice(start, stop - start).select(self.columns).collect()
         if len(self.columns) > 1:
-            found: Array = some.to_numpy()
-            return found
+            numbers: Array = some.to_numpy()
+            return numbers
         lists = some[self.columns[0]]
         lengths = lists.cast(pl.List(pl.Float32)).list.len().fill_null(0)
         odd = [place for place, length in enumerate(lengths) if length != self.shape[1]]
@@ -175,10 +175,10 @@ def load_weights(
                 f"NaN or an infinite number in row {start + int(bad[0])} of the weights",
                 "finite numbers",
             )
-    mine = [view for view in views if view.piece.table.name == table.name]
+    own_views = [view for view in views if view.piece.table.name == table.name]
     for start, weights in _chunks(matrix):
         rows = rows_from(start, len(weights))
-        for view in mine:
+        for view in own_views:
             _write(view, rows, weights, step)
 
 

@@ -49,13 +49,13 @@ class Table:
         for label, number in (("num_rows", self.num_rows), ("dim", self.dim)):
             number = whole_number(number, f"table {self.name!r} with {label}", 1)
             object.__setattr__(self, label, number)
-        for label, value, known in (
+        for label, value, choices in (
             ("pooling", self.pooling, Pooling),
             ("dtype", self.dtype, Dtype),
         ):
-            if value not in get_args(known):
+            if value not in get_args(choices):
                 raise ConfigError(
-                    f"table {self.name!r} with {label} {value!r}", f"one of {get_args(known)}"
+                    f"table {self.name!r} with {label} {value!r}", f"one of {get_args(choices)}"
                 )
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
 

@@ -253,12 +253,12 @@ class TensorFile:
         Raises:
             CheckpointError: when the file ends early.
         """
-        found = {}
+        tensors = {}
         for name, entry in self._entries.items():
-            found[name] = torch.empty(entry.shape, dtype=_TORCH_TYPES[entry.dtype])
-            data = found[name].reshape(-1).view(torch.uint8).numpy()
+            tensors[name] = torch.empty(entry.shape, dtype=_TORCH_TYPES[entry.dtype])
+            data = tensors[name].reshape(-1).view(torch.uint8).numpy()
             self._read(entry.data_offsets[0], data.data, name)
-        return found
+        return tensors
 
     def _read_header(self) -> tuple[dict[str, _Entry], int]:
         """The entries by name, and where the tensors' bytes begin."""

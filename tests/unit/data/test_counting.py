@@ -21,11 +21,11 @@ def test_counts_are_exact_however_little_memory_there_is(tmp_path, memory_codes,
     counter = CodeCounter(tmp_path, memory_codes)
     for piece in np.array_split(codes, 37):
         counter.add(piece)
-    found, counts = counter.most_frequent(min_count)
-    assert list(zip(found.tolist(), counts.tolist(), strict=True)) == expected(codes, min_count)
+    frequent, counts = counter.most_frequent(min_count)
+    assert list(zip(frequent.tolist(), counts.tolist(), strict=True)) == expected(codes, min_count)
     assert (counter.num_runs > 0) == (memory_codes < 3000)
     top, _ = counter.most_frequent(min_count, 10)
-    assert top.tolist() == found[:10].tolist()
+    assert top.tolist() == frequent[:10].tolist()
     counter.close()
     assert not list(tmp_path.iterdir())
 

@@ -74,9 +74,9 @@ def test_stacked_dictionaries_give_the_rows_of_each():
     encoders = Encoders({name: encoder(values) for name, values in words.items()})
     codes = np.concatenate([encoders["a"]._vocabulary, np.array([EMPTY_CODE, 12345], np.uint64)])
     for names in (["a", "b", "c"], ["c", "a"]):
-        found = encoders.stacked.rows(names, np.stack([codes] * len(names)))
-        assert found.dtype == np.int64
-        for rows, name in zip(found, names, strict=True):
+        stacked_rows = encoders.stacked.rows(names, np.stack([codes] * len(names)))
+        assert stacked_rows.dtype == np.int64
+        for rows, name in zip(stacked_rows, names, strict=True):
             assert name in encoders.stacked and np.array_equal(rows, encoders[name].rows(codes))
 
 

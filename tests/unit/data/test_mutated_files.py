@@ -240,13 +240,13 @@ def test_text_with_a_wound(tmp_path, rows, kind, quoting, newline):
         wounded = wound(generator, parts, b"\t" if kind == "tsv" else b",")
         path.write_bytes(gzip.compress(wounded.data) if number % 3 == 0 else wounded.data)
         try:
-            found = rows(path, kind)
+            left = rows(path, kind)
         except DataError as error:
             check_place(str(error), wounded, path)
             num_errors += 1
             continue
         lost = [
-            row for i, row in enumerate(whole) if i + 1 not in wounded.touched and row not in found
+            row for i, row in enumerate(whole) if i + 1 not in wounded.touched and row not in left
         ]
         assert not lost, (wounded, lost)
     assert 0 < num_errors < NUM_WOUNDS

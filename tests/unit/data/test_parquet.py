@@ -77,9 +77,9 @@ def test_lists_and_columns_of_all_plain_types(tmp_path, kind):
     values = pl.Series([one, None]).cast(kind)
     frame = pl.DataFrame({"y": [0, 1], "n": [1, 2], "c": values, "l": [values, values]})
     split = prepared(tmp_path, frame).split("train")
-    known = 1 if kind == pl.Null else 2
-    assert split.ids[:, 0].tolist() == [known, 1]
-    assert split.bags["l"].values.tolist() == [known, 1] * 2
+    row = 1 if kind == pl.Null else 2
+    assert split.ids[:, 0].tolist() == [row, 1]
+    assert split.bags["l"].values.tolist() == [row, 1] * 2
 
 
 @pytest.mark.parametrize(

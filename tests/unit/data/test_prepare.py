@@ -66,17 +66,17 @@ def test_the_whole_path_against_plain_python(prepare_criteo, criteo_file, criteo
         counts = Counter(value for value in values[:1400] if value)
         kept = [value for value, count in counts.items() if count >= 2]
         assert dataset.num_rows[key] == len(kept) + 2
-        known = dataset.access_counts(key)
-        assert known[2:].tolist() == sorted((counts[value] for value in kept), reverse=True)
-        assert known[1] == values[:1400].count("")
-        assert known.sum() == 1400
+        accesses = dataset.access_counts(key)
+        assert accesses[2:].tolist() == sorted((counts[value] for value in kept), reverse=True)
+        assert accesses[1] == values[:1400].count("")
+        assert accesses.sum() == 1400
         row_of = dict(zip(values[:1400], train.ids[:, place].tolist(), strict=True))
         assert [row_of[value] for value in kept] == sorted(row_of[value] for value in kept) or len(
             set(counts.values())
         ) > 1
         expected = [1 if not v else row_of[v] if counts[v] >= 2 else 0 for v in values[1700:]]
         assert test.ids[:, place].tolist() == expected
-        assert all(counts[value] == known[row_of[value]] for value in kept)
+        assert all(counts[value] == accesses[row_of[value]] for value in kept)
     dense = [
         [math.copysign(math.log1p(abs(float(v))), float(v)) if v else 0.0 for v in r[1:14]]
         for r in records[1400:1700]
@@ -161,15 +161,15 @@ def test_a_file_that_was_written_anew_is_read_anew(prepare_criteo, criteo_file, 
         raise KeyboardInterrupt
 
     old = criteo_file.read_bytes()
-    found = criteo_file.stat()
+    before = criteo_file.stat()
     schema = criteo_schema()
     source = TextSource(criteo_file, schema.separator, schema.quotes, schema.columns)
     options = PrepareOptions(piece_bytes=50_000)
     with pytest.raises(KeyboardInterrupt):
         prepare([source], schema, tmp_path / "resumed", options, cut_off)
     criteo_file.write_bytes(b"".join(reversed(old.splitlines(keepends=True))))
-    os.utime(criteo_file, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert criteo_file.stat().st_size == found.st_size
+    os.utime(criteo_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert criteo_file.stat().st_size == before.st_size
     prepare_criteo(criteo_file, tmp_path / "resumed")
     prepare_criteo(criteo_file, tmp_path / "fresh")
     assert contents(tmp_path / "resumed") == contents(tmp_path / "fresh")

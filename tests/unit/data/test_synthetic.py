@@ -110,12 +110,12 @@ def test_truth_is_what_the_textbook_says():
     meter = TruthMeter()
     for part in np.array_split(np.arange(20_000), 7):
         meter.add(logits[part], labels[part])
-    found = meter.metrics()
-    assert found["auc"] == pytest.approx(true_auc(logits, labels), abs=1e-6)
+    metrics = meter.metrics()
+    assert metrics["auc"] == pytest.approx(true_auc(logits, labels), abs=1e-6)
     loss = -(labels * np.log(probabilities) + (1 - labels) * np.log1p(-probabilities)).mean()
-    assert found["logloss"] == pytest.approx(loss)
-    assert found["expected_auc"] == pytest.approx(found["auc"], abs=0.01)
-    assert found["click_rate"] == labels.mean()
+    assert metrics["logloss"] == pytest.approx(loss)
+    assert metrics["expected_auc"] == pytest.approx(metrics["auc"], abs=0.01)
+    assert metrics["click_rate"] == labels.mean()
 
 
 def test_the_truth_lies_beside_the_data(tmp_path):

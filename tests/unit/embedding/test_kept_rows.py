@@ -40,12 +40,12 @@ def train(shard, step):
 
 def states(num_steps, seed):
     shard = shard_of(seed)
-    found = []
+    states = []
     for step in range(num_steps + 1):
         if step:
             train(shard, step)
-        found.append(shard.records.copy())
-    return found
+        states.append(shard.records.copy())
+    return states
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

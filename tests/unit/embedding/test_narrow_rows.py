@@ -93,10 +93,10 @@ def test_whole_states_are_float32_and_load_as_they_were_saved():
     assert {numbers.dtype for numbers in state.values()} == {torch.float32}
     second.load_full_state_dict(state)
     third.stateful().load_state_dict(first.stateful().state_dict())
-    for mine, *others in zip(
+    for shard, *others in zip(
         *(each.exchange.shards for each in (first, second, third)), strict=True
     ):
-        assert all(mine.records.tobytes() == other.records.tobytes() for other in others)
+        assert all(shard.records.tobytes() == other.records.tobytes() for other in others)
 
 
 def test_weights_from_outside_are_rounded():
@@ -154,10 +154,10 @@ def test_small_steps_arrive_in_the_mean(monkeypatch):
             (embeddings(batch) * -step).sum().backward()
         return np.array(embeddings.shard.weights("a"), np.float64) - 1.0
 
-    found = moved()
+    rounded = moved()
     given = steps.sum(0)[:, 0].double().numpy()
     one_error = spacing * np.sqrt(num_steps / 16 * 15 / 16)  # of one weight: a draw a step
-    assert abs((found - given).mean()) < 5 * one_error / np.sqrt(found.size)
-    assert (found - given).std() < 1.2 * one_error
+    assert abs((rounded - given).mean()) < 5 * one_error / np.sqrt(rounded.size)
+    assert (rounded - given).std() < 1.2 * one_error
     monkeypatch.setattr("pibroch.embedding.rows.ROUNDS_STOCHASTICALLY", False)
     assert not moved().any()
