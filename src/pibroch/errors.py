@@ -75,7 +75,10 @@ class CheckpointError(InputError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint whose files are not those that were saved; another one of the run may be whole."""
+    """A checkpoint whose files are not those that were saved.
+
+    Another one of the run may be whole.
+    """
 
 
 class TrainingError(PibrochError):

@@ -70,8 +70,8 @@ class StreamingMetrics:
     Example:
         >>> metrics = StreamingMetrics(["click"])
         >>> metrics.add(torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1.0, 0.0, 1.0]))
-        >>> found = metrics.compute()["click"].lifetime
-        >>> found.auc, round(found.normalized_entropy, 3), found.num_samples
+        >>> latest = metrics.compute()["click"].lifetime
+        >>> latest.auc, round(found.normalized_entropy, 3), found.num_samples
         (1.0, 0.479, 3)
     """
 
@@ -110,11 +110,11 @@ class StreamingMetrics:
             DataError: for other shapes or values.
         """
         named = (("logits", logits), ("labels", labels), ("weights", weights))
-        found = {
+        columns_by_task = {
             task: _checked(*(self._of(task, name, given) for name, given in named))
             for task in self.tasks
         }
-        for task, columns in found.items():
+        for task, columns in columns_by_task.items():
             parts = self._parts[task]
             sums = _sums(*columns)
             curve = _curve(*columns)
@@ -173,8 +173,8 @@ class StreamingMetrics:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
         if tensor.ndim == 0 or tensor.numel() != len(tensor):
             raise DataError(f"{name} {list(tensor.shape)} of task {task!r}", "[B] or [B, 1]")
-        found: Sums = tensor.reshape(-1).to("cpu", torch.float64).numpy()
-        return found
+        numbers: Sums = tensor.reshape(-1).to("cpu", torch.float64).numpy()
+        return numbers
 
 
 class _Curve:
@@ -229,7 +229,7 @@ def _with_neighbours(rows: Sums) -> Sums:
 
 
 def _summed(rows: Sums, first: NDArray[np.int64], shown: NDArray[np.int64]) -> Sums:
-    """Groups of logits that begin at ``first``, each with the logit at ``shown`` and its weights."""
+    """Groups of logits that begin at ``first``, each with its logit and its weights."""
     if len(first) == rows.shape[1]:
         return rows
     return np.stack([rows[0][shown], *np.add.reduceat(rows[1:], first, axis=1)])

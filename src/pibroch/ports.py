@@ -11,7 +11,7 @@ _TO = 32_000
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, and that is still free when a process has been started that will.
+    """A free TCP port that stays free until a process that will listen on it has started.
 
     A port that the system picks (number 0) may be taken by any connection as soon as it was let go.
     """

@@ -1,4 +1,4 @@
-"""Settings of the whole process that training wants and only a program, never a library, may choose."""
+"""Settings of the whole process, which a program may choose and a library may not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def num_processors() -> int:
 
 
 def threads_of_rank(local_ranks: int | None = None) -> int:
-    """Threads for each of the ranks on this machine, by default ``LOCAL_WORLD_SIZE``, that share its processors evenly."""
+    """Threads of a rank, so that all ranks of this machine share its processors evenly.
+
+    The number of ranks is ``LOCAL_WORLD_SIZE`` when not given.
+    """
     return max(1, num_processors() // (local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 

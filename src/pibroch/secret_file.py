@@ -34,13 +34,15 @@ def read_secret_file(path: Path, what: str, forbidden_mode: int = OTHERS) -> byt
             f"{what}: {path} cannot be read ({error.strerror})", "a file with the secret"
         ) from error
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{what}: {path} is no regular file", "a file with the secret")
         has_owners = hasattr(os, "getuid")  # not on every system
-        if has_owners and (found.st_mode & forbidden_mode or found.st_uid not in (os.getuid(), 0)):
+        if has_owners and (
+            status.st_mode & forbidden_mode or status.st_uid not in (os.getuid(), 0)
+        ):
             raise ConfigError(
-                f"{what}: {path} with mode {stat.S_IMODE(found.st_mode):o}, owner {found.st_uid}",
+                f"{what}: {path} with mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}",
                 "a file that only this user can read",
                 f"chmod 600 {path}",
             )

@@ -23,7 +23,7 @@ _TIMEOUT = timedelta(seconds=300)
 def tcp_store(
     host: str, port: int, *, is_host: bool = False, timeout: timedelta = _TIMEOUT
 ) -> TCPStore:
-    """The store at an address; one that this process opens at a loopback address listens nowhere else.
+    """The store at an address; one opened at a loopback address listens there alone.
 
     Args:
         host: where it is.

@@ -1,4 +1,4 @@
-"""``pibroch checkpoint``: what a checkpoint holds, whether it is whole, and its weights for and from other systems."""
+"""``pibroch checkpoint``: look into a checkpoint, verify it, exchange weights with others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class System(StrEnum):
 
 @app.command("inspect")
 def inspect_command(path: Source) -> None:
-    """Show what a checkpoint holds: tables, parts, optimizer state, sizes, and where the run was."""
+    """Show a checkpoint: tables, parts, optimizer state, sizes, and where the run was."""
     folder = find_checkpoint(path)
     manifest = read_manifest(folder)
     kind = (
@@ -135,7 +135,7 @@ def convert_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --from.")
     ] = None,
 ) -> None:
-    """Write a checkpoint's weights for TorchRec's or the reference DLRM, or begin a run with theirs.
+    """Write weights for TorchRec's or the reference DLRM, or begin a run with theirs.
 
     An exported DLRM computes the same logits there: the order of interaction pairs is converted,
     batch norm becomes a part of the layer before it, and averages, when the run kept them, are what

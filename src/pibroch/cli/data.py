@@ -135,7 +135,7 @@ def prepare_command(
     started = time.monotonic()
     for folder in (out, out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")):
         refuse_overlap(folder, [*sources, schema, vocabularies])
-    known = None
+    vocabulary = None
     if vocabularies is not None:
         if schema is not None or min_count is not None or hash_ or not bins:
             raise ConfigError(
@@ -145,23 +145,30 @@ def prepare_command(
             )
         from pibroch.serve.vocabularies import find_vocabularies  # with torch, for checkpoints
 
-        known = find_vocabularies(vocabularies)
-    found, opened = _sources(
-        format_, sources, schema, bins, None if known is None else known.schema, not unlabelled
+        vocabulary = find_vocabularies(vocabularies)
+    encoding, opened = _sources(
+        format_,
+        sources,
+        schema,
+        bins,
+        None if vocabulary is None else vocabulary.schema,
+        not unlabelled,
     )
-    found = found.with_changes(min_count, _buckets(hash_ or [])) if known is None else found
-    split = split or ("time:0.7/0.15/0.15" if known is None else "test")
+    encoding = (
+        encoding.with_changes(min_count, _buckets(hash_ or [])) if vocabulary is None else encoding
+    )
+    split = split or ("time:0.7/0.15/0.15" if vocabulary is None else "test")
     rule = SplitRule.parse(split, seed)
     options = PrepareOptions(
         rule,
         max_bad_fraction,
         overwrite,
         piece_mb << 20,
-        vocabularies=known,
+        vocabularies=vocabulary,
         has_labels=not unlabelled,
     )
     with _progress() as progress:
-        report = prepare(opened, found, out, options, progress)
+        report = prepare(opened, encoding, out, options, progress)
     _show_report(report, out, time.monotonic() - started)
 
 
@@ -274,11 +281,11 @@ def _sources(
     paths: list[Path],
     schema_path: Path | None,
     bins: bool,
-    known: Schema | None,
+    prepared: Schema | None,
     has_labels: bool,
 ) -> tuple[Schema, list[RawSource]]:
     """The schema, known, given or inferred, and the opened files."""
-    schema = known if schema_path is None else Schema.load(schema_path)
+    schema = prepared if schema_path is None else Schema.load(schema_path)
     if schema is None and format_ is RawFormat.CRITEO:
         schema = criteo_schema(bins=bins)
     if schema is None and format_ is RawFormat.AVAZU:

@@ -181,10 +181,10 @@ def _export(
             bar.advance(task, count)
 
         if since is None:
-            said = _whole(export_checkpoint(folder, out, options, advance), out)
+            summary = _whole(export_checkpoint(folder, out, options, advance), out)
         else:
-            said = _changed(export_delta(folder, since, out, options, advance), out, total)
-    results.print(said)
+            summary = _changed(export_delta(folder, since, out, options, advance), out, total)
+    results.print(summary)
     if since is not None and out.absolute().parent != since.absolute().parent:
         logger.warning("servers look for %s beside %s: put both into one folder", since, out)
     if dataset is not None:

@@ -58,12 +58,12 @@ def signal_of(code: int) -> str | None:
 
 
 def is_rank() -> bool:
-    """Whether this process is one of several ranks, started by :class:`Crew` or by torchrun."""
+    """Whether this process is one of several ranks, started by :class:`RankProcesses` or by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def has_launcher() -> bool:
-    """Whether a :class:`Crew` started this process, and speaks for it when all are stopped."""
+    """Whether a :class:`RankProcesses` started this process, and speaks for it when all are stopped."""
     return LAUNCHER in os.environ
 
 
@@ -93,19 +93,19 @@ def die_with_launcher() -> None:
 
 
 def die_with(parent: int | None) -> None:
-    """Have the system kill this process when its parent is gone, and end at once where it is gone already."""
+    """Have the system kill this process when its parent ends; end now if it has ended."""
     die_with_parent()
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when the thread that started it is gone, where there is such a thing."""
+    """Have the system kill this process when the thread that started it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-class Crew:
+class RankProcesses:
     """Processes of this command line, one a rank.
 
     Leaving the ``with`` block ends those that still run.
@@ -177,7 +177,7 @@ class Crew:
         return failed
 
     def has_lost(self) -> bool:
-        """After :meth:`wait`: whether one ended by a signal, or because a process that it needs was lost."""
+        """After :meth:`wait`: whether a process was killed, or lost one that it needs."""
         return self._lost
 
     def kill(self) -> None:
@@ -204,7 +204,10 @@ class Crew:
         return [process for process in self._processes if process.poll() is None]
 
     def _wait_for_all(self, seconds: float) -> None:
-        """Wait so long at most; what they ask for meanwhile, such as the end of what they have started, is done."""
+        """Wait for at most this long.
+
+        What the processes ask for meanwhile, such as the end of what they have started, is done.
+        """
         deadline = time.monotonic() + seconds
         while self._running() and time.monotonic() < deadline:
             self._pause(_POLL_S)
@@ -222,7 +225,7 @@ class Crew:
 
 
 def redirect_output(path: Path) -> None:
-    """Send standard output and standard error of this process, from now on, to the end of a file."""
+    """Append this process's standard output and standard error to a file from now on."""
     sys.stdout.flush()
     sys.stderr.flush()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -341,15 +341,15 @@ def _tables(
 
 
 def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
-    found = {}
+    dims = {}
     for text in texts:
         name, _, number = text.partition("=")
         if name not in counts.tables or not number.isdigit() or not int(number):
             raise ConfigError(
                 f"--table-dim {text}", f"TABLE=DIM with a table of {', '.join(counts.tables)}"
             )
-        found[name] = int(number)
-    return found
+        dims[name] = int(number)
+    return dims
 
 
 def _show(prediction: PlanPrediction, name: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import Crew, die_with_launcher, is_rank
+from pibroch.cli.launch import RankProcesses, die_with_launcher, is_rank
 from pibroch.errors import StorageError
 from pibroch.process import tune_process
 
@@ -34,8 +34,8 @@ def plan_topology(
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
     if ranks > 1 and not is_rank():
-        with Crew(ranks, []) as crew:
-            failed = crew.wait()
+        with RankProcesses(ranks, []) as processes:
+            failed = processes.wait()
         raise typer.Exit(0 if failed is None else 1)
     from pibroch.collectives.world import world_of_environment
     from pibroch.planner.topology import ClusterTopology
@@ -48,17 +48,17 @@ def plan_topology(
             *columns, console=console, disable=not (world.is_first and console.is_terminal)
         ) as bar:
             task = bar.add_task("", total=size * (size - 1) // 2)
-            found = measure(world.control, lambda: bar.advance(task)).content()
+            topology = measure(world.control, lambda: bar.advance(task)).content()
         if not world.is_first:
             return
-        ClusterTopology.of(found, "what was measured")
+        ClusterTopology.of(topology, "what was measured")
         try:
-            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(topology, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise StorageError(
                 f"{error.strerror} while writing {out}", "a place to write to"
             ) from error
-        for number, row in enumerate(found["cost"]):  # type: ignore[arg-type, var-annotated]
+        for number, row in enumerate(topology["cost"]):  # type: ignore[arg-type, var-annotated]
             results.print(
                 f"rank {number} reads at " + "  ".join(f"{cost:>7g}" for cost in row),
                 highlight=False,

@@ -77,9 +77,10 @@ def plan_towers(
 
     Train a model without towers for a while, group its features, then train one with towers:
 
-      pibroch train RECIPE --data DIR --run-dir runs/parent pibroch plan towers --checkpoint
-      runs/parent --data DIR --towers 4 --out groups.json pibroch train RECIPE --data DIR --set
-      model.name=tower_dlrm --set model.towers.groups=groups.json
+      pibroch train RECIPE --data DIR --run-dir runs/parent
+      pibroch plan towers --checkpoint runs/parent --data DIR --towers 4 --out groups.json
+      pibroch train RECIPE --data DIR --set model.name=tower_dlrm
+          --set model.towers.groups=groups.json
     """
     tune_process()
     from pibroch.data import EncodedDataset
@@ -96,10 +97,10 @@ def plan_towers(
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=min(samples, len(dataset.split("train"))))
-        found = group_features(
+        grouping = group_features(
             predictor,
             dataset,
-            towers,
+            grouping,
             samples,
             strategy.value,
             Balance(size_ratio),
@@ -108,15 +109,15 @@ def plan_towers(
             centred=centred,
             advance=lambda count: bar.advance(task, count),
         )
-    write_groups(out, found)
+    write_groups(out, grouping)
     if page is not None:
-        write_map(page, found)
-    for number, group in enumerate(found.groups):
+        write_map(page, grouping)
+    for number, group in enumerate(grouping.groups):
         results.print(
-            f"tower {number}: {found.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}",
+            f"tower {number}: {grouping.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}",
             soft_wrap=True,
         )
     results.print(
-        f"similarity inside towers {found.inside:.3f}, between them {found.between:.3f}; wrote"
+        f"similarity inside grouping {towers.inside:.3f}, between them {towers.between:.3f}; wrote"
         f" {out}"
     )

@@ -31,7 +31,7 @@ def plan_watch(
         int | None, typer.Option(min=1, help="Of a rank; that of the plan when absent.")
     ] = None,
 ) -> None:
-    """Read samples as they come, and compare the plan now and then with one made for what was read lately.
+    """Read samples as they come, and compare the plan with one for recent samples.
 
     Prints for each look what a step's dearest link costs under both plans, in bytes times the
     link's cost.

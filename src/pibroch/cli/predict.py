@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import Crew, die_with_launcher, is_rank, signal_of
+from pibroch.cli.launch import RankProcesses, die_with_launcher, is_rank, signal_of
 from pibroch.errors import PibrochError, RankFailedError
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
@@ -110,8 +110,8 @@ def _launch(num_ranks: int) -> int:
 
     The exit code of the first that failed, 0 when all are done.
     """
-    with Crew(num_ranks, []) as crew:
-        failed = crew.wait()
+    with RankProcesses(num_ranks, []) as processes:
+        failed = processes.wait()
     if failed is None:
         return 0
     rank, code = failed

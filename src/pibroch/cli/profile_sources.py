@@ -65,7 +65,7 @@ def is_profile(path: Path) -> bool:
 
 def name_rows(texts: Sequence[str]) -> dict[str, int]:
     """``TABLE=N`` or ``N`` (for the only table, under ``""``) to rows by table."""
-    found = {}
+    rows_by_table = {}
     for text in texts:
         name, _, number = text.rpartition("=")
         if not number.isdigit() or not int(number):
@@ -74,5 +74,5 @@ def name_rows(texts: Sequence[str]) -> dict[str, int]:
                 "N or TABLE=N with a whole number",
                 "for example --rows C3=10131227",
             )
-        found[name] = int(number)
-    return found
+        rows_by_table[name] = int(number)
+    return rows_by_table

@@ -1,4 +1,4 @@
-"""A command for each role: ``pibroch embedding-server``, ``pibroch oracle``, ``pibroch data-processor``, and further ones."""
+"""A command for each role: ``pibroch embedding-server``, ``pibroch oracle`` and so on."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def _parameters(role: Role) -> list[Parameter]:
         for name, own in role.options.items()
     }
     if role.first is not None:
-        said = f"Meet where {role.first} opens the rendezvous."
-        options["with_servers"] = bool, typer.Option(False, "--with-servers", help=said)
-    said = "Threads of this process; by default as many as there are processors."
-    options["threads"] = int | None, typer.Option(None, min=1, hidden=one, help=said)
-    said = "For a program that starts this process, opens the rendezvous, and ends it."
-    options["until_input_ends"] = bool, typer.Option(False, "--until-input-ends", help=said)
+        text = f"Meet where {role.first} opens the rendezvous."
+        options["with_servers"] = bool, typer.Option(False, "--with-servers", help=text)
+    text = "Threads of this process; by default as many as there are processors."
+    options["threads"] = int | None, typer.Option(None, min=1, hidden=one, help=text)
+    text = "For a program that starts this process, opens the rendezvous, and ends it."
+    options["until_input_ends"] = bool, typer.Option(False, "--until-input-ends", help=text)
     return [
         Parameter(name, _KEYWORD, default=default, annotation=kind)
         for name, (kind, default) in options.items()

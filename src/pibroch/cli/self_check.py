@@ -1,4 +1,7 @@
-"""One lookup and one update of each optimizer through the compiled kernels, compared with their plain definitions."""
+"""Compare the compiled kernels with their plain definitions.
+
+One lookup, and one update by each optimizer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _OPTIMIZERS = (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)
 
 
 def largest_kernel_error() -> float:
-    """The largest difference over all optimizers, on duplicated rows, relative for numbers above 1."""
+    """The largest difference over all optimizers, on rows that occur several times.
+
+    Relative for numbers above 1.
+    """
     return max(_error_of(kind(lr=0.05, weight_decay=0.01)) for kind in _OPTIMIZERS)
 
 

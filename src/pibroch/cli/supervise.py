@@ -1,4 +1,4 @@
-"""Start the processes of a run, and start them again from the newest checkpoint when one of them was lost."""
+"""Start the processes of a run, and again from the newest checkpoint when one is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pibroch.cli.console import console
-from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, Crew, signal_of, tail
+from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, RankProcesses, signal_of, tail
 from pibroch.forkserver import ForkServer, can_fork
 from pibroch.process import threads_of_rank
 
@@ -102,13 +102,15 @@ def _supervise(
     while True:
         words.unlink(missing_ok=True)
         variables = {LAST_WORDS: str(words)}
-        with Crew(num_ranks, ["--run-dir", str(folder), *more], variables, server) as crew:
-            failed = crew.wait(LOSS_END_S if restarts else END_S)
+        with RankProcesses(
+            num_ranks, ["--run-dir", str(folder), *more], variables, server
+        ) as processes:
+            failed = processes.wait(LOSS_END_S if restarts else END_S)
             if failed is None:
                 return 0
-            is_lost = crew.has_lost()
+            is_lost = processes.has_lost()
             if is_lost and restarts:
-                crew.kill()
+                processes.kill()
         reason = _reason(failed, words)
         code = _exit_code(failed, folder)
         if not is_lost or not restarts:
@@ -184,7 +186,10 @@ def _reason(failed: tuple[int, int], words: Path) -> str:
 
 
 def _exit_code(failed: tuple[int, int], folder: Path) -> int:
-    """Of the launcher; shows the end of the log where the rank that failed has said nothing on the console."""
+    """Exit code of the launcher.
+
+    Shows the end of the log where the rank that failed has written nothing to the console.
+    """
     from pibroch.train.run_directory import RunDirectory
 
     rank, code = failed

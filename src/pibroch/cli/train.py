@@ -136,13 +136,13 @@ def train(
                     rendezvous,
                 )
         return
-    known = None if is_rank() else begin()  # before what takes seconds to import
-    if known is not None and (ranks > 1 or restarts):
+    configured = None if is_rank() else begin()  # before what takes seconds to import
+    if configured is not None and (ranks > 1 or restarts):
         from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
 
         restarts = DEFAULT_RESTARTS if restarts is None else restarts
-        raise typer.Exit(supervise(ranks, known[1], restarts, least_ranks))
-    _join_and_train(begin if known is None else lambda: known, resume, tensorboard, trace)
+        raise typer.Exit(supervise(ranks, configured[1], restarts, least_ranks))
+    _join_and_train(begin if configured is None else lambda: configured, resume, tensorboard, trace)
 
 
 def _show_roles(
@@ -154,9 +154,9 @@ def _show_roles(
 
     config = load_recipe(recipe or DEFAULT_RECIPE, changes)
     results.print(layout(config, ranks, by_role))
-    said = memory(config, ranks, is_kept and can_fork())
-    if said is not None:
-        results.print(said)
+    estimate = memory(config, ranks, is_kept and can_fork())
+    if estimate is not None:
+        results.print(estimate)
 
 
 def _join_and_train(

@@ -39,7 +39,7 @@ def peak_rss_bytes() -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that processes of this machine can still take, or of this container where it has a limit of its own.
+    """Bytes that processes of this machine, or of this container, can still take.
 
     Args:
         proc: where the system says what is available; half of the memory is assumed where it says
@@ -69,8 +69,8 @@ def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
     Inside of a container the outermost is the container's.
     """
     yield groups
-    found = proc / "self" / "cgroup"
-    for line in found.read_text().splitlines() if found.exists() else []:
+    cgroups = proc / "self" / "cgroup"
+    for line in cgroups.read_text().splitlines() if cgroups.exists() else []:
         _, kinds, path = line.split(":", 2)
         inside = PurePosixPath(path.lstrip("/"))
         if kinds not in ("", "memory") or ".." in inside.parts:
@@ -114,9 +114,11 @@ class _WorkingSet(ctypes.Structure):
 if sys.platform == "win32":
 
     def _windows_bytes() -> _WorkingSet:
-        found = _WorkingSet(ctypes.sizeof(_WorkingSet))
+        working_set = _WorkingSet(ctypes.sizeof(_WorkingSet))
         kernel = ctypes.WinDLL("kernel32")
         kernel.GetCurrentProcess.restype = ctypes.c_void_p
         kernel.K32GetProcessMemoryInfo.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
-        kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(found), found.size)
-        return found
+        kernel.K32GetProcessMemoryInfo(
+            kernel.GetCurrentProcess(), ctypes.byref(working_set), working_set.size
+        )
+        return working_set

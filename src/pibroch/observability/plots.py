@@ -172,8 +172,8 @@ def to_svg(figure: Figure, axes: Axes) -> str:
 
 
 def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    known = [(record["step"], record[name]) for record in records if record[name] is not None]
-    return [step for step, _ in known], [value for _, value in known]
+    points = [(record["step"], record[name]) for record in records if record[name] is not None]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _smoothed(values: Sequence[float], share: float = 0.1) -> list[float]:

@@ -81,7 +81,7 @@ def read_run(folder: Path) -> RunRecords:
 
 
 def write_report(folder: Path, out: Path) -> Path:
-    """Write the page of a run to ``out``, which needs no other file and asks the network for nothing.
+    """Write the page of a run: one file that works offline.
 
     Raises:
         InputError: when the folder holds no run.
@@ -115,9 +115,9 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
     evaluation = run.evaluation or {}
     best_possible = evaluation.get("best_possible_auc")
     curves = evaluation.get("curves")
-    found: list[tuple[str, str, str]] = []
+    figures: list[tuple[str, str, str]] = []
     if run.training:
-        found.append(
+        figures.append(
             (
                 "Loss",
                 "mean binary cross-entropy, nats",
@@ -125,11 +125,11 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
             )
         )
     if run.evaluations:
-        found.append(
+        figures.append(
             ("AUC", "of the validation split", plots.auc_plot(run.evaluations, best_possible))
         )
     if run.training:
-        found.append(
+        figures.append(
             (
                 "Throughput",
                 "of training steps, evaluation left out",
@@ -137,20 +137,20 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
             )
         )
     if curves:
-        found.append(
+        figures.append(
             (
                 "ROC",
                 "of the best model on the test split",
                 plots.roc_plot(curves, evaluation["auc"]),
             )
         )
-        found.append(
+        figures.append(
             ("Calibration", "points on the line are calibrated", plots.calibration_plot(curves))
         )
     if evaluation.get("access_skew", {}).get("row_share"):
         skew = plots.access_skew_plot(evaluation["access_skew"])
-        found.append(("Access skew", "of the training split, over all tables", skew))
-    return [(title, note, Markup(svg)) for title, note, svg in found]
+        figures.append(("Access skew", "of the training split, over all tables", skew))
+    return [(title, note, Markup(svg)) for title, note, svg in figures]
 
 
 def _tiles(run: RunRecords) -> list[tuple[str, str]]:
