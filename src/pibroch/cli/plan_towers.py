@@ -100,7 +100,7 @@ def plan_towers(
         grouping = group_features(
             predictor,
             dataset,
-            grouping,
+            towers,
             samples,
             strategy.value,
             Balance(size_ratio),
@@ -118,6 +118,6 @@ def plan_towers(
             soft_wrap=True,
         )
     results.print(
-        f"similarity inside grouping {towers.inside:.3f}, between them {towers.between:.3f}; wrote"
+        f"similarity inside grouping {grouping.inside:.3f}, between them {grouping.between:.3f}; wrote"
         f" {out}"
     )

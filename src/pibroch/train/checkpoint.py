@@ -1,4 +1,6 @@
-"""Whole checkpoints: a folder with tables, dense weights, optimizer state, random state and a manifest of checksums.
+"""Whole checkpoints: a folder of tensors, and a manifest with their checksums.
+
+Tensors are tables, dense weights, optimizer state and random state.
 
 ``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``,
 ``random.safetensors``, ``tables/<name>.safetensors`` or, from several ranks,
@@ -212,7 +214,9 @@ def restore_checkpoint(
 
 
 def restore_weights(folder: Path, manifest: Manifest, session: Session, channel: Channel) -> None:
-    """Load what predictions depend on, into tables of any optimizer that keeps averages if the run kept them.
+    """Load what predictions depend on, into tables of any optimizer.
+
+    Its tables keep averages where the run kept them.
 
     Raises:
         CheckpointError: as `restore_checkpoint`, but for another dataset of equal table sizes.
@@ -335,10 +339,10 @@ def share_of_files(files: Mapping[str, FileDigest], rank: int, world_size: int) 
     (['b'], ['a', 'c'])
     """
     loads = [0] * world_size
-    mine = []
+    own = []
     for name in sorted(files, key=lambda name: (-files[name].size_bytes, name)):
         taker = min(range(world_size), key=lambda other: (loads[other], other))
         loads[taker] += files[name].size_bytes
         if taker == rank:
-            mine.append(name)
-    return mine
+            own.append(name)
+    return own

@@ -70,7 +70,9 @@ def newest_config(checkpoints: Path) -> RunConfig | None:
 
 
 class CheckpointFolder:
-    """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them (where there are no links, a file with its step).
+    """Folders ``step-XXXXXXXX``, and ``best``, a link to one of them.
+
+    Where there are no links, ``best`` is a file with the step.
 
     With several ranks all call `save`, `resume` and `restore_best` at the same point, on a folder
     that all see.
@@ -196,7 +198,7 @@ class CheckpointFolder:
         )
 
     def pass_by(self, progress: Progress) -> None:
-        """The session is where it was at a step of an earlier process, by other means than a checkpoint."""
+        """The session was brought to a step of an earlier process without a checkpoint."""
         self._last = self._base_at(progress.step)
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
 
@@ -252,7 +254,8 @@ class CheckpointFolder:
             return None
         for other, problem in damaged.items():
             logger.warning(
-                "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on from step %d",
+                "the checkpoint of step %d is damaged (%s) and is set aside as %s; the run goes on"
+                " from step %d",
                 step_of(other),
                 problem.got,
                 _aside(other).name,
@@ -322,7 +325,7 @@ class CheckpointFolder:
                     shutil.rmtree(self.path(step))
 
     def _prepare_resume(self, best_step: int | None) -> None:
-        """Remove what a killed run left, and restore the link to the best checkpoint as of the one resumed from."""
+        """Remove what a killed run left, and link the best checkpoint of the resumed one."""
         remove_leftovers(self.folder)
         if self.beside is not None:
             remove_leftovers(self.beside)

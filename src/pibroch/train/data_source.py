@@ -69,13 +69,13 @@ def _generated(config: SynthesizeConfig) -> EncodedDataset:
     folder = cache_folder() / f"synthetic-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if not folder.exists():
         logger.info("generating %s samples into %s", f"{config.rows:,}", folder)
-        mine = folder.with_name(f"{folder.name}.{os.getpid()}")
+        partial_folder = folder.with_name(f"{folder.name}.{os.getpid()}")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            synthesize(options, mine, overwrite=True)
-            mine.rename(folder)
+            synthesize(options, partial_folder, overwrite=True)
+            partial_folder.rename(folder)
         except OSError as error:
-            shutil.rmtree(mine, ignore_errors=True)
+            shutil.rmtree(partial_folder, ignore_errors=True)
             if not folder.exists():  # else another process was faster, and its data are the same
                 do = "free some space, or set PIBROCH_CACHE to another folder"
                 raise StorageError(

@@ -89,12 +89,12 @@ def gather_dense(
     if not any(held.values()):
         return make() if is_first else {}
     state = make()
-    mine = (
+    own = (
         {}
         if is_first
         else {file: led(channel, tensors, held.get(file, {})) for file, tensors in state.items()}
     )
-    for sent in send_to_first(channel, mine):
+    for sent in send_to_first(channel, own):
         for file, tensors in sent.items():
             state[file] |= tensors
     return state if is_first else {}
@@ -257,11 +257,11 @@ def send_to_first(channel: Channel, state: DenseState) -> list[DenseState]:
     }
     blob = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
     lengths = channel.gather(len(blob))
-    came = channel.all_to_all(
+    received = channel.all_to_all(
         blob, [len(blob)] + [0] * (size - 1), lengths if is_first else [0] * size
     )
     states: list[DenseState] = []
-    for part in came.split(lengths) if is_first else []:
+    for part in received.split(lengths) if is_first else []:
         states.append({})
         for key, tensor in sorted(load(part.numpy().tobytes()).items()):  # which come in any order
             file, _, name = key.partition(":")

@@ -24,7 +24,7 @@ _EITHER = ("config", "program")
 
 
 class Progress(Section):
-    """How far a run is; ``loader`` is the loader's state after the last batch that was trained on."""
+    """How far a run is; ``loader`` is the loader's state after the last trained batch."""
 
     step: int = Field(default=0, ge=0)
     loader: dict[str, object] | None = None
@@ -152,7 +152,8 @@ def read_manifest(folder: Path, to_go_on: bool = False) -> Manifest:
     manifest = _read(folder)
     if manifest.rests_on_seed and not to_go_on:
         raise CheckpointError(
-            f"{folder}, which lacks all rows that were not updated before step {manifest.progress.step}",
+            f"{folder}, which lacks all rows that were not updated before step"
+            f" {manifest.progress.step}",
             "a whole checkpoint",
             "name one in the run's checkpoints/; pibroch train alone goes on from this one",
         )
@@ -172,8 +173,8 @@ def _read(folder: Path) -> Manifest:
         )
     if content["format_version"] == 2:
         _mark_deltas(content)
-    found: Manifest = untrusted.checked(Manifest, content, str(folder / MANIFEST), CHECKPOINT)
-    return found
+    manifest: Manifest = untrusted.checked(Manifest, content, str(folder / MANIFEST), CHECKPOINT)
+    return manifest
 
 
 def schema_of(manifest: Manifest) -> Schema:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SHARE = 0.015
-"""Of the time, that cuts may take from the thread that trains, where nobody says how often they are made."""
+"""Share of the training thread's time that cuts may take, where no interval is given."""
 SHORTEST_S = 0.5
 FIRST_S = 2.0
 LONGEST_S = 30.0
@@ -59,9 +59,12 @@ STATE = "state"
 _LENGTHS = slice(8, 10)
 _ROOM_BYTES = 1 << 20
 _ROOM_FACTOR = 4
-"""For what rank 0 keeps besides tensors, progress of a few hundred bytes; and for weights and up to three numbers of an
-optimizer's for each, which has none before its first step. What is never written to takes no
-memory."""
+"""Memory reserved for rank 0's part of a cut, which grows after the first cut.
+
+``_ROOM_BYTES`` for plain values, a few hundred bytes of progress; ``_ROOM_FACTOR`` times the
+weights for these and for up to three numbers of an optimizer's for each, which has none before its
+first step. Pages that are never written take no memory.
+"""
 _LENGTH = struct.Struct("<q")
 
 
@@ -208,12 +211,12 @@ class MemoryCuts:
             )
             return None
         size = self._control.ranks.world_size
-        found = [
+        cuts = [
             kept
             for number, shard in enumerate([*shards, *caches])
             if (kept := shard.kept(f"rank {rank} of {size} rows {number}", self._tag)) is not None
         ]
-        return found if all(self._control.gather(len(found) == len(shards) + len(caches))) else None
+        return cuts if all(self._control.gather(len(cuts) == len(shards) + len(caches))) else None
 
     def newest(self, saved_step: int) -> int | None:
         """The step of the newest cut from which all can go on.
@@ -231,8 +234,8 @@ class MemoryCuts:
         own = [kept.steps() for kept in self._kept] + [
             set() if self._state is None else self._state.steps()
         ]
-        found = self._control.gather([sorted(steps) for steps in own])
-        step = newest_common(set(steps) for rank in found for steps in rank)
+        cuts = self._control.gather([sorted(steps) for steps in own])
+        step = newest_common(set(steps) for rank in cuts for steps in rank)
         return None if step is None or step < saved_step else step
 
     def state_of(self, step: int) -> CutState:

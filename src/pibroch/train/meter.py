@@ -67,8 +67,8 @@ class Meter:
         done = self._exchange.report()
         elapsed = seconds - self._seconds
         own = samples - self._samples
-        told = self._world.control.gather([self._loss_sum, self._num_samples, own])
-        loss_sum, num_samples, all_own = (sum(column) for column in zip(*told, strict=True))
+        totals = self._world.control.gather([self._loss_sum, self._num_samples, own])
+        loss_sum, num_samples, all_own = (sum(column) for column in zip(*totals, strict=True))
         reading = Reading(
             loss=loss_sum / max(1, num_samples),
             samples_per_second=(all_own if self._world.is_first else own) / elapsed

@@ -124,7 +124,7 @@ def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> fl
 
 
 def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple[Counts, Counts]:
-    """Negatives and positives at or above each distinct logit, from the highest down, starting at 0."""
+    """Negatives and positives at or above each distinct logit, highest first, from 0."""
     falling = logits[::-1]
     hits = labels[::-1]
     last_of_ties = (
@@ -138,7 +138,7 @@ def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple
 
 
 def binary_entropy(rate: float) -> float:
-    """Of an event of this rate, between 0 and 1, in nats: the log loss of who knows only the rate."""
+    """In nats, of an event of this rate: the log loss of a model that knows only the rate."""
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 

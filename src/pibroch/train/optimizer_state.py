@@ -46,13 +46,13 @@ def names_of_parameters(
         optimizer: any.
         models: by what is put before their parameters' names.
     """
-    known = {
+    names = {
         id(each): prefix + name
         for prefix, model in models.items()
         for name, each in model.named_parameters()
     }
     return [
-        known.get(id(each), f"{number}.{place}")
+        names.get(id(each), f"{number}.{place}")
         for number, group in enumerate(optimizer.param_groups)
         for place, each in enumerate(group["params"])
     ]

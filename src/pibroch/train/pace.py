@@ -52,9 +52,9 @@ class Pace:
         seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
         left = self._since + self.interval_s - now
         steps = max(1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / seconds_per_step))
-        found = self._control.gather([left <= 0, steps, is_ready])
+        reports = self._control.gather([left <= 0, steps, is_ready])
         self._looked = now
         self._looked_at = step
-        self._look_at = step + found[0][1]
+        self._look_at = step + reports[0][1]
         self.num_agreed += 1
-        return bool(found[0][0]) and all(ready for *_, ready in found)
+        return bool(reports[0][0]) and all(ready for *_, ready in reports)

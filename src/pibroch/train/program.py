@@ -296,7 +296,8 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
         )
         if odd is not None:
             raise CheckpointError(
-                f"tables {tables[0]!r} and {odd!r} with one optimizer, whose rows were saved with different rates",
+                f"tables {tables[0]!r} and {odd!r} with one optimizer, whose rows were saved with"
+                " different rates",
                 "optimizers as they were when the checkpoint was saved",
                 "give each table its own again",
             )
@@ -330,11 +331,11 @@ def _plain(position: Position | None) -> dict[str, object] | None:
 
 def _check_same_step(channel: Channel, number: int, step: int) -> None:
     steps = channel.gather([number, step])
-    odd = next((rank for rank, theirs in enumerate(steps) if theirs != steps[0]), None)
+    odd = next((rank for rank, counters in enumerate(steps) if counters != steps[0]), None)
     if odd is not None:
         raise ConfigError(
-            f"step {steps[0][0]} after {steps[0][1]} updates on rank 0, step {steps[odd][0]} after {steps[odd][1]} "
-            f"updates on rank {odd}",
+            f"step {steps[0][0]} after {steps[0][1]} updates on rank 0, step {steps[odd][0]} after"
+            f" {steps[odd][1]} updates on rank {odd}",
             "all ranks at the same step",
             "call pibroch.save at the same place on every rank",
         )
@@ -355,7 +356,8 @@ def _prepare(checkpoints: CheckpointFolder, step: int) -> None:
     later = [checkpoints.path(other) for other in checkpoints.steps() if other > step]
     if later:
         logger.warning(
-            "saving step %d in a folder with later ones: %s, of another history, are set aside as *.aside",
+            "saving step %d in a folder with later ones: %s, of another history, are set aside"
+            " as *.aside",
             step,
             ", ".join(path.name for path in later),
         )

@@ -1,4 +1,7 @@
-"""The parts of a program of one's own (models, optimizers, schedulers) as files of tensors and plain values, and back."""
+"""The parts of a user's program as files of tensors and plain values, and back.
+
+Parts are models, optimizers and schedulers.
+"""
 
 from __future__ import annotations
 
@@ -111,19 +114,20 @@ class ProgramParts:
             ]
             if others:
                 raise ConfigError(
-                    f"{part} with pibroch.Embeddings of tables {', '.join(t.name for t in others[0].tables)} in it",
+                    f"{part} with pibroch.Embeddings of tables"
+                    f" {', '.join(t.name for t in others[0].tables)} in it",
                     "no tables but those that are saved",
                     "save each Embeddings on its own, in a folder of its own",
                 )
         with self._embeddings.left_out():
-            found = {part: _encode_model(model) for part, model in self._models.items()}
+            parts = {part: _encode_model(model) for part, model in self._models.items()}
         for part, optimizer in self._optimizers.items():
-            found[part] = EncodedPart(
+            parts[part] = EncodedPart(
                 *encode_optimizer(optimizer, names_of_parameters(optimizer, self._prefixes))
             )
         for part, scheduler in self._schedulers.items():
-            found[part] = _encode_values(scheduler.state_dict(), part)
-        return found if extra is None else {**found, "extra": _encode_values(extra, "extra")}
+            parts[part] = _encode_values(scheduler.state_dict(), part)
+        return parts if extra is None else {**parts, "extra": _encode_values(extra, "extra")}
 
     def learning_rates(self) -> dict[str, float]:
         """Of each optimizer's first group, by the optimizer's name, ``dense`` for the only one."""
@@ -157,7 +161,7 @@ class ProgramParts:
 
     def _add_what_groups_hold(self, trees: Mapping[str, Any], channel: Channel) -> None:
         """To rank 0's plain values of parts those of the groups' first ranks."""
-        mine = {
+        held = {
             part: {
                 "state": led(channel, tree["state"], self._held(part)),
                 "groups": [
@@ -168,11 +172,11 @@ class ProgramParts:
             for part, tree in trees.items()
             if tree and self._held(part)
         }
-        for theirs in channel.gather(mine):
-            for part, found in theirs.items():
-                trees[part]["state"] |= found["state"]
+        for held_trees in channel.gather(held):
+            for part, tree in held_trees.items():
+                trees[part]["state"] |= tree["state"]
                 for group, names in zip(
-                    trees[part].get("groups", ()), found["groups"], strict=False
+                    trees[part].get("groups", ()), tree["groups"], strict=False
                 ):
                     group["params"] += [name for name in names if name not in group["params"]]
 
@@ -269,11 +273,11 @@ def _random_name(rank: int) -> str:
 
 
 def _random_states(channel: Channel) -> DenseState:
-    mine = {RANDOM: {_random_name(channel.ranks.rank): torch.get_rng_state()}}
+    own = {RANDOM: {_random_name(channel.ranks.rank): torch.get_rng_state()}}
     if channel.ranks.world_size == 1:
-        return mine
+        return own
     all_states: dict[str, Tensor] = {}
-    for sent in send_to_first(channel, mine):
+    for sent in send_to_first(channel, own):
         all_states |= sent[RANDOM]
     return {RANDOM: all_states}
 
@@ -327,7 +331,10 @@ def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Te
 
 
 def _load_scheduler(scheduler: HasState, part: str, state: dict[str, Any]) -> None:
-    """Fill a scheduler; torch's take whatever is named as attributes, of which none may hide a method."""
+    """Fill a scheduler.
+
+    Torch's schedulers take any name as an attribute; none may hide a method.
+    """
     do = "make it as it was when the checkpoint was saved"
     hidden = [name for name in state if callable(getattr(type(scheduler), str(name), None))]
     if hidden:

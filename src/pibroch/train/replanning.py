@@ -29,7 +29,7 @@ from pibroch.train.session import Session
 logger = logging.getLogger(__name__)
 STEPS_PER_LOOK = 25
 STEPS_PER_WORD = 5
-"""Between two looks at the plan, and between two times that rank 0 tells the others what came of them."""
+"""Steps between two checks of the plan, and between two reports of rank 0 to the others."""
 MOST_STEPS_OF_A_MOVE = 200
 """A move takes about as many steps, where rows are many.
 
@@ -62,7 +62,8 @@ class Replanner:
         ):
             raise ConfigError(
                 f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
-                "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by rows",
+                "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by"
+                " rows",
                 "make one with `pibroch plan --mode training`",
             )
         self._features = {table.name: table.features for table in session.embeddings.tables}
@@ -87,9 +88,9 @@ class Replanner:
             if idle and step % STEPS_PER_LOOK == 0 and self._watch.num_batches >= STEPS_PER_LOOK:
                 self._found = self._planner.submit(self._watch.look, self._watch.profiles())
         if step % STEPS_PER_WORD == 0:
-            told: str | None = self._session.world.control.gather(self._decide(step))[0]
-            if told is not None:
-                self._session.embeddings.move_rows(Plan.load(Path(told)), self._rows_per_step)
+            new_plan: str | None = self._session.world.control.gather(self._decide(step))[0]
+            if new_plan is not None:
+                self._session.embeddings.move_rows(Plan.load(Path(new_plan)), self._rows_per_step)
                 self._is_moving = True
 
     def close(self) -> None:
@@ -131,12 +132,12 @@ class Replanner:
                 decay.ratio,
                 path,
             )
-        told = None if path is None else path.name
+        new_plan = None if path is None else path.name
         look = {
             "step": step,
             "current": decay.current,
             "fresh": decay.fresh,
-            "moved_to": told,
+            "moved_to": new_plan,
             "in_force_after": None,
         }
         self._looks.append(look)

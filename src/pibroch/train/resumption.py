@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _FOR_GOOD = ("model", "optimizer.name", "embedding.optimizer.name", "train.average")
 """Without these, by the beginnings of keys, saved weights and state mean something else."""
 _ONCE_BEGUN = ("seed", "train.batch_size", "train.monitor")
-"""With these the position in the data, the steps that are left and the best value so far were counted."""
+"""Settings by which the position in the data, the steps left and the best value are counted."""
 _WITHOUT_EFFECT = (
     "data",
     "embedding.init",
@@ -66,7 +66,7 @@ def check_settings(manifest: Manifest, config: RunConfig) -> None:
 
 
 def warn_of_settings(manifest: Manifest, config: RunConfig) -> None:
-    """Log which settings that change a run's numbers are not those that its checkpoint was saved with."""
+    """Log settings that change a run's numbers and differ from its checkpoint's."""
     changed = differences(manifest.config, config)
     if set(changed.get(_WIRE, ())) == {None, "float32"}:  # exchanges without a wire are exact
         del changed[_WIRE]
@@ -93,7 +93,8 @@ def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object
     changed = [key for key in _DECIDES_NUMBERS if key in before and before[key] != here[key]]
     if changed:
         logger.warning(
-            "this run began with %s and goes on with %s: its numbers may differ from those of a run that never stopped",
+            "this run began with %s and goes on with %s: its numbers may differ from those of a"
+            " run that never stopped",
             _listed(before, changed),
             _listed(here, changed),
         )

@@ -17,8 +17,10 @@ from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
 RESTARTS = {DATA_PROCESSOR: 10, ORACLE: 10}
-"""How often a run starts such a process again that has ended. A processor keeps nothing, and an oracle nothing that trainers
-could not tell it again, so that nothing is trained again."""
+"""How often a run restarts such a process, by role.
+
+A processor keeps nothing, and trainers can send an oracle again what it kept: no step is repeated.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def helper_processes(
             cannot be used.
         TrainingError: when one does not come.
     """
-    asked = wanted(config)
+    roles = wanted(config)
     channel = world.control
-    if not asked:
+    if not roles:
         yield Helpers()
         return
     from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
@@ -80,7 +82,7 @@ def helper_processes(
 
     places = rendezvous_of_roles(config)
     own = {
-        role: count for role, count in asked.items() if rendezvous is None and places[role] is None
+        role: count for role, count in roles.items() if rendezvous is None and places[role] is None
     }
     rendezvous = rendezvous or next((place for place in places.values() if place is not None), None)
     opens_rendezvous = rendezvous is None and world.is_first
@@ -94,14 +96,14 @@ def helper_processes(
             how = shares, threads, rendezvous, partial(run.note_restart, from_step=None)
             rendezvous = on_first(channel, lambda: stack.enter_context(started(*how)))
         assert rendezvous is not None, "given, or opened just now"
-        found = together(
+        names_by_role = together(
             channel,
-            lambda: [list(each) for each in join(rendezvous, asked, world.ranks.rank).values()],
+            lambda: [list(each) for each in join(rendezvous, roles, world.ranks.rank).values()],
         )[0]
         if opens_rendezvous:
             stack.callback(leave)
         yield Helpers(
-            {role.command: tuple(names) for role, names in zip(asked, found, strict=True)}
+            {role.command: tuple(names) for role, names in zip(roles, names_by_role, strict=True)}
         )
         channel.barrier()  # nobody ends a process that another one still asks
         if (

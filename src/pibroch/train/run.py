@@ -67,7 +67,9 @@ def run_training(
     traces: bool = False,
     rendezvous: str | None = None,
 ) -> RunResult:
-    """Train in a run directory, from its latest checkpoint when there is one, and evaluate the best model.
+    """Train in a run directory, and evaluate the best model.
+
+    Training begins at the directory's latest checkpoint when there is one.
 
     Args:
         config: the resolved configuration.
@@ -226,7 +228,9 @@ def evaluate_checkpoint(
 
 
 def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
-    """A checkpoint's predictor, or that of a run directory's best one, for data that fits it, and the checkpoint's folder.
+    """The predictor of a checkpoint, and the checkpoint's folder.
+
+    Of a run directory, its best checkpoint's.
 
     Torch computes on the threads that the recipe asks for from then on.
 
@@ -337,8 +341,8 @@ def _summary(
     purposes_here = dict(report.bytes_by_purpose)
     if session.processors is not None:
         purposes_here["data"] = session.processors.num_bytes
-    told = world.control.gather([*figures, purposes_here])
-    samples, sent, received, peaks, read, fetched, purposes = zip(*told, strict=True)
+    totals = world.control.gather([*figures, purposes_here])
+    samples, sent, received, peaks, read, fetched, purposes = zip(*totals, strict=True)
     return Summary(
         steps=trainer.step,
         samples=trainer.samples_trained,
@@ -371,7 +375,7 @@ def _by_purpose(num_bytes: int, purposes: Iterable[Mapping[str, int]]) -> dict[s
 
     ``other`` is the rest: dense gradients, evaluation, what training agrees on.
     """
-    known: Counter[str] = Counter()
+    bytes_by_purpose: Counter[str] = Counter()
     for purpose in purposes:
-        known.update(purpose)
-    return {**dict(sorted(known.items())), "other": num_bytes - known.total()}
+        bytes_by_purpose.update(purpose)
+    return {**dict(sorted(bytes_by_purpose.items())), "other": num_bytes - bytes_by_purpose.total()}

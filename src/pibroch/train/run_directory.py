@@ -35,7 +35,7 @@ _OPEN_LOCK = (
 VERSIONS = "versions.json"
 RESTARTS = "restarts.jsonl"
 RANKS = "ranks.json"
-"""A line for each time that processes of the run, or all, were started again, because some were lost."""
+"""A line for each restart of lost processes of the run."""
 logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
@@ -235,7 +235,10 @@ class RunDirectory:
         self.write_json("summary.json", asdict(summary))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run; ``None`` when the run did not get that far, and with a warning for a damaged one."""
+        """A JSON file of the run; ``None`` where there is none, and for a damaged one.
+
+        The latter with a warning.
+        """
         path = self.path / name
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -40,12 +40,12 @@ def check_same_run(channel: Channel, config: RunConfig, dataset: EncodedDataset)
         "pibroch": f"{__version__} ({code_digest()[:12]})",
         **{name: version(name) for name in LIBRARIES},
     }
-    found: list[dict[str, str]] = channel.gather(here)
-    for rank, there in enumerate(found):
-        for name, first in found[0].items():
-            if there[name] != first:
+    settings_by_rank: list[dict[str, str]] = channel.gather(here)
+    for rank, others in enumerate(settings_by_rank):
+        for name, first in settings_by_rank[0].items():
+            if others[name] != first:
                 raise ConfigError(
-                    f"{name} {first} on rank 0 and {there[name]} on rank {rank}",
+                    f"{name} {first} on rank 0 and {others[name]} on rank {rank}",
                     "the same on all ranks",
                     "copy the data set, or install the same versions, on all machines",
                 )

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no state of its own for it."""
+"""The learning rate as a pure function of the step: a resumed run needs no state for it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from pibroch.train.manifest import MANIFEST
 
 MOST_SAMPLES = 1 << 20
 PARTS_WANTED = 64
-"""Of a part; and how many there are where that is few enough, so that as many processes have something to do."""
+"""Samples of a part, and at least how many parts there are, for as many processes."""
 _WHAT = "of.json"
 
 

@@ -44,7 +44,7 @@ def score_split_by_ranks(
     bound: int | None = None,
     advance: Advance = lambda _: None,
 ) -> Scored:
-    """As :func:`pibroch.train.scoring.score_split`, by all ranks of a world, each of which calls this.
+    """As :func:`pibroch.train.scoring.score_split`, by all ranks; each calls this.
 
     Parts that one process or other ranks have left are kept, and the other way round. ``out`` lies
     where all ranks reach it.
@@ -112,7 +112,7 @@ def _begin(parts: ScoreParts, folder: Path, dataset: EncodedDataset, split: str)
 
 
 class _Work:
-    """What a rank does: parts that are missing go round, so that rank 0 has as many batches as any other."""
+    """A rank's parts; missing ones go round, so that all ranks have as many batches."""
 
     def __init__(
         self,
@@ -179,5 +179,5 @@ def _logits(prediction: Prediction) -> NDArray[np.float32]:
     if prediction.error is not None:
         raise prediction.error
     assert prediction.logits is not None
-    found: NDArray[np.float32] = prediction.logits.float().numpy()
-    return found
+    logits: NDArray[np.float32] = prediction.logits.float().numpy()
+    return logits

@@ -95,7 +95,10 @@ class Session:
 
     @contextmanager
     def predicting(self) -> Iterator[Callable[[JaggedBatch], Tensor]]:
-        """Within, a function from batches to float32 logits ``[B]``, by the averages when they are kept; nothing is updated."""
+        """Yields a function from batches to float32 logits ``[B]``; nothing is updated.
+
+        By the averages of weights when they are kept.
+        """
         model: nn.Module = self.model
         averaged: AbstractContextManager[None] = nullcontext()
         if self.averages is not None:
@@ -119,7 +122,10 @@ class Session:
         return logits.float()
 
     def set_learning_rates(self, step: int, total_steps: int, plateaus: int) -> None:
-        """Set both learning rates for ``step`` (from 1), after ``plateaus`` evaluations without improvement."""
+        """Set both learning rates for ``step`` (from 1), after some plateaus.
+
+        A plateau is an evaluation without improvement.
+        """
         schedule = self.config.schedule
         factor = (
             learning_rate_factor(schedule, step, total_steps) * schedule.plateau_factor**plateaus

@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
-    """A value as JSON takes it; its tensors are put into ``tensors`` under the path that leads to each.
+    """A value as JSON takes it; its tensors go into ``tensors``, each under its path.
 
     Args:
         value: nested dicts, lists, tuples, numbers, texts and tensors.
@@ -63,7 +63,8 @@ def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     raise ConfigError(
         f"{path}, a {type(value).__name__}, to be saved",
         _KINDS,
-        "leave it out of the state and make it anew after loading, or save it in a file of your own",
+        "leave it out of the state and make it anew after loading, or save it in a file of your"
+        " own",
     )
 
 

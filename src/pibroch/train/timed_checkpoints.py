@@ -288,11 +288,11 @@ def _write(
             "merged": list(map(asdict, merged)),
         }
 
-    found = together(channel, write)
-    files = {name: digest for each in found for name, digest in each["files"].items()}
+    written = together(channel, write)
+    files = {name: digest for each in written for name, digest in each["files"].items()}
     parts, merged = (
         TypeAdapter(list[WrittenPart]).validate_python(
-            [part for each in found for part in each[kind]]
+            [part for each in written for part in each[kind]]
         )
         for kind in ("parts", "merged")
     )
@@ -352,10 +352,10 @@ def _plain(files: Mapping[str, FileDigest]) -> dict[str, Any]:
 def _remove(folder: Path, keep: int) -> None:
     """All but the newest; the folder too when nothing is left."""
     with explained_refusal(folder):
-        found = sorted(
+        written = sorted(
             path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()
         )
-        for path in found[: len(found) - keep]:
+        for path in written[: len(written) - keep]:
             shutil.rmtree(path)
         if not keep and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""Groups of features for towers, from a trained model and some samples: worked out, written, drawn."""
+"""Groups of features for towers, from a trained model and some samples."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def group_features(
         seen += part.batch_size
     num_bytes = {name: 4 * dataset.num_rows[name] * predictor.config.model.dim for name in features}
     weights = [float(num_bytes[name]) for name in features] if weigh_bytes else lookups.tolist()
-    found = similarity.mean()
-    groups = partition(found, weights, num_towers, strategy, balance, categories)
+    similarities = similarity.mean()
+    groups = partition(similarities, weights, num_towers, strategy, balance, categories)
     named = tuple(tuple(features[number] for number in group) for group in groups)
-    return FeatureGroups(features, named, found, num_bytes, strategy)
+    return FeatureGroups(features, named, similarities, num_bytes, strategy)
 
 
 def _some(
@@ -152,31 +152,31 @@ def read_categories(path: Path, features: Sequence[str]) -> list[str]:
             f"{path} as categories: {error}", "a TOML file such as user = ['C1', 'C2']"
         ) from error
     for name in features:
-        if sum(known == name for known, _ in pairs) != 1:
+        if sum(listed == name for listed, _ in pairs) != 1:
             raise ConfigError(
-                f"feature {name!r} in {sum(known == name for known, _ in pairs)} categories",
+                f"feature {name!r} in {sum(listed == name for listed, _ in pairs)} categories",
                 "in one",
                 f"see {path}",
             )
     return [dict(pairs)[name] for name in features]
 
 
-def write_groups(path: Path, found: FeatureGroups) -> None:
+def write_groups(path: Path, groups: FeatureGroups) -> None:
     """Write the file that ``model.towers.groups`` takes.
 
     Raises:
         StorageError: when it cannot be written.
     """
     content = {
-        "towers": [list(group) for group in found.groups],
-        "strategy": found.strategy,
-        "similarity_inside": found.inside,
-        "similarity_between": found.between,
+        "towers": [list(group) for group in groups.groups],
+        "strategy": groups.strategy,
+        "similarity_inside": groups.inside,
+        "similarity_between": groups.between,
     }
     _write(path, json.dumps(content, indent=1) + "\n")
 
 
-def write_map(path: Path, found: FeatureGroups) -> None:
+def write_map(path: Path, groups: FeatureGroups) -> None:
     """Write a page with the map of features by their distances.
 
     Raises:
@@ -185,15 +185,15 @@ def write_map(path: Path, found: FeatureGroups) -> None:
     from pibroch.observability.plots import map_plot
 
     svg = map_plot(
-        coordinates(found.similarity, found.strategy).tolist(), found.features, found.tower_of
+        coordinates(groups.similarity, groups.strategy).tolist(), groups.features, groups.tower_of
     )
     rows = "".join(
-        f"<tr><td>{n}</td><td>{', '.join(group)}</td></tr>" for n, group in enumerate(found.groups)
+        f"<tr><td>{n}</td><td>{', '.join(group)}</td></tr>" for n, group in enumerate(groups.groups)
     )
     _write(
         path,
         "<!doctype html><meta charset=utf-8><title>Towers</title><h1>Towers"
-        f" ({found.strategy})</h1>{svg}<table>{rows}</table>",
+        f" ({groups.strategy})</h1>{svg}<table>{rows}</table>",
     )
 
 

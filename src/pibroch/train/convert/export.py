@@ -26,7 +26,9 @@ Advance = Callable[[str], None]
 def export_checkpoint(
     folder: Path, out: Path, format_name: str, advance: Advance = lambda file: None
 ) -> None:
-    """Write a checkpoint's weights, or their averages where the run kept them, under another system's names.
+    """Write a checkpoint's weights under another system's names.
+
+    Averages of the weights where the run kept them.
 
     The model's weights are in memory at once: that is how ``torch.save`` works.
 

@@ -67,19 +67,21 @@ class TorchRec(Format):
             for k, v in state.items()
             if k.startswith(self.BAGS)
         }
-        found = _matched({name.removeprefix("t_"): table for name, table in stored.items()}, tables)
+        our_tables = _matched(
+            {name.removeprefix("t_"): table for name, table in stored.items()}, tables
+        )
         bottom = _layers(state, r"dense_arch\.model\._mlp\.(\d+)\._linear\.")
         top = _layers(state, r"over_arch\.model\.0\._mlp\.(\d+)\._linear\.") + _layers(
             state, r"over_arch\.model\.(1)\."
         )
         if not top or not bottom:
             return PlainModel(
-                found,
+                our_tables,
                 other={name: tensor for name, tensor in state.items() if self.BAGS not in name},
             )
         back = torch.argsort(upper_to_lower(len(tables) + 1))
         return PlainModel(
-            found, bottom, [reorder_pairs(top[0], len(bottom[-1].bias), back), *top[1:]]
+            our_tables, bottom, [reorder_pairs(top[0], len(bottom[-1].bias), back), *top[1:]]
         )
 
 
@@ -90,7 +92,10 @@ class ReferenceDLRM(Format):
     """
 
     def write(self, model: PlainModel, step: int) -> dict[str, object]:
-        """See :class:`Format`; figures that the script wants besides are there, as of an evaluation not made."""
+        """See :class:`Format`.
+
+        Figures that the script reads besides are those of a run without evaluations.
+        """
         state = {
             f"emb_l.{i}.weight": table for i, table in enumerate(model.tables.values())
         } | model.other
@@ -123,7 +128,7 @@ class ReferenceDLRM(Format):
                 f"{len(numbered)} tables `emb_l.N.weight`",
                 f"{len(tables)}, as the data have categorical features",
             )
-        found = {name: numbered[i] for i, name in enumerate(tables)}
+        our_tables = {name: numbered[i] for i, name in enumerate(tables)}
         bottom = _layers(state, r"bot_l\.(\d+)\.")
         top = _layers(state, r"top_l\.(\d+)\.")
         other = (
@@ -131,7 +136,7 @@ class ReferenceDLRM(Format):
             if top
             else {name: tensor for name, tensor in state.items() if not name.startswith("emb_l.")}
         )
-        return PlainModel(found, bottom, top, other)
+        return PlainModel(our_tables, bottom, top, other)
 
 
 FORMATS: dict[str, Format] = {"torchrec": TorchRec(), "dlrm": ReferenceDLRM()}
@@ -187,7 +192,7 @@ def _without_prefix(state: State, landmark: str) -> dict[str, Tensor]:
 
 
 def _matched(stored: dict[str, Tensor], tables: Sequence[str]) -> dict[str, Tensor]:
-    """Tables under our names: by name, or in their order when none is known and there are as many."""
+    """Tables under our names: by name, or by order when no name matches."""
     if set(stored) == set(tables):
         return {name: stored[name] for name in tables}
     if len(stored) == len(tables) and not set(stored) & set(tables):

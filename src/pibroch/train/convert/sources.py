@@ -176,7 +176,8 @@ def _joined(name: str, parts: Sequence[_Sharded]) -> Tensor:
         raise CheckpointError(
             f"{cells:,} of the {math.prod(size):,} numbers of {name!r}, which was cut over ranks",
             "all of them",
-            "name a folder with the file of each rank, or one that torch.distributed.checkpoint wrote",
+            "name a folder with the file of each rank, or one that torch.distributed.checkpoint"
+            " wrote",
         )
     whole = torch.empty(size, dtype=shards[0].tensor.dtype)
     for shard in shards:
@@ -211,7 +212,8 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{folder}, which cannot be read: {reason}",
             "an undamaged folder of torch.distributed.checkpoint",
-            "use another one, or convert it by torch.distributed.checkpoint.format_utils.dcp_to_torch_save",
+            "use another one, or convert it by"
+            " torch.distributed.checkpoint.format_utils.dcp_to_torch_save",
         ) from error
     return tensors
 
