@@ -58,12 +58,12 @@ def signal_of(code: int) -> str | None:
 
 
 def is_rank() -> bool:
-    """Whether this process is one of several ranks, started by :class:`RankProcesses` or by torchrun."""
+    """Whether this process is a rank, started by :class:`RankProcesses` or by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def has_launcher() -> bool:
-    """Whether a :class:`RankProcesses` started this process, and speaks for it when all are stopped."""
+    """Whether :class:`RankProcesses` started this process, and reports its end."""
     return LAUNCHER in os.environ
 
 

@@ -118,6 +118,6 @@ def plan_towers(
             soft_wrap=True,
         )
     results.print(
-        f"similarity inside grouping {grouping.inside:.3f}, between them {grouping.between:.3f}; wrote"
-        f" {out}"
+        f"similarity inside towers {grouping.inside:.3f}, between them {grouping.between:.3f};"
+        f" wrote {out}"
     )

@@ -62,8 +62,8 @@ class Replanner:
         ):
             raise ConfigError(
                 f"train.replan_above with embedding.exchange {section.name!r} and plan {path!r}",
-                "alltoall, retrieve, or lookahead without servers and central oracle, under a plan by"
-                " rows",
+                "alltoall, retrieve, or lookahead without servers and central oracle, under a"
+                " plan by rows",
                 "make one with `pibroch plan --mode training`",
             )
         self._features = {table.name: table.features for table in session.embeddings.tables}
