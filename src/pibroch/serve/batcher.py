@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that wait are scored together, each by the model that it was accepted for.
+"""Dynamic batching: waiting requests are scored together, each by the model it came for.
 
 A batch is computed as soon as a thread is free and either the batch is full or its oldest request
 has waited for as long as the budget allows; while it is computed, the next one gathers. Requests
@@ -296,10 +296,10 @@ def _merged(batch: Sequence[_Request]) -> JaggedBatch:
 
 def _outputs(batch: Sequence[_Request], whole: JaggedBatch, begun: Begun | None = None) -> Outputs:
     predictor = batch[0].predictor
-    found = (
+    scores = (
         predictor.embed(whole, begun) if batch[0].is_embedded else predictor.logits(whole, begun)
     )
-    outputs: Outputs = found.numpy()
+    outputs: Outputs = scores.numpy()
     return outputs
 
 

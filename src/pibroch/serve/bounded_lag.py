@@ -1,4 +1,6 @@
-"""Inference between ranks that need not keep step: up to k batches are on their way before a rank blocks (BLS, Sec. IV).
+"""Inference between ranks that need not keep step (BLS, Sec. IV).
+
+Up to k batches are on their way before a rank blocks.
 
 A batch is a *question* to all ranks, whose rows it wants, and an *answer* from each. A rank asks,
 then goes on with its next batches; it answers others whenever it comes by, and while it is blocked.
@@ -62,7 +64,11 @@ class Prediction:
 
 @dataclass(slots=True)
 class _LaggedRequest:
-    """A batch on its way; ``begun`` is the model's dense part, ``is_real`` whether some rank has a batch under this number."""
+    """A batch on its way.
+
+    ``begun`` is the model's dense part; ``is_real`` says whether some rank has a batch under this
+    number.
+    """
 
     number: int
     request_id: Any
@@ -74,7 +80,9 @@ class _LaggedRequest:
 
 
 class BoundedLagPipeline:
-    """Predictions in the order of their requests, to the bits of ``model(batch.dense, embeddings(batch))``.
+    """Predictions in the order of their requests.
+
+    They have the bits of ``model(batch.dense, embeddings(batch))``.
 
     All ranks call :meth:`submit` and :meth:`drain` in the same order, with as many batches each, or
     leave that to :meth:`run`. Nothing may train, load or move rows meanwhile.
@@ -227,8 +235,8 @@ class BoundedLagPipeline:
         took_ns = self._pace.begins(number)
         if batch is not None:
             try:
-                known = self._embeddings.prepared(batch)
-                question = self._lookup.ask(known, took_ns=took_ns)
+                prepared = self._embeddings.prepared(batch)
+                question = self._lookup.ask(prepared, took_ns=took_ns)
                 self._width = batch.dense.shape[1]
                 return _LaggedRequest(number, request_id, batch.dense, question, True)
             except DataError as problem:

@@ -59,11 +59,11 @@ def compared_rows(
     """
     verify_files(folder, manifest.files)
     for table in base.manifest.tables:
-        for found in _all_rows(folder, manifest, base, table):
-            before = base.stored(found.row_ids)
-            differs = (_bytes_of(found.rows) != _bytes_of(before)).any(1)
-            yield RowVersions(found.row_ids[differs], found.rows[differs])
-            advance(len(found.row_ids))
+        for current in _all_rows(folder, manifest, base, table):
+            before = base.stored(current.row_ids)
+            differs = (_bytes_of(current.rows) != _bytes_of(before)).any(1)
+            yield RowVersions(current.row_ids[differs], current.rows[differs])
+            advance(len(current.row_ids))
 
 
 def touched_rows(
@@ -73,7 +73,9 @@ def touched_rows(
     touched: Mapping[str, Ints],
     advance: Advance,
 ) -> Iterator[RowVersions]:
-    """As :func:`compared_rows`, but the rows that training touched and those that are newer in the base than in its export.
+    """As :func:`compared_rows`, for rows that training touched.
+
+    And for those that are newer in the base than in its export.
 
     Args:
         folder: of the checkpoint.

@@ -2,10 +2,9 @@
 
 Of time in every state, of a request's bytes, of their number.
 
-Until a request is whole, the connection waits for a head, for the rest of a body (in the gate) or,
-after an answer, for the next request; while an answer is sent, for the client to read it. No byte
-of a client moves one of these deadlines: only a whole head and a whole answer do.
-"""
+Until a request is whole, the connection waits for a head, for the rest of a body (in admission
+control) or, after an answer, for the next request; while an answer is sent, for the client to read
+it. No byte of a client moves one of these deadlines: only a whole head and a whole answer do."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pibroch.serve.gate import REFUSAL, error_body
+from pibroch.serve.admission import REFUSAL, error_body
 from pibroch.serve.open_connections import Deadline, OpenConnections
 from pibroch.serve.parts import PROTOCOL
 from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
@@ -227,7 +226,7 @@ class _BoundedConnection(HttpToolsProtocol):
         self._read_deadline.set(self.limits.write_timeout_s)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer before there is a request that the gate could answer, and close.
+        """Answer before there is a request that admission control could answer, and close.
 
         Behind answers that are not given yet.
         """

@@ -141,13 +141,13 @@ def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[
 def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: MappedRows) -> None:
     """Raise CheckpointError unless only weights differ."""
     export = rows.manifest
-    theirs = [(table.name, table.num_rows, export.dim) for table in export.tables]
-    ours = [(name, saved.num_rows, saved.dim) for name, saved in manifest.tables.items()]
+    base_tables = [(table.name, table.num_rows, export.dim) for table in export.tables]
+    new_tables = [(name, saved.num_rows, saved.dim) for name, saved in manifest.tables.items()]
     differing = [
         what
         for what, differs in (
             ("data", manifest.dataset_fingerprint != base.fingerprint),
-            ("tables", theirs != ours),
+            ("tables", base_tables != new_tables),
             ("model", manifest.config.model != export.model),
         )
         if differs

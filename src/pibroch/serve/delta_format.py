@@ -81,7 +81,9 @@ class DeltaManifest(Section):
 
 
 class Origin(Section):
-    """Beside an export: from which files of a full checkpoint it was made, so that a delta need not compare all rows.
+    """From which files of a full checkpoint an export was made; lies beside the export.
+
+    With it a delta need not compare all rows.
 
     Attributes:
         export_sha256: the checksum in the export's manifest.
@@ -110,12 +112,12 @@ def read_delta(folder: Path) -> tuple[DeltaManifest, str]:
 
 
 def read_export_with_checksum(folder: Path) -> tuple[ExportManifest, str]:
-    """The manifest of an export, itself checked, and its checksum; errors as of :func:`read_delta`."""
+    """The checked manifest of an export, and its checksum; errors as of :func:`read_delta`."""
     return read_checked(folder, EXPORT_MANIFEST, EXPORT_FORMAT, ExportManifest)
 
 
 def checksum_in(folder: Path) -> str | None:
-    """The checksum of the manifest of an export or a delta; ``None`` where there is no whole one."""
+    """The checksum of an export's or a delta's manifest; ``None`` where it is not whole."""
     for name in (EXPORT_MANIFEST, MANIFEST):
         try:
             return read_manifest(folder, name, EXPORT)[1]

@@ -1,4 +1,4 @@
-"""The dense layers as ONNX: plain tensors in, scores out, for runtimes that know nothing of tables."""
+"""The dense layers as ONNX: plain tensors in, scores out, for runtimes without tables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class _Scores(nn.Module):
 
 
 def dense_part(path: Path) -> DensePart:
-    """The dense layers of an export, a delta, a checkpoint or a run's best one, averages where the run kept them.
+    """The dense layers of an export, a delta, a checkpoint or a run's best one.
+
+    Averages of weights where the run kept them.
 
     Raises:
         CheckpointError: when it is missing, damaged, or not of this version's models.

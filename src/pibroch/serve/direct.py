@@ -1,11 +1,11 @@
-"""Endpoints that are asked all the time, answered without a router, which costs as much as a score."""
+"""The busiest endpoints, answered without a router, which costs as much as a score."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pibroch.serve.gate import App, Receive, Scope, Send
+from pibroch.serve.admission import App, Receive, Scope, Send
 from pibroch.serve.settings import Refusal
 
 SCORE_PATH = "/score"
@@ -69,18 +69,18 @@ class Direct:
         self._check_bytes = check_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; Refusal is for the gate around this."""
+        """Answer a request; Refusal is for the admission control around this."""
         path = scope["path"]
         answering = self._answers.get(path)
         model = None
         version = None
         if answering is None:
-            found = infer_path(path)
-            if found is None:
+            target = infer_path(path)
+            if target is None:
                 await self._app(scope, receive, send)
                 return
             answering = self._infer
-            (model, version) = found
+            (model, version) = target
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -96,7 +96,8 @@ class Direct:
 def infer_path(path: str) -> tuple[str, str | None] | None:
     """Model and version that a path names for inference.
 
-    >>> infer_path("/v2/models/ctr/infer"), infer_path("/v2/models/ctr/versions/7/infer"), infer_path("/v2/models/ctr")
+    >>> paths = "/v2/models/ctr/infer", "/v2/models/ctr/versions/7/infer", "/v2/models/ctr"
+    >>> infer_path(paths[0]), infer_path(paths[1]), infer_path(paths[2])
     (('ctr', None), ('ctr', '7'), None)
     """
     if not path.startswith(_MODELS):

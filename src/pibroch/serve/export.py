@@ -85,7 +85,9 @@ def export_checkpoint(
     options: ExportOptions | None = None,
     advance: Advance = lambda _: None,
 ) -> ExportManifest:
-    """Write an export of a checkpoint, or of a run directory's best one, all of whose bytes are verified first.
+    """Write an export of a checkpoint, or of a run directory's best one.
+
+    All bytes of the checkpoint are verified first.
 
     Args:
         checkpoint: its folder, or a run directory.
@@ -232,7 +234,7 @@ def content_version(
 def _chunks(
     folder: Path, manifest: Manifest, tables: list[ExportedTable], shard: RowShard, advance: Advance
 ) -> Iterator[Records]:
-    """The weights of a shard's rows, or their averages, float32 ``[r, D]`` in consecutive chunks of bounded size."""
+    """Weights or averages of a shard's rows, float32 ``[r, D]``, in chunks of bounded size."""
     end = shard.first_row + shard.num_rows
     for table in tables:
         saved = manifest.tables[table.name]
@@ -246,7 +248,7 @@ def _chunks(
 
 
 def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Records:
-    """Weights of some rows of a table, or their averages where the run kept them, float32 ``[r, D]``."""
+    """Weights of some rows, or averages where the run kept them, float32 ``[r, D]``."""
     config = manifest.config
     saved = manifest.tables[name]
     plain = plain_table(name, saved.num_rows, saved.dim, config)
@@ -281,7 +283,7 @@ def _write_origin(out: Path, manifest: Manifest) -> None:
 
 
 def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
-    """Codes first, which are the wider numbers, so that each tensor begins at a multiple of its own width."""
+    """Codes first, the wider numbers: each tensor begins at a multiple of its own width."""
     codes = {f"{name}.codes": codes for name, codes in vocabularies.codes.items()}
     slots = {f"{name}.slots": index_of(codes) for name, codes in vocabularies.codes.items()}
     return write_tensors(path, {**codes, **slots})

@@ -86,7 +86,8 @@ def read_verified(folder: Path) -> Manifest:
 
 def version_of(folder: Path, manifest: Manifest) -> str:
     """A name of a checkpoint's weights, such as ``1125-0c3f9a51``."""
-    return f"{manifest.progress.step}-{hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:8]}"
+    checksum = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    return f"{manifest.progress.step}-{checksum[:8]}"
 
 
 def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularies | None:
@@ -119,9 +120,9 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
         return Vocabularies.of_dataset(dataset)
     if all(feature.fixed_num_rows is not None for feature in schema.categorical):
         return Vocabularies(schema, fingerprint, {})
-    found = manifest.config.data.dir
+    data_dir = manifest.config.data.dir
     try:
-        there = EncodedDataset.open(found) if found else None
+        there = EncodedDataset.open(data_dir) if data_dir else None
     except DataError:
         there = None
     return (
@@ -141,7 +142,7 @@ def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def plain_table(name: str, num_rows: int, dim: int, config: RunConfig) -> Table:
-    """A table that holds weights or their averages, which are float32, and is filled from a checkpoint."""
+    """A float32 table for a checkpoint's weights or their averages."""
     dtype = config.embedding.dtype if config.train.average is None else "float32"
     return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype)
 

@@ -35,18 +35,18 @@ MOST_LINKS = 256
 
 def open_exported(
     folder: Path,
-    known: OpenedModel | None = None,
+    opened: OpenedModel | None = None,
     verify: bool = True,
     split: RowSplit = RowSplit(),
 ) -> OpenedModel:
-    """Map an export, or a delta with what it begins at, every byte verified that is not verified yet.
+    """Map an export, or a delta and what it begins at; bytes not yet verified are verified.
 
     Args:
         folder: of it. What a delta begins at is looked for in the folders beside it.
-        known: a model that is open, which is shared where the delta begins at it, or at the export
+        opened: a model that is open, which is shared where the delta begins at it, or at the export
             that it stands on.
         verify: read every byte of an export once and compare; those of a delta always are.
-        split: where an export's rows are, the same of ``known``; a delta's are all here.
+        split: where an export's rows are, the same of ``opened``; a delta's are all here.
 
     Raises:
         CheckpointError: when something is missing, damaged, or of another layout.
@@ -60,7 +60,7 @@ def open_exported(
             raise CheckpointError(
                 f"more than {MOST_LINKS} deltas on each other", "fewer", "export the whole"
             )
-        model = None if known is None else known.known(manifest.base.sha256)
+        model = None if opened is None else opened.known(manifest.base.sha256)
         if model is None:
             folder = _base_of(folder, manifest)
     model = open_export(folder, verify, split) if model is None else model

@@ -74,7 +74,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
 
 
 def watched(folder: Path, names: Iterable[str]) -> FileWatch:
-    """A watch of files of an export or a delta, by which it is noticed when they change while they are served.
+    """Notices when files of an export or a delta change while they are served.
 
     Raises:
         DamagedCheckpointError: when one is missing.

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
 from pibroch.errors import CheckpointError
+from pibroch.serve.admission import JSON_TYPE, App, error_body
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Direct, DirectRequest, Reply
-from pibroch.serve.gate import JSON_TYPE, App, error_body
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
 from pibroch.serve.open_connections import OpenConnections
@@ -79,18 +79,21 @@ class Service:
         self.is_ready = False
         self.gauges: Callable[[], Mapping[str, float]] = dict
 
-    async def infer(self, asked: DirectRequest) -> Reply:
-        """Scores or embeddings of encoded samples (`dense`, `ids`, ...) or of raw columns, as JSON or binary tensors."""
-        self._known(asked.model)
+    async def infer(self, request: DirectRequest) -> Reply:
+        """Scores or embeddings of encoded samples or raw columns, as JSON or binary tensors.
+
+        Encoded samples are `dense`, `ids` and so on.
+        """
+        self._known(request.model)
         predictor = self.store.current  # from here on the request is this version's
-        self._of_version(asked.version, predictor.version)
+        self._of_version(request.version, predictor.version)
 
         def parse() -> tuple[InferRequest, Work]:
-            wanted = parse_infer(asked.body, asked.header(JSON_LENGTH.lower()), OUTPUTS)
+            wanted = parse_infer(request.body, request.header(JSON_LENGTH.lower()), OUTPUTS)
             needs_dense = set(wanted.outputs or (SCORE,)) != {EMBEDDING}
             return wanted, work_of(wanted.inputs, predictor, needs_dense)
 
-        wanted, work = await self._parsed(asked, parse)
+        wanted, work = await self._parsed(request, parse)
         names = set(wanted.outputs or (SCORE,))
         if isinstance(work, dict) and not predictor.takes_raw:
             raise self._no_raw()
@@ -102,11 +105,14 @@ class Service:
             outputs |= {SCORE: _scores(logits), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
-    async def score(self, asked: DirectRequest) -> Reply:
-        """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines as in the training data (`text/csv`)."""
-        predictor, raw = await self._raw(asked)
+    async def score(self, request: DirectRequest) -> Reply:
+        """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines (`text/csv`).
+
+        Lines are as in the training data.
+        """
+        predictor, raw = await self._raw(request)
         scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
-        if asked.headers.get(b"accept", b"").startswith(b"text/csv"):
+        if request.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
             version = predictor.version.encode("ascii")
             return Reply(
@@ -120,22 +126,22 @@ class Service:
         }
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
-    async def embed(self, asked: DirectRequest) -> Reply:
+    async def embed(self, request: DirectRequest) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them.
 
         A binary tensor with `Accept: application/octet-stream`.
         """
-        predictor, raw = await self._raw(asked)
-        found = await self._batcher.embeddings(predictor, raw)
-        if asked.headers.get(b"accept", b"").startswith(_BYTES.encode()):
+        predictor, raw = await self._raw(request)
+        embeddings = await self._batcher.embeddings(predictor, raw)
+        if request.headers.get(b"accept", b"").startswith(_BYTES.encode()):
             return self._tensors(
-                predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: found}
+                predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: embeddings}
             )
         content = {
             "model_name": self.store.name,
             "model_version": predictor.version,
             "features": predictor.features,
-            "embeddings": found.tolist(),
+            "embeddings": embeddings.tolist(),
         }
         return Reply(msgspec.json.encode(content), (JSON_TYPE,))
 
@@ -203,21 +209,21 @@ class Service:
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
-    async def _raw(self, asked: DirectRequest) -> tuple[Predictor, RawColumns]:
+    async def _raw(self, request: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
         if not predictor.takes_raw:
             raise self._no_raw()
-        kind = asked.header("content-type") or ""
+        kind = request.header("content-type") or ""
         most = self._batcher.limits.rows
         parse = partial(
-            parse_raw, asked.body, kind, predictor.schema, predictor.columns, max_rows=most
+            parse_raw, request.body, kind, predictor.schema, predictor.columns, max_rows=most
         )
-        return predictor, await self._parsed(asked, parse)
+        return predictor, await self._parsed(request, parse)
 
-    async def _parsed(self, asked: DirectRequest, parse: Callable[[], T]) -> T:
-        """What a body holds; a large one is parsed by a thread, so that others are heard meanwhile."""
-        if len(asked.body) <= LARGE_BODY_BYTES:
+    async def _parsed(self, request: DirectRequest, parse: Callable[[], T]) -> T:
+        """What a body holds; a thread parses a large one, so that others are answered meanwhile."""
+        if len(request.body) <= LARGE_BODY_BYTES:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
 
@@ -239,11 +245,11 @@ class Service:
         if name != self.store.name:
             raise Refusal(404, f"got model `{str(name)[:80]}`; need `{self.store.name}`")
 
-    def _of_version(self, asked: str | None, version: str) -> None:
-        if asked is not None and asked != version:
+    def _of_version(self, wanted: str | None, version: str) -> None:
+        if wanted is not None and wanted != version:
             raise Refusal(
                 404,
-                f"got version `{asked[:80]}` of {self.store.name}; need {version}, or none for the"
+                f"got version `{wanted[:80]}` of {self.store.name}; need {version}, or none for the"
                 " newest",
             )
 
@@ -337,7 +343,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _failed(_: Request, __: Exception) -> Response:
-    """For what nobody foresaw, which the gate logs."""
+    """For what nobody foresaw, which the admission control logs."""
     return Response(
         error_body("the server failed; its log has the reason"), 500, media_type="application/json"
     )

@@ -136,13 +136,13 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
 
 
 def _wanted(
-    request: _InferenceRequest, known: Sequence[str], is_binary: bool
+    request: _InferenceRequest, names: Sequence[str], is_binary: bool
 ) -> dict[str, bool] | None:
     if not request.outputs:
         return None
     for output in request.outputs:
-        if output.name not in known:
-            raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(known)}")
+        if output.name not in names:
+            raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(names)}")
     return {
         output.name: output.parameters.get("binary_data", is_binary) is True
         for output in request.outputs
@@ -229,20 +229,20 @@ def _of_bytes(tensor: _Tensor, data: bytes) -> NDArray[Any]:
 
 def _texts(data: bytes, name: str, count: int) -> list[bytes]:
     """Texts, each behind its length as a little-endian uint32."""
-    found: list[bytes] = []
+    values: list[bytes] = []
     at = 0
-    while at < len(data) and len(found) < count:
+    while at < len(data) and len(values) < count:
         size = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
         at += _LENGTH_BYTES
-        found.append(data[at : at + size])
+        values.append(data[at : at + size])
         at += size
-    if at != len(data) or len(found) != count:
+    if at != len(data) or len(values) != count:
         raise Refusal(
             400,
             f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in"
             " four bytes",
         )
-    return found
+    return values
 
 
 def answer(

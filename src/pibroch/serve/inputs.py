@@ -172,7 +172,7 @@ def merged_columns(parts: Sequence[RawColumns]) -> RawColumns:
 
 
 def merged_batches(parts: Sequence[JaggedBatch]) -> JaggedBatch:
-    """Encoded samples of several requests, of the same features in the same order, one behind the other."""
+    """Samples of several requests in one batch; all have the same features in one order."""
     if len(parts) == 1:
         return parts[0]
     num_features = len(parts[0].keys)

@@ -1,4 +1,4 @@
-"""How fast each rank of a pipeline goes by itself, which all ranks know without a message of its own.
+"""How fast each rank of a pipeline is by itself; all ranks know it without more messages.
 
 Each question carries the time that its sender took for the step before without waiting for others.
 When a request is complete, every rank has all questions up to it, so all ranks have the same times
@@ -18,7 +18,7 @@ from pibroch.collectives.bounded_lag.jitter import Straggler, choose_bound, find
 logger = logging.getLogger(__name__)
 NUM_FIRST = 16
 NUM_STEPS = 64
-"""Steps in which kernels are compiled and nothing is concluded, then so many between two conclusions."""
+"""Steps that are left out while kernels compile, and steps between two decisions."""
 
 
 class StepPace:
@@ -66,20 +66,25 @@ class StepPace:
             self.waited_for[self._members[rank]] += seconds / len(missing)
 
     def completed(self, number: int) -> int | None:
-        """A request is complete; now and then, at the same numbers on all ranks, the bound that is right for the last steps."""
+        """Count a complete request; return the best bound for the last steps when it is due.
+
+        It is due at the same numbers of requests on all ranks.
+        """
         since_first = number + 1 - NUM_FIRST
         if since_first == 0:  # kernels are compiled
             self.waited_for = dict.fromkeys(self.waited_for, 0.0)
         if since_first <= 0 or since_first % NUM_STEPS:
             return None
         times = self._times[np.arange(number + 1 - NUM_STEPS, number + 1) % len(self._times)]
-        found = find_straggler(times)
-        self.straggler = None if found is None else found._replace(rank=self._members[found.rank])
+        straggler = find_straggler(times)
+        self.straggler = (
+            None if straggler is None else straggler._replace(rank=self._members[straggler.rank])
+        )
         if self.straggler is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "rank %d is always slow: %.2f ms a step by itself, the next slowest %.2f ms. No bound hides that: "
-                "give it less to do, or look at its machine",
+                "rank %d is always slow: %.2f ms a step by itself, the next slowest %.2f ms. No"
+                " bound hides that: give it less to do, or look at its machine",
                 self.straggler.rank,
                 1e3 * self.straggler.seconds,
                 1e3 * self.straggler.next_seconds,

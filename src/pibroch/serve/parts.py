@@ -1,4 +1,4 @@
-"""Which rows of an export a host holds where its tables are split over several, and how they are asked for.
+"""Which rows of an export a host holds, where several split the tables, and requests for them.
 
 Who wants rows opens a connection by ``GET /rows/K-of-N`` with ``Upgrade: pibroch-rows``; from then
 on it carries requests and answers in turn, all numbers little-endian. A request is the export's

@@ -123,8 +123,8 @@ class Predictor:
 
     def exported_rows(self, sha256: str) -> MappedRows | None:
         """The rows of the export with this checksum, where this is it or stands on it."""
-        found = self._model.known(sha256)
-        rows = None if found is None or found.root is not None else found.lookup
+        export = self._model.known(sha256)
+        rows = None if export is None or export.root is not None else export.lookup
         return rows if isinstance(rows, MappedRows) else None
 
     def reach_rows(self) -> None:
@@ -137,7 +137,7 @@ class Predictor:
             self._model.lookup.reach()
 
     def check_files(self) -> None:
-        """Look whether the files that it maps still are as they were when it was opened, at most every few milliseconds.
+        """Check that the mapped files have not changed since, at most every few milliseconds.
 
         Raises:
             DamagedCheckpointError: when one was written to or cut; it must not predict any more, as
@@ -157,7 +157,10 @@ class Predictor:
 
     @property
     def is_remote(self) -> bool:
-        """Whether rows lie on other hosts, so that a call waits for them, and raises WorkerLostError in vain."""
+        """Whether rows lie on other hosts.
+
+        A call then waits for them, and may raise WorkerLostError.
+        """
         return self._model.is_remote
 
     @property

@@ -1,4 +1,4 @@
-"""Counters and histograms in Prometheus' text format, in an array that the workers of one port may share."""
+"""Counters and histograms in Prometheus' text format; workers of one port share an array."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ServerMetrics:
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count an answer."""
         where = ENDPOINTS.index(endpoint)
-        known = STATUSES.index(status) if status in STATUSES else len(STATUSES)
-        self._own[where * (len(STATUSES) + 1) + known] += 1
+        column = STATUSES.index(status) if status in STATUSES else len(STATUSES)
+        self._own[where * (len(STATUSES) + 1) + column] += 1
         self._observe(_SECONDS_AT + where * _SECONDS_PARTS, SECONDS, seconds)
 
     def batch(self, num_requests: int, num_rows: int) -> None:

@@ -66,7 +66,7 @@ def warm_parsers(schema: Schema, columns: Sequence[str]) -> None:
 
 
 def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
-    """Refuse JSON of too many rows, or of so many lists and objects as no rows of the model have."""
+    """Refuse JSON of too many rows, or of more lists and objects than rows can have."""
     num_items, num_nested = count_json(np.frombuffer(body, np.uint8))
     if num_items > max_rows:
         raise Refusal(400, f"got {num_items} rows; need 1 to {max_rows} in a request")
@@ -95,7 +95,7 @@ def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:
 
 
 def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
-    found: RawColumns = {column: [] for column in columns}
+    columns_read: RawColumns = {column: [] for column in columns}
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise Refusal(
@@ -103,7 +103,7 @@ def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
                 f"got {type(row).__name__} as row {number}; need an object with a value for each"
                 " column",
             )
-        for column, values in found.items():
+        for column, values in columns_read.items():
             if column not in row:
                 raise Refusal(
                     400,
@@ -111,24 +111,26 @@ def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
                     " missing",
                 )
             values.append(_checked(row[column], column, number))
-    return found
+    return columns_read
 
 
 def _of_columns(given: Mapping[str, object], columns: Sequence[str]) -> RawColumns:
-    found: RawColumns = {}
+    columns_read: RawColumns = {}
     for column in columns:
         values = given.get(column)
         if not isinstance(values, list):
             raise Refusal(
                 400, f"got no list of values for column `{column[:80]}`; need one for each column"
             )
-        found[column] = [_checked(value, column, number) for number, value in enumerate(values)]
-    if len({len(values) for values in found.values()}) > 1:
+        columns_read[column] = [
+            _checked(value, column, number) for number, value in enumerate(values)
+        ]
+    if len({len(values) for values in columns_read.values()}) > 1:
         raise Refusal(
             400,
             "got columns of different lengths; need one value a row in each, null where missing",
         )
-    return found
+    return columns_read
 
 
 def _checked(value: object, column: str, number: int) -> object:
@@ -137,6 +139,7 @@ def _checked(value: object, column: str, number: int) -> object:
     if not isinstance(value, list) or not all(type(item) in _SINGLE for item in value):
         raise Refusal(
             400,
-            f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number, a list of such or null",
+            f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number,"
+            " a list of such or null",
         )
     return value

@@ -1,4 +1,4 @@
-"""Answers of other hosts in an event loop, which reads them as they come and does other work meanwhile."""
+"""Answers of other hosts, read by an event loop that does other work meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, RowRequest
 def when_read(
     loop: asyncio.AbstractEventLoop, requests: Sequence[RowRequest], then: Callable[[bool], None]
 ) -> None:
-    """Call a function when all answers are there or their time is up, so that asking for them waits no more.
+    """Call a function when all answers are there or their time is up.
 
     Args:
         loop: that runs.

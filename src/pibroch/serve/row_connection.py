@@ -27,7 +27,9 @@ from pibroch.serve.settings import Refusal, ServerLimits
 logger = logging.getLogger(__name__)
 IDS_AT_ONCE = 4096
 """Ids whose rows the event loop copies itself."""
-SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n".encode()
+SWITCHING = (
+    f"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
+).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,10 @@ def row_bytes(dim: int, dtype: ExportDtype) -> int:
 
 
 def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Records]) -> Stream:
-    """The tensor of a shard, made while it is written from float32 weights ``[r, D]`` in consecutive chunks."""
+    """The tensor of a shard, made while it is written.
+
+    From float32 weights ``[r, D]`` in consecutive chunks.
+    """
     kinds: dict[str, tuple[type[Any], int]] = {
         "float32": (np.float32, dim),
         "float16": (np.float16, dim),
@@ -72,7 +75,7 @@ def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _MappedShard:
-    """The arrays that a kernel reads of a shard, in the file's own memory, and the first of its rows."""
+    """The mapped arrays of a shard that a kernel reads, and the first of its rows."""
 
     rows: NDArray[Any]
     first_row: int
@@ -99,7 +102,10 @@ def kernel_arrays(rows: NDArray[Any]) -> tuple[NDArray[Any], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Rows that have newer versions behind the last row of the export, see :mod:`pibroch.kernels.overlay`."""
+    """Rows with newer versions, which lie behind the export's last row.
+
+    See :mod:`pibroch.kernels.overlay`.
+    """
 
     changed: Ints
     slots: NDArray[np.int32]
@@ -187,11 +193,11 @@ class MappedRows:
             shard = self._shards[0]
             taken: NDArray[Any] = shard.rows.take(places - shard.first_row, 0)
             return taken
-        found = self.empty(len(places))
+        rows = self.empty(len(places))
         for shard in self._shards:
             here = shard.has(places)
-            found[here] = shard.rows[places[here] - shard.first_row]
-        return found
+            rows[here] = shard.rows[places[here] - shard.first_row]
+        return rows
 
     def empty(self, count: int) -> NDArray[Any]:
         """Room for rows as they are written, ``[V, W]``."""
@@ -273,7 +279,7 @@ def _all_finite(numbers: NDArray[Any]) -> bool:
 
 
 def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: ExportManifest) -> None:
-    """Raise DamagedCheckpointError unless rows in a file are as many and of the type that manifests say."""
+    """Raise DamagedCheckpointError unless a file has as many rows of the type as manifests say."""
     kind, width = _written_as(manifest)
     if rows.shape != (num_rows, width) or rows.dtype != kind:
         need = f"{np.dtype(kind)} {[num_rows, width]}"

@@ -77,8 +77,8 @@ class _Connection:
         if status is None:
             raise ConnectionError(f"it answers with what is no HTTP: {head[:40]!r}")
         if status[1] != b"101":
-            said = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
-            length = min(int(said[1]) if said else 0, _MOST_HEAD_BYTES)
+            content_length = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
+            length = min(int(content_length[1]) if content_length else 0, _MOST_HEAD_BYTES)
             while len(body) < length:
                 body += self._some(deadline)
             raise _Refused(f"it answers {int(status[1])}: {_reason(body)}")
@@ -135,25 +135,25 @@ class RowHost:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         try:
-            found = urlsplit(url)
-            port = found.port
+            parts = urlsplit(url)
+            port = parts.port
         except ValueError:
-            found = urlsplit("")
+            parts = urlsplit("")
             port = None
         if (
-            found.scheme not in ("http", "https")
-            or not found.hostname
-            or found.path not in ("", "/")
-            or found.query
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.path not in ("", "/")
+            or parts.query
         ):
             raise ConfigError(
                 f"--rows-at {url}", "the URL of a host's server", "say e.g. http://10.0.0.2:8000"
             )
         self.url = url
-        self._address = found.hostname, port or (443 if found.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if found.scheme == "https" else None
+        self._address = parts.hostname, port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         bearer = "" if token is None else f"authorization: Bearer {token}\r\n"
-        address = found.netloc.rpartition("@")[2]
+        address = parts.netloc.rpartition("@")[2]
         self._head = (
             f"HTTP/1.1\r\nhost: {address}\r\n{bearer}connection: upgrade\r\nupgrade:"
             f" {PROTOCOL}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What a host that holds a part of the rows answers to those that score, and to those that want scores of it."""
+"""Answers of a host with a part of the rows, to hosts that score."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class RowService:
             )
 
     def found(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:
-        """The rows of an export and the ids among them that a request wants, see :mod:`pibroch.serve.parts`; or Refusal."""
+        """The rows of an export, and the ids among them that a request wants.
+
+        See :mod:`pibroch.serve.parts`. Raises Refusal.
+        """
         found = self._store.rows_of(sha256)
         if found is None:
             here = f"need one that is here, such as that of version {self._store.current.version}"

@@ -1,4 +1,4 @@
-"""A server in this process: uvicorn around the service, from the first load of a model to the last answer before the end."""
+"""A server in this process: uvicorn around the service, from load to the last answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ except ImportError:  # not on every system
     resource = None  # type: ignore[assignment]
 
 from pibroch.errors import ConfigError
+from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.connection import NEVER_S, connection_factory
-from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
@@ -126,20 +126,20 @@ def run_server(
     open_connections = OpenConnections(limits)
     service = Service(store, metrics)
     app = build_app(service, open_connections)
-    gate = Gate(app, limits, metrics, options.token, open_connections)
+    admission = AdmissionControl(app, limits, metrics, options.token, open_connections)
     service.gauges = lambda: {
-        "pibroch_requests_open": gate.num_open,
+        "pibroch_requests_open": admission.num_open,
         "pibroch_connections_open": len(open_connections),
         "pibroch_bytes_open": open_connections.num_bytes,
     }
     part = store.split.part
     door = None
     if part is not None:
-        door = RowDoor(RowService(store, part), gate.check, metrics, limits, open_connections)
+        door = RowDoor(RowService(store, part), admission.check, metrics, limits, open_connections)
     tls = None if options.tls is None else _tls_context(*options.tls)
     connection: Any = connection_factory(limits, open_connections, door, tls)
     config = uvicorn.Config(
-        gate,
+        admission,
         http=connection,
         ws="none",
         lifespan="off",
@@ -157,7 +157,9 @@ def run_server(
         asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
     ):
         try:
-            runner.run(_serve(uvicorn.Server(config), listener, service, gate, options, announce))
+            runner.run(
+                _serve(uvicorn.Server(config), listener, service, admission, options, announce)
+            )
         finally:
             open_connections.abort_all()
 
@@ -199,7 +201,7 @@ async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
     service: Service,
-    gate: Gate,
+    admission: AdmissionControl,
     options: ServerOptions,
     announce: Callable[[str], None],
 ) -> None:
@@ -219,13 +221,12 @@ async def _serve(
         if not serving.done():
             service.is_ready = True
             host, port = listener.getsockname()[:2]
-            announce(
-                f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-            )
+            scheme = "https" if options.tls else "http"
+            announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         service.is_ready = False
-        gate.is_draining = True
-        logger.info("ending: %d requests open", gate.num_open)
+        admission.is_draining = True
+        logger.info("ending: %d requests open", admission.num_open)
         if options.drain_s and not serving.done():
             await asyncio.sleep(options.drain_s)
         server.should_exit = True

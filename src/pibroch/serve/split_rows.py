@@ -118,13 +118,13 @@ class RowsAsked:
         try:
             while self._open:
                 request, first, end, url = self._open.pop()
-                found = request.answer()
+                answer = request.answer()
                 rows = self._records[first:end]
-                if len(found) != rows.nbytes:
+                if len(answer) != rows.nbytes:
                     raise WorkerLostError(
-                        url, f"it answers {len(found)} bytes in place of {rows.nbytes}"
+                        url, f"it answers {len(answer)} bytes in place of {rows.nbytes}"
                     )
-                rows[:] = np.frombuffer(found, rows.dtype).reshape(rows.shape)
+                rows[:] = np.frombuffer(answer, rows.dtype).reshape(rows.shape)
         except BaseException:
             self.cancel()
             raise
@@ -174,7 +174,10 @@ class SplitRows(MappedRows):
         self._asked(np.array(firsts, np.int64), waits=True)()
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
-        """Raises WorkerLostError for a host that does not answer, see :data:`row_hosts.ANSWER_TIMEOUT_S`."""
+        """Raise WorkerLostError for a host without an answer in time.
+
+        See :data:`row_hosts.ANSWER_TIMEOUT_S`.
+        """
         return self.ask(batch)()
 
     def ask(self, batch: JaggedBatch, waits: bool = True) -> RowsAsked:
@@ -193,7 +196,7 @@ class SplitRows(MappedRows):
         """
         row_ids, ids = self._resolved(batch)
         wanted, places = _rising(row_ids)
-        asked = self._asked(wanted, waits)
+        requested = self._asked(wanted, waits)
         ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
         pooled_BFD = self._zeros(ids)
         out = pooled_BFD.numpy()
@@ -205,14 +208,17 @@ class SplitRows(MappedRows):
                     self._add(*arrays, first, places, ids.offsets, ids.scale, out)
             return pooled_BFD
 
-        asked.then = pooled
-        return asked
+        requested.then = pooled
+        return requested
 
     def _asked(self, wanted: Ints, waits: bool) -> RowsAsked:
-        """Rows by their rising ids: those of other hosts on their way, this one's own and those of deltas there."""
+        """Rows by rising ids.
+
+        Those of other hosts are on their way, this one's own and those of deltas are there.
+        """
         records = self.empty(len(wanted))
         most = most_ids(self.row_bytes)
-        asked = RowsAsked(records)
+        requested = RowsAsked(records)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         try:
@@ -224,16 +230,16 @@ class SplitRows(MappedRows):
                     continue
                 for begin in range(first, end, most):
                     some = wanted[begin : min(begin + most, end)]
-                    asked.add(
+                    requested.add(
                         self._request(part, host, some, waits), begin, begin + len(some), host.url
                     )
             for first, end in here:
                 if first < end:
                     records[first:end] = self.exported(wanted[first:end])
         except BaseException:
-            asked.cancel()
+            requested.cancel()
             raise
-        return asked
+        return requested
 
     def _request(self, part: Part, host: RowHost, row_ids: Ints, waits: bool) -> RowRequest:
         from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S

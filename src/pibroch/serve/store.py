@@ -82,12 +82,12 @@ def find_target(path: Path) -> Target:
         (folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST
     )
     try:
-        found = manifest.stat()
+        status = manifest.stat()
     except OSError as error:  # it was replaced in between
         raise CheckpointError(
             f"no {manifest}: {error.strerror}", "an export or a checkpoint", "check the path"
         ) from error
-    return Target(folder, (str(folder), found.st_ino, found.st_mtime_ns, found.st_size))
+    return Target(folder, (str(folder), status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 def _is_exported(path: Path) -> bool:
@@ -100,19 +100,19 @@ def newest_run(runs: Path = Path("runs")) -> Path:
     Raises:
         CheckpointError: when there is none.
     """
-    found: list[tuple[int, Path]] = []
+    candidates: list[tuple[int, Path]] = []
     for run in runs.glob("*"):
         try:
-            found.append((find_target(run).identity[2], run))
+            candidates.append((find_target(run).identity[2], run))
         except PibrochError:
             continue
-    if not found:
+    if not candidates:
         raise CheckpointError(
             f"no run with a checkpoint in {runs.absolute()}",
             "something to serve",
             "name an export, a checkpoint or a run, or begin with `pibroch train`",
         )
-    return max(found)[1]
+    return max(candidates)[1]
 
 
 class ModelStore:
@@ -228,7 +228,7 @@ class ModelStore:
         return None
 
     def _opened(self, target: Target) -> Predictor:
-        """A predictor that shares what it can with the current one, and whose rows others can have from now on."""
+        """A predictor that shares files with the current one; others can read its rows."""
         if self._coming is not None and self._coming[0] == target:
             return self._coming[1]
         beside: Predictor | None = getattr(self, "current", None)
@@ -279,9 +279,9 @@ def _warm(predictor: Predictor, split: RowSplit) -> None:
             values = [None, *map(str, range(count - 1))]
             scores = predictor.score_raw(dict.fromkeys(predictor.columns, values))
             if not scores.isfinite().all():
+                value = values[int(scores.isfinite().logical_not().nonzero()[0])]
                 raise CheckpointError(
-                    f"version {predictor.version}, which scores {values[int(scores.isfinite().logical_not().nonzero()[0])]!r} "
-                    "with no number",
+                    f"version {predictor.version}, which scores {value!r} with no number",
                     "finite scores",
                     "export another checkpoint",
                 )

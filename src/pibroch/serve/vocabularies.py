@@ -29,18 +29,18 @@ def find_vocabularies(path: Path) -> Vocabularies:
     if (path / MANIFEST).exists():
         return Vocabularies.of_dataset(EncodedDataset.open(path))
     if is_delta(path):
-        found = open_exported(path).vocabularies
+        vocabularies = open_exported(path).vocabularies
     elif is_export(path):
         manifest = read_export(path)
         if VOCABULARIES in manifest.files:
             verify_file(path, VOCABULARIES, manifest.files[VOCABULARIES])
-        found = exported_vocabularies(path, manifest)
+        vocabularies = exported_vocabularies(path, manifest)
     else:
-        found = vocabularies_of(read_manifest(find_checkpoint(path)))
-    if found is None:
+        vocabularies = vocabularies_of(read_manifest(find_checkpoint(path)))
+    if vocabularies is None:
         raise CheckpointError(
             f"{path}, whose dataset is not where it was trained on it",
             "what holds the dictionaries: a dataset or an export",
             "name that instead",
         )
-    return found
+    return vocabularies

@@ -109,14 +109,14 @@ def run_workers(
         port = held.getsockname()[1]
         np.zeros((count, SIZE)).tofile(metrics)
         places = [WorkerPlace(number, count, metrics) for number in range(count)]
-        crew = _Crew(work, places, port, options.worker_timeout_s)
+        workers = _Workers(work, places, port, options.worker_timeout_s)
         try:
-            said = crew.start_all(asked_to_end)
-            if said is not None:
-                announce(said)
-                crew.watch(asked_to_end)
+            line_of_last = workers.start_all(asked_to_end)
+            if line_of_last is not None:
+                announce(line_of_last)
+                workers.watch(asked_to_end)
         finally:
-            crew.end(options.drain_s + options.shutdown_s + _KILL_S)
+            workers.end(options.drain_s + options.shutdown_s + _KILL_S)
 
 
 class _Worker:
@@ -165,7 +165,7 @@ def _work(work: Work, place: WorkerPlace, port: int, writing: int) -> None:
         sys.exit(2)
 
 
-class _Crew:
+class _Workers:
     def __init__(
         self, work: Work, places: Sequence[WorkerPlace], port: int, timeout_s: float
     ) -> None:
@@ -186,7 +186,7 @@ class _Crew:
         """
         self._workers = [self._start(place) for place in self._places]
         deadline = time.monotonic() + START_TIMEOUT_S
-        said = ""
+        line_of_last = ""
         with selectors.DefaultSelector() as waiting:
             for worker in self._workers:
                 waiting.register(worker.stdout, selectors.EVENT_READ, worker.stdout)
@@ -200,12 +200,12 @@ class _Crew:
                         raise TrainingError(
                             "a worker that did not start", "all workers", "see what it said above"
                         )
-                    said = line.strip()
+                    line_of_last = line.strip()
                 if time.monotonic() > deadline:
                     raise TrainingError(
                         f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers"
                     )
-        return said
+        return line_of_last
 
     def watch(self, asked_to_end: threading.Event) -> None:
         """Start anew what ends or hangs, until asked to end."""

@@ -19,10 +19,10 @@ import pibroch as pb
 from pibroch.cli.serve import _split
 from pibroch.errors import CheckpointError, ConfigError, WorkerLostError
 from pibroch.ports import free_port
+from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.export_format import read_export
-from pibroch.serve.gate import Gate
 from pibroch.serve.http import Service, _scores, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
@@ -238,11 +238,11 @@ class Wire(asyncio.Transport):
         return results
 
 
-def gate_of(store, token):
+def admission_of(store, token):
     limits = ServerLimits()
     connections = OpenConnections(limits)
     app = build_app(Service(store, ServerMetrics()), connections)
-    return Gate(app, limits, ServerMetrics(), token, connections)
+    return AdmissionControl(app, limits, ServerMetrics(), token, connections)
 
 
 def door_of(store, check, **limits):
@@ -254,8 +254,8 @@ def door_of(store, check, **limits):
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
     store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    gate = gate_of(store, "secret")
-    door = door_of(store, gate.check)
+    admission = admission_of(store, "secret")
+    door = door_of(store, admission.check)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
     rows = store.current.exported_rows(sha256)
     held = Part(2, 2).of(rows.num_rows)
@@ -309,9 +309,15 @@ def test_requests_for_rows_are_checked(line):
         assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
 
     asyncio.run(ask())
+<<<<<<< HEAD
     app = gate_of(store, None)
     assert ask_app(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = ask_app(app, "/score", b"[]")
+=======
+    app = admission_of(store, None)
+    assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
+    status, body = asked(app, "/score", b"[]")
+>>>>>>> 64cf7ddb (Room serve: plain names, lines of at most 100 characters; what stood at the gate is admission control)
     assert (
         status == 404
         and b"--rows-at" in body

@@ -26,11 +26,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What a load balancer asks, without a token."""
 REFUSAL = "pibroch.refusal"
-"""Where a request's state has what its connection refuses it for, so that its answer waits for its turn."""
+"""Key of a request's state: why its connection refuses it; the answer waits for its turn."""
 JSON_TYPE = (b"content-type", b"application/json")
 
 
-class Gate:
+class AdmissionControl:
     """An ASGI application around another.
 
     Args:
