@@ -4,7 +4,8 @@ Of time in every state, of a request's bytes, of their number.
 
 Until a request is whole, the connection waits for a head, for the rest of a body (in admission
 control) or, after an answer, for the next request; while an answer is sent, for the client to read
-it. No byte of a client moves one of these deadlines: only a whole head and a whole answer do."""
+it. No byte of a client moves one of these deadlines: only a whole head and a whole answer do.
+"""
 
 from __future__ import annotations
 
