@@ -309,15 +309,9 @@ def test_requests_for_rows_are_checked(line):
         assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
 
     asyncio.run(ask())
-<<<<<<< HEAD
-    app = gate_of(store, None)
+    app = admission_of(store, None)
     assert ask_app(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = ask_app(app, "/score", b"[]")
-=======
-    app = admission_of(store, None)
-    assert asked(app, "/rows/2-of-2", b"", "GET")[0] == 404
-    status, body = asked(app, "/score", b"[]")
->>>>>>> 64cf7ddb (Room serve: plain names, lines of at most 100 characters; what stood at the gate is admission control)
     assert (
         status == 404
         and b"--rows-at" in body
