@@ -28,9 +28,9 @@ def build(case: Case) -> RpcSubject:
 
 
 def build_basic(case: Case) -> RpcSubject:
-    """Build torch's RPC with a private setting that is quicker for small tensors and slower for large ones.
+    """Build torch's RPC with a private setting: all goes through the transport.
 
-    All goes through the transport.
+    It is quicker for small tensors and slower for large ones.
     """
     return join(rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, _channels=["basic"]))
 

@@ -21,7 +21,7 @@ WAYS = {
 
 
 def check_alike(actual, right):
-    for (pooled, pieces, message), (pooled_by_hand, pieces_by_hand, said_by_hand) in zip(
+    for (pooled, pieces, message), (pooled_by_hand, pieces_by_hand, message_by_hand) in zip(
         actual, right, strict=True
     ):
         assert all(map(torch.equal, pooled, pooled_by_hand))
@@ -30,7 +30,7 @@ def check_alike(actual, right):
         ):
             assert (piece.table.name, str(piece.rows)) == (by_hand.table.name, str(by_hand.rows))
             np.testing.assert_equal(numbers, numbers_by_hand)
-        assert message == said_by_hand
+        assert message == message_by_hand
         assert "id 9 for feature 'y' in sample 4 of the batch; need an id from 0 to 8" in message
 
 

@@ -21,7 +21,7 @@ HERE = "worker0"
 PEER = "worker1"
 THIRD = "worker2"
 TIMEOUT_S = 60.0
-_gates: dict = {}
+_events: dict = {}
 
 
 def _add(x, y):
@@ -215,13 +215,13 @@ def callee_logs():
 # futures and times
 
 
-def wait_at(gate):
-    assert _gates.setdefault(gate, threading.Event()).wait(TIMEOUT_S)
-    return gate
+def wait_at(name):
+    assert _events.setdefault(name, threading.Event()).wait(TIMEOUT_S)
+    return name
 
 
-def open_gate(gate):
-    _gates.setdefault(gate, threading.Event()).set()
+def set_event(name):
+    _events.setdefault(name, threading.Event()).set()
 
 
 def first_error_ends_the_wait():
@@ -233,7 +233,7 @@ def first_error_ends_the_wait():
         with pytest.raises(KeyError, match="of the callee"):
             wait([stuck, rpc.rpc_async(PEER, raise_key), rpc.rpc_async(PEER, _add, (1, 1))])
         assert not stuck.done()
-        rpc.rpc_sync(PEER, open_gate, (name,))
+        rpc.rpc_sync(PEER, set_event, (name,))
         assert stuck.wait() == name
     failed = rpc.rpc_async(PEER, raise_key)
     with pytest.raises(KeyError):
@@ -256,7 +256,7 @@ def remote_to_oneself_has_a_timeout():
             time.sleep(0.01)
         with pytest.raises(RpcTimeoutError, match="RRef creation"):
             slow.to_here()
-        rpc.rpc_sync(worker, open_gate, ("self" + worker,))
+        rpc.rpc_sync(worker, set_event, ("self" + worker,))
         assert rpc.remote(worker, _add, (1, 1), timeout=TIMEOUT_S).to_here() == 2
     quick = rpc.remote(HERE, _add, (1, 2), timeout=0.2)
     assert quick.to_here() == 3

@@ -107,20 +107,20 @@ class Counter:
         return key in self.values
 
 
-gates: dict = {}
+events: dict = {}
 
 
-def gate(name):
-    return gates.setdefault(name, threading.Event())
+def event(name):
+    return events.setdefault(name, threading.Event())
 
 
-def wait_for_gate(name, value):
-    assert gate(name).wait(120)
+def wait_for_event(name, value):
+    assert event(name).wait(120)
     return value
 
 
-def open_gate(name):
-    gate(name).set()
+def set_event(name):
+    event(name).set()
 
 
 @rpc.functions.async_execution

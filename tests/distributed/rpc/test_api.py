@@ -83,22 +83,22 @@ class Adder:
         return rpc.rpc_async(to, add, (self.start, x))
 
 
-gates: dict = {}
+events: dict = {}
 gates_lock = threading.Lock()
 
 
-def gate(key):
+def event(key):
     with gates_lock:
-        return gates.setdefault(key, threading.Event())
+        return events.setdefault(key, threading.Event())
 
 
 def wait_at(key):
-    assert gate(key).wait(TIMEOUT_S)
+    assert event(key).wait(TIMEOUT_S)
     return key
 
 
-def open_gate(key):
-    gate(key).set()
+def set_event(key):
+    event(key).set()
 
 
 # who is called, and with what
@@ -472,9 +472,9 @@ def case_timeouts():
     rref = rpc.remote(PEER, wait_at, ("never",))
     with pytest.raises(RpcTimeoutError):
         rref.to_here(timeout=0.05)
-    rpc.rpc_sync(PEER, open_gate, ("never",))
+    rpc.rpc_sync(PEER, set_event, ("never",))
     assert rref.to_here() == "never"
-    open_gate("never here")
+    set_event("never here")
 
 
 def test_timeouts_of_single_calls(workers):
@@ -486,7 +486,7 @@ def case_zero_is_no_timeout():
     with pytest.raises(RpcTimeoutError):  # so some time has passed
         rpc.rpc_sync(PEER, wait_at, ("zero",), timeout=0.2)
     assert not late.done()
-    rpc.rpc_sync(PEER, open_gate, ("zero",))
+    rpc.rpc_sync(PEER, set_event, ("zero",))
     assert late.wait() == "zero"
 
 
@@ -500,7 +500,7 @@ def case_slow_ones():
         range(1, 21)
     )
     assert not any(call.done() for call in slow)
-    rpc.rpc_sync(PEER, open_gate, ("slow",))
+    rpc.rpc_sync(PEER, set_event, ("slow",))
     assert [call.wait() for call in slow] == ["slow"] * 8
 
 

@@ -107,11 +107,11 @@ def test_references_between_every_pair(team, case):
 
 def send_before_it_is_made():
     """The owner is still at work, and a third worker already has and uses the reference."""
-    reference = remote("worker1", cases.wait_for_gate, ("early", torch.ones(2)))
+    reference = remote("worker1", cases.wait_for_event, ("early", torch.ones(2)))
     future = rpc.rpc_async("worker2", cases.pass_along, (reference, ["worker3", "worker1"]))
     del reference
     assert not future.done()
-    rpc.rpc_sync("worker1", cases.open_gate, ("early",))
+    rpc.rpc_sync("worker1", cases.set_event, ("early",))
     return future.wait()
 
 
@@ -216,13 +216,13 @@ def test_misuse_raises_as_in_torch(team):
 
 
 def too_late():
-    reference = remote("worker1", cases.wait_for_gate, ("late", 6), timeout=0.05)
+    reference = remote("worker1", cases.wait_for_event, ("late", 6), timeout=0.05)
     started = time.monotonic()
     errors = [raised(reference.to_here, timeout=0.2)]
     waited_s = time.monotonic() - started
     errors += [raised(reference.to_here), raised(reference.rpc_sync().bit_length)]
     errors.append(raised(rpc.rpc_sync, "worker2", cases.identity, (reference,)))
-    rpc.rpc_sync("worker1", cases.open_gate, ("late",))
+    rpc.rpc_sync("worker1", cases.set_event, ("late",))
     assert cases.wait_until(reference.confirmed_by_owner)
     return [isinstance(error, RpcTimeoutError) for error in errors], waited_s, reference.to_here()
 
@@ -235,9 +235,9 @@ def test_timeouts_of_remote_and_to_here(team):
 
 
 def late_owner():
-    own_reference = remote("worker0", cases.wait_for_gate, ("own", 7))
+    own_reference = remote("worker0", cases.wait_for_event, ("own", 7))
     error = raised(own_reference.to_here, timeout=0.05)
-    cases.open_gate("own")
+    cases.set_event("own")
     return isinstance(error, RpcTimeoutError), own_reference.local_value(), own_reference.to_here()
 
 
@@ -314,11 +314,11 @@ def test_private_methods_are_refused_at_both_ends(team):
 
 def forget_at_once():
     """The reference dies before its method runs, which runs all the same."""
-    blocked = remote("worker1", cases.wait_for_gate, ("forget", cases.Counter))
+    blocked = remote("worker1", cases.wait_for_event, ("forget", cases.Counter))
     future = remote("worker1", cases.Counter).rpc_async().add(3)
     made = blocked.remote().__call__(5)
     del blocked
-    rpc.rpc_sync("worker1", cases.open_gate, ("forget",))
+    rpc.rpc_sync("worker1", cases.set_event, ("forget",))
     return future.wait(), type(raised(made.to_here)).__name__
 
 

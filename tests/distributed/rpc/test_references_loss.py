@@ -75,7 +75,7 @@ def refer_to_worker1():
     reference = remote("worker1", cases.make, (3,))
     assert reference.to_here().tolist() == [3.0] * 3
     cases.kept["theirs"] = reference
-    cases.kept["blocked"] = remote("worker1", cases.wait_for_gate, ("never", 1))
+    cases.kept["blocked"] = remote("worker1", cases.wait_for_event, ("never", 1))
     rpc.rpc_sync("worker2", cases.keep, ("theirs", reference))
 
 

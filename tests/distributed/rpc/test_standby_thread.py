@@ -14,13 +14,13 @@ from pibroch.errors import RemoteError
 
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT_S = 60.0
-_gate = threading.Event()
-_gate.set()
+_event = threading.Event()
+_event.set()
 _exits = False
 
 
 def sometimes_slow():
-    return _gate.wait(TIMEOUT_S)
+    return _event.wait(TIMEOUT_S)
 
 
 def other():
@@ -43,22 +43,22 @@ def set_exits(exits):
     _exits = exits
 
 
-def set_gate(is_open):
-    (_gate.set if is_open else _gate.clear)()
+def set_event(is_open):
+    (_event.set if is_open else _event.clear)()
 
 
 def hold_up_the_network_thread():
     for _ in range(50):
         rpc.rpc_sync("worker1", sometimes_slow)
         rpc.rpc_sync("worker1", other)
-    rpc.rpc_sync("worker1", set_gate, (False,))
+    rpc.rpc_sync("worker1", set_event, (False,))
     slow = [rpc.rpc_async("worker1", sometimes_slow) for _ in range(3)]
     began = time.monotonic()
     for _ in range(50):
         assert rpc.rpc_sync("worker1", other) == "here"
     took_s = time.monotonic() - began
     assert not any(each.done() for each in slow)
-    rpc.rpc_sync("worker1", set_gate, (True,))
+    rpc.rpc_sync("worker1", set_event, (True,))
     assert all(each.wait() for each in slow)
     return took_s
 

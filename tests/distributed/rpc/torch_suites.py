@@ -6,8 +6,8 @@ From the wheel, with their text as it is. All of them take three minutes; parts 
     PYTHONPATH=src python tests/distributed/rpc/torch_suites.py RpcTest.test_add ...
 
 Each test gets processes of its own, one a worker, forked from one that has loaded everything. Which
-tests do not pass, and why, is listed in torch_tests.md; one that fails and is not listed there is an
-error.
+tests do not pass, and why, is listed in torch_tests.md; one that fails and is not listed there is
+an error.
 """
 
 import argparse
