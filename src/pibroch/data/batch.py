@@ -71,9 +71,7 @@ class JaggedBatch:
         return self.offsets[1:] - self.offsets[:-1]
 
     def validate(self) -> None:
-        """Check that kernels can read the batch.
-
-        Types, shapes, finite weights, offsets that rise from 0 to V.
+        """Check types, shapes, that weights are finite and that offsets rise from 0 to V.
 
         Done when a batch is made and again by :meth:`select`, through which every batch enters an
         exchange: its tensors may have been written to in between.

@@ -241,10 +241,8 @@ def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
 def index_problem(vocabulary: Array, slots: Array) -> str:
     """What is wrong with a vocabulary and its hash table that others wrote, "" when nothing is.
 
-    Finds each code once.
-
-    A slot outside the vocabulary would be read, and a table without a free slot, or with very long
-    runs of used ones, searched without an end.
+    Looks every code up once. A slot outside the vocabulary would be read, and a table without a
+    free slot, or with very long runs of used ones, searched without an end.
     """
     for array, dtype in ((vocabulary, np.uint64), (slots, np.int32)):
         if array.dtype != dtype or array.ndim != 1:

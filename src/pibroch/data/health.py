@@ -39,10 +39,7 @@ def shares(dataset: EncodedDataset, feature: str) -> Shares:
 
 
 def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
-    """Of each feature, over all splits, the ids unknown to its vocabulary and all ids, counted.
-
-    Reads all ids.
-    """
+    """Numbers of unknown ids and of all ids of each feature, over all splits; reads all ids."""
     one_hot = [feature.name for feature in dataset.schema.categorical if not feature.multi_hot]
     counts = dict.fromkeys(dataset.schema.keys, (0, 0))
     for name in SPLITS:

@@ -60,8 +60,7 @@ class BadRecord:
 class ParsedPiece:
     """The good records of a piece, the number of bad ones and the first few of these.
 
-    Where quotes that are not closed have swallowed records,
-    ``num_bad`` counts these.
+    ``num_bad`` counts records that a quote without an end has swallowed as well.
     """
 
     labels: NDArray[np.uint8]

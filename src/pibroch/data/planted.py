@@ -108,7 +108,7 @@ def draw_effects(
 ) -> NDArray[np.float32]:
     """Effects of one table's rows with these access probabilities, float32 ``[rows, 1 + K]``.
 
-    U = 0 unless ``in_pairs``.
+    All K numbers are 0 unless ``in_pairs``.
 
     Args:
         probabilities: of the rows.

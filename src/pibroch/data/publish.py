@@ -81,19 +81,15 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
 
 
 def clear(work: Path) -> None:
-    """Remove what a finished preparation leaves in its work folder, and the folder.
-
-    Within :func:`work_folder`.
-    """
+    """Within :func:`work_folder`, remove what a finished preparation leaves, and the folder."""
     with storage_errors(work):
         for path in work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != _LOCK:
                 path.unlink()
-        if (
-            sys.platform != "win32"
-        ):  # where an open file cannot be removed: the folder goes when its lock is closed
+        # Windows removes no open file: there the folder goes when its lock is closed
+        if sys.platform != "win32":
             shutil.rmtree(work)
 
 

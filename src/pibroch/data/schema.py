@@ -146,9 +146,9 @@ class Schema(Section):
 
     @model_validator(mode="after")
     def _bytes_and_label(self) -> Self:
-        """What would read other bytes than it says, or the label.
+        """Refuse separators that are no plain ASCII byte, and features that read the label.
 
-        A model that was trained so goes on as it was.
+        Schemas of models that were trained before this was refused are taken.
         """
         if self.text_rules == 1:
             return self

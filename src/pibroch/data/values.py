@@ -46,10 +46,7 @@ def text_of(value: object, rules: int = TEXT_RULES) -> bytes:
 
 
 def is_list(value: object) -> bool:
-    """Whether a value holds several.
-
-    A list, a tuple, a set, an array or a tensor of one dimension, and the like.
-    """
+    """Whether a value is a list, a tuple, a set, a one-dimensional array or tensor, or the like."""
     if isinstance(value, (list, tuple)):
         return True
     return (

@@ -199,9 +199,8 @@ def fingerprint(schema: Schema, num_rows: dict[str, int], folder: Path) -> str:
         "num_rows": num_rows,
     }
     if schema.text_rules > 1 and any(feature.encoding == "hash" for feature in schema.categorical):
-        content["text_rules"] = (
-            schema.text_rules
-        )  # a vocabulary shows by itself what its values are
+        # a vocabulary shows by itself what its values are
+        content["text_rules"] = schema.text_rules
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for feature in schema.categorical:
         path = folder / "tables" / f"{feature.name}.codes.u64"

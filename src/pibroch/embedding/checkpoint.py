@@ -37,10 +37,9 @@ from pibroch.errors import CheckpointError
 FOLDER = "tables"
 MIN_ITEM_BYTES = 2
 """Of a weight in a file."""
+AVERAGING_BYTES = 256 << 20
+"""Of weights with what their averages need, while averages are worked out."""
 _MOST = 1 << 48
-AVERAGING_BYTES = (
-    256 << 20
-)  # of weights with what their averages need, while averages are worked out
 
 
 @dataclass(frozen=True, slots=True)

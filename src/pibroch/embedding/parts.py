@@ -112,7 +112,7 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
 def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
     """Fill what a piece and a part have in common.
 
-    Weights, and each field of optimizer state that the piece has room for.
+    These are weights, and each field of optimizer state that the piece has room for.
 
     Args:
         folder: the checkpoint.

@@ -17,9 +17,8 @@ from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Records, Stored
 from pibroch.kernels.scatter_update import Grouped, Hyper, Rounding
 
-ROUNDS_STOCHASTICALLY = (
-    True  # bfloat16 weights in updates; False, for comparisons alone, to the nearest
-)
+ROUNDS_STOCHASTICALLY = True
+"""Whether updates round bfloat16 weights so, or (for comparisons alone) to the nearest."""
 ROUNDING_SEED = 0x5EED
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)

@@ -118,9 +118,8 @@ def flush_to_disk(path: Path) -> None:
     is_windows = sys.platform == "win32"
     if is_windows and path.is_dir():
         return
-    descriptor = os.open(
-        path, os.O_RDWR if is_windows else os.O_RDONLY
-    )  # Windows flushes what may be written to
+    # Windows flushes what may be written to
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

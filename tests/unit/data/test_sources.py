@@ -17,9 +17,8 @@ def text_of(source: RawSource, start: Place = Place(), piece_bytes: int = 300) -
 
 def written(path: Path, kind: str, data: bytes = TEXT) -> Path:
     if kind == "gzip":
-        data = gzip.compress(data[:100]) + gzip.compress(
-            data[100:]
-        )  # two members, as `cat a.gz b.gz` makes
+        # two members, as `cat a.gz b.gz` makes
+        data = gzip.compress(data[:100]) + gzip.compress(data[100:])
     elif kind == "zstd":
         compress = zstandard.ZstdCompressor(write_checksum=True).compress
         data = compress(data[:100]) + compress(data[100:])
