@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pibroch import errors
-from pibroch.after_import import after_import
 from pibroch.errors import PibrochError
+from pibroch.torch_backend import register
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
@@ -92,17 +92,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _register_backend() -> None:
-    """Make the backend ``bls`` known to torch.distributed.
-
-    What it is made of loads with the first group of it.
-    """
-    from torch.distributed.distributed_c10d import Backend
-
-    def create(*arguments: object) -> Any:
-        return import_module("pibroch.collectives.bounded_lag.process_group").create(*arguments)
-
-    Backend.register_backend("bls", create, extended_api=True, devices=["cpu"])
-
-
-after_import("torch.distributed.distributed_c10d", _register_backend)
+register()

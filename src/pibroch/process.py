@@ -7,6 +7,10 @@ import gc
 import os
 import sys
 
+LAUNCHER = "PIBROCH_LAUNCHER"
+"""The process that started this one as a rank."""
+LAST_WORDS = "PIBROCH_LAST_WORDS"
+"""A file for the reason of the first rank that ends because something was lost."""
 # glibc's mallopt: parameter numbers from malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4

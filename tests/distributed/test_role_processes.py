@@ -9,6 +9,7 @@ import pytest
 from launched_team import wait_until
 
 from pibroch.errors import TrainingError
+from pibroch.process import LAST_WORDS, LAUNCHER
 from pibroch.roles import EMBEDDING_SERVER
 from pibroch.roles.group import join, leave, say_lost
 from pibroch.roles.process import Share, started
@@ -38,3 +39,13 @@ def test_a_process_that_ended_before_trainers_joined_is_lost_and_not_waited_for(
             EMBEDDING_SERVER: ("embedding0",)
         }  # as another is there
         leave()
+
+
+def test_a_process_of_a_role_has_nothing_of_the_rank_that_started_it(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", LAUNCHER, LAST_WORDS):
+        monkeypatch.setenv(name, "7")
+    before = children()
+    with started([Share(EMBEDDING_SERVER, 1, tmp_path)], 1):
+        (server,) = children() - before
+        variables = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
+    assert not [each for each in variables if each.endswith(b"=7")]

@@ -19,7 +19,7 @@ LAYERS = [
         "untrusted",
         "overlap",
         "version",
-        "after_import",
+        "torch_backend",
         "process",
         "ports",
         "host",

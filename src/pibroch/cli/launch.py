@@ -19,7 +19,7 @@ from typing import Self
 from pibroch.errors import PibrochError
 from pibroch.forkserver import ForkedProcess, ForkServer
 from pibroch.ports import free_port
-from pibroch.process import threads_of_rank
+from pibroch.process import LAST_WORDS, LAUNCHER, threads_of_rank
 
 END_S = 10.0
 """How long ranks may go on after one has failed.
@@ -31,9 +31,6 @@ LOSS_END_S = 2.0
 STOP_S = 5.0
 """How long ranks may take to end when they are told to stop."""
 _POLL_S = 0.02
-LAUNCHER = "PIBROCHLAUNCHER"
-LAST_WORDS = "PIBROCHLASTWORDS"
-"""A file for the reason of the first rank that ends because something was lost."""
 LOST = 75
 """What a rank says to its launcher by its exit code.
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from pibroch.cli.console import console
-from pibroch.cli.launch import END_S, LAST_WORDS, LOSS_END_S, LOST, RankProcesses, signal_of, tail
+from pibroch.cli.launch import END_S, LOSS_END_S, LOST, RankProcesses, signal_of, tail
 from pibroch.forkserver import ForkServer, can_fork
-from pibroch.process import threads_of_rank
+from pibroch.process import LAST_WORDS, threads_of_rank
 
 DEFAULT_RESTARTS = 10
 """Of several ranks."""

@@ -18,6 +18,7 @@ from typing import IO, Protocol
 
 from pibroch.errors import TrainingError
 from pibroch.forkserver import link_to_server
+from pibroch.process import LAST_WORDS, LAUNCHER
 from pibroch.roles.group import say_lost
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 END_S = 5.0
 _LOOK_S = 0.1
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PIBROCH_LAUNCHER")
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", LAUNCHER, LAST_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
