@@ -109,7 +109,6 @@ def test_words_of_a_private_dialect_do_not_come_back():
 KNOWN_CIRCLES = {
     ("collectives.channel", "collectives.gloo", "collectives.nccl", "collectives.ranks"),
     ("data.batch", "data.batch_check"),
-    ("exchange.stateful", "exchange.states", "exchange.whole_tables"),
 }  # fmt: skip
 """Files that name each other inside functions or for types alone, and are to be taken apart.
 

@@ -1,17 +1,71 @@
-"""Tables in ``state_dict``, under TorchRec's names."""
+"""Tables in ``state_dict``, under TorchRec's names; and what moves whole tables needs of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, Table
+from pibroch.collectives import Channel, Ranks
+from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, SparseOptimizer, Table
 from pibroch.embedding.narrow_rows import tensor_of
+from pibroch.embedding.parts import WEIGHT
+from pibroch.embedding.row_index import RowIndex
 from pibroch.embedding.row_set import RowSet, as_slice
 from pibroch.errors import ConfigError
+from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.kernels.arrays import Ints
+
+
+class TablesOfRanks(Protocol):
+    """A module of tables, as far as states of them need it: :class:`pibroch.Embeddings`.
+
+    Attributes:
+        step: number of updates so far.
+    """
+
+    step: int
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables."""
+
+    @property
+    def optimizers(self) -> dict[str, SparseOptimizer]:
+        """By table name."""
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The rows' learning rates."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Between which the tables lie."""
+
+    @property
+    def control(self) -> Channel:
+        """A channel between these, for what happens beside steps."""
+
+    @property
+    def kind_in_state(self) -> str:
+        """What stands before a table's name."""
+
+    @property
+    def row_indices(self) -> dict[str, RowIndex]:
+        """By table name, from its ids to its rows."""
+
+    def pieces(self) -> list[PieceView]:
+        """The parts of the tables that this process holds."""
+
+    def rewriting(self) -> AbstractContextManager[list[PieceView]]:
+        """The same, to be written to."""
+
+
+def name_of(embeddings: TablesOfRanks, table: Table, field: str = WEIGHT) -> str:
+    """TorchRec's name of a table's weights; others of its fields are named alike."""
+    return f"{embeddings.kind_in_state}.{table.name}.{field}"
 
 
 def whole_tables(
@@ -50,8 +104,8 @@ def load_tables(
     """Copy whole tables of a state into the pieces of them that are here.
 
     Returns:
-        What is missing, what nobody asked for, and what does not fit; tables that fit are loaded
-        all the same.
+        Names of what is missing, of what belongs to no table, and of what does not fit; tables that
+        fit are loaded all the same.
     """
     names = {f"{prefix}{table.name}.weight": table for table in tables}
     missing = [name for name in names if name not in state]

@@ -1,4 +1,4 @@
-"""Tables for ``torch.distributed.checkpoint``.
+"""Tables for ``torch.distributed.checkpoint`` (DCP).
 
 Each rank has a block of consecutive rows, so that DCP itself reshards them.
 """
@@ -19,13 +19,11 @@ from pibroch.embedding.row_index import check_state, load_state, state_of
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange.agreement import check_on_all
 from pibroch.exchange.row_blocks import RowBlocks, even_blocks
-from pibroch.exchange.whole_tables import name_of
+from pibroch.exchange.state import TablesOfRanks, name_of
 from pibroch.kernels.arrays import Array, Records
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from pibroch.exchange.states import TableStates
 
 STEP = "step"
 ROW_INDEX = "row_index."
@@ -36,7 +34,7 @@ class EmbeddingState:
     """What ``dcp.save`` and ``dcp.load`` take as a ``Stateful``; every rank passes one.
 
     Between ranks weights and every field of optimizer state are DTensors, ``Shard(0)`` over all
-    ranks; in one process plain tensors. Besides ``step`` and the tables' learning rates, tensors
+    ranks; in one process they are plain tensors. ``step`` and the tables' learning rates are tensors
     too, so that DCP pickles nothing of this.
 
     Args:
@@ -46,7 +44,7 @@ class EmbeddingState:
         ConfigError: for tables of some of the ranks, which DCP does not know.
     """
 
-    def __init__(self, embeddings: TableStates) -> None:
+    def __init__(self, embeddings: TablesOfRanks) -> None:
         self._embeddings = embeddings
         if not embeddings.ranks.are_all:
             raise ConfigError(
@@ -85,7 +83,9 @@ class EmbeddingState:
         return state | {STEP: torch.tensor(embeddings.step)}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Fill tables, step and learning rates from what :meth:`state_dict` gave and DCP has filled. Every rank calls it.
+        """Fill tables, step and learning rates from a state that DCP has filled.
+
+        Every rank calls it.
 
         Raises:
             CheckpointError: (on all ranks) when something is missing.

@@ -1,7 +1,4 @@
-"""What :class:`pibroch.Embeddings` does with the states of its tables.
-
-Torch's state_dict, whole tables, DCP.
-"""
+"""States of the tables of :class:`pibroch.Embeddings`: torch's state_dict, whole tables, DCP."""
 
 from __future__ import annotations
 
@@ -53,15 +50,15 @@ class TableStates(nn.Module):
 
     @cached_property
     def control(self) -> Channel:
-        """Between the ranks, for what happens beside steps.
+        """A channel between the ranks, for what happens beside steps.
 
-        Every rank asks for it at the same place, at first.
+        The first use opens it, at the same place on every rank.
         """
         return self.ranks.open_channel()
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one know nothing of the tables."""
+        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one omit the tables."""
         self._is_left_out = True
         try:
             yield
@@ -70,9 +67,9 @@ class TableStates(nn.Module):
 
     @contextmanager
     def rewriting(self) -> Iterator[list[PieceView]]:
-        """Within, :meth:`pieces`, to be written to.
+        """Within, :meth:`pieces` may be written to; all ranks call it.
 
-        Nothing that was fetched before is used afterwards. On all ranks.
+        Nothing that was fetched before is used afterwards.
         """
         self.exchange.flush()
         self.exchange.forget()
@@ -86,14 +83,14 @@ class TableStates(nn.Module):
 
         Returns at once.
 
-        Each step sends some of them ahead; when all that can be are, a step ends with the rest, and
-        the new plan is used from then on. No number depends on it. Until then checkpoints are of
-        the old homes, and memory is taken twice. All ranks call it at the same place. Every lookup
-        that trains must be followed by its backward pass.
+        Each step sends some of them ahead. When all that can be sent ahead were, a step ends with
+        the rest, and the new plan is used from then on. No number depends on it. Until then
+        checkpoints are of the old homes, and memory is taken twice. All ranks call it at the same
+        place. Every lookup that trains must be followed by its backward pass.
 
         Args:
             plan: for as many ranks.
-            rows_per_step: at most, that a rank sends ahead a step, of each group of tables.
+            rows_per_step: rows of each group of tables that a rank sends ahead in a step at most.
 
         Raises:
             ConfigError: under ``local`` and ``towers``, where servers hold rows, for plans that cut
@@ -117,24 +114,23 @@ class TableStates(nn.Module):
     ) -> dict[str, Tensor]:
         """Copies of whole tables, named as in ``state_dict``, on rank 0 or on all.
 
-        The other ranks get none. All ranks call it.
-
-        Beside the copies, memory is that of a few small buffers.
+        All ranks call it; without ``on_all_ranks`` the others get an empty dictionary. Beside the
+        copies it takes the memory of a few small buffers.
 
         Args:
             tables: by name, e.g. one at a time where memory is short; all when absent.
-            on_all_ranks: or on rank 0 alone.
+            on_all_ranks: whether all ranks get them, and not rank 0 alone.
             row_state: with the optimizers' state, named likewise.
 
         Raises:
             ConfigError: for a table that is not there, or whose row index has a state.
         """
         self._refuse_index_state()
-        known = {table.name: table for table in self.tables}
-        unknown = [name for name in tables or () if name not in known]
+        by_name = {table.name: table for table in self.tables}
+        unknown = [name for name in tables or () if name not in by_name]
         if unknown:
-            raise ConfigError(f"table {unknown[0]!r}", f"one of {', '.join(known)}")
-        chosen = self.tables if tables is None else [known[name] for name in tables]
+            raise ConfigError(f"table {unknown[0]!r}", f"one of {', '.join(by_name)}")
+        chosen = self.tables if tables is None else [by_name[name] for name in tables]
         return gather_tables(self, chosen, on_all_ranks=on_all_ranks, row_state=row_state)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
@@ -154,7 +150,10 @@ class TableStates(nn.Module):
         fill_tables(self, state, strict)
 
     def stateful(self) -> EmbeddingState:
-        """The tables as ``torch.distributed.checkpoint`` takes them, see :class:`~pibroch.exchange.stateful.EmbeddingState`."""
+        """The tables as ``torch.distributed.checkpoint`` takes them.
+
+        See :class:`~pibroch.exchange.stateful.EmbeddingState`.
+        """
         return EmbeddingState(self)
 
     def _save_to_state_dict(
@@ -182,7 +181,7 @@ class TableStates(nn.Module):
         unexpected: list[str],
         errors: list[str],
     ) -> None:
-        """Copies weights in; optimizer state is left alone (checkpoints carry it, see pibroch.save).
+        """Copy weights in; optimizer state stays as it is (checkpoints carry it, see pibroch.save).
 
         Between ranks every rank calls it, with whole tables, and takes what it holds.
         """
@@ -191,8 +190,8 @@ class TableStates(nn.Module):
         self._refuse_index_state()
         with self.rewriting() as views:
             problems = load_tables(self.tables, views, f"{prefix}{self.kind_in_state}.", state_dict)
-        for found, known in zip((missing, unexpected, errors), problems, strict=True):
-            found += known
+        for collected, names in zip((missing, unexpected, errors), problems, strict=True):
+            collected += names
 
     def _refuse_index_state(self) -> None:
         """Tables alone would be rows that no id has."""

@@ -1,12 +1,8 @@
-"""Whole tables as plain tensors, wherever their rows lie.
-
-Gathered for other tools, and filled from theirs.
-"""
+"""Whole tables as plain tensors, wherever their rows lie: gathered for other tools, and filled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,42 +14,37 @@ from pibroch.embedding.parts import WEIGHT
 from pibroch.errors import CheckpointError
 from pibroch.exchange.agreement import check_on_all
 from pibroch.exchange.row_blocks import RowBlocks
-
-if TYPE_CHECKING:
-    from pibroch.exchange.states import TableStates
+from pibroch.exchange.state import TablesOfRanks, name_of
 
 _DO = "pass what full_state_dict() of embeddings with the same tables gave"
 
 
-def name_of(embeddings: TableStates, table: Table, field: str = WEIGHT) -> str:
-    """TorchRec's name of a table's weights; others of its fields are named alike."""
-    return f"{embeddings.kind_in_state}.{table.name}.{field}"
-
-
 def gather_tables(
-    embeddings: TableStates, tables: Sequence[Table], *, on_all_ranks: bool, row_state: bool
+    embeddings: TablesOfRanks, tables: Sequence[Table], *, on_all_ranks: bool, row_state: bool
 ) -> dict[str, Tensor]:
     """See :meth:`pibroch.exchange.Embeddings.full_state_dict`."""
     channel = embeddings.control
-    found = dict[str, Tensor]()
+    state = dict[str, Tensor]()
     blocks = RowBlocks(channel, embeddings.pieces())
     size = channel.ranks.world_size
     for table in tables:
         saved = saved_tables([table], embeddings.optimizers[table.name])[table.name]
         fields = [WEIGHT, *(saved.state if row_state else ())]
-        everything = range(table.num_rows)
-        nothing = range(0)
-        wanted = [everything if on_all_ranks or rank == 0 else nothing for rank in range(size)]
-        numbers = blocks.collect(table, saved, fields, wanted)
-        if wanted[channel.ranks.rank]:
-            found |= {
+        all_rows = range(table.num_rows)
+        no_rows = range(0)
+        blocks_of_ranks = [
+            all_rows if on_all_ranks or rank == 0 else no_rows for rank in range(size)
+        ]
+        numbers = blocks.collect(table, saved, fields, blocks_of_ranks)
+        if blocks_of_ranks[channel.ranks.rank]:
+            state |= {
                 name_of(embeddings, table, field): torch.from_numpy(array)
                 for field, array in numbers.items()
             }
-    return found
+    return state
 
 
-def fill_tables(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -> None:
+def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: bool) -> None:
     """See :meth:`pibroch.exchange.Embeddings.load_full_state_dict`."""
     channel = embeddings.control
     is_first = embeddings.control.ranks.rank == 0
@@ -94,12 +85,12 @@ def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.asarray(tensor.detach().cpu().float().numpy())
 
 
-def _check(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -> None:
+def _check(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: bool) -> None:
     saved = saved_tables(embeddings.tables, embeddings.optimizers)
-    known: dict[str, list[int]] = {}
+    shapes: dict[str, list[int]] = {}
     for table in embeddings.tables:
         widths = {WEIGHT: table.dim, **saved[table.name].state}
-        known |= {
+        shapes |= {
             name_of(embeddings, table, field): [table.num_rows, width]
             for field, width in widths.items()
         }
@@ -110,7 +101,7 @@ def _check(embeddings: TableStates, state: Mapping[str, Tensor], strict: bool) -
                 f"no {name_of(embeddings, table)!r} in the state", "the weights of all tables", _DO
             )
     for name, tensor in state.items():
-        if name not in known:
-            raise CheckpointError(f"{name!r} in the state", f"one of {', '.join(known)}", _DO)
-        if list(tensor.shape) != known[name]:
-            raise CheckpointError(f"{name!r} of shape {list(tensor.shape)}", f"{known[name]}", _DO)
+        if name not in shapes:
+            raise CheckpointError(f"{name!r} in the state", f"one of {', '.join(shapes)}", _DO)
+        if list(tensor.shape) != shapes[name]:
+            raise CheckpointError(f"{name!r} of shape {list(tensor.shape)}", f"{shapes[name]}", _DO)
