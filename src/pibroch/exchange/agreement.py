@@ -1,7 +1,4 @@
-"""What ranks must have in common.
-
-Their options, how many batches they take, and what they say of a bad one.
-"""
+"""What ranks must have in common: options, how many batches they take, errors about a bad one."""
 
 from __future__ import annotations
 
@@ -15,22 +12,23 @@ from pibroch.errors import CheckpointError, ConfigError, DataError, RowIdError
 
 
 def check_same_options(channel: Channel, options: Mapping[str, object]) -> None:
-    """Raise ConfigError, on every rank, unless all ranks have the same options, by name.
+    """Refuse ranks with different options, by name; every rank calls it.
 
-    Every rank calls it.
+    Raises:
+        ConfigError: on every rank, unless all have the same.
     """
-    for rank, theirs in enumerate(channel.gather(options)):
-        if theirs != options:
-            name = next(name for name in options if theirs[name] != options[name])
+    for rank, others in enumerate(channel.gather(options)):
+        if others != options:
+            name = next(name for name in options if others[name] != options[name])
             raise ConfigError(
-                f"{name} {options[name]!r} on rank {channel.ranks.rank}, {theirs[name]!r} on rank"
+                f"{name} {options[name]!r} on rank {channel.ranks.rank}, {others[name]!r} on rank"
                 f" {rank}",
                 "the same options on all ranks",
             )
 
 
 def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
-    """What this rank says of a batch that is bad on some rank: its own problem, or whose it is.
+    """The error for a batch that is bad on some rank: this rank's own, or one that names the rank.
 
     Every rank calls it.
     """
@@ -45,14 +43,14 @@ def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
 
 
 def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
-    """Do a check that may raise CheckpointError; what is wrong on one rank is an error on all.
+    """Run a check that may raise CheckpointError; an error on one rank is one on all.
 
     Every rank calls it.
     """
     problem: CheckpointError | None = None
     try:
         check()
-    except CheckpointError as error:  # raised again below, once the others know
+    except CheckpointError as error:  # raised again below, once the others have it
         problem = error
     problems: list[str | None] = channel.gather(None if problem is None else str(problem))
     if problem is not None:

@@ -1,4 +1,7 @@
-"""What every exchange does: bring a minibatch its embeddings, take back their gradients."""
+"""The interface of exchanges, which bring a minibatch its embeddings and take their gradients.
+
+The training thread calls an exchange; what its methods leave to other threads is its own matter.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class Setup:
     Attributes:
         groups: all tables.
         seed: of the initial weights; ``None`` to leave all rows to who writes them.
-        given_channel: between the ranks, for this exchange alone; when absent one over all ranks of
-            torch.distributed's group is opened as soon as somebody asks for it.
+        given_channel: between the ranks, for this exchange alone; when absent the first use of
+            ``channel`` opens one over all ranks of torch.distributed's group.
     """
 
     groups: Sequence[TableGroup]
@@ -42,21 +45,18 @@ class Setup:
 
     @cached_property
     def channel(self) -> Channel:
-        """A channel between the ranks, opened when it is first asked for, which every rank does."""
+        """A channel between the ranks; the first use opens it, on every rank."""
         return Ranks.joined().open_channel() if self.given_channel is None else self.given_channel
 
     @property
     def ranks(self) -> Ranks:
-        """Between which the tables lie.
-
-        Those of the channel, if the exchange asked for it, else this process alone.
-        """
+        """Between which the tables lie: those of ``channel`` if it was used, else this process."""
         return self.channel.ranks if "channel" in self.__dict__ else Ranks.alone()
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Learning rates and the step's number, with which an update is made.
+    """Learning rates and step number of an update.
 
     Attributes:
         learning_rates: of the step, for each group of tables.
@@ -69,16 +69,14 @@ class Rates:
 
 @dataclass(slots=True)
 class Report:
-    """What an exchange has done so far, on this rank.
-
-    Zero and empty where it does not count, as where it does not look ahead.
+    """Counts of an exchange on this rank so far; zero and empty where it does not count.
 
     Attributes:
         lookahead: steps in force after the last planned step.
         lookahead_sum: of all planned steps.
         num_steps: planned so far.
         rows_read: distinct rows a step, summed over the planned steps.
-        rows_fetched: records and weights that came from other ranks for these steps.
+        rows_fetched: records and weights that other ranks sent for these steps.
         bytes_by_purpose: sent to other ranks.
         bytes_by_rank: sent to each.
     """
@@ -96,7 +94,7 @@ class Cache(Protocol):
     """Records that are elsewhere than at home."""
 
     def kept(self, key: str, tag: str) -> KeptShard | None:
-        """These in memory that outlives the process; ``None`` where there is none."""
+        """The records in memory that outlives the process; ``None`` where there is none."""
 
 
 class Exchange(ABC, Generic[Handle]):
@@ -107,7 +105,7 @@ class Exchange(ABC, Generic[Handle]):
     Attributes:
         shards: the row records that this process holds, or has in its care on servers; tables of
             one width, or blocks of columns, share a shard.
-        caches: of this process, where records are that are not at home.
+        caches: of this process, with records that are not at home.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than
             others.
         can_be_copied: whether pickle and ``copy.deepcopy`` make another one, with rows of its own.
@@ -122,7 +120,7 @@ class Exchange(ABC, Generic[Handle]):
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], Handle]:
-        """Embeddings of each group of tables, and what :meth:`update` will need to know of this batch.
+        """Embeddings of each group of tables, and a handle of the batch for :meth:`update`.
 
         Pooled ones are float32 ``[B, S]``, one tensor for all groups, in which each has its
         ``columns``; so it is there once a group. Of tables that pool nothing, and of a batch
@@ -151,7 +149,7 @@ class Exchange(ABC, Generic[Handle]):
         """
 
     def drop(self, handle: Handle, gradients: Sequence[Tensor]) -> None:
-        """In place of :meth:`update`, on all ranks alike: no row changes.
+        """End a lookup without an update, on all ranks alike: no row changes.
 
         Gradients are finite, and otherwise do not matter.
         """
@@ -179,7 +177,7 @@ class Exchange(ABC, Generic[Handle]):
         """
 
     def forget(self) -> None:
-        """Fetch again what was fetched ahead; whoever has written records calls it, on all ranks."""
+        """Drop what was fetched ahead, on all ranks, after records were written from outside."""
 
     def move_to(self, plan: Plan, rows_per_step: int) -> None:
         """See :meth:`pibroch.Embeddings.move_rows`.
@@ -198,7 +196,7 @@ class Exchange(ABC, Generic[Handle]):
         return False
 
     def report(self) -> Report:
-        """What was done so far; on the training thread."""
+        """Counts of what was done so far; the training thread calls it."""
         return Report()
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
@@ -219,16 +217,16 @@ class NoOptions:
 
 
 def options_of(kind: type[O], exchange: str, given: Mapping[str, object]) -> O:
-    """A dataclass of an exchange's options, from what a user gave by name.
+    """A dataclass of an exchange's options, from those that a user gives by name.
 
     Raises:
         ConfigError: for an option that it does not have.
     """
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # a dataclass, by contract
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # a dataclass, by contract
     for name in given:
-        if name not in known:
+        if name not in names:
             raise ConfigError(
                 f"option {name!r} of exchange {exchange!r}",
-                f"one of {', '.join(known)}" if known else "none",
+                f"one of {', '.join(names)}" if names else "none",
             )
     return kind(**given)

@@ -1,10 +1,9 @@
-"""Numbers in fewer bytes, without loss.
+"""Numbers in fewer bytes, without loss: the highest byte of each is Huffman-coded.
 
-The highest byte of each, which holds most of its exponent, is Huffman-coded.
-
-The exponents of a batch's rows and gradients have an entropy of 2.5 to 3 bits, sign and mantissa
-cannot be told from noise: a float32 takes about 27 bits, a bfloat16 about 11. The other bytes set
-out at once, known in number; the codes are made meanwhile and follow.
+That byte has most of the exponent. Exponents of a batch's rows and gradients have an entropy of 2.5
+to 3 bits, while sign and mantissa look like noise: a float32 takes about 27 bits, a bfloat16 about
+11. The other bytes, whose number is known, are sent at once; the codes are made meanwhile and
+follow.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ from pibroch.observability.trace import span
 
 Numbers = Array  # unsigned
 HEAD = 0.25
-"""The part of the other bytes that sets out first: while it flies, the codes of all are made.
+"""The part of the other bytes that is sent first; meanwhile all codes are made.
 
-2 ms for 1.5 million numbers.
+That takes 2 ms for 1.5 million numbers.
 """
 
 
 def exchange_compressed(
     channel: Channel, sending: Sequence[Sequence[Numbers]], arriving: Sequence[Sequence[Numbers]]
 ) -> int:
-    """Send numbers to each rank, and fill arrays by those that come.
+    """Send numbers to each rank, fill arrays with theirs; returns the bytes sent to other ranks.
 
-    Returns how many bytes went to other ranks.
-
-    Every rank calls it in the same order.
+    The communication thread calls it, on every rank in the same order.
 
     Args:
         channel: between several ranks.
@@ -44,7 +41,7 @@ def exchange_compressed(
         arriving: for each rank the arrays to fill, of the types and lengths that it sends.
 
     Raises:
-        ProtocolError: when what came is not what was announced.
+        ProtocolError: when another rank sent other codes than it announced.
     """
     here = channel.ranks.rank
     for source, target in zip(sending[here], arriving[here], strict=True):
@@ -55,16 +52,14 @@ def exchange_compressed(
     low = [_low_of(parts) for parts in sending]
     room = [_low_of(parts) for parts in arriving]
     tops = [_split(parts, each) for parts, each in zip(sending, low, strict=True)]
-    finish = [channel.begin_all_to_all(_heads(low), _heads(room))]  # flies while codes are made
+    finish = [channel.begin_all_to_all(_heads(low), _heads(room))]  # while codes are made
     with span("compress"):
         codes = [_compressed(top) for top in tops]
     lengths = torch.tensor([len(code) for code in codes])
     their_lengths = torch.empty_like(lengths)
-    tell = channel.begin_all_to_all(lengths.split(1), their_lengths.split(1))
-    finish.append(
-        channel.begin_all_to_all(_tails(low), _tails(room))
-    )  # flies while lengths are told
-    tell()
+    finish_lengths = channel.begin_all_to_all(lengths.split(1), their_lengths.split(1))
+    finish.append(channel.begin_all_to_all(_tails(low), _tails(room)))  # beside the lengths
+    finish_lengths()
     num_tops = [sum(map(len, parts)) for parts in arriving]
     received = _rooms(their_lengths.tolist(), num_tops)
     finish.append(
@@ -130,7 +125,7 @@ def _low_of(parts: Sequence[Numbers]) -> Bytes:
 
 
 def _rooms(lengths: Sequence[int], at_most: Sequence[int]) -> list[Bytes]:
-    """For so many bytes of codes from each rank."""
+    """Room for ``lengths`` bytes of codes from each rank."""
     for rank, (length, most) in enumerate(zip(lengths, at_most, strict=True)):
         if not 0 <= length <= most:
             raise ProtocolError(f"{length} bytes of codes from rank {rank}", f"at most {most}")

@@ -35,15 +35,16 @@ class DevicePort:
         self.device = torch.device(device)
         self._stream: torch.Stream | None = None
         if self.device.type != _HOST.type:
-            found = (
+            accelerator = (
                 torch.accelerator.current_accelerator()
                 if torch.accelerator.is_available()
                 else None
             )
-            if found is None or found.type != self.device.type:
+            if accelerator is None or accelerator.type != self.device.type:
                 raise ConfigError(
                     f"device {device!s}",
-                    f"{'cpu' if found is None else f'cpu or {found.type}'}, which torch finds here",
+                    f"{'cpu' if accelerator is None else f'cpu or {accelerator.type}'},"
+                    " which torch finds here",
                 )
             self._stream = torch.Stream(self.device)
 
@@ -76,7 +77,10 @@ class DevicePort:
         return copies
 
     def batch_to_host(self, batch: Any) -> object:
-        """A batch whose tensors may lie on the device, as something with TorchRec's methods whose tensors are here."""
+        """A ragged batch in host memory, with TorchRec's methods; its tensors may be on the device.
+
+        Any other batch is returned as it is.
+        """
         if isinstance(batch, JaggedBatch) or not all(
             callable(getattr(batch, name, None)) for name in ("values", "lengths")
         ):
@@ -102,9 +106,9 @@ class DevicePort:
         return SimpleNamespace(**{name: _giving(value) for name, value in (kept | here).items()})
 
 
-def there(port: DevicePort | None, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copies on a port's device; the tensors themselves without one."""
-    return found if port is None else port.to_device(found)
+def on_device(port: DevicePort | None, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies of tensors on a port's device; the tensors themselves without a port."""
+    return tensors if port is None else port.to_device(tensors)
 
 
 def _giving(value: object) -> object:

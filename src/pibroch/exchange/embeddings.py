@@ -29,12 +29,12 @@ from pibroch.embedding import (
 )
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, Rates, Setup
-from pibroch.exchange.device_port import DevicePort, there
+from pibroch.exchange.device_port import DevicePort, on_device
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fingerprint import Fingerprint
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
-from pibroch.exchange.loss_scale import Scaler, scaler_of_pass, tell, unscaled
+from pibroch.exchange.loss_scale import Scaler, report_finite, scaler_of_pass, unscaled
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
 from pibroch.exchange.recomputation import KeptLookups, backward_pass, hidden, may_be_repeated
 from pibroch.exchange.states import TableStates
@@ -51,7 +51,7 @@ class Embeddings(TableStates):
     with the sum of its gradients in sample order. In ``eval()`` mode, under ``torch.no_grad()`` and
     while frozen (``requires_grad_(False)``, of this module or of one around it) nothing is updated.
     The tables are no torch parameters: a dense optimizer over ``parameters()`` leaves them alone.
-    What torch's own tools do with this module says ``docs/torch-tools.md``.
+    For what torch's own tools do with this module see ``docs/torch-tools.md``.
 
     Args:
         tables: of any dims; pooled or not.
@@ -61,17 +61,18 @@ class Embeddings(TableStates):
             ranks of torch.distributed's group), or another that
             :func:`pibroch.config.exchange.exchanges` lists.
         seed: of the initial weights, which depend on nothing else but the tables' names; ``None``
-            to leave them to who writes all rows.
+            when all rows are to be written from outside.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's
             group when absent.
         device: where the dense model is: batches may come from there, and embeddings are given
-            there. Rows stay in host memory. ``model.to(device)`` says it as well.
+            there. Rows stay in host memory. ``model.to(device)`` has the same effect.
         **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
             :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
 
     Example:
         >>> import torch, pibroch as pb
-        >>> embeddings = pb.Embeddings([pb.Table("color", num_rows=3, dim=2)], optimizer=pb.SGD(lr=1.0))
+        >>> color = pb.Table("color", num_rows=3, dim=2)
+        >>> embeddings = pb.Embeddings([color], optimizer=pb.SGD(lr=1.0))
         >>> ids = torch.tensor([[2, 0]])
         >>> batch = pb.JaggedBatch.from_one_hot(torch.zeros(2, 0), ["color"], ids, torch.zeros(2))
         >>> embeddings(batch).shape
@@ -114,7 +115,7 @@ class Embeddings(TableStates):
         self.exchange: Exchange[Any] = spec.build(setup, **plain)
         self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
-        self._overflow = FusedOptimizer(self.groups)  # what a scaler is shown instead of it
+        self._overflow = FusedOptimizer(self.groups)  # shown to a scaler where gradients overflow
         self.step = 0
         self._output = OutputForm(self.tables, self.groups)
         self._port = None if device is None else DevicePort(device)
@@ -122,13 +123,13 @@ class Embeddings(TableStates):
         self._absent: set[str] = set()
         self._warned_of_waiting = False
         self._begin()
-        # Makes autograd call the update, and says whether, where and in which type embeddings are
-        # given. A parameter, since all that torch does to a model it does to its parameters.
+        # Makes autograd call the update; whether, where and in which type embeddings are given
+        # follows from it. A parameter, since all that torch does to a model it does to these.
         self.anchor = nn.Parameter(torch.empty(0, device=device))
 
     def _begin(self) -> None:
-        """What begins anew in a copy: what is under way."""
-        # by feed: what is asked for, as it is known, and what it held when it was read
+        """Make what a copy has anew: the state of steps under way."""
+        # by feed: the user's ids, the prepared batch, checksums of when it was read
         self._handed_out: deque[tuple[Any, JaggedBatch, Fingerprint | None]] = deque(maxlen=4)
         self._kept = KeptLookups()
         self._scaler: Scaler | None = None
@@ -159,9 +160,9 @@ class Embeddings(TableStates):
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         usual = self.groups[0].optimizer.lr
-        for each, known in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
+        for each, shown in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
             lr = each.optimizer.lr
-            known["lr"] = rate if lr == usual else lr * (rate / usual)
+            shown["lr"] = rate if lr == usual else lr * (rate / usual)
 
     def track_touched(self) -> None:
         """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
@@ -179,20 +180,23 @@ class Embeddings(TableStates):
             ConfigError: when there is no such table.
             DataError: for a source that cannot be read, or does not fit the table.
         """
-        known = {each.name: each for each in self.tables}
-        if table not in known:
-            raise ConfigError(f"weights for table {table!r}", f"one of the tables {sorted(known)}")
-        from pibroch.embedding.pretrained import (
-            load_weights,
-        )  # with a library for tables, which few programs need
+        by_name = {each.name: each for each in self.tables}
+        if table not in by_name:
+            raise ConfigError(
+                f"weights for table {table!r}", f"one of the tables {sorted(by_name)}"
+            )
+        # loads a library for data frames, which few programs need
+        from pibroch.embedding.pretrained import load_weights
 
         with self.rewriting() as views:
             index = self.row_indices[table]
-            load_weights(views, known[table], index, source, tensor=tensor, ids=ids, step=self.step)
+            load_weights(
+                views, by_name[table], index, source, tensor=tensor, ids=ids, step=self.step
+            )
 
     @property
     def shard(self) -> MemoryShard:
-        """The row records that this process holds, where one shard holds them all (every placement but column-wise).
+        """The row records of this process, where one shard has them all, not cut by columns.
 
         Raises:
             ConfigError: when there are several, or they lie on servers.
@@ -258,29 +262,29 @@ class Embeddings(TableStates):
 
         def prepared() -> Iterator[JaggedBatch]:
             for batch in batches:
-                asked = batch if key is None else key(batch)
-                known = self._prepare(asked)
-                read.append((batch, asked, Fingerprint(batch, asked) if is_ahead else None))
-                yield known
+                ids = batch if key is None else key(batch)
+                prepared_batch = self._prepare(ids)
+                read.append((batch, ids, Fingerprint(batch, ids) if is_ahead else None))
+                yield prepared_batch
 
         filler: Filler[B] = Filler(key, empty)
-        for known in self.exchange.feed(
+        for prepared_batch in self.exchange.feed(
             prepared(), self.training and torch.is_grad_enabled() and self._switch.requires_grad
         ):
             if read:
-                batch, asked, fingerprint = read.popleft()
-                filler.follow(batch, known)
+                batch, ids, fingerprint = read.popleft()
+                filler.follow(batch, prepared_batch)
             else:
-                (batch, asked) = filler.make(known)
+                (batch, ids) = filler.make(prepared_batch)
                 fingerprint = None
             if fingerprint is not None:
                 fingerprint.check_others()
-            self._handed_out.append((asked, known, fingerprint))
+            self._handed_out.append((ids, prepared_batch, fingerprint))
             yield batch
 
     @torch.compiler.disable
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:
-        """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``, F in the order of the tables' features.
+        """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``; F as the tables' features.
 
         Of tables of several dims, or where some are not pooled, an
         :class:`~pibroch.exchange.output.EmbeddingOutput`: it has each feature's by its name. A
@@ -304,30 +308,30 @@ class Embeddings(TableStates):
                 "lookups outside, whose gradients backward() brings",
                 "look up before the transform and give it the embeddings",
             )
-        known, is_fed = self._known(batch)
+        prepared, is_fed = self._as_prepared(batch)
         trains = self.training and self._switch.requires_grad
         in_pass = backward_pass()
         if trains and torch.is_grad_enabled():
             if in_pass is not None:
-                return self._output.of(known, self._kept.find(known))
+                return self._output.of(prepared, self._kept.find(prepared))
             if not is_fed:
                 self._warn_of_waiting()
-            return self._output.of(known, _Lookup.apply(self._switch, self, known))
+            return self._output.of(prepared, _Lookup.apply(self._switch, self, prepared))
         if trains and in_pass is not None and in_pass == self._kept.updated_in:
             raise TrainingError(
                 "a lookup inside a backward pass that has updated rows of these tables",
                 "lookups before backward(), or after it",
                 "look up outside the block or hook that runs inside backward()",
             )
-        found, _ = self.exchange.lookup(known, False, self.averaged_at)
-        return self.given(known, found)
+        embeddings, _ = self.exchange.lookup(prepared, False, self.averaged_at)
+        return self.given(prepared, embeddings)
 
     def scaled_by(self, scaler: Scaler | None) -> Self:
-        """Say by which scaler losses are multiplied, where it is none of ``torch.amp.GradScaler``, which is noticed by itself.
+        """Set the scaler by which losses are multiplied, if it is not torch's.
 
-        Gradients are divided by ``scaler.get_scale()``. Where some are not finite on any rank, no
-        rank updates rows, and ``scaler.unscale_`` hears of it. Copies of this module know no
-        scaler.
+        A ``torch.amp.GradScaler`` is noticed without this. Gradients are divided by
+        ``scaler.get_scale()``. Where some are not finite on any rank, no rank updates rows, and
+        ``scaler.unscale_`` is shown it. Copies of this module have no scaler.
 
         Args:
             scaler: of all losses from now on; ``None`` for none. Between ranks every rank calls it.
@@ -344,49 +348,48 @@ class Embeddings(TableStates):
         return self.step if self._averaged else None
 
     def prepared(self, batch: object) -> JaggedBatch:
-        """The batch as exchanges know it; see :meth:`given`.
+        """The batch in the form that exchanges take; see :meth:`given`.
 
         Raises:
             DataError: for one without any of the features.
         """
         return self._prepare(batch)
 
-    def given(self, known: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
-        """What a call gives for a batch, once an exchange has found the embeddings of each group.
+    def given(self, batch: JaggedBatch, embeddings: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
+        """The result of a call for a prepared batch, from the embeddings of each group.
 
         See :meth:`prepared`.
         """
-        return self._output.of(known, there(self._port, self._output.joined(known, found)))
+        return self._output.of(batch, on_device(self._port, self._output.joined(batch, embeddings)))
 
     @property
     def _switch(self) -> Tensor:
-        """``anchor``, in a tenth of an attribute's time where it is still a parameter of this module."""
+        """``anchor``, in a tenth of an attribute's time while it is this module's parameter."""
         parameter = self._parameters.get("anchor")
         return self.anchor if parameter is None else parameter
 
-    def _known(self, batch: object) -> tuple[JaggedBatch, bool]:
-        """The batch as the exchange knows it, and whether it came through :meth:`feed`."""
+    def _as_prepared(self, batch: object) -> tuple[JaggedBatch, bool]:
+        """The prepared batch, and whether :meth:`feed` handed it out."""
         fed = next((each for each in reversed(self._handed_out) if is_same(each[0], batch)), None)
         if fed is None:
             return self._prepare(batch), False
-        _, known, fingerprint = fed
+        _, prepared, fingerprint = fed
         if fingerprint is not None:
             fingerprint.check_ids()
-        return known, True
+        return prepared, True
 
     def _prepare(self, batch: object) -> JaggedBatch:
-        """The batch as exchanges know it: this module's features in their order."""
+        """The batch in the form that exchanges take: this module's features in their order."""
         batch = batch if self._port is None else self._port.batch_to_host(batch)
-        known = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
-        absent = tuple(feature for feature in self.features if feature not in known.keys)
-        is_filler = (
-            known.batch_size == 0
-        )  # perhaps of another module's feed, which knows its own features
+        prepared = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
+        absent = tuple(feature for feature in self.features if feature not in prepared.keys)
+        # perhaps of another module's feed, with the features of that one
+        is_filler = prepared.batch_size == 0
         if absent and (is_filler or len(absent) < len(self.features)):
             if not is_filler:
                 self._warn_of(absent)
-            known = known.with_empty(absent)
-        return by_id_where_learned(known.select(self.features))
+            prepared = prepared.with_empty(absent)
+        return by_id_where_learned(prepared.select(self.features))
 
     def _warn_of(self, absent: tuple[str, ...]) -> None:
         new = sorted(set(absent) - self._absent)
@@ -407,7 +410,9 @@ class Embeddings(TableStates):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, lookups without gradients give the rows' moving averages (the optimizer's ``average``) where some are kept.
+        """Within, lookups without gradients give moving averages of rows where these are kept.
+
+        They are kept where the optimizer has an ``average``.
 
         Raises:
             ConfigError: when the optimizer keeps none.
@@ -424,12 +429,12 @@ class Embeddings(TableStates):
             self._averaged = False
 
     def _look_up(self, batch: JaggedBatch) -> tuple[tuple[Tensor, ...], Any]:
-        """What leaves a lookup that an update is to follow, and its handle."""
-        found, handle = self.exchange.lookup(batch, True)
-        return there(self._port, self._output.joined(batch, found)), handle
+        """The tensors of a lookup that an update is to follow, and its handle."""
+        embeddings, handle = self.exchange.lookup(batch, True)
+        return on_device(self._port, self._output.joined(batch, embeddings)), handle
 
     def _update(self, handle: Any, batch: JaggedBatch, given: Sequence[Tensor]) -> None:
-        """Update the rows of a lookup, by the gradients of what it gave; inside a backward pass."""
+        """Update the rows of a lookup by the gradients of its tensors; inside a backward pass."""
         gradients = given
         if torch.is_grad_enabled():  # create_graph=True records this
             gradients = [gradient.detach() for gradient in given]
@@ -439,7 +444,7 @@ class Embeddings(TableStates):
             gradients, is_finite = unscaled(gradients, scaler)
             if self.ranks.world_size > 1:
                 is_finite = all(self.control.gather(is_finite))
-            tell(scaler, is_finite, self.fused_optimizer, self._overflow)
+            report_finite(scaler, is_finite, self.fused_optimizer, self._overflow)
             updates &= is_finite
         if updates:
             self.step += 1
@@ -494,12 +499,10 @@ class Embeddings(TableStates):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and their like do.
+        """Called by ``to``, ``half``, ``cuda`` and the like.
 
-        Embeddings are given there and in that type from now on.
-
-        Rows stay in host memory, of their tables' types. On the device ``meta``, which holds
-        nothing, nothing changes.
+        Embeddings are given on that device and in that type from now on. Rows stay in host memory,
+        of their tables' types. The device ``meta``, which holds nothing, changes nothing.
 
         Raises:
             ConfigError: for ``share_memory()``.
@@ -521,7 +524,12 @@ class Embeddings(TableStates):
 
 
 class _Lookup(torch.autograd.Function):
-    """Forward looks rows up; backward updates them."""
+    """Forward looks rows up; backward updates them.
+
+    Autograd calls backward on the thread that called ``backward()``, or on one of its own where the
+    dense model is on another device: the exchange takes both for the training thread, as the caller
+    waits meanwhile.
+    """
 
     @staticmethod
     def forward(

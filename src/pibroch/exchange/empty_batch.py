@@ -1,4 +1,4 @@
-"""Users' own batches: which one a lookup is about, and ones without samples for ranks that have run out before others."""
+"""Users' own batches: which one a lookup is about, and copies without samples as fillers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ B = TypeVar("B")
 
 
 class Filler(Generic[B]):
-    """Makes what a rank gets that has run out of batches, see :meth:`pibroch.Embeddings.feed`.
+    """Makes fillers for a rank that has run out of batches, see :meth:`pibroch.Embeddings.feed`.
 
     Args:
-        key: gives of a batch what is looked up.
+        key: gives the ids of a batch.
         empty: makes of a batch one of its kind without samples.
     """
 
@@ -29,19 +29,19 @@ class Filler(Generic[B]):
         self._empty = empty
         self._last: tuple[B, int] | None = None
 
-    def follow(self, batch: B, known: JaggedBatch) -> None:
-        """Take note of a batch of which fillers may be made."""
-        self._last = batch, known.batch_size
+    def follow(self, batch: B, prepared: JaggedBatch) -> None:
+        """Remember the last batch, of which fillers are made."""
+        self._last = batch, prepared.batch_size
 
-    def make(self, known: JaggedBatch) -> tuple[Any, Any]:
-        """A filler and what of it is looked up; ``known`` is the exchange's own.
+    def make(self, filler: JaggedBatch) -> tuple[Any, Any]:
+        """A filler of the user's kind, and its ids; ``filler`` is the exchange's own.
 
         Raises:
             ConfigError: when there never was a batch, or no empty one can be made of the last one,
                 or was made by ``empty``.
         """
         if self._key is None and self._empty is None:
-            return known, known
+            return filler, filler
         if self._last is None:
             raise ConfigError(
                 "a rank without any batch in feed(..., key=...), while others have some",
@@ -50,18 +50,21 @@ class Filler(Generic[B]):
             )
         batch, num_samples = self._last
         made = without_samples(batch, num_samples) if self._empty is None else self._empty(batch)
-        asked: Any = made if self._key is None else self._key(made)
-        if (num_bags := asked.lengths().numel()) > 0:
+        ids: Any = made if self._key is None else self._key(made)
+        if (num_bags := ids.lengths().numel()) > 0:
             raise ConfigError(
                 f"ids with {num_bags} lengths of a batch that empty= made",
                 "none, as it has no samples",
                 "leave samples out",
             )
-        return made, asked
+        return made, ids
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether both are one object, or ragged ids over the very same tensors, as a copy to the device where they lie."""
+    """Whether both are one object, or ragged ids over the same tensor objects.
+
+    Such are copies to the device where the tensors are already.
+    """
     if one is other:
         return True
     if type(one) is not type(other) or isinstance(one, JaggedBatch) or not hasattr(one, "lengths"):
@@ -140,7 +143,6 @@ def _with_parts(batch: object, num_samples: int) -> Any:
         return batch
     made = copy(batch)
     for name in names:
-        object.__setattr__(
-            made, name, without_samples(getattr(batch, name), num_samples)
-        )  # frozen ones too
+        shorter = without_samples(getattr(batch, name), num_samples)
+        object.__setattr__(made, name, shorter)  # also of frozen dataclasses
     return made

@@ -1,4 +1,4 @@
-"""What a batch's tensors held when it was read ahead, to notice a loader that fills them again."""
+"""Checksums of a batch that was read ahead, to notice a loader that fills its tensors again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Fingerprint:
         )
 
     def check_ids(self) -> None:
-        """See :meth:`check_others`, for the ids, once they are looked up."""
+        """Check the ids, when they are looked up; see :meth:`check_others`."""
         _check(self._ids)
 
     def check_others(self) -> None:
-        """Make sure that nothing but ids was written to.
+        """Check all tensors but the ids.
 
         Raises:
-            DataError: when it was.
+            DataError: when one was written to since.
         """
         _check(self._others)
 
@@ -61,11 +61,11 @@ def _check(tensors: list[tuple[Tensor, int]]) -> None:
 
 def _tensors_of_ids(ids: Any) -> Iterator[Tensor]:
     if isinstance(ids, JaggedBatch):
-        found = [ids.values, ids.offsets, ids.weights]
+        tensors = [ids.values, ids.offsets, ids.weights]
     else:
         weights = getattr(ids, "weights_or_none", lambda: None)()
-        found = [ids.values(), ids.lengths(), weights]
-    yield from (each for each in found if isinstance(each, Tensor))
+        tensors = [ids.values(), ids.lengths(), weights]
+    yield from (each for each in tensors if isinstance(each, Tensor))
 
 
 def _checksum(tensor: Tensor) -> int:

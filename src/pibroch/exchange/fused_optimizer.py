@@ -12,9 +12,7 @@ from pibroch.embedding import TableGroup
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Rows are updated inside backward, so stepping does nothing here.
-
-    What counts is each group's ``lr``.
+    """The learning rates of rows; stepping does nothing, as rows are updated inside backward.
 
     ``param_groups`` has one entry for each group of tables with one dim and one optimizer, with the
     names of its ``tables``. Rates that are written there, by torch's schedulers or by hand, hold
@@ -38,11 +36,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def set_gradients(self, number: float) -> None:
-        """Give each group's parameter, which stands for rows, a gradient for scalers of losses to look at."""
+        """Give each group's parameter, which stands for rows, a gradient that scalers can check."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.full_like(parameter, number)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Nothing but what a closure computes: its backward pass updates the rows."""
+        """Run the closure, if there is one: its backward pass updates the rows."""
         return None if closure is None else closure()

@@ -28,7 +28,8 @@ class KeyedTensor:
     Example:
         >>> user = KeyedTensor(["age", "city"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
         >>> item = KeyedTensor(["price"], [1], torch.tensor([[4.0]]))
-        >>> [part.tolist() for part in KeyedTensor.regroup([user, item], [["price", "age"], ["city"]])]
+        >>> groups = KeyedTensor.regroup([user, item], [["price", "age"], ["city"]])
+        >>> [group.tolist() for group in groups]
         [[[4.0, 1.0]], [[2.0, 3.0]]]
     """
 
@@ -48,7 +49,7 @@ class KeyedTensor:
 
     @classmethod
     def from_tensor_list(cls, keys: Sequence[str], tensors: Sequence[Tensor]) -> KeyedTensor:
-        """Of a tensor ``[B, D_k]`` for each key."""
+        """Join a tensor ``[B, D_k]`` for each key."""
         return cls(keys, [tensor.shape[1] for tensor in tensors], torch.cat(list(tensors), 1))
 
     def keys(self) -> list[str]:
@@ -93,7 +94,7 @@ class KeyedTensor:
         return {key: place for place, key in enumerate(self._keys)}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
-        """On another device; gradients come back from it."""
+        """A copy on another device, through which gradients flow back."""
         return KeyedTensor(
             self._keys, self._lengths, self._values.to(device, non_blocking=non_blocking)
         )
@@ -104,7 +105,7 @@ class KeyedTensor:
     ) -> list[Tensor]:
         """For each group of keys their parts side by side, ``[B, sum of D_k]``.
 
-        Of a key in several tensors the last one's.
+        Of a key that is in several tensors the last one counts.
 
         Raises:
             ConfigError: for a key that is in none of them.

@@ -1,6 +1,6 @@
-"""Weights of ids that are learned.
+"""Weights of ids that are learned: torch scales and pools rows, so that weights get a gradient.
 
-Rows come id by id, and torch scales and pools them, so that weights get their gradient.
+For that an exchange gives rows id by id.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def by_id_where_learned(batch: JaggedBatch) -> JaggedBatch:
 
 
 def pool_by_weights(
-    groups: Sequence[TableGroup], batch: JaggedBatch, found: Sequence[Tensor]
+    groups: Sequence[TableGroup], batch: JaggedBatch, rows_of_groups: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Embeddings of each group, ``[B, F, D]`` or ``[V, D]``, from the rows ``[V, D]`` of all its ids.
+    """Embeddings of each group, ``[B, F, D]`` or ``[V, D]``, from rows ``[V, D]`` of its ids.
 
     Args:
         groups: of tables.
         batch: whose rows were wanted id by id.
-        found: for each group.
+        rows_of_groups: for each group ``[V, D]``.
     """
     return [
         _pooled(group.space, batch.pick(group.space.features), rows)
-        for group, rows in zip(groups, found, strict=True)
+        for group, rows in zip(groups, rows_of_groups, strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
-"""Loss scaling: rows are updated inside backward, where gradients are still multiplied by the scale.
+"""Loss scaling: inside backward, where rows are updated, gradients are multiplied by the scale.
 
-``torch.amp.GradScaler.scale`` is wrapped once in a process: autograd then says at the begin of a
-backward pass which scaler scaled its loss. So a program that only does what torch's documentation
-tells it to trains rows right.
+``torch.amp.GradScaler.scale`` is wrapped once in a process: a hook then notes at the start of a
+backward pass which scaler scaled its loss. So a program that follows torch's documentation trains
+rows right and calls nothing of ours.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pibroch.exchange.recomputation import backward_pass
 
 
 class Scaler(Protocol):
-    """What of a scaler is needed.
+    """The methods of a scaler that are used here.
 
-    ``unscale_`` hears of gradients that are not finite, so that the scale gets smaller.
+    ``unscale_`` is shown gradients that are not finite, so that the scale gets smaller.
     """
 
     def get_scale(self) -> float:
-        """By what losses are multiplied now."""
+        """The factor by which losses are multiplied now."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at an optimizer's gradients and remember whether some are not finite."""
@@ -38,7 +38,7 @@ _OF_PASS: dict[int, Scaler] = {}
 
 
 def scaler_of_pass() -> Scaler | None:
-    """Of the backward pass that this thread is in, as far as torch's own scaled its loss."""
+    """The scaler of this thread's backward pass, if one of torch's scaled its loss."""
     number = backward_pass()
     return None if number is None else _OF_PASS.get(number)
 
@@ -46,24 +46,28 @@ def scaler_of_pass() -> Scaler | None:
 def unscaled(gradients: Sequence[Tensor], scaler: Scaler) -> tuple[list[Tensor], bool]:
     """Gradients of the loss itself, float32, and whether all are finite."""
     inverse = 1.0 / scaler.get_scale()
-    found = [gradient.float() * inverse for gradient in gradients]
-    return found, all(bool(torch.isfinite(gradient).all()) for gradient in found)
+    of_loss = [gradient.float() * inverse for gradient in gradients]
+    return of_loss, all(bool(torch.isfinite(gradient).all()) for gradient in of_loss)
 
 
-def tell(scaler: Scaler, is_finite: bool, rows: FusedOptimizer, overflow: FusedOptimizer) -> None:
-    """Let ``scaler.step(rows)`` know whether the rows' gradients were finite, and ``scaler.update()`` if they were not.
+def report_finite(
+    scaler: Scaler, is_finite: bool, rows: FusedOptimizer, overflow: FusedOptimizer
+) -> None:
+    """Show a scaler whether the rows' gradients were finite.
+
+    ``scaler.step(rows)`` and ``scaler.update()`` act on it.
 
     Args:
         scaler: of the pass.
         is_finite: on all ranks.
         rows: which users may pass to the scaler.
-        overflow: another one, which they know nothing of: a scaler looks at each optimizer once
-            between its updates.
+        overflow: another one, hidden from users: a scaler looks at each optimizer once between its
+            updates, and it may have looked at ``rows``.
     """
     rows.set_gradients(0.0 if is_finite else torch.inf)
     if not is_finite:
         overflow.set_gradients(torch.inf)
-        with suppress(RuntimeError):  # it knows already
+        with suppress(RuntimeError):  # it has been shown already
             scaler.unscale_(overflow)
 
 

@@ -262,6 +262,6 @@ def _spans_by_rank(floats: Sequence[tuple[Records, Spans]]) -> list[Records]:
 
 def _span_sums(spans: Sequence[Spans]) -> Spans:
     return [
-        (sum(whole for whole, _ in of_rank), sum(lent for _, lent in of_rank))
+        (sum(records for records, _ in of_rank), sum(weights for _, weights in of_rank))
         for of_rank in zip(*spans, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What a lookup gives where embeddings differ in width, or are not pooled.
+"""The result of a lookup where embeddings differ in width, or are not pooled.
 
 Shape legend: B samples, V ids of one reader, D its table's width, T positions of a padded sequence.
 """
@@ -73,7 +73,9 @@ class ReaderPlace:
 
 
 class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
-    """Embeddings by feature, or ``feature@table`` for one that reads several tables, in the order of the tables.
+    """Embeddings by feature, in the order of the tables.
+
+    A feature that reads several tables has a name for each, ``feature@table``.
 
     ``out["user"]`` is ``[B, D]``, or :class:`JaggedEmbeddings` where its table pools nothing.
 
@@ -108,7 +110,7 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
 
     @property
     def batch_size(self) -> int:
-        """B."""
+        """B, the number of samples."""
         part = self[next(iter(self))]
         return len(part) if isinstance(part, Tensor) else len(part.offsets) - 1
 
@@ -139,15 +141,13 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
 
     @cached_property
     def _parts(self) -> dict[str, Tensor | JaggedEmbeddings]:
-        """Of all readers; taken apart at once, so that a backward pass puts their gradients together at once."""
-        found: dict[str, Tensor | JaggedEmbeddings] = {}
+        """The embeddings of all readers, split at once, so that their gradients join at once."""
+        parts: dict[str, Tensor | JaggedEmbeddings] = {}
         pooled = self._pooled()
-        if (
-            len(pooled) == 1
-        ):  # one alone is no part, whose gradient would be copied into one of the whole
-            found |= dict.fromkeys(pooled, self.cat())
+        if len(pooled) == 1:  # not split: the gradient of a part would be copied into the whole's
+            parts |= dict.fromkeys(pooled, self.cat())
         elif pooled:
-            found |= zip(
+            parts |= zip(
                 pooled, self.cat().split([place.dim for place in pooled.values()], 1), strict=True
             )
         for number, (embeddings, offsets) in enumerate(
@@ -155,20 +155,20 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         ):
             if offsets is not None:
                 names = [name for name, where in self._places.items() if where.group == number]
-                found |= zip(names, _jagged(embeddings, offsets, len(names)), strict=True)
-        return found
+                parts |= zip(names, _jagged(embeddings, offsets, len(names)), strict=True)
+        return parts
 
 
 class OutputForm:
-    """How an exchange's embeddings, one tensor a group of tables, become what users get.
+    """Makes users' results of an exchange's embeddings, a tensor for each group of tables.
 
     Args:
         tables: all.
         groups: of them.
 
     Attributes:
-        is_tensor: whether that is one tensor, as all tables have one dim and are pooled.
-        dtype: of what users get.
+        is_tensor: whether users get one tensor, as all tables have one dim and are pooled.
+        dtype: of the results.
     """
 
     def __init__(self, tables: Sequence[Table], groups: Sequence[TableGroup]) -> None:
@@ -188,55 +188,60 @@ class OutputForm:
             name: of_reader[number] for number, name in enumerate(names_of_readers(tables))
         }
 
-    def joined(self, batch: JaggedBatch, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What leaves a lookup: each tensor once, as ``[B, F, D]`` where that is all."""
-        return tuple(found) if batch.by_id else self._joined(found)
+    def joined(self, batch: JaggedBatch, embeddings: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors of a lookup, each once; ``[B, F, D]`` where there is only that one."""
+        return tuple(embeddings) if batch.by_id else self._joined(embeddings)
 
-    def _joined(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _joined(self, embeddings: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.is_tensor:
-            return (found[0].unflatten(1, (-1, self._dim)),)
+            return (embeddings[0].unflatten(1, (-1, self._dim)),)
         return tuple(
-            dict(sorted(zip(self._tensor_of_group, found, strict=True), key=itemgetter(0))).values()
+            dict(
+                sorted(zip(self._tensor_of_group, embeddings, strict=True), key=itemgetter(0))
+            ).values()
         )
 
     def gradients(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The inverse, as the exchange wants them."""
-        found = [
+        """The inverse of :meth:`joined` for gradients: float32, contiguous, one for each group."""
+        # asking costs less than two calls that do nothing
+        plain = [
             each
             if each.dtype == torch.float32 and each.is_contiguous()
             else each.contiguous().float()
             for each in gradients
-        ]  # asking costs less than two calls that do nothing
+        ]
         if batch.by_id:
-            return found
-        return [found[number].flatten(1) for number in self._tensor_of_group]
+            return plain
+        return [plain[number].flatten(1) for number in self._tensor_of_group]
 
-    def of(self, batch: JaggedBatch, found: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
-        """What users get."""
+    def of(self, batch: JaggedBatch, tensors: Sequence[Tensor]) -> Tensor | EmbeddingOutput:
+        """What users get for the tensors of a lookup."""
         if batch.by_id:
-            found = self._joined(self._side_by_side(pool_by_weights(self._groups, batch, found)))
+            tensors = self._joined(
+                self._side_by_side(pool_by_weights(self._groups, batch, tensors))
+            )
         if self.dtype != torch.float32:
-            found = [each.to(self.dtype) for each in found]
+            tensors = [each.to(self.dtype) for each in tensors]
         if self.is_tensor:
-            return found[0]
+            return tensors[0]
         spaces = [each.space for each in self._groups]
         offsets = [
             None if space.is_pooled else batch.offsets_of(space.features) for space in spaces
         ]
         return EmbeddingOutput(
-            self._places, [found[number] for number in self._tensor_of_group], offsets
+            self._places, [tensors[number] for number in self._tensor_of_group], offsets
         )
 
-    def _side_by_side(self, found: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings of each group, ``[B, F, D]`` of those that are pooled, as an exchange gives them."""
+    def _side_by_side(self, embeddings_of_groups: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings as an exchange gives them, from those of each group, pooled ``[B, F, D]``."""
         parts: dict[int, Tensor] = {}
-        for each, embeddings in zip(self._groups, found, strict=True):
+        for each, embeddings in zip(self._groups, embeddings_of_groups, strict=True):
             if each.space.is_pooled:
                 parts |= zip(each.places, embeddings.unbind(1), strict=True)
         joined = torch.cat([parts[place] for place in sorted(parts)], 1) if parts else None
         return [
             joined if each.space.is_pooled and joined is not None else embeddings
-            for each, embeddings in zip(self._groups, found, strict=True)
+            for each, embeddings in zip(self._groups, embeddings_of_groups, strict=True)
         ]
 
 

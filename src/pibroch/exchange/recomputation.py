@@ -1,11 +1,9 @@
-"""Lookups that are made again inside a backward pass, as activation checkpointing does.
+"""Lookups that activation checkpointing repeats inside a backward pass: they get the same rows.
 
-They get what was read before.
-
-A later part of the same pass may have updated the rows since, and to look up again would cost
-messages between ranks. So what a lookup gives is kept where its forward pass is one that can be
-made again, as long as its graph lives. What happens inside is hidden from modes of torch that count
-operations, as selective checkpointing does: the second time it is less.
+The pass may have updated the rows since, and to look up again would cost messages between ranks. So
+the result of a lookup is kept where its forward pass may be repeated, as long as its graph lives.
+What happens inside is hidden from modes of torch that count operations, as those of selective
+checkpointing do: the second time there are fewer.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import TrainingError
 
 hidden = _disable_current_modes
-"""From modes; a context."""
+"""A context in which torch's dispatch modes see nothing."""
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
@@ -34,20 +32,20 @@ def backward_pass() -> int | None:
 
 
 def may_be_repeated() -> bool:
-    """Whether something decides here what autograd saves, so that a backward pass may make this forward pass again."""
+    """Whether a backward pass may repeat this forward pass: hooks decide what autograd saves."""
     return _top_hooks(False) is not None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KeptLookup:
-    """What a lookup gave for a batch."""
+    """The result of a lookup."""
 
     batch: JaggedBatch
     given: tuple[Tensor, ...]
 
 
 class KeptLookups:
-    """Those whose owners, the nodes of autograd's graph, are alive.
+    """Results of lookups whose owners, nodes of autograd's graph, are alive.
 
     Attributes:
         updated_in: the last backward pass that updated rows.
@@ -59,13 +57,13 @@ class KeptLookups:
         self._numbers = count()
 
     def keep(self, batch: JaggedBatch, given: Sequence[Tensor]) -> KeptLookup:
-        """A copy of what a lookup gave; the caller owns it."""
+        """Keep a copy of a lookup's result, as long as the caller holds what this returns."""
         kept = KeptLookup(batch, tuple(tensor.detach().clone() for tensor in given))
         self._kept[next(self._numbers)] = kept
         return kept
 
     def find(self, batch: JaggedBatch) -> tuple[Tensor, ...]:
-        """What was given for the same ids, in tensors of the caller's whose gradients nobody reads.
+        """The result for the same ids, in new tensors whose gradients lead nowhere.
 
         Raises:
             TrainingError: when nothing was kept, or rows changed between two lookups of the same
@@ -101,4 +99,4 @@ def _same_ids(one: JaggedBatch, other: JaggedBatch) -> bool:
     pairs = [(one.values, other.values), (one.offsets, other.offsets)]
     if one.weights is not None and other.weights is not None:
         pairs.append((one.weights, other.weights))
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    return all(torch.equal(a, b) for a, b in pairs)

@@ -1,7 +1,7 @@
-"""Rows on their way between pieces, as a plan cuts tables, and blocks of consecutive rows, as others want them.
+"""Moves rows between pieces, as a plan cuts tables, and blocks of consecutive rows.
 
-All ranks know all extents, so that nobody has to say what it sends, but for rows that a plan chose
-one by one: who holds such rows says which. A round moves as many rows as fit into a small buffer.
+All ranks know all extents, so messages need no headers; but of rows that a plan chose one by one
+their holder says which they are. A round moves as many rows as fit into a small buffer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Place:
 
     @property
     def rows(self) -> RowSet:
-        """Which ones it has; of rows that a plan chose those who hold them know alone."""
+        """Its rows; of rows that a plan chose one by one their holder knows alone."""
         return range(*self.extent.rows) if self.view is None else self.view.piece.rows
 
     def rows_in(self, block: range) -> Ints:
@@ -59,12 +59,12 @@ class _Place:
         return those_within(self.rows, block)
 
     def span_of(self, rows: Ints) -> slice:
-        """Where rows that :meth:`rows_in` gave lie among its rows."""
+        """The places of rows that :meth:`rows_in` returned among its rows."""
         first = int(places_of(self.rows, rows[:1])[0])
         return slice(first, first + len(rows))
 
     def numbers(self, field: str) -> RowArray:
-        """Of all its rows, which are here."""
+        """A field of all its rows, which are here."""
         assert self.view is not None
         return self.view.weights if field == WEIGHT else self.view.state[field]
 
@@ -84,22 +84,20 @@ class RowBlocks:
         for rank, pieces in enumerate(
             channel.gather([[*Extent.of(v.piece), v.piece.is_primary] for v in views])
         ):
-            found = []
+            places = []
             for number, (table, rows, columns, num_listed, is_primary) in enumerate(pieces):
                 view = views[number] if rank == here else None
-                found.append(
+                places.append(
                     _Place(Extent(table, tuple(rows), tuple(columns), num_listed), is_primary, view)
                 )
-            self._places.append(found)
+            self._places.append(places)
 
     def collect(
         self, table: Table, saved: SavedTable, fields: Sequence[str], blocks: Blocks
     ) -> dict[str, Records]:
         """This rank's block of a table: of each field float32 ``[rows, floats]``.
 
-        Blocks until it is there.
-
-        Beside it, memory is that of a small buffer.
+        Blocks until it is there. Beside it, it takes the memory of a small buffer.
         """
         rank = self._channel.ranks.rank
         widths = _widths(saved, fields)
@@ -108,35 +106,35 @@ class RowBlocks:
             for field, width in widths.items()
         }
         for chunks in _rounds(blocks, sum(widths.values())):
-            meetings = self._overlaps(table, chunks, only_primary=True)
+            overlaps = self._overlaps(table, chunks, only_primary=True)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
-            for (source, place, to), rows in meetings.items():
+            for (source, place, to), rows in overlaps.items():
                 for field in fields:
                     if source == rank:
                         some = place.numbers(field)[place.span_of(rows)]
                         send[to].append(np.ascontiguousarray(some, np.float32))
                     if to == rank:
                         counts[source] += len(rows) * len(_columns(place, saved, field))
-            came = self._exchange(send, counts)
-            for (source, place, to), rows in meetings.items():
+            received = self._exchange(send, counts)
+            for (source, place, to), rows in overlaps.items():
                 for field in fields if to == rank else ():
                     columns = _columns(place, saved, field)
-                    numbers = came[source].take((len(rows), len(columns)))
+                    numbers = received[source].take((len(rows), len(columns)))
                     out[field][rows - blocks[rank].start, as_slice(columns)] = numbers
         return out
 
     def spread(
         self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks
     ) -> None:
-        """The reverse: write this rank's block of a table into all pieces that have some of its rows, replicas included."""
+        """Write this rank's block of a table into all pieces with its rows, also replicas."""
         rank = self._channel.ranks.rank
         fields = list(numbers)
         for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
-            meetings = self._overlaps(table, chunks, only_primary=False)
+            overlaps = self._overlaps(table, chunks, only_primary=False)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
-            for (to, place, source), rows in meetings.items():
+            for (to, place, source), rows in overlaps.items():
                 for field in fields:
                     columns = _columns(place, saved, field)
                     if source == rank:
@@ -144,23 +142,20 @@ class RowBlocks:
                         send[to].append(np.ascontiguousarray(some, np.float32))
                     if to == rank:
                         counts[source] += len(rows) * len(columns)
-            came = self._exchange(send, counts)
-            for (to, place, source), rows in meetings.items():
+            received = self._exchange(send, counts)
+            for (to, place, source), rows in overlaps.items():
                 for field in fields if to == rank else ():
                     shape = len(rows), len(_columns(place, saved, field))
-                    place.numbers(field)[place.span_of(rows), slice(None)] = came[source].take(
+                    place.numbers(field)[place.span_of(rows), slice(None)] = received[source].take(
                         shape
                     )
 
     def _overlaps(
         self, table: Table, chunks: Blocks, *, only_primary: bool
     ) -> dict[_Overlap, Ints]:
-        """What pieces and blocks on either side of this rank have in common.
-
-        Who holds the piece, it, whose block; the rows.
-        """
+        """The rows that a piece and a block have in common, where one of the two is this rank's."""
         rank = self._channel.ranks.rank
-        found = dict[_Overlap, Ints]()
+        overlaps = dict[_Overlap, Ints]()
         unknown = list[_Overlap]()
         for holder, place in self._of(table, only_primary=only_primary):
             for owner, chunk in enumerate(chunks):
@@ -168,35 +163,35 @@ class RowBlocks:
                     continue
                 if place.extent.num_listed and holder != rank:
                     unknown.append(_Overlap(holder, place, owner))
-                found[_Overlap(holder, place, owner)] = place.rows_in(chunk)
+                overlaps[_Overlap(holder, place, owner)] = place.rows_in(chunk)
         if any(place.extent.num_listed for _, place in self._of(table, only_primary=only_primary)):
-            found |= self._ask(found, unknown)
-        return {meeting: rows for meeting, rows in found.items() if len(rows)}
+            overlaps |= self._exchange_rows(overlaps, unknown)
+        return {overlap: rows for overlap, rows in overlaps.items() if len(rows)}
 
-    def _ask(
-        self, known: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]
+    def _exchange_rows(
+        self, overlaps: Mapping[_Overlap, Ints], unknown: Sequence[_Overlap]
     ) -> dict[_Overlap, Ints]:
-        """Which rows other ranks' pieces of chosen rows have of this rank's block.
+        """The rows of this rank's block in other ranks' pieces of rows that a plan chose.
 
-        They learn of this rank's likewise.
+        Sends others the same of this rank's pieces.
         """
         ranks = self._channel.ranks
-        asked: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
-        for (holder, place, owner), rows in known.items():
+        rows_by_owner: list[list[Ints]] = [[] for _ in range(ranks.world_size)]
+        for (holder, place, owner), rows in overlaps.items():
             if place.extent.num_listed and holder == ranks.rank != owner:
-                asked[owner].append(rows)
+                rows_by_owner[owner].append(rows)
         lengths: list[list[list[int]]] = self._channel.gather(
-            [[len(rows) for rows in each] for each in asked]
+            [[len(rows) for rows in each] for each in rows_by_owner]
         )
-        flat = [rows for each in asked for rows in each]
-        coming = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
-        came = self._channel.all_to_all(
+        flat = [rows for each in rows_by_owner for rows in each]
+        lengths_here = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
+        received = self._channel.all_to_all(
             torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.int64)),
-            [sum(map(len, each)) for each in asked],
-            [sum(each) for each in coming],
+            [sum(map(len, each)) for each in rows_by_owner],
+            [sum(each) for each in lengths_here],
         )
-        parts = iter(came.split([length for each in coming for length in each]))
-        return {meeting: next(parts).numpy() for meeting in unknown}
+        parts = iter(received.split([length for each in lengths_here for length in each]))
+        return {overlap: next(parts).numpy() for overlap in unknown}
 
     def _of(self, table: Table, *, only_primary: bool) -> Iterator[tuple[int, _Place]]:
         for rank, pieces in enumerate(self._places):
@@ -206,11 +201,11 @@ class RowBlocks:
 
     def _exchange(self, send: Sequence[Sequence[Records]], counts: Sequence[int]) -> list[_Arrived]:
         flat = [part.reshape(-1) for parts in send for part in parts]
-        going = torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.float32))
-        came = self._channel.all_to_all(
-            going, [sum(part.size for part in parts) for parts in send], counts
+        sent = torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.float32))
+        received = self._channel.all_to_all(
+            sent, [sum(part.size for part in parts) for parts in send], counts
         )
-        return [_Arrived(part.numpy()) for part in came.split(list(counts))]
+        return [_Arrived(part.numpy()) for part in received.split(list(counts))]
 
 
 class _Overlap(NamedTuple):
@@ -246,5 +241,5 @@ def _widths(saved: SavedTable, fields: Sequence[str]) -> dict[str, int]:
 
 
 def _columns(place: _Place, saved: SavedTable, field: str) -> range:
-    """Of a field, what a piece has: its columns of the weights, or a row's one number whole."""
+    """The columns of a field that a piece has: its part of the weights, or all of other fields."""
     return range(*place.extent.columns) if field in saved.by_columns else range(saved.state[field])

@@ -1,7 +1,4 @@
-"""What every exchange does with a minibatch's ids.
-
-Resolve them, pool their rows, group them by row for the update.
-"""
+"""What every exchange does with a minibatch: resolve ids, pool rows, group ids by row."""
 
 from __future__ import annotations
 
@@ -92,11 +89,11 @@ class BatchIds:
 
     @property
     def num_samples(self) -> int:
-        """B."""
+        """B, the number of samples."""
         return (len(self.offsets) - 1) // self.num_features
 
     def gradient_rows(self, gradient: Tensor) -> Records:
-        """The gradient of what :func:`pool` gave as rows, among which :func:`group` says each position's."""
+        """The gradient of :func:`pool`'s result as rows, to which :func:`group`'s ``source`` points."""
         return gradient.numpy().reshape(
             -1, gradient.shape[-1] if self.columns is None else self.columns.unit
         )
@@ -124,9 +121,9 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:
-    """What :func:`pool` fills, ``[B, S]``: pooled embeddings of all groups.
+    """Room for pooled embeddings of all groups, ``[B, S]``, which :func:`pool` fills.
 
-    ``None`` where a batch has none.
+    ``None`` for a batch that has none.
     """
     width = next((each.columns.width for each in groups if each.columns is not None), None)
     return None if width is None or batch.by_id else torch.empty(batch.batch_size, width)
@@ -141,9 +138,8 @@ def pool(
 ) -> Tensor:
     """Pool records in the type of their weights, position v's ``rows[v]``.
 
-    Embeddings that are pooled come to lie in their columns of ``room_BS``, which is returned. Those
-    that have no columns get a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V,
-    D]``.
+    Pooled embeddings are written to their columns of ``room_BS``, which is returned. Those without
+    columns get a tensor of their own, ``[B, F * D]``, or where nothing is pooled ``[V, D]``.
     """
     columns = ids.columns
     if columns is None:
@@ -198,8 +194,8 @@ def group(ids: BatchIds, bounds: list[int] | None = None) -> Grouped:
     counts = grouping.dedupe(ids.row_ids, sequence, bounds, rows, segments, order)
     num_rows = 0
     for start, count in zip(bounds, counts, strict=False):
-        for found in (rows, segments):
-            found[num_rows : num_rows + count] = found[start : start + count]
+        for array in (rows, segments):
+            array[num_rows : num_rows + count] = array[start : start + count]
         num_rows += count
     segments[num_rows] = num_ids
     columns = alone(ids.num_features, 1) if ids.columns is None else ids.columns
@@ -225,7 +221,7 @@ class DistinctRows:
     """This rank's part of a batch, by distinct row.
 
     Attributes:
-        ids: of it; rows are addresses.
+        ids: of the batch; rows are addresses.
         grouped: the same by distinct address, rising, so that each owner's are consecutive.
         places: int64 ``[V]``, the number of each position's address among the distinct ones.
     """
@@ -270,10 +266,7 @@ def table_bounds(ids: BatchIds) -> list[int]:
 
 
 def is_one_hot(batch: JaggedBatch) -> bool:
-    """Whether every bag holds exactly one id.
-
-    At once for batches whose offsets are the shared ones of such batches.
-    """
+    """Whether every bag holds exactly one id; quick for batches with the shared offsets of such."""
     offsets = batch.offsets
     if offsets.data_ptr() == one_hot_offsets(offsets.numel() - 1).data_ptr():
         return True

@@ -1,4 +1,4 @@
-"""Tables in ``state_dict``, under TorchRec's names; and what moves whole tables needs of a module."""
+"""Tables in ``state_dict``, under TorchRec's names, and what states need of a module of tables."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class EmbeddingState:
     """What ``dcp.save`` and ``dcp.load`` take as a ``Stateful``; every rank passes one.
 
     Between ranks weights and every field of optimizer state are DTensors, ``Shard(0)`` over all
-    ranks; in one process they are plain tensors. ``step`` and the tables' learning rates are tensors
+    ranks; in one process plain tensors. ``step`` and the tables' learning rates are tensors
     too, so that DCP pickles nothing of this.
 
     Args:

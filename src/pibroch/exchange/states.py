@@ -58,7 +58,7 @@ class TableStates(nn.Module):
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Within, ``state_dict`` and ``load_state_dict`` of a module around this one omit the tables."""
+        """Within, ``state_dict`` and ``load_state_dict`` of an outer module omit the tables."""
         self._is_left_out = True
         try:
             yield

@@ -1,7 +1,4 @@
-"""How float32 rows and gradients travel between ranks.
-
-As they are, in 16 bits, or compressed without loss.
-"""
+"""How float32 rows and gradients travel between ranks: as they are, in 16 bits, or compressed."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ WIRES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 
 class RowWire:
-    """The way of one exchange's numbers between ranks.
+    """Carries the numbers of one exchange between ranks.
 
-    The communication thread's, all ranks call it in the same order.
+    The communication thread calls it, on all ranks in the same order.
 
     Args:
         channel: between the ranks.
@@ -54,9 +51,9 @@ class RowWire:
         return self.dtype == torch.float32
 
     def rounded(self, rows: Records) -> Records:
-        """What arrives of rows.
+        """Rows as they arrive elsewhere.
 
-        Those that are here already are read the same: places change no bit.
+        Rows of this rank are read rounded, too, so that places change no bit.
         """
         if self.is_exact:
             return rows
@@ -72,13 +69,13 @@ class RowWire:
     ) -> Tensor:
         """Send ``send_counts[p]`` consecutive ones of float32 ``rows`` to each rank p.
 
-        Returns what comes, in rank order.
+        Returns the rows of all ranks, in rank order.
 
         Args:
             rows: ``[sum(send_counts), ...]``.
             send_counts: rows for each rank.
             receive_counts: rows from each rank.
-            out: receives what comes and is returned, if given and there are several ranks.
+            out: to be filled with them and returned, if there are several ranks.
         """
         ranks = self.channel.ranks
         if ranks.world_size == 1 or not self.compress:
@@ -105,7 +102,7 @@ class RowWire:
     def carry_mixed(
         self, message: Records, send_counts: Spans, received: Records, receive_counts: Spans
     ) -> None:
-        """Send records, which stay float32, and weights, which are of the wire's type, and fill ``received`` with others'.
+        """Send records, as float32, and weights, in the wire's type, and fill ``received``.
 
         Args:
             message: for each rank in turn its records, then its weights.
@@ -122,20 +119,21 @@ class RowWire:
             )
             return
         sending = [
-            [whole.view(np.uint32), self._narrowed(lent)]
-            for whole, lent in _split(message, send_counts)
+            [records.view(np.uint32), self._narrowed(weights)]
+            for records, weights in _split(message, send_counts)
         ]
         places = _split(received, receive_counts)
-        arriving = [[whole.view(np.uint32), self._room_for(lent)] for whole, lent in places]
-        # spans of all parts are known on both sides, so they lie behind each other without a word
-        # about them
+        arriving = [
+            [records.view(np.uint32), self._room_for(weights)] for records, weights in places
+        ]
+        # both sides know the spans of all parts, so parts follow each other without headers
         if self.compress:
             self.sent += exchange_compressed(self.channel, sending, arriving)
         else:
             self._exchange(sending, arriving)
         if not self.is_exact:
-            for (_, lent), (_, narrow) in zip(places, arriving, strict=True):
-                torch.from_numpy(lent).copy_(
+            for (_, weights), (_, narrow) in zip(places, arriving, strict=True):
+                torch.from_numpy(weights).copy_(
                     torch.from_numpy(narrow.view(np.int16)).view(self.dtype)
                 )
 

@@ -223,7 +223,7 @@ class EmbeddingCollection(_Collection):
         return found
 
     def _ids(self, features: object) -> dict[str, torch.Tensor]:
-        known, _ = self._known(features)
+        known, _ = self._as_prepared(features)
         bounds = (
             known.offsets[:: max(1, known.batch_size)].tolist()
             if known.batch_size

@@ -31,7 +31,7 @@ def run(rank, world):
     assert tables.step == 1 and loss.isnan()
     fed = iter(tables.feed([batch] * 2, key=lambda each: each.sparse_features))
     next(fed)
-    assert tables._known(batch.to("cpu").sparse_features)[1], (
+    assert tables._as_prepared(batch.to("cpu").sparse_features)[1], (
         "a copy on the same device is known again"
     )
 

@@ -258,7 +258,7 @@ def test_of_one_object_fed_again_and_again_each_time_is_its_own():
     collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
     seen = set()
     for ids in collection.feed([features()] * 3):
-        known, is_fed = collection._known(ids)
+        known, is_fed = collection._as_prepared(ids)
         assert is_fed and known is collection._handed_out[-1][1]
         seen.add(id(known))
     assert len(seen) == 3

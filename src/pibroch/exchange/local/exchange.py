@@ -33,11 +33,11 @@ class LocalExchange(Exchange[list[BatchIds]]):
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], list[BatchIds]]:
         """See :class:`Exchange`."""
-        found = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
-        for _, problem in found:
+        resolved = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
+        for _, problem in resolved:
             if problem is not None:
                 raise problem
-        handle = [ids for ids, _ in found]
+        handle = [ids for ids, _ in resolved]
         room = room_for(self._groups, batch)
         return [
             self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)

@@ -75,7 +75,7 @@ class RetrieveExchange(AllToAllExchange):
         self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; without training batches are handed out as they are."""
+        """See :class:`Exchange`; without training it hands batches out as they are."""
         self._trains |= trains
         yield from super().feed(batches, trains) if self._keeps_step else batches
 
