@@ -93,7 +93,7 @@ class BatchIds:
         return (len(self.offsets) - 1) // self.num_features
 
     def gradient_rows(self, gradient: Tensor) -> Records:
-        """The gradient of :func:`pool`'s result as rows, to which :func:`group`'s ``source`` points."""
+        """The gradient of :func:`pool`'s result as rows, which :func:`group` numbers."""
         return gradient.numpy().reshape(
             -1, gradient.shape[-1] if self.columns is None else self.columns.unit
         )

@@ -56,10 +56,10 @@ def test_the_same_steps_as_on_the_host(device, learns):
                     *([weights.grad.cpu()] if learns else []),
                 ]
             )
-        for right, found in zip(*ends, strict=True):
-            torch.testing.assert_close(found, right)
-    for right, found in zip(host.pieces(), there.pieces(), strict=True):
-        np.testing.assert_allclose(found.weights, right.weights, rtol=1e-6)
+        for right, result in zip(*ends, strict=True):
+            torch.testing.assert_close(result, right)
+    for right, result in zip(host.pieces(), there.pieces(), strict=True):
+        np.testing.assert_allclose(result.weights, right.weights, rtol=1e-6)
     with torch.no_grad():
         assert there(keyed(device, 9))["x"].device.type == device
 

@@ -40,8 +40,8 @@ def test_the_example_runs():
     with ranks(2, EXAMPLE) as both:
         ran = [each.end(200) for each in both]
     assert [each.returncode for each in ran] == [0, 0], ran
-    said = "".join(each.stdout for each in ran)
-    sizes = dict(re.findall(r"rank (\d): log loss \d\.\d+, (\d+) bytes", said))
+    output = "".join(each.stdout for each in ran)
+    sizes = dict(re.findall(r"rank (\d): log loss \d\.\d+, (\d+) bytes", output))
     assert sizes == {"0": str(50 * 16 * 4), "1": "0"}  # weights and accumulators of 50 rows
 
 
@@ -60,9 +60,10 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
     program = """
         from pibroch.config import load_recipe
         from pibroch.errors import ConfigError
-        print(load_recipe("synthetic_small", ["embedding.exchange=ask_first"]).embedding.exchange.for_ranks(3).name)
+        chosen = ["embedding.exchange=ask_first"]
+        print(load_recipe("synthetic_small", chosen).embedding.exchange.for_ranks(3).name)
         try:
-            load_recipe("synthetic_small", ["embedding.exchange=ask_first", "embedding.exchange.wire=float16"])
+            load_recipe("synthetic_small", [*chosen, "embedding.exchange.wire=float16"])
         except ConfigError as error:
             print(error)
     """
@@ -81,27 +82,27 @@ def test_an_installed_package_is_known_to_recipes(tmp_path):
 
 def test_a_name_belongs_to_one_exchange(monkeypatch):
     monkeypatch.setattr(EXCHANGES, "_registered", {})
-    spec = ExchangeSpec("mine", "does nothing", ExchangeSection, print)
+    spec = ExchangeSpec("own", "does nothing", ExchangeSection, print)
     register_exchange(spec)
     register_exchange(spec)
-    assert find_exchange("mine") is spec and "mine" in exchanges()
-    with pytest.raises(ConfigError, match="a second exchange 'mine'"):
-        register_exchange(ExchangeSpec("mine", "something else", ExchangeSection, print))
+    assert find_exchange("own") is spec and "own" in exchanges()
+    with pytest.raises(ConfigError, match="a second exchange 'own'"):
+        register_exchange(ExchangeSpec("own", "something else", ExchangeSection, print))
     with pytest.raises(ConfigError, match="a second exchange 'local'"):
         register_exchange(ExchangeSpec("local", "something else", ExchangeSection, print))
-    with pytest.raises(ConfigError, match=r"exchange 'hers'.*'alltoall'"):
-        find_exchange("hers")
+    with pytest.raises(ConfigError, match=r"exchange 'other'.*'alltoall'"):
+        find_exchange("other")
 
 
 def test_unknown_options_are_refused():
     import pibroch as pb
 
-    for exchange, known in (
+    for exchange, option in (
         ("local", "none"),
         ("alltoall", "placement"),
         ("lookahead", "cache_rows"),
     ):
         with pytest.raises(
-            ConfigError, match=f"option 'lokahead' of exchange '{exchange}'.*{known}"
+            ConfigError, match=f"option 'lokahead' of exchange '{exchange}'.*{option}"
         ):
             pb.Embeddings([pb.Table("a", 3, 2)], pb.SGD(lr=1.0), exchange=exchange, lokahead=3)

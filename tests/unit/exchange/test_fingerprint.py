@@ -59,9 +59,9 @@ def train(exchange, loader, key=None):
     embeddings = pb.Embeddings([pb.Table("a", 12, 2)], pb.SGD(lr=1.0), exchange=exchange)
     seen = []
     for batch in embeddings.feed(loader, key=key):
-        asked = batch if key is None else key(batch)
-        embeddings(asked).sum().backward()
-        values = asked.values if key is None else asked.values()
+        batch_ids = batch if key is None else key(batch)
+        embeddings(batch_ids).sum().backward()
+        values = batch_ids.values if key is None else batch_ids.values()
         seen.append(values.tolist())
     return seen
 

@@ -32,7 +32,7 @@ def by_torch(embeddings, batch, weights):
         view.piece.table.name: torch.tensor(view.weights[:], requires_grad=True)
         for view in embeddings.pieces()
     }
-    found = {}
+    embedded = {}
     for table in embeddings.tables:
         for feature in table.features:
             place = batch.keys.index(feature)
@@ -43,13 +43,13 @@ def by_torch(embeddings, batch, weights):
             )
             parts = rows.split((ends[1:] - ends[:-1]).tolist())
             if table.pooling == "none":
-                found[feature, table.name] = rows
+                embedded[feature, table.name] = rows
                 continue
             pooled = torch.stack([part.sum(0) for part in parts])
             if table.pooling == "mean":
                 pooled = pooled / torch.tensor([max(1, len(part)) for part in parts])[:, None]
-            found[feature, table.name] = pooled
-    return found, tables
+            embedded[feature, table.name] = pooled
+    return embedded, tables
 
 
 @pytest.mark.parametrize(
@@ -64,22 +64,22 @@ def test_weights_and_rows_get_the_gradients_of_torch(tables, trains):
     expected, whole = by_torch(embeddings, batch, weights)
     out = embeddings(batch)
     if isinstance(out, torch.Tensor):
-        found = {
+        embedded = {
             key: out[:, place]
             for place, key in enumerate((f, table.name) for table in tables for f in table.features)
         }
     else:
         names = {name: name.split("@") for name in out}
         readers = {f: table.name for table in tables for f in table.features}
-        found = {
+        embedded = {
             (parts[0], parts[1] if len(parts) > 1 else readers[parts[0]]): part
             for name, parts in names.items()
             for part in [out[name] if isinstance(out[name], torch.Tensor) else out[name].values]
         }
-    assert found.keys() == expected.keys()
+    assert embedded.keys() == expected.keys()
     for key, right in expected.items():
-        torch.testing.assert_close(found[key], right)
-    sum((part**2).sum() for part in found.values()).backward()
+        torch.testing.assert_close(embedded[key], right)
+    sum((part**2).sum() for part in embedded.values()).backward()
     sum((part**2).sum() for part in expected.values()).backward()
     torch.testing.assert_close(batch.weights.grad, weights.grad)
     for view in embeddings.pieces():

@@ -1,4 +1,4 @@
-"""Scaled losses: rows move as without a scale, not at all where gradients are not finite, and the scaler hears of it."""
+"""Scaled losses: rows move as without a scale, and not at all where gradients are not finite."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_overflow_moves_no_row_counts_no_step_and_lowers_the_scale():
 
 @pytest.mark.parametrize("where", [0, 1, None])
 def test_gradients_of_rows_alone_that_are_not_finite_are_heard_of(where):
-    """Of either of two passes before an update, or of a model whose rows are all there is to be trained."""
+    """In either of two passes before an update, or of a model of which only rows are trained."""
     model = Clicks()
     scaler = torch.amp.GradScaler("cpu")
     optimizer = (
@@ -121,13 +121,13 @@ class Constant:
 
     def __init__(self, scale):
         self.scale = scale
-        self.heard = 0
+        self.num_unscaled = 0
 
     def get_scale(self):
         return self.scale
 
     def unscale_(self, optimizer):
-        self.heard += 1
+        self.num_unscaled += 1
 
 
 def test_a_scaler_of_ones_own_is_said():
@@ -137,9 +137,9 @@ def test_a_scaler_of_ones_own_is_said():
     assert model.table.scaled_by(scaler) is model.table
     (model(ones(2), ids(1, 2)).sum() * 256).backward()
     twin(ones(2), ids(1, 2)).sum().backward()
-    assert torch.equal(model.rows, twin.rows) and not scaler.heard
+    assert torch.equal(model.rows, twin.rows) and not scaler.num_unscaled
     (model(ones(2), ids(1, 2)).sum() * torch.inf).backward()
-    assert torch.equal(model.rows, twin.rows) and scaler.heard == 1
+    assert torch.equal(model.rows, twin.rows) and scaler.num_unscaled == 1
     model.table.scaled_by(None)
     (model(ones(2), ids(1, 2)).sum()).backward()
     twin(ones(2), ids(1, 2)).sum().backward()

@@ -67,10 +67,12 @@ def test_schedulers_of_torch_drive_the_rates_of_rows():
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
 def test_decoupled_decay_is_that_of_torch(name):
     """Every row is touched in each step, so that lazy and dense updates are the same."""
-    ours = {"Adam": pb.Adam, "SGD": pb.SGD}[name](lr=0.1, weight_decay=0.3, decoupled=True)
-    embeddings = pb.Embeddings([pb.Table("a", 5, 4)], ours)
+    optimizer = {"Adam": pb.Adam, "SGD": pb.SGD}[name](lr=0.1, weight_decay=0.3, decoupled=True)
+    embeddings = pb.Embeddings([pb.Table("a", 5, 4)], optimizer)
     dense = torch.nn.Parameter(torch.tensor(embeddings.shard.weights("a").copy()))
-    theirs = torch.optim.AdamW([dense], lr=0.1, weight_decay=0.3) if name == "Adam" else None
+    torch_optimizer = (
+        torch.optim.AdamW([dense], lr=0.1, weight_decay=0.3) if name == "Adam" else None
+    )
     batch = pb.JaggedBatch.from_one_hot(
         torch.zeros(5, 0), ["a"], torch.arange(5)[None], torch.zeros(5)
     )
@@ -79,11 +81,11 @@ def test_decoupled_decay_is_that_of_torch(name):
         ((embeddings(batch)[:, 0] - target) ** 2).sum().backward()
         loss = ((dense - target) ** 2).sum()
         (gradient,) = torch.autograd.grad(loss, dense)
-        if theirs is None:
+        if torch_optimizer is None:
             dense.data = dense.data * (1 - 0.1 * 0.3) - 0.1 * gradient
         else:
             dense.grad = gradient
-            theirs.step()
+            torch_optimizer.step()
     torch.testing.assert_close(
         torch.from_numpy(embeddings.shard.weights("a")), dense.data, rtol=1e-4, atol=1e-5
     )

@@ -112,13 +112,13 @@ def test_what_users_write_into_embeddings_is_not_in_what_was_kept():
     batch = pb.JaggedBatch.from_one_hot(
         torch.zeros(2, 0), ["a", "b"], torch.tensor([[1, 2], [3, 4]]), torch.zeros(2)
     )
-    found = []
+    results = []
     for way in ("plain", "checkpoint"):
         embeddings = pb.Embeddings(tables, pb.SGD(lr=1.0), seed=1)
         x = torch.ones(2, 7, requires_grad=True)
         WAYS[way](lambda x, e=embeddings: x * e(batch).cat().mul_(2.0), x).sin().sum().backward()
-        found.append([x.grad, *embeddings.full_state_dict().values()])
-    assert all(map(torch.equal, *found))
+        results.append([x.grad, *embeddings.full_state_dict().values()])
+    assert all(map(torch.equal, *results))
 
 
 def test_what_is_kept_goes_with_the_pass_or_the_graph():
@@ -137,7 +137,7 @@ def test_two_passes_over_blocks_of_one_graph():
     """Gradients of inputs alone, then everything: rows are updated by the second."""
     model = Blocks(("checkpoint",) * 3)
     want = Blocks(("plain",) * 3)
-    found = []
+    results = []
     for each in (model, want):
         torch.manual_seed(5)
         x = torch.ones(2, 4, requires_grad=True)
@@ -145,9 +145,9 @@ def test_two_passes_over_blocks_of_one_graph():
         (first,) = torch.autograd.grad(loss, x, retain_graph=True)
         before = each.table.step
         loss.backward()
-        found.append([first, x.grad, *(p.grad for p in each.layers.parameters())])
+        results.append([first, x.grad, *(p.grad for p in each.layers.parameters())])
         assert before == 0 and each.table.step == 3
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *results))
     assert (model.table.shard.records == want.table.shard.records).all()
 
 
@@ -185,7 +185,7 @@ def test_frozen_and_evaluated_tables_are_looked_up_again():
 
 
 def test_a_lookup_without_gradients_in_a_pass_that_moved_rows_is_refused():
-    """It is in the forward pass of a block that is made again, where it read the rows as they were."""
+    """It is in the forward pass of a block that is repeated, where it read the rows before."""
     table = pb.Embeddings([pb.Table("a", 6, 4)], pb.SGD(lr=1.0))
     layer = nn.Linear(4, 4)
 

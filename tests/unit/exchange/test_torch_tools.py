@@ -83,15 +83,15 @@ def test_every_row_has_its_test():
 def losses(model, num_steps=3, call=None, x=None):
     """Train; returns the losses."""
     optimizer = torch.optim.SGD(model.net.parameters(), lr=0.1)
-    found = []
+    of_steps = []
     for step in range(num_steps):
         optimizer.zero_grad()
         forward = model if call is None else call
         loss = forward(ones(2) if x is None else x, ids(step, 2)).square().mean()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        of_steps.append(loss.item())
+    return of_steps
 
 
 def test_autocast():
@@ -193,14 +193,14 @@ def test_transforms_are_refused():
 def test_hooks():
     model = Clicks(seed=1)
     twin = Clicks(seed=1)
-    heard = []
+    calls = []
     table = model.table
-    table.register_forward_pre_hook(lambda *_: heard.append("before"))
-    table.register_forward_hook(lambda *_: heard.append("after"))
+    table.register_forward_pre_hook(lambda *_: calls.append("before"))
+    table.register_forward_hook(lambda *_: calls.append("after"))
     table.register_full_backward_pre_hook(lambda _, grads: (grads[0] * 2,))
-    table.register_full_backward_hook(lambda _, into, grads: heard.append(grads[0].shape))
+    table.register_full_backward_hook(lambda _, into, grads: calls.append(grads[0].shape))
     model(ones(2), ids(1, 2)).sum().backward()
-    assert heard == ["before", "after", torch.Size([2, 1, 4])]
+    assert calls == ["before", "after", torch.Size([2, 1, 4])]
     rows = twin.table(ids(1, 2))
     rows.register_hook(lambda gradient: gradient * 2)  # rows move by what hooks return
     twin.net(torch.cat([ones(2), rows[:, 0]], 1)).sum().backward()
@@ -378,22 +378,22 @@ def test_what_lightning_does():
     twin = Clicks(seed=1).bfloat16()
     x = ones(2, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
+    of_steps = []
     for step in range(3):
 
         def closure(step=step):
             loss = model(x, ids(step, 2)).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            found.append(loss.item())
+            of_steps.append(loss.item())
             return loss
 
         optimizer.step(closure)
-    assert found == losses(twin, x=x) and torch.equal(model.rows, twin.rows)
+    assert of_steps == losses(twin, x=x) and torch.equal(model.rows, twin.rows)
 
 
 def test_what_accelerate_does():
-    """It wraps the forward into autocast, scales the loss divided by the steps to accumulate, and unscales before clipping."""
+    """It wraps the forward into autocast, scales the divided loss, and unscales before clipping."""
     model = Clicks(seed=1)
     twin = Clicks(seed=1)
     scaler = torch.amp.GradScaler("cpu")

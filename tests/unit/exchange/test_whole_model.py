@@ -134,7 +134,7 @@ def test_an_optimizer_that_was_saved_without_it_loads(tmp_path):
     dense = torch.optim.Adam(model.net.parameters(), lr=0.1)
     dense.step()
     saved = pb.save(tmp_path, model.table, model=model, optimizer=dense)
-    everything = torch.optim.Adam(model.parameters(), lr=0.2)
-    pb.load(saved, model.table, model=model, optimizer=everything)
-    assert everything.param_groups[0]["lr"] == 0.1
-    assert len(everything.state) == len(dense.state)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.2)
+    pb.load(saved, model.table, model=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert len(optimizer.state) == len(dense.state)

@@ -9,9 +9,9 @@ that this rank alone touched. By the plan no row of these is one that the commun
 writes at the time, so there is no lock.
 
 A place below ``num_home`` is a row of this rank's own shard, one from there on a slot. A message to
-a rank is flat: whole records that go there for good, then weights lent for one step. A transfer's
-``counts`` have four rows (records out, weights out, records in, weights in) and a column for each
-rank, then for each server.
+a rank is flat: whole records that go there for good, then weights borrowed for one step. The
+``counts`` of a transfer have four rows (records out, weights out, records in, weights in) and a
+column for each rank, then for each server.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ ROUND_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Rows that servers are asked for and have not sent.
+    """Rows that were requested of servers, which have not sent them.
 
     Attributes:
         answers: of the servers.

@@ -75,7 +75,7 @@ class RetrieveExchange(AllToAllExchange):
         self._has_copies = any(lane.copies is not None for lane in self._row_lanes)
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
-        """See :class:`Exchange`; without training it hands batches out as they are."""
+        """See :class:`Exchange`; without training it hands out batches as they are."""
         self._trains |= trains
         yield from super().feed(batches, trains) if self._keeps_step else batches
 
@@ -90,7 +90,7 @@ class RetrieveExchange(AllToAllExchange):
             return self._look_up_alone(batch, averaged_at), Routed(batch, ())
 
     def forget(self) -> None:
-        """See :class:`Exchange`; lookups after this one, of whatever rank, read what was written."""
+        """See :class:`Exchange`; later lookups, of whatever rank, read what was written."""
         super().forget()
         self._held.advance()
         self._host.publish(VERSION, self._held.version)

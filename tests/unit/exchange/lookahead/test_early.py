@@ -43,16 +43,16 @@ def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capaci
             travels = rows_moved(
                 [plan.next_step, *plan.evicted, *([] if plan.prefetch is None else [plan.prefetch])]
             )
-            for wanted, rows in promised[rank]:
-                if step < wanted - 2:  # its plan moves what the step after next reads
+            for reading_step, rows in promised[rank]:
+                if step < reading_step - 2:  # its plan moves what the step after next reads
                     assert not travels & rows
             rows = set(plan.early.tolist())
             if rows:
-                wanted = step + early_steps(lookahead)
-                assert rows <= set(touches[wanted][rank].tolist())
-                for between in range(step, wanted):
+                reading_step = step + early_steps(lookahead)
+                assert rows <= set(touches[reading_step][rank].tolist())
+                for between in range(step, reading_step):
                     assert not rows & set(np.concatenate(touches[between]).tolist())
-                promised[rank].append((wanted, rows))
+                promised[rank].append((reading_step, rows))
                 num_early += len(rows)
     assert (num_early > 20) == bool(early_steps(lookahead)), num_early
 

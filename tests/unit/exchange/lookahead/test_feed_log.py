@@ -84,16 +84,15 @@ def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
     other = PlanService(BOUNDS, [8], 2, 2, "lrpp", True, goes_on=True)
     first_step = 7
     first_request = 4
-    for number, parts in enumerate(
-        STEPS[:3], first_step
-    ):  # trainer 1 has told before trainer 0 says where it is
+    # trainer 1 sends its steps before trainer 0 says where it is
+    for number, parts in enumerate(STEPS[:3], first_step):
         other.add(1, number, 2, [np.array(parts[1])])
-    asked = [
+    requests = [
         (first_request + n, PlanRequest(kind, 2, 7 + steps))
         for n, (kind, steps) in enumerate(REQUESTS[:2])
     ]
     other.go_on(1, 5, 0, [])  # of which two steps are of a feed that trainer 0 has left
-    other.go_on(0, first_step, first_request, asked)
+    other.go_on(0, first_step, first_request, requests)
     other.add(1, 5, 1, [np.array([3])])
     with pytest.raises(ProtocolError, match="each once"):
         other.go_on(0, first_step, first_request, [])
@@ -106,15 +105,15 @@ def test_one_in_its_place_gives_the_answers_that_it_would_have_given():
         other.add(0, number, 2, [np.array(parts[0])])
     for number, parts in enumerate(STEPS[3:], first_step + 3):
         other.add(1, number, 2, [np.array(parts[1])])
-    for mine, right in zip(later, expected[1:], strict=True):
-        found = decode_plan(parts_of(mine))
-        wanted = decode_plan(Parts(*(part.numpy() for part in right)))
-        assert np.array_equal(found.places, wanted.places) and np.array_equal(
-            found.used, wanted.used
+    for answer, right in zip(later, expected[1:], strict=True):
+        plan = decode_plan(parts_of(answer))
+        right_plan = decode_plan(Parts(*(part.numpy() for part in right)))
+        assert np.array_equal(plan.places, right_plan.places) and np.array_equal(
+            plan.used, right_plan.used
         )
         assert (
-            np.array_equal(found.critical.given, wanted.critical.given)
-            and found.lookahead == wanted.lookahead
+            np.array_equal(plan.critical.given, right_plan.critical.given)
+            and plan.lookahead == right_plan.lookahead
         )
     with pytest.raises(TrainingError, match="about feed 1 in feed"):
         left.wait()

@@ -33,7 +33,10 @@ class Rank:
 
 
 class Lab:
-    """All ranks that train; ``touched`` counts the true updates of each row, ``served`` those that servers know of."""
+    """All ranks that train.
+
+    ``touched`` counts the true updates of each row, ``served`` those that its server has.
+    """
 
     def __init__(self, bounds, capacity, num_trainers, **options):
         self.ranks = [
@@ -69,22 +72,22 @@ class Lab:
             for other in range(len(self.ranks)):
                 for kind, places in ((0, transfer.records_in), (1, transfer.weights_in)):
                     chosen = places[starts[kind + 2, other] : starts[kind + 2, other + 1]]
-                    came = sent[kind, other, rank.rank]
-                    assert len(chosen) == len(came)
-                    for place, (row, version) in zip(chosen, came, strict=True):
+                    received = sent[kind, other, rank.rank]
+                    assert len(chosen) == len(received)
+                    for place, (row, version) in zip(chosen, received, strict=True):
                         rank.rows[place] = row
                         rank.versions[place] = version
                         if kind == 0:
                             assert place >= rank.num_home or place == row - rank.bounds[rank.rank]
                             if place < rank.num_home:
                                 rank.evicted.append(int(row))
-                    self.vectors += len(came)
+                    self.vectors += len(received)
 
     def serve(self, transfers):
-        """What servers do: take what comes, then give what is wanted, by the rows' addresses."""
+        """Servers take records first, then give rows, by their addresses."""
         for rank, transfer in zip(self.ranks, transfers, strict=True):
             starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
-            assert not transfer.counts[1, len(self.ranks) :].any(), "weights lent to a server"
+            assert not transfer.counts[1, len(self.ranks) :].any(), "weights for a server"
             for server in self.servers:
                 for place in transfer.records_out[starts[0, server] : starts[0, server + 1]]:
                     row = rank.rows[place]
@@ -95,7 +98,7 @@ class Lab:
                     self.served[row] = rank.versions[place]
                     self.at_server[row] = 1
                     rank.evicted.append(int(row))
-        lent = []
+        fetched = []
         for rank, transfer in zip(self.ranks, transfers, strict=True):
             starts = np.cumsum(np.pad(transfer.counts, ((0, 0), (1, 0))), 1)
             for server in self.servers:
@@ -116,8 +119,8 @@ class Lab:
                         rank.versions[place] = self.served[row]
                         if kind == 2:
                             rank.fetched.append(int(row))
-                            lent.append(row)
-        self.at_server[lent] = 0
+                            fetched.append(row)
+        self.at_server[fetched] = 0
 
     def update(self, gradients, ids_of_rank):
         """Each owner adds one version if exactly the right contributions come."""
@@ -131,15 +134,17 @@ class Lab:
                 ]
                 self.vectors += len(chosen)
         for rank, plan in zip(self.ranks, gradients, strict=True):
-            came = [each for other in range(len(self.ranks)) for each in given[other, rank.rank]]
+            received = [
+                each for other in range(len(self.ranks)) for each in given[other, rank.rank]
+            ]
             own = [(int(row), rank.rank) for row in ids_of_rank[rank.rank]]
             first = plan.first_received
             for u, place in enumerate(plan.places):
                 row = rank.rows[place]
                 sources = plan.source[plan.segments[u] : plan.segments[u + 1]]
-                found = [own[i] if i < len(own) else came[i - first] for i in sources]
+                summed = [own[i] if i < len(own) else received[i - first] for i in sources]
                 right = [(int(row), r) for r in range(len(self.ranks)) if row in ids_of_rank[r]]
-                assert found == right, (rank.rank, row, found, right)
+                assert summed == right, (rank.rank, row, summed, right)
                 rank.versions[place] += 1
 
 
@@ -158,7 +163,7 @@ class Sums:
 def run(
     bounds, stream, lookahead, capacity, design="lrpp", delayed=True, restart_at=None, in_full=True
 ):
-    """Train on ``stream`` (steps of sorted distinct ids by rank) and check every read and every update.
+    """Train on ``stream`` (steps of sorted distinct ids by rank); check all reads and updates.
 
     Homes beyond the ranks that ``stream`` has are servers'.
     """
@@ -240,8 +245,8 @@ def run(
             assert plans[0].used[rank.rank] <= capacity
         in_force.append(plans[0].lookahead)
     for rank in lab.ranks:
-        mine = slice(rank.bounds[rank.rank], rank.bounds[rank.rank + 1])
-        assert np.array_equal(rank.versions[: rank.num_home], lab.touched[mine]), (
+        home = slice(rank.bounds[rank.rank], rank.bounds[rank.rank + 1])
+        assert np.array_equal(rank.versions[: rank.num_home], lab.touched[home]), (
             "an update was lost"
         )
     assert np.array_equal(
@@ -276,12 +281,12 @@ def bounds_of(rng, num_rows, num_ranks, num_servers=0):
 
 def largest_number_of_rows(step, design, num_servers):
     """Slots that a rank needs at least."""
-    everything = np.unique(np.concatenate(step))
+    all_rows = np.unique(np.concatenate(step))
     if design == "replicated":
-        return len(everything)
+        return len(all_rows)
     if design == "partitioned" and num_servers:
         return max(
-            len(np.union1d(rows, everything[everything % len(step) == rank]))
+            len(np.union1d(rows, all_rows[all_rows % len(step) == rank]))
             for rank, rows in enumerate(step)
         )
     return max(map(len, step))
@@ -360,15 +365,15 @@ def test_so_many_ranks_cannot_be():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"lookahead": 0}, "lookahead 0"),
         ({"capacity": -1}, "cache of -1"),
         ({"design": "lru"}, "'lru'"),
     ],
 )
-def test_what_cannot_be(options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
         Oracle(np.array([0, 5]), 0, **({"lookahead": 1, "capacity": 5} | options))
 
 
@@ -383,16 +388,14 @@ def test_lookahead_shrinks_when_the_cache_is_small_and_grows_again():
 
 
 def test_the_window_may_need_more_room_while_a_step_is_planned():
-    """As the lookahead grows again, ``plan`` takes more steps in than the ring of touches has held so far."""
+    """As the lookahead grows again, ``plan`` takes in more touches than the ring has held."""
     rng = np.random.default_rng(5)
-    again = [
-        [np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)
-    ]  # most of them wait: the lookahead shrinks
-    alone = [
-        [np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)
-    ]  # none of them: it grows
-    found = run([0, 0, 110_000], again + alone, 20, 4_000, in_full=False)[1]
-    assert min(found) < 5 and max(found) > 15
+    # most of these wait: the lookahead shrinks
+    again = [[np.unique(rng.integers(0, 6_000, 3_900))] for _ in range(20)]
+    # none of these: it grows
+    alone = [[np.arange(first, first + 3_900)] for first in range(6_000, 110_000, 4_000)]
+    in_force = run([0, 0, 110_000], again + alone, 20, 4_000, in_full=False)[1]
+    assert min(in_force) < 5 and max(in_force) > 15
 
 
 def test_a_longer_lookahead_moves_fewer_rows():
@@ -476,7 +479,7 @@ def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, m
             (lambda plan: plan.critical, True),
             (lambda plan: plan.deferred, False),
         ):
-            found = {
+            sums_by_owner = {
                 (int(stream[step][rank.rank][i]), rank.rank, owner)
                 for rank, plan in zip(ranks, plans, strict=True)
                 for owner, given in enumerate(
@@ -484,7 +487,7 @@ def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, m
                 )
                 for i in given
             }
-            assert found == naive.gradients(step, is_critical).gradients
+            assert sums_by_owner == naive.gradients(step, is_critical).gradients
         check([plan.next_step for plan in plans], naive.soon(step + 1))
         check([plan.evicted[0] for plan in plans], naive.leaving(step))
         if plans[0].prefetch is not None:

@@ -1,4 +1,4 @@
-"""Plan requests wait for the steps that they are about, and are answered in the order of their numbers."""
+"""Plan requests wait for the steps that they are about, and are answered in their order."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, PlanQueue, Pl
 
 BOUNDS = np.array([0, 5, 10])
 STEPS = [
-    [np.array(mine), np.array(others)]
-    for mine, others in [([1, 7], [7]), ([7], [2]), ([8, 9], [4]), ([0], [9])]
+    [np.array(own), np.array(others)]
+    for own, others in [([1, 7], [7]), ([7], [2]), ([8, 9], [4]), ([0], [9])]
 ]
 
 
@@ -56,8 +56,8 @@ def test_a_new_feed_forgets_the_one_before():
 
 def test_only_queue_about_a_step_that_fits_nowhere_are_refused():
     queue = make(capacity=3)
-    for mine in ([1, 7], [5, 6, 7, 8], [1]):
-        queue.add(1, [[np.array(mine), np.array([6])]])
+    for own in ([1, 7], [5, 6, 7, 8], [1]):
+        queue.add(1, [[np.array(own), np.array([6])]])
     for number, (what, num_steps) in enumerate([("open", 1), ("plan", 2), ("plan", 3)]):
         queue.ask(number, PlanRequest(what, 1, num_steps))
     assert len(queue.answer(queue.take()[1])[0].places) == 2

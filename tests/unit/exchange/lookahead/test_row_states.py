@@ -23,7 +23,7 @@ def bits_of(answer):
 
 
 def check_same_plans(oracles, stream, lookahead, restart_at=None):
-    """Both plan a stream of steps (addresses by rank) alike, told of it as early as an exchange tells."""
+    """Both plan a stream of steps (addresses by rank) alike, which they get as in an exchange."""
     added = 0
     for step in range(len(stream)):
         while added < min(step + lookahead + 1, len(stream)):
@@ -93,7 +93,7 @@ def test_plans_are_the_same_when_more_rows_come_than_there_was_room_for():
 
 @contextmanager
 def allocated():
-    """A function that says how many bytes were allocated in the block, used or not, now and at most."""
+    """A function that returns the bytes allocated in the block, used or not, now and at most."""
     tracemalloc.start()
     try:
         yield tracemalloc.get_traced_memory

@@ -63,9 +63,9 @@ class Driver:
         taken = self.window.take_read()
         assert taken == self.unannounced
         for step in taken:
-            goes_on = self.window.admit(step)
-            assert goes_on == (step.feed == self.feed)
-            if goes_on:
+            is_part = self.window.admit(step)
+            assert is_part == (step.feed == self.feed)
+            if is_part:
                 self.num_numbers += 1
                 assert step.number == self.num_numbers  # as the oracle counts
                 self.admitted.append(step)
@@ -86,9 +86,9 @@ class Driver:
         self.admitted.pop(0)
         assert self.window.open() == (not self.is_open)
         self.is_open = True
-        known = self.window.num_known(step, self.window.lookahead)
+        number = self.window.num_known(step, self.window.lookahead)
         last = self.admitted[: self.window.lookahead][-1:] or [step]
-        assert known == last[0].number >= step.number
+        assert number == last[0].number >= step.number
         self.window.fly(step)
         self.in_flight = step
 

@@ -42,7 +42,7 @@ _FIRST_TOUCHES = 1 << 16
 
 
 def early_steps(lookahead: int) -> int:
-    """How many steps before it is read a row may be asked of a server; 0 for not at all.
+    """How many steps before it is read a row may be requested of a server; 0 for not at all.
 
     So the server may be late. Plans move rows two steps ahead.
 
@@ -470,7 +470,7 @@ class Oracle:
         row = np.empty(size, self._row_type)
         owner = np.empty(size, rank_type(self._num_ranks))
         states = self._states
-        readers, then, lent = (np.empty((len(words), size), masks) for _ in range(3))
+        readers, then, borrowed = (np.empty((len(words), size), masks) for _ in range(3))
         number, behind, place = (np.empty(size, np.int32) for _ in range(3))
         return Window(
             words,
@@ -481,6 +481,6 @@ class Oracle:
             behind=behind,
             then=then,
             owner=owner,
-            lent=lent,
+            lent=borrowed,
             place=place,
         )
