@@ -8,7 +8,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 import pytest
 
 import doc_pages
-from doc_pages import BLOCKS, PYTHON, ROOT
+from doc_pages import BLOCKS, GUIDES, NOTES, PYTHON, ROOT
 from forked import Program
 from pibroch.config import load_recipe
 from pibroch.data import Schema
@@ -243,6 +243,17 @@ def test_a_design_note_is_short_and_says_what_was_decided(path):
     assert len(text.split()) <= 600
     assert text.startswith(f"# {path.stem[:4]}: ")
     assert "\n## Decided\n" in text
+
+
+def test_lines_of_a_page_are_of_100_characters():
+    """But for rows of tables and links to other sites, which cannot be broken, and the README."""
+    pages = [*GUIDES[1:], *NOTES, ROOT / "ARCHITECTURE.md"]
+    assert not [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in pages
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 100 and not line.startswith("|") and "](http" not in line
+    ]
 
 
 def test_the_readme_is_read_in_a_few_minutes():
