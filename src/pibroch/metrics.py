@@ -70,8 +70,8 @@ class StreamingMetrics:
     Example:
         >>> metrics = StreamingMetrics(["click"])
         >>> metrics.add(torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1.0, 0.0, 1.0]))
-        >>> latest = metrics.compute()["click"].lifetime
-        >>> latest.auc, round(found.normalized_entropy, 3), found.num_samples
+        >>> lifetime = metrics.compute()["click"].lifetime
+        >>> lifetime.auc, round(lifetime.normalized_entropy, 3), lifetime.num_samples
         (1.0, 0.479, 3)
     """
 
