@@ -37,7 +37,7 @@ A thread of its own answers, whatever the rank computes.
 
 
 class Holder(Protocol):
-    """Reads rows of this rank for others; their threads call it."""
+    """Reads rows of this rank for others; a thread for each of them calls it."""
 
     def answer(
         self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
