@@ -72,7 +72,10 @@ def link_outside(text: str, path: str) -> str:
 
 
 def describe_names(module_name: str) -> str:
-    """Autodoc's directives for the public names of a module, those apart that ``pibroch`` itself has, too."""
+    """Autodoc's directives for the public names of a module.
+
+    Those that ``pibroch`` itself has, too, stand apart.
+    """
     module = importlib.import_module(module_name)
     top = importlib.import_module("pibroch")
     names = [name for name in sorted(module.__all__, key=str.lower) if not name.startswith("__")]
@@ -97,7 +100,10 @@ def describe_names(module_name: str) -> str:
 
 
 def directive(name: str, thing: object) -> list[str]:
-    """Of one name; a value is there by its name alone, for the docstring that it has is its type's."""
+    """The directive of one name.
+
+    A value is there by its name alone, for the docstring that it has is its type's.
+    """
     if inspect.isclass(thing):
         return [
             f".. auto{'exception' if issubclass(thing, BaseException) else 'class'}:: {name}",

@@ -1,4 +1,7 @@
-"""Files that version 0.1 wrote, whose ``[model]`` has all models' settings, are read as they were."""
+"""Files that version 0.1 wrote are read as they were.
+
+Their ``[model]`` has all models' settings.
+"""
 
 from pathlib import Path
 

@@ -10,7 +10,10 @@ from pibroch.collectives.segment_trade import receive_segment
 
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_who_has_ended_sends_no_memory(has_unread):
-    """One that left something unread is seen as a connection that was reset, another one as closed."""
+    """A peer that left something unread is seen as a reset connection.
+
+    Another one is seen as closed.
+    """
     ours, theirs = socket.socketpair()
     if has_unread:
         ours.send(b"unread")

@@ -192,7 +192,8 @@ def test_keys_of_earlier_recipes_are_read_with_a_warning(recipe, caplog):
         ),
         (
             ["oracle=central"],
-            r"`embedding\.oracle = .central.`.*need nothing, or `embedding\.exchange = .lookahead.`",
+            r"`embedding\.oracle = .central.`.*"
+            r"need nothing, or `embedding\.exchange = .lookahead.`",
         ),
         (
             ["exchange=lookahead", "exchange.lookahead=0"],

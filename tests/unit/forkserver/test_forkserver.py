@@ -27,11 +27,13 @@ def child():
     if what == "tell":
         name = Path("/proc/self/comm").read_text().strip()
         descriptors = sorted(int(each) for each in os.listdir("/proc/self/fd"))
-        (folder / "told").write_text(json.dumps([sys.argv[1:], sorted(os.environ), name, len(descriptors), sys.stdin.read()]))
+        state = [sys.argv[1:], sorted(os.environ), name, len(descriptors), sys.stdin.read()]
+        (folder / "told").write_text(json.dumps(state))
         sys.exit(7)
     if what == "keep":
         found = link.keep("rows", sys.argv[2], int(sys.argv[3]))
-        (folder / sys.argv[4]).write_text(json.dumps([found.is_new, found.memory[0], len(found.memory)]))
+        state = [found.is_new, found.memory[0], len(found.memory)]
+        (folder / sys.argv[4]).write_text(json.dumps(state))
         found.memory[0] = 42
         none = link.kept("nothing")
         assert none is None

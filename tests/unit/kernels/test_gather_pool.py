@@ -11,7 +11,7 @@ RAGGED = [0, 1, 2, 5, 0, 3, 1, 1, 7, 0, 0, 2]
 
 
 def bags(lengths, num_rows, seed=0):
-    """Ids below num_rows, skewed so that duplicates abound, and the offsets of bags of these lengths."""
+    """Ids below num_rows, with many duplicates, and the offsets of bags of these lengths."""
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ids = (rng.random(offsets[-1]) ** 6 * num_rows).astype(np.int64)

@@ -84,7 +84,10 @@ def test_what_needs_no_rounding_stays_what_it_is():
 
 
 def test_the_distribution_of_rounding_has_no_bias():
-    """The share that is rounded up is what is cut over what may be added, within five standard errors, for all that is cut."""
+    """The share that is rounded up is what is cut over what may be added.
+
+    Within five standard errors, for all that is cut.
+    """
     cut = np.array([1, 2, 100, 0x2000, 0x4000, 0x8000, 0xC000, 0xFFF0, 0xFFFF], np.uint32)
     num_steps = 400
     dim = 256

@@ -12,7 +12,7 @@ from pibroch.kernels.operation import Operation
 
 
 def echo(records, rows, offsets, scale, first_columns, dim, unit, out):
-    """Each sample's columns hold the row that the feature's bag of one names, not what lies there."""
+    """Each sample's columns hold the row of its feature's one id, not what lies there."""
     for feature, first in enumerate(first_columns):
         out[:, first : first + dim] = rows[offsets[feature * len(out) : -1][: len(out)], None]
 

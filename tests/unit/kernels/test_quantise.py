@@ -1,4 +1,7 @@
-"""Rows of bytes and halves: how they are made, and looked up in files of which each holds some of the rows."""
+"""Rows of bytes and halves: how they are made and looked up.
+
+Also in files of which each holds some of the rows.
+"""
 
 import numpy as np
 import pytest

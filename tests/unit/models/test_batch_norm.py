@@ -1,4 +1,7 @@
-"""Batch norm as one process uses it, and its formulas over ranks against torch's for a world of one."""
+"""Batch norm in one process, and its formulas over ranks against torch's.
+
+Those are for a world of one.
+"""
 
 from typing import Any
 

@@ -94,7 +94,10 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
-    """Asked once; DLRM asks after its bottom network, so that their gradient is there before that network's."""
+    """Embeddings are asked for once.
+
+    DLRM does so after its bottom network, so that their gradient is there before that network's.
+    """
     model = small(name)
     events = []
     dense, embedded = random_batch(model)

@@ -1,4 +1,7 @@
-"""How far a plan has decayed: nothing is cried while nothing changes, and a change is seen at once."""
+"""How far a plan has decayed.
+
+There is no alarm while nothing changes, and a change is seen at once.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""How much of batches is under way to a trainer, with processors in this process that answer when they are waited for."""
+"""How much of batches is under way to a trainer.
+
+Processors in this process answer when they are waited for.
+"""
 
 import numpy as np
 import pytest
