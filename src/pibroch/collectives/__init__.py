@@ -1,4 +1,4 @@
-"""What ranks do together: groups of them, channels between them, failure of one, synchronised dense layers."""
+"""What ranks do together: groups, channels, failure of one, synchronised dense layers."""
 
 from pibroch.collectives.channel import Channel
 from pibroch.collectives.clipping import clip_grad_norm

@@ -78,7 +78,9 @@ TRANSPORTS: dict[str, Callable[[Ranks], Transport]] = {
 
 
 def open_transport(ranks: Ranks) -> Transport:
-    """NCCL where torch.distributed's default group uses it, else gloo, and shared memory within a host.
+    """A channel over NCCL, or over gloo and shared memory within a host.
+
+    NCCL is used where torch.distributed's default group uses it.
 
     Raises:
         ConfigError: without a default group.
@@ -87,7 +89,8 @@ def open_transport(ranks: Ranks) -> Transport:
         raise ConfigError(
             f"{ranks.world_size} ranks without a process group",
             "one",
-            'call torch.distributed.init_process_group("gloo") first, or use `pibroch train --ranks`',
+            'call torch.distributed.init_process_group("gloo") first,'
+            " or use `pibroch train --ranks`",
         )
     if dist.get_backend() == "nccl":
         return TRANSPORTS["nccl"](ranks)
@@ -145,7 +148,9 @@ class Channel:
         return out
 
     def begin_all_to_all(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
-        """Send ``going[p]`` to each rank p and fill ``coming[p]`` by what it sends, of the same size.
+        """Send ``going[p]`` to each rank p and fill ``coming[p]`` by what it sends.
+
+        Both are of the same size.
 
         Returns at once, with a function that blocks until all is done. Messages of several calls
         arrive in their order.
@@ -205,7 +210,10 @@ class Channel:
         return wait
 
     def _count_sum(self, num_bytes: int) -> None:
-        """As in gloo's ring: 2 (W - 1) / W of the bytes go to the rank before this one, and come from the one after it."""
+        """Bytes as in gloo's ring: 2 (W - 1) / W of the data each way.
+
+        They go to the rank before this one, and come from the one after it.
+        """
         here = self.ranks.rank
         size = self.ranks.world_size
         members = self.ranks.members

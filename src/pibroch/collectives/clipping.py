@@ -10,7 +10,7 @@ from pibroch.collectives.ownership import all_parts, is_within
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, channel: Channel) -> Tensor:
-    """Scale a model's gradients down until all of them together have a norm of ``max_norm`` at most.
+    """Scale a model's gradients down so that all of them have a norm of at most ``max_norm``.
 
     As `torch.nn.utils.clip_grad_norm_`, to the bit, for a model that is the same on all ranks, and
     then nothing is sent. Of a model with parts that belong to groups of ranks

@@ -159,7 +159,10 @@ def _learns(parameter: nn.Parameter) -> bool:
 
 
 def _own_parameters(model: nn.Module, parts: Iterable[str]) -> list[nn.Parameter]:
-    """Those to be trained now, without parts that groups hold or that are data-parallel themselves."""
+    """Modules to be trained now.
+
+    Without parts that groups hold or that are data-parallel themselves.
+    """
     others = {
         parameter
         for module in model.modules()

@@ -1,4 +1,6 @@
-"""Ranks watch one another through links to rank 0, so that a failure has a name, a step and a reason on all of them.
+"""Ranks watch one another through links to rank 0.
+
+So a failure has a name, a step and a reason on all of them.
 
 A collective alone knows only that a connection broke, or nothing at all when it waits for a third
 rank. Rank 0 hears of each failure first (a rank says why it fails; the end of its link says that it
@@ -136,7 +138,8 @@ class FailureDetector:
             channel.barrier()  # nothing comes with the greeting
         except OSError as error:
             raise TrainingError(
-                f"no link between rank {rank} and {'the others' if rank == 0 else 'rank 0'}: {error}",
+                f"no link between rank {rank} and"
+                f" {'the others' if rank == 0 else 'rank 0'}: {error}",
                 "TCP between all ranks",
                 "open the firewall, or set MASTER_ADDR to an address that all reach",
             ) from error

@@ -128,7 +128,8 @@ class GlooTransport(PairTransport):
         assert world is not None
         self._opened = _OPENED.setdefault(world, _Opened())
         self._opened.count[ranks.members] += 1
-        name = f"pibroch/{sha256(repr(ranks.members).encode()).hexdigest()}/{self._opened.count[ranks.members]}"
+        digest = sha256(repr(ranks.members).encode()).hexdigest()
+        name = f"pibroch/{digest}/{self._opened.count[ranks.members]}"
         self.store = PrefixStore(name, _get_default_store())
         timeout = timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]

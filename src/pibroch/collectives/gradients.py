@@ -20,9 +20,12 @@ from pibroch.collectives.samples import tensors_of
 from pibroch.errors import TrainingError
 
 BUCKET_BYTES = 1 << 20
-"""Gradients that travel together, at least. DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels
-while the rest is computed. Between two ranks on loopback a step took as long as under torch's DDP,
-within noise; buckets of 256 KiB cost 2 to 14 ms more."""
+"""Gradients that travel together, at least.
+
+DLRM's top network (13-512-256-64, 512-256-1) fills one bucket, which travels while the rest is
+computed. Between two ranks on loopback a step took as long as under torch's DDP, within noise;
+buckets of 256 KiB cost 2 to 14 ms more.
+"""
 
 
 class GradientReducer:
@@ -73,7 +76,10 @@ class GradientReducer:
         self._not_tracked = set() if tracked else {num_samples}
 
     def arrived(self, bucket: _Bucket, place: int) -> None:
-        """A gradient is complete: send all buckets that now are, in their order, which is the same on all ranks."""
+        """A gradient is complete: send all buckets that now are.
+
+        They go in their order, which is the same on all ranks.
+        """
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._begin(backward)
@@ -148,7 +154,10 @@ def _arrival(gradients: GradientReducer, bucket: _Bucket, place: int) -> Callabl
 
 
 def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """From the last parameter to the first, groups of one device and type of at least BUCKET_BYTES where they can be."""
+    """Groups of parameters, from the last one to the first.
+
+    Each is of one device and type and of at least BUCKET_BYTES, where that can be.
+    """
     for _, alike in groupby(
         reversed(parameters), key=lambda parameter: (parameter.device, _wire_dtype(parameter))
     ):

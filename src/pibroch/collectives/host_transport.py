@@ -110,7 +110,10 @@ class HostTransport(Transport):
         return wait
 
     def reduce(self, tensor: Tensor) -> Wait:
-        """See :class:`Transport`; over the network, whose order of additions is that of every other run."""
+        """See :class:`Transport`; sums go over the network.
+
+        Its order of additions is that of every other run.
+        """
         return self._network.reduce(tensor)
 
     def close(self) -> None:
@@ -170,7 +173,7 @@ class HostTransport(Transport):
             return sorted({each.peer for each in messages if not each.is_done})
 
     def _send(self, mailbox: Mailbox, p: int, message: _Message) -> bool:
-        """Send a message that found no room, if there is some, or its receiver has memory for it."""
+        """Send a message that had no room, if there is some now or its receiver expects it."""
         tensor = message.tensor
         if mailbox.put(p, tensor.data_ptr(), tensor.nbytes):
             message.is_done = True

@@ -1,4 +1,7 @@
-"""A link: a socket between two processes that carries a few short lines and whose end says that the other one is gone."""
+"""A link: a socket between two processes that carries a few short lines.
+
+Its end says that the other one is gone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Message = dict[str, Any]
 
 
 class PeerLink:
-    """JSON objects, one a line, over a connected TCP socket, which belongs to the link from now on."""
+    """JSON objects, one a line, over a connected TCP socket, which the link then owns."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -74,7 +77,9 @@ class PeerLink:
 
 
 def listen() -> socket.socket:
-    """A server on a free port of loopback where all ranks are on this machine, else of the interface of ``MASTER_ADDR``.
+    """A server on a free port of loopback, or of the interface of ``MASTER_ADDR``.
+
+    Loopback is taken where all ranks are on this machine.
 
     That is the one which it names, or, where it is another machine's, the one that leads to it.
     """
@@ -83,7 +88,7 @@ def listen() -> socket.socket:
 
 
 def _own_address(host: str) -> str:
-    """The address, an IPv4 one, under which this machine is known as ``host``, or is seen from it."""
+    """The IPv4 address under which this machine is ``host``, or is seen from it."""
     address = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,7 @@
-"""The processes that train one model together, groups of some of them, and what this process exchanged with each."""
+"""The processes that train one model together, and groups of some of them.
+
+Also what this process exchanged with each.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def samples_of(*args: object, **kwargs: object) -> int:
         found = sorted(set(_counts(argument, set())))
         if len(found) > 1:
             raise ConfigError(
-                f"a {type(argument).__name__} as a data-parallel model's argument, in which there are {found} samples",
+                f"a {type(argument).__name__} as a data-parallel model's argument, in which there"
+                f" are {found} samples",
                 "one number",
                 _DO,
             )

@@ -67,7 +67,11 @@ _RUNNING: weakref.WeakSet[TaskThread] = weakref.WeakSet()
 
 @atexit.register
 def _finish() -> None:
-    """A thread that comes back from torch's C++ while the interpreter goes down aborts the process, and peers miss rows."""
+    """Such threads must end before the interpreter.
+
+    One that comes back from torch's C++ while the interpreter goes down aborts the process, and
+    peers miss rows.
+    """
     deadline = time.monotonic() + END_S
     running = [
         each for each in _RUNNING if each.thread.is_alive()

@@ -14,7 +14,9 @@ Wait = Callable[[], None]
 
 
 class Transport(ABC):
-    """Carries the messages of one channel between the ranks of one group, which it numbers from 0 in the group's order.
+    """Carries the messages of one channel between the ranks of one group.
+
+    It numbers them from 0 in the group's order.
 
     Every rank makes the same calls in the same order. Tensors are contiguous. They belong to the
     transport until their :data:`Wait` is over, and whoever gave them keeps them alive until then.
@@ -31,7 +33,9 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
-        """Start to send ``going[p]`` to each other rank p, and to fill ``coming[p]`` with as many bytes that p sends.
+        """Start to send ``going[p]`` to each other rank p and to fill ``coming[p]``.
+
+        A rank p sends as many bytes as ``coming[p]`` has.
 
         Returns at once where the network can send on its own. Empty tensors do not travel. What
         this rank has for itself is not looked at. Between two ranks messages arrive in the order of

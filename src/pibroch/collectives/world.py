@@ -1,4 +1,4 @@
-"""The ranks of a run: who they are, a channel to agree on things, and the detector of failures over them all."""
+"""The ranks of a run, a channel to agree on things, and the detector of failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class World:
 
 @contextmanager
 def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
-    """The processes that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` speak of, joined over gloo.
+    """The processes that the environment names, joined over gloo.
+
+    Its variables are ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     torchrun sets these variables; without them there is one process. Leaving waits for all ranks.
     When one of them fails, all others leave with RankFailedError; the process group is then left as
@@ -135,7 +137,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
 
 
 def _store(rank: int, timeout: timedelta) -> PrefixStore:
-    """The store that rank 0 opens, or the part of torchrun's that belongs to this start of the ranks.
+    """The store that rank 0 opens, or this start's part of torchrun's.
 
     With `--max-restarts` torchrun's outlives them, and torch (2.13) would find in it where those
     before listened. Agents that share no store count restarts each for itself.

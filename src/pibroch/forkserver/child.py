@@ -1,4 +1,7 @@
-"""A process forked from this one, which goes on as the same program with other arguments and another environment."""
+"""A process forked from this one, which goes on as the same program.
+
+Its arguments and its environment are others.
+"""
 
 from __future__ import annotations
 

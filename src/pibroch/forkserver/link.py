@@ -1,4 +1,7 @@
-"""The side that was forked: ask the server for other processes, and for memory that outlives this one."""
+"""The side that was forked.
+
+It asks the server for other processes, and for memory that outlives this one.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ class KeptMemory:
 
 
 class StartedProcess:
-    """A process that the server has forked for this one, as far as it is needed what :class:`subprocess.Popen` is.
+    """A process that the server has forked for this one.
+
+    It has what is needed of :class:`subprocess.Popen`.
 
     Attributes:
         stdin: writes to its standard input.

@@ -32,7 +32,7 @@ class StartProcess(msgspec.Struct, tag=True):
 
 
 class Started(msgspec.Struct, tag=True):
-    """Beside it: the writing end of its standard input, and the reading end of its standard output."""
+    """Descriptors beside it: where its standard input is written, and its output read."""
 
     pid: int
 

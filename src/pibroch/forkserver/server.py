@@ -1,4 +1,6 @@
-"""The side that forks: a process that has loaded what its children need, and has no thread but its own.
+"""The side that forks: a process that has loaded what its children need.
+
+It has no thread but its own.
 
 What children ask for (other processes, memory that outlives them) is done between two looks at
 whether they still run.

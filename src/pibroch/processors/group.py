@@ -11,7 +11,9 @@ from pibroch.roles import DATA_PROCESSOR, group
 def serve(
     rendezvous: str, number: int, opens: bool | None = None, data: Path | None = None
 ) -> None:
-    """Be data processor ``number``, beside what else this process does, until :func:`pibroch.roles.group.leave`.
+    """Be data processor ``number`` until :func:`pibroch.roles.group.leave`.
+
+    The process may do other things meanwhile.
 
     Args:
         rendezvous: ``tcp://host:port``; the others reach ``host``, and it is this machine's where

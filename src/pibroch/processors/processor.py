@@ -68,7 +68,10 @@ class Processor:
         return found
 
     def _forget(self, source: Source) -> None:
-        """Its files have changed: whoever asks again gets what is there now, if that is the same dataset."""
+        """The dataset's files have changed.
+
+        Whoever asks again gets what is there now, if that is the same dataset.
+        """
         with self._lock:
             self._loaders.pop(source, None)
             self._datasets.pop((self.data or Path(source.path), source.digest), None)

@@ -36,20 +36,23 @@ ROLE = Role(
     described=_described,
     help="""Read, shuffle and collate batches for trainers.
 
-    Trainers say what they want of which dataset, and get the batches that they would make themselves. A processor stays until
-    it is stopped, and serves any number of runs. Each trainer asks all processors in turn; it reads the dataset's manifest
-    and, for evaluation, its other splits itself. On one machine `pibroch train` starts processors by itself:
-    --set data.processors=2. On several:
+    Trainers say what they want of which dataset, and get the batches that they would make
+    themselves. A processor stays until it is stopped, and serves any number of runs. Each trainer
+    asks all processors in turn; it reads the dataset's manifest and, for evaluation, its other
+    splits itself. On one machine `pibroch train` starts processors by itself: --set
+    data.processors=2. On several:
 
     on 10.0.0.7: pibroch data-processor --rendezvous tcp://10.0.0.7:29700 --number 0
 
-    on 10.0.0.8: pibroch data-processor --rendezvous tcp://10.0.0.7:29700 --number 1 --data /local/criteo
+    on 10.0.0.8: pibroch data-processor --rendezvous tcp://10.0.0.7:29700 --number 1 --data
+    /local/criteo
 
     trainers: pibroch train ... --set data.processors=2 --set data.rendezvous=tcp://10.0.0.7:29700
 
-    Where a run has embedding servers too, all meet at one place: give server 0's address everywhere, and processors
-    --with-servers. All of them need the same secret in PIBROCH_RPC_SECRET, or the name of a file that holds it in
-    PIBROCH_RPC_SECRET_FILE, unless they meet at a loopback address. PIBROCH_SERVERS_TLS=CERTIFICATE,KEY,AUTHORITIES (paths
-    of PEM files, on processors and trainers) encrypts what travels.
+    Where a run has embedding servers too, all meet at one place: give server 0's address
+    everywhere, and processors --with-servers. All of them need the same secret in
+    PIBROCH_RPC_SECRET, or the name of a file that holds it in PIBROCH_RPC_SECRET_FILE, unless they
+    meet at a loopback address. PIBROCH_SERVERS_TLS=CERTIFICATE,KEY,AUTHORITIES (paths of PEM files,
+    on processors and trainers) encrypts what travels.
     """,
 )

@@ -26,7 +26,10 @@ from pibroch.stores import tcp_store
 
 JOIN_TIMEOUT_S = 120.0
 SAY_TIMEOUT_S = 5.0
-"""To reach a rendezvous that may have ended with its run, to say there that a process has ended, too."""
+"""Seconds to reach a rendezvous that may have ended with its run.
+
+It is told there that a process has ended, too.
+"""
 LOST_AFTER_S = 15.0
 """A host that is silent for so long is given up.
 
@@ -141,7 +144,9 @@ def leave() -> None:
 
 
 def tls_of(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Paths of certificate, key and authorities from ``PIBROCH_SERVERS_TLS``, with commas between them.
+    """Paths of certificate, key and authorities from ``PIBROCH_SERVERS_TLS``.
+
+    Commas stand between them.
 
     Raises:
         ConfigError: when they are not three.
@@ -166,7 +171,10 @@ def _gone(role: Role, number: int) -> str:
 
 
 def _said_lost(store: TCPStore, role: Role, number: int) -> str:
-    """Why a process ended, if whoever started it has said so and none took its place; else nothing."""
+    """Why a process ended, or nothing.
+
+    Whoever started it may have said so, and another may have taken its place.
+    """
     return store.get(_gone(role, number)).decode() if store.check([_gone(role, number)]) else ""
 
 

@@ -1,4 +1,7 @@
-"""Roles by rank: a launcher (torchrun) starts all processes of a run alike, and they share the roles out through its store."""
+"""Roles by rank: a launcher (torchrun) starts all processes of a run alike.
+
+They share the roles out through its store.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _ENDED = "ended"
 
 @dataclass(frozen=True, slots=True)
 class RankSplit:
-    """Which ranks do what: the first ones train, the others follow in the order of :func:`~pibroch.roles.roles`.
+    """Which ranks do what: the first ones train, the others have roles.
+
+    Roles follow in the order of :func:`~pibroch.roles.roles`.
 
     Attributes:
         num_trainers: ranks that train.

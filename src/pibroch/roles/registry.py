@@ -1,4 +1,4 @@
-"""Which roles there are: the house's own, those of installed packages, and those that a program registers."""
+"""The roles: ours, those of installed packages, and those that a program registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _registered: dict[str, Role] = {}
 
 
 def roles() -> tuple[Role, ...]:
-    """All that this process knows, in the order of their ranks behind the trainers where a launcher starts them all."""
+    """All roles of this process, in the order of their ranks behind the trainers.
+
+    That is their order where a launcher starts them all.
+    """
     found = {role.command: role for role in (*BUILT_IN, *_installed(os.environ.get(VARIABLE, "")))}
     return tuple((found | _registered).values())
 

@@ -11,7 +11,9 @@ from pibroch.roles.role import Role
 
 
 def serve_as(role: Role, rendezvous: str, number: int, opens: bool, **options: Any) -> None:
-    """Be number ``number`` of a role, beside what else this process does, until :func:`pibroch.roles.group.leave`.
+    """Be number ``number`` of a role until :func:`pibroch.roles.group.leave`.
+
+    The process may do other things meanwhile.
 
     Args:
         role: which says how.

@@ -155,7 +155,9 @@ class EmbeddingServers:
     def read_after(
         self, rows: RowsByServer
     ) -> list[tuple[str, torch.futures.Future[torch.Tensor]]]:
-        """Ask for records of rows as they are after the rounds so far, which no later round is about before they are here.
+        """Ask for records of rows as they are after the rounds so far.
+
+        No later round is about them before they are here.
 
         Returns at once, with each server's answer by its name, flat; those of whom nothing is
         wanted are left out.
@@ -223,7 +225,10 @@ class EmbeddingServers:
         return answer
 
     def _wait(self, most: int) -> None:
-        """Until at most so many calls are unanswered; of those that are answered, none has failed."""
+        """Wait until at most so many calls are unanswered.
+
+        Of those that are answered, none has failed.
+        """
         while self._unanswered and (len(self._unanswered) > most or self._unanswered[0][1].done()):
             name, answer = self._unanswered.popleft()
             with self._workers.explained(name):

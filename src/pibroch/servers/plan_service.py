@@ -1,4 +1,4 @@
-"""A central oracle: trainers tell it the rows of their parts of batches, and ask for their views of the plan.
+"""A central oracle: trainers send it the rows of their batches and ask for their plans.
 
 Each function is called by name through :mod:`pibroch.rpc`.
 """
@@ -214,7 +214,10 @@ def configure(
 
 
 def go_on(key: str, trainer: int, step: int, request: int, asked: list[list[Any]]) -> None:
-    """Where a trainer is, see :meth:`PlanService.go_on`; of each request its number and its fields."""
+    """Where a trainer is, see :meth:`PlanService.go_on`.
+
+    Of each request its number and its fields.
+    """
     requests = [(int(number), _request(*fields)) for number, *fields in asked]
     ORACLES.find(key).go_on(trainer, step, request, requests)
 

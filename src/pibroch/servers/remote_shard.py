@@ -1,4 +1,7 @@
-"""A server's rows as arrays that read and write through, for those who save, load or look at tables."""
+"""A server's rows as arrays that read and write through.
+
+For those who save, load or look at tables.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +207,9 @@ class RemoteShard:
 
 
 class RemoteKeptRows:
-    """A server's shard as it was, in memory that outlives the server, see :class:`pibroch.embedding.kept_rows.KeptRows`.
+    """A server's shard as it was, in memory that outlives the server.
+
+    See :class:`pibroch.embedding.kept_rows.KeptRows`.
 
     Args:
         servers: the way to it.

@@ -1,4 +1,7 @@
-"""The order of what trainers ask of a server: round by round, in each one message of every trainer."""
+"""The order of what trainers ask of a server: round by round.
+
+A round has one message of every trainer.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,10 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Early:
-    """Rows that are wanted once a round is over, and no round changes before they are wanted again."""
+    """Rows that are wanted once a round is over.
+
+    No round changes them before they are wanted again.
+    """
 
     after: int
     rows: Ints

@@ -129,7 +129,7 @@ class ShardSpec:
 
 
 def listed_rows(pieces: Sequence[Piece]) -> list[Tensor]:
-    """Ids of the rows of those pieces whose rows a plan chose one by one, int64, in the order of the pieces."""
+    """Ids of the rows that a plan chose one by one, int64, in the order of the pieces."""
     return [
         torch.from_numpy(piece.rows.ids) for piece in pieces if isinstance(piece.rows, ListedRows)
     ]

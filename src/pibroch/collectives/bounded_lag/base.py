@@ -89,7 +89,10 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
-        """:meth:`put` to all peers, and copy this rank's own part to an address unless that is 0."""
+        """:meth:`put` to all peers, and copy this rank's own part to an address.
+
+        An address of 0 leaves that out.
+        """
 
     @abstractmethod
     def take(self, slot: Slot, coming: RankParts) -> None:

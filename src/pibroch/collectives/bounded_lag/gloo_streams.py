@@ -49,7 +49,10 @@ _GROUPS: list[_Pairs] = []
 
 @atexit.register
 def _keep_to_the_end() -> None:
-    """Never free them: a thread that waits in gloo would come back to an interpreter that is gone."""
+    """Never free them.
+
+    A thread that waits in gloo would come back to an interpreter that is gone.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_GROUPS))
 
 

@@ -20,7 +20,10 @@ TOLERATED_SHARE = 0.02
 """Of a step, by which a smaller bound may be slower than the largest one."""
 LEAST_EXCESS_SHARE = 0.1
 LEAST_STANDARD_ERRORS = 4.0
-"""By which a rank's mean exceeds every other's, when it counts as always slow and not as unlucky in these steps."""
+"""How far a rank's mean must exceed every other's to count as always slow.
+
+Below that it was unlucky in these steps.
+"""
 
 
 class Straggler(NamedTuple):

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 
 def total_time(delays: NDArray[np.float64], bound: int) -> float:
-    """The time until all ranks have completed all requests, in the unit of ``delays`` ``[steps, ranks]``.
+    """The time until all ranks have completed all requests, in the unit of ``delays``.
 
-    >>> total_time(np.array([[1.0, 3.0], [3.0, 1.0]]), 0), total_time(np.array([[1.0, 3.0], [3.0, 1.0]]), 2)
+    Those are ``[steps, ranks]``.
+
+    >>> delays = np.array([[1.0, 3.0], [3.0, 1.0]])
+    >>> total_time(delays, 0), total_time(delays, 2)
     (6.0, 4.0)
     """
     num_steps, num_ranks = delays.shape

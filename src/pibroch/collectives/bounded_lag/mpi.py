@@ -1,4 +1,6 @@
-"""Bounded-lag messages by MPI's one-sided operations: each rank puts into a window of the others' memory (BLS, Fig. 3).
+"""Bounded-lag messages by MPI's one-sided operations (BLS, Fig. 3).
+
+Each rank puts into a window of the others' memory.
 
 A rank's window is its inbox: a head with notes, and for each stream and sender a ring of slots,
 whose header ends with the message's number. The part goes first, then a flush, then the number,
@@ -73,7 +75,10 @@ class _MpiCommunicator(Protocol):
 
 @dataclass(slots=True)
 class _MpiWindows:
-    """Of one transport; ``kept`` is memory that others may still get, ``is_closed`` whether this rank is done with them."""
+    """The state of one transport.
+
+    ``kept`` is memory that others may still get, ``is_closed`` whether this rank is done with them.
+    """
 
     inbox: _MpiWindow
     overflow: _MpiWindow

@@ -17,7 +17,9 @@ TRANSPORT_VARIABLE = "PIBROCH_BLS_TRANSPORT"
 
 @dataclass(slots=True)
 class BoundedLagOptions:
-    """Options of the backend ``bls``, for ``init_process_group(..., pg_options=)`` and ``new_group(..., pg_options=)``.
+    """Options of the backend ``bls``.
+
+    They are given as ``init_process_group(..., pg_options=)`` and ``new_group(..., pg_options=)``.
 
     Attributes:
         bound: k, requests that may be outstanding before a rank blocks; ``PIBROCH_BLS_BOUND`` when

@@ -94,7 +94,10 @@ class LaggedWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A future that is complete; blocks until it can be, as nothing makes progress otherwise."""
+        """A future that is complete.
+
+        Blocks until it can be, as nothing makes progress otherwise.
+        """
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self.result())
         return future

@@ -95,7 +95,10 @@ def rendezvous(
 def _rendezvous(
     store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]
 ) -> ConnectedPeers:
-    """See :func:`rendezvous`; ``ways`` says whether ranks are met at Unix sockets, and over TCP where they cannot be."""
+    """See :func:`rendezvous`; ``ways`` are the kinds of sockets to meet at.
+
+    Unix sockets, and TCP where they cannot be.
+    """
     deadline = time.monotonic() + timeout_s
     own_key = key_of_run()
     if rank == 0:
@@ -126,7 +129,8 @@ def _rendezvous(
             raise TrainingError(
                 f"no connection between rank {rank} and ranks {absent}: {error}",
                 "all ranks started, each reaching the others",
-                "check their logs; between hosts set MASTER_ADDR to an address that all reach, and open the firewall",
+                "check their logs; between hosts set MASTER_ADDR to an address that all reach, and"
+                " open the firewall",
             ) from error
     local = {each: link for each, link in links.items() if link.family == socket.AF_UNIX}
     return ConnectedPeers(local, {each: link for each, link in links.items() if each not in local})

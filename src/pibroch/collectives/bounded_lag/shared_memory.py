@@ -147,7 +147,9 @@ class SharedMemoryTransport(LaggedTransport):
     def put_equal(
         self, slot: Slot, source: int, target: int, nbytes: int, coming: RankParts
     ) -> None:
-        """:meth:`put_beside` of equal parts of at most ``slot_bytes``, where all other ranks are peers.
+        """:meth:`put_beside` of equal parts of at most ``slot_bytes``.
+
+        All other ranks are peers.
 
         Args:
             slot: of the message.
@@ -170,7 +172,9 @@ class SharedMemoryTransport(LaggedTransport):
         )
 
     def exchange(self, slot: Slot, source: int, target: int, nbytes: int) -> None:
-        """:meth:`put` and :meth:`take` of equal parts of at most ``slot_bytes``, this rank's own one included.
+        """:meth:`put` and :meth:`take` of equal parts of at most ``slot_bytes``.
+
+        This rank's own part is included.
 
         Args:
             slot: of the message.

@@ -110,7 +110,10 @@ class StreamTransport(LaggedTransport):
 
     @abstractmethod
     def end(self, timeout_s: float) -> None:
-        """Let what is under way go out, end the streams, and :meth:`receive` with them, in this time."""
+        """Let what is under way go out, and end the streams, in this time.
+
+        :meth:`receive` ends with them.
+        """
 
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""

@@ -80,7 +80,7 @@ class TcpTransport(StreamTransport):
             self._links[p].close()
 
     def flush(self, timeout_s: float) -> None:
-        """Let what the system has not taken yet go out, in this time, and end the threads that send."""
+        """Let what is under way go out, in this time, and end the threads that send."""
         deadline = time.monotonic() + timeout_s
         for outbox in self._outboxes.values():
             outbox.close(max(0.0, deadline - time.monotonic()))

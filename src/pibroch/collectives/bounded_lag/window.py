@@ -1,4 +1,4 @@
-"""The lag window: which request uses which slot, and what has to be complete before the next one may begin.
+"""The lag window: which request uses which slot, and what must be complete before it.
 
 Pure: events in, instructions out. A rank sends its part of request j into slot ``j % num_slots`` of
 every rank, and request j is complete here when every rank's part has arrived and was read. With a
