@@ -12,6 +12,7 @@ import pibroch
 import tiers
 
 PACKAGE = Path(pibroch.__file__).parent
+ROOT = Path(__file__).parents[2]
 ROOMS = ("exchange", "collectives", "servers")
 FILES = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
 EVERY_FILE = sorted(PACKAGE.rglob("*.py"))
@@ -197,10 +198,23 @@ def test_a_room_has_a_readme_of_one_screen_that_names_its_files():
 
 
 def test_tiers_name_tests_that_are_there():
-    root = Path(__file__).parents[2]
     gone = []
     for begin in filter(None, (*tiers.TIERS, *tiers.SOAK)):
         path, _, test = begin.partition("::")
-        if not (root / path).exists() or (test and f"def {test}" not in (root / path).read_text()):
+        if not (ROOT / path).exists() or (test and f"def {test}" not in (ROOT / path).read_text()):
             gone.append(begin)
     assert not gone
+
+
+def test_pages_have_lines_of_at_most_100_characters():
+    """Tables and links excepted, and what `pibroch bench` writes; ruff looks at Python."""
+    pages = [page for page in ROOT.glob("*.md") if page.name != "README.md"]
+    pages += (ROOT / "benchmarks").glob("*.md")
+    for folder in ("docs", "src", "tests", "tools", "benchmarks/lab"):
+        pages += (ROOT / folder).rglob("*.md")
+    assert not [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in pages
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 100 and not line.startswith(("|", "[")) and "](" not in line
+    ]
