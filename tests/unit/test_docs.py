@@ -1,6 +1,8 @@
 """The guides: every block is checked or run, and the site builds without a warning."""
 
+import re
 import shlex
+import subprocess
 import tomllib
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -243,6 +245,27 @@ def test_a_design_note_is_short_and_says_what_was_decided(path):
     assert len(text.split()) <= 600
     assert text.startswith(f"# {path.stem[:4]}: ")
     assert "\n## Decided\n" in text
+
+
+def test_files_that_a_page_names_are_there():
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    ).stdout.split()
+    elsewhere = {
+        "dlrm_s_pytorch.py",
+        "papers/bls.md",
+        "first_call.py",
+        "schema.toml",
+        "recipe.toml",
+    }
+    assert not [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (*GUIDES, *NOTES)
+        for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml))`", path.read_text())
+        if files
+        and name not in elsewhere
+        and not any(f"/{each}".endswith(f"/{name}") for each in files)
+    ]
 
 
 def test_lines_of_a_page_are_of_100_characters():
