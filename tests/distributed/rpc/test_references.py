@@ -341,11 +341,11 @@ def test_async_execution_fills_the_value_later(team):
 
 def hostile():
     """Messages that fit nothing: whatever they ask for, values and counts stay."""
-    from pibroch.rpc.references import News, Peer, ValuePlace
+    from pibroch.rpc.references import MessageBatch, Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Create, Fetch, FunctionCall
     from pibroch.rpc.references.messages import (
-        Asked,
         Confirmed,
+        CreationQuery,
         Dropped,
         NotComing,
         Refused,
@@ -370,13 +370,13 @@ def hostile():
     unknown += [
         Dropped(5, 6),
         Dropped(place.reference, 6),
-        Asked(5),
+        CreationQuery(5),
         NotComing(5),
         NotComing(place.reference),
     ]
     unknown += [Register(ValuePlace(5, Peer(1, 17), Peer(3, 4), False), 6)]
     for receiver in (agent.incarnation_of(there), 17):
-        agent.notify(there, News(agent.incarnation, receiver, unknown * 3))
+        agent.notify(there, MessageBatch(agent.incarnation, receiver, unknown * 3))
     twice = Create(place.reference, 99, agent.incarnation, FunctionCall("reference_cases:identity"))
     errors = [raised(agent.request_sync, there, twice, [[1], {}])]
     errors.append(
