@@ -32,6 +32,11 @@ if TYPE_CHECKING:
         Zeros,
     )
     from pibroch.exchange import EmbeddingOutput, Embeddings
+    from pibroch.exchange.alltoall.build import AllToAll
+    from pibroch.exchange.base import Local
+    from pibroch.exchange.lookahead.build import Lookahead
+    from pibroch.exchange.retrieve.build import Retrieve
+    from pibroch.exchange.towers.build import Towers
     from pibroch.planner import Plan
     from pibroch.serve import BoundedLagPipeline
     from pibroch.serve.predictor import Predictor
@@ -41,19 +46,24 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AllToAll",
     "BoundedLagOptions",
     "BoundedLagPipeline",
     "EmbeddingOutput",
     "Embeddings",
     "Frozen",
     "JaggedBatch",
+    "Local",
+    "Lookahead",
     "Normal",
     "PibrochError",
     "Plan",
     "Predictor",
+    "Retrieve",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Table",
+    "Towers",
     "Uniform",
     "Zeros",
     "__version__",
@@ -66,13 +76,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AllToAll": "pibroch.exchange.alltoall.build",
     "BoundedLagOptions": "pibroch.collectives.bounded_lag.options",
     "BoundedLagPipeline": "pibroch.serve",
     "EmbeddingOutput": "pibroch.exchange",
     "Embeddings": "pibroch.exchange",
     "JaggedBatch": "pibroch.data",
+    "Local": "pibroch.exchange.base",
+    "Lookahead": "pibroch.exchange.lookahead.build",
     "Plan": "pibroch.planner",
     "Predictor": "pibroch.serve.predictor",
+    "Retrieve": "pibroch.exchange.retrieve.build",
+    "Towers": "pibroch.exchange.towers.build",
     "data_parallel": "pibroch.collectives",
     "load": "pibroch.train.program",
     "save": "pibroch.train.program",

@@ -14,6 +14,10 @@ OPTIMIZER = (
 OPTIMIZER += ", decoupled: bool = False, max_element: float | None = None"
 ADAGRAD = f"({OPTIMIZER}, eps: float = 1e-10, initial_accumulator: float = 0.0) -> None"
 ADAM = f"({OPTIMIZER}, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-08) -> None"
+PLACED = (
+    "placement: str | Mapping[str, str] | Plan = row_wise, plan: str | Path | None = None,"
+    " wire: str = float32, compress: bool = False"
+)
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
@@ -29,15 +33,27 @@ SNAPSHOT = {
         " offsets: Sequence[Tensor | None]) -> None"
     ),
     "Embeddings": (
-        "(tables: Sequence[Table], optimizer: Optimizers, exchange: str = local, seed: int | None ="
-        " 0, channel: Channel | None = None, device: torch.device | str | None = None, **options:"
-        " Any) -> None"
+        "(tables: Sequence[Table], optimizer: Optimizers, exchange: str |"
+        " ExchangeOptions = local, seed: int | None = 0, channel: Channel | None = None, device:"
+        " torch.device | str | None = None, **options: object) -> None"
     ),
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
         " weights: Tensor | None = None, position: LoaderPosition | None = None,"
         " first_sample: int = 0, by_id: bool = False) -> None"
+    ),
+    "AllToAll": f"({PLACED}, replicas: str = gather) -> None",
+    "Local": "() -> None",
+    "Lookahead": (
+        f"({PLACED}, lookahead: int | None = None, cache_rows: int | None = None, cache: str ="
+        " lrpp, delayed_sync: bool = True, servers: Sequence[str] = (), oracle: str | None ="
+        " None) -> None"
+    ),
+    "Retrieve": (f"({PLACED}, replicas: str = gather, hosts: Sequence[int] | None = None) -> None"),
+    "Towers": (
+        f"({PLACED}, ranks_per_host: int | None = None, hosts_per_tower: int | None = None,"
+        " groups: Sequence[Sequence[str]] | None = None) -> None"
     ),
     "Normal": "(std: float = 0.01, zero_columns: int = 0) -> None",
     "PibrochError": "(got: str, need: str = , do: str = ) -> None",

@@ -212,8 +212,27 @@ class Exchange(ABC, Generic[Handle]):
 
 
 @dataclass(frozen=True, slots=True)
-class NoOptions:
-    """The options of an exchange that has none."""
+class ExchangeOptions:
+    """An exchange with its options: what :class:`pibroch.Embeddings` takes beside a name.
+
+    Each exchange has a class that derives from it, such as :class:`pibroch.Lookahead`.
+
+    Attributes:
+        exchange: the name.
+    """
+
+    exchange: ClassVar[str]
+
+    def given(self) -> dict[str, object]:
+        """The options by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Local(ExchangeOptions):
+    """One process holds all rows; there are no options."""
+
+    exchange: ClassVar[str] = "local"
 
 
 def options_of(kind: type[O], exchange: str, given: Mapping[str, object]) -> O:

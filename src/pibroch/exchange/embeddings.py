@@ -28,7 +28,7 @@ from pibroch.embedding import (
     optimizers_of,
 )
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.exchange.base import Exchange, Rates, Setup
+from pibroch.exchange.base import Exchange, ExchangeOptions, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, on_device
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fingerprint import Fingerprint
@@ -57,17 +57,17 @@ class Embeddings(TableStates):
         tables: of any dims; pooled or not.
         optimizer: the sparse optimizer, explicit always; or one by table name, ``""`` for tables
             that are not named.
-        exchange: strategy by name: ``"local"`` (one process), ``"alltoall"``, ``"lookahead"`` (all
-            ranks of torch.distributed's group), or another that
-            :func:`pibroch.config.exchange.exchanges` lists.
+        exchange: the strategy, with its options: ``pb.Local()`` (one process), ``pb.AllToAll()``,
+            ``pb.Lookahead(cache_rows=...)``, ``pb.Retrieve()`` or ``pb.Towers()`` (all ranks of
+            torch.distributed's group); or by name, which others have, too, see
+            :func:`pibroch.config.exchange.exchanges`.
         seed: of the initial weights, which depend on nothing else but the tables' names; ``None``
             when all rows are to be written from outside.
         channel: between the ranks, for this module alone; over all ranks of torch.distributed's
             group when absent.
         device: where the dense model is: batches may come from there, and embeddings are given
             there. Rows stay in host memory. ``model.to(device)`` has the same effect.
-        **options: of the exchange, see :class:`pibroch.exchange.alltoall.build.PlacedOptions` and
-            :class:`pibroch.exchange.lookahead.build.LookaheadOptions`.
+        **options: of an exchange that is given by name.
 
     Example:
         >>> import torch, pibroch as pb
@@ -91,14 +91,15 @@ class Embeddings(TableStates):
         self,
         tables: Sequence[Table],
         optimizer: Optimizers,
-        exchange: str = "local",
+        exchange: str | ExchangeOptions = "local",
         seed: int | None = 0,
         channel: Channel | None = None,
         device: torch.device | str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__()
-        spec = find_exchange(exchange)
+        name, options = _chosen(exchange, options)
+        spec = find_exchange(name)
         self.tables = tuple(tables)
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
@@ -106,13 +107,7 @@ class Embeddings(TableStates):
             dict.fromkeys(feature for table in tables for feature in table.features)
         )
         setup = Setup(self.groups, None if seed is None else operator.index(seed), channel)
-        plain = {
-            name: int(value)
-            if isinstance(value, Integral) and not isinstance(value, bool)
-            else value
-            for name, value in options.items()
-        }
-        self.exchange: Exchange[Any] = spec.build(setup, **plain)
+        self.exchange: Exchange[Any] = spec.build(setup, **options)
         self.ranks = setup.ranks
         self.fused_optimizer = FusedOptimizer(self.groups)
         self._overflow = FusedOptimizer(self.groups)  # shown to a scaler where gradients overflow
@@ -562,3 +557,22 @@ class _Lookup(torch.autograd.Function):
             Variable._execution_engine.queue_callback(partial(setattr, ctx, "kept", None))
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)
         return None, None, None
+
+
+def _chosen(
+    exchange: str | ExchangeOptions, options: dict[str, object]
+) -> tuple[str, dict[str, object]]:
+    """The exchange's name and its options; whole numbers are Python's, not NumPy's."""
+    name = exchange if isinstance(exchange, str) else exchange.exchange
+    if not isinstance(exchange, str):
+        if options:
+            raise ConfigError(
+                f"options {sorted(options)} beside {type(exchange).__name__}(...)",
+                "all options of an exchange in one place",
+                f"write them into {type(exchange).__name__}(...)",
+            )
+        options = exchange.given()
+    return name, {
+        key: int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+        for key, value in options.items()
+    }

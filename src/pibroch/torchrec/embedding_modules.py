@@ -13,6 +13,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import Optimizers, Table, names_of_readers
 from pibroch.errors import ConfigError, DataError
 from pibroch.exchange import Embeddings
+from pibroch.exchange.base import ExchangeOptions
 from pibroch.exchange.keyed_tensor import KeyedTensor
 from pibroch.exchange.output import EmbeddingOutput, JaggedEmbeddings
 from pibroch.torchrec.jagged_tensor import JaggedTensor
@@ -31,7 +32,7 @@ class _Collection(Embeddings):
         tables: Sequence[Table],
         device: Any,
         optimizer: Optimizers | None,
-        exchange: str,
+        exchange: str | ExchangeOptions,
         options: dict[str, Any],
     ) -> None:
         kind = type(self).__name__
@@ -91,7 +92,7 @@ class EmbeddingBagCollection(_Collection):
         device: object = None,
         *,
         optimizer: Optimizers | None = None,
-        exchange: str = "auto",
+        exchange: str | ExchangeOptions = "auto",
         **options: object,
     ) -> None:
         made = [Table.from_config(config) for config in tables]
@@ -169,7 +170,7 @@ class EmbeddingCollection(_Collection):
         need_indices: bool = False,
         *,
         optimizer: Optimizers | None = None,
-        exchange: str = "auto",
+        exchange: str | ExchangeOptions = "auto",
         **options: object,
     ) -> None:
         made = [replace(Table.from_config(config), pooling="none") for config in tables]

@@ -10,7 +10,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from forked import ranks
 from pibroch.config.exchange import (
@@ -92,6 +94,37 @@ def test_a_name_belongs_to_one_exchange(monkeypatch):
         register_exchange(ExchangeSpec("local", "something else", ExchangeSection, print))
     with pytest.raises(ConfigError, match=r"exchange 'other'.*'alltoall'"):
         find_exchange("other")
+
+
+def test_an_exchange_and_its_options_are_one_object():
+    import pibroch as pb
+    from pibroch.collectives import Ranks
+
+    def trained(exchange, **options):
+        channel = Ranks.alone().open_channel()
+        embeddings = pb.Embeddings(
+            [pb.Table("a", 9, 2)], pb.SGD(lr=1.0), exchange, channel=channel, **options
+        )
+        ids = torch.tensor([[3, 8, 3]])
+        batch = pb.JaggedBatch.from_one_hot(torch.zeros(3, 0), ["a"], ids, torch.zeros(3))
+        for each in embeddings.feed([batch] * 3):
+            embeddings(each).sum().backward()
+        return type(embeddings.exchange), embeddings.full_state_dict()["embedding_bags.a.weight"]
+
+    for chosen, name, options in (
+        (pb.Local(), "local", {}),
+        (pb.AllToAll(placement="table_wise"), "alltoall", {"placement": "table_wise"}),
+        (pb.Lookahead(cache_rows=np.int64(4)), "lookahead", {"cache_rows": 4}),
+        (pb.Retrieve(), "retrieve", {}),
+        (pb.Towers(ranks_per_host=1), "towers", {"ranks_per_host": 1}),
+    ):
+        kind, weights = trained(chosen)
+        named, by_name = trained(name, **options)
+        assert kind is named and torch.equal(weights, by_name)
+    with pytest.raises(
+        ConfigError, match=r"\['cache_rows'\] beside Lookahead.*do: write them into"
+    ):
+        pb.Embeddings([pb.Table("a", 3, 2)], pb.SGD(lr=1.0), pb.Lookahead(), cache_rows=3)
 
 
 def test_unknown_options_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
@@ -12,14 +13,14 @@ from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.base import Setup, options_of
+from pibroch.exchange.base import ExchangeOptions, Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedOptions:
+class PlacedOptions(ExchangeOptions):
     """Options that every exchange between ranks takes.
 
     Attributes:
@@ -57,24 +58,27 @@ class PlacedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class AllToAllOptions(PlacedOptions):
-    """Options of this exchange, beside those of every exchange between ranks.
+class AllToAll(PlacedOptions):
+    """Rows lie where a plan puts them, and travel to the ranks whose samples need them.
 
     Attributes:
+        placement, plan, wire, compress: see :class:`PlacedOptions`.
         replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or
             ``dense``, see :mod:`pibroch.exchange.alltoall.copies`. The sums are the same.
     """
+
+    exchange: ClassVar[str] = "alltoall"
 
     replicas: str = "gather"
 
 
 def build(setup: Setup, **options: object) -> AllToAllExchange:
-    """The exchange of a rank; every rank calls it. Options as :class:`AllToAllOptions` has them.
+    """The exchange of a rank; every rank calls it. Options as :class:`AllToAll` has them.
 
     Raises:
         ConfigError: for options that cannot be, or that differ between ranks.
     """
-    chosen = options_of(AllToAllOptions, "alltoall", options)
+    chosen = options_of(AllToAll, "alltoall", options)
     if chosen.replicas not in WAYS:
         raise ConfigError(f"replicas {chosen.replicas!r}", f"one of {', '.join(WAYS)}")
     check_same_options(setup.channel, {"replicas": chosen.replicas})

@@ -9,7 +9,7 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, TableGroup
 from pibroch.embedding.rows import read_rows, rising, update_rows
-from pibroch.exchange.base import Exchange, NoOptions, Rates, Setup, options_of
+from pibroch.exchange.base import Exchange, Local, Rates, Setup, options_of
 from pibroch.exchange.rows import BatchIds, group, pool, resolve, room_for, table_bounds
 
 
@@ -26,7 +26,7 @@ class LocalExchange(Exchange[list[BatchIds]]):
     @classmethod
     def build(cls, setup: Setup, **options: object) -> LocalExchange:
         """As users choose it; there are no options, and a channel of one rank is not needed."""
-        options_of(NoOptions, "local", options)
+        options_of(Local, "local", options)
         return cls(setup.groups, setup.seed)
 
     def lookup(

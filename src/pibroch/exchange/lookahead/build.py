@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -39,8 +39,8 @@ Beyond it the paper (Table 3) and the benchmarks found nothing more to gain.
 
 
 @dataclass(frozen=True, slots=True)
-class LookaheadOptions(PlacedOptions):
-    """What users may choose.
+class Lookahead(PlacedOptions):
+    """Batches are read ahead, and rows wait where they are needed next.
 
     Attributes:
         placement: of the homes: ``row_wise``, ``table_wise``, such kinds by table, or a
@@ -60,6 +60,8 @@ class LookaheadOptions(PlacedOptions):
             :mod:`pibroch.servers`; without, each rank plans for itself.
     """
 
+    exchange: ClassVar[str] = "lookahead"
+
     lookahead: int | None = None
     cache_rows: int | None = None
     cache: str = "lrpp"
@@ -69,14 +71,14 @@ class LookaheadOptions(PlacedOptions):
 
 
 def build(setup: Setup, **options: object) -> LookaheadExchange:
-    """The exchange of a rank; every rank calls it. Options as :class:`LookaheadOptions` has them.
+    """The exchange of a rank; every rank calls it. Options as :class:`Lookahead` has them.
 
     Raises:
         ConfigError: for a placement whose rows are cut or copied, options that cannot be, or that
             differ between ranks.
         TrainingError: when a server or the oracle cannot be reached.
     """
-    chosen = options_of(LookaheadOptions, "lookahead", options)
+    chosen = options_of(Lookahead, "lookahead", options)
     channel = setup.channel
     ranks = setup.channel.ranks
     wire = chosen.wire_on(setup)
@@ -111,7 +113,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     )
 
 
-def _steps(chosen: LookaheadOptions) -> int:
+def _steps(chosen: Lookahead) -> int:
     return LOOKAHEAD if chosen.lookahead is None else chosen.lookahead
 
 
@@ -119,7 +121,7 @@ class _Held:
     """The lanes, the shards in this rank's care, and the ways of their records."""
 
     def __init__(
-        self, setup: Setup, chosen: LookaheadOptions, layouts: Sequence[LaneLayout], wire: RowWire
+        self, setup: Setup, chosen: Lookahead, layouts: Sequence[LaneLayout], wire: RowWire
     ) -> None:
         optimizers = [each.optimizer for each in setup.groups]
         self.purposes = BytesByPurpose()
@@ -172,7 +174,7 @@ class _Held:
         self,
         layout: LaneLayout,
         how: tuple[TableGroup, int | None, RowWire, int],
-        chosen: LookaheadOptions,
+        chosen: Lookahead,
     ) -> None:
         # these load RPC, which nobody else needs
         from pibroch.exchange.lookahead.server_homes import ServerHomes
@@ -189,7 +191,7 @@ class _Held:
         )
 
 
-def _planner(chosen: LookaheadOptions, held: _Held, thread: TaskThread) -> Planner:
+def _planner(chosen: Lookahead, held: _Held, thread: TaskThread) -> Planner:
     """The way to the central oracle, or an oracle of this rank's own where there is none."""
     bounds = [lane.layout.bounds for lane in held.lanes]
     channel = held.lanes[0].channel

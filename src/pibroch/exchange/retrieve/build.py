@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pibroch.collectives.topology import Topology
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
-from pibroch.exchange.alltoall.build import AllToAllOptions
+from pibroch.exchange.alltoall.build import AllToAll
 from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.base import Setup, options_of
@@ -22,24 +23,27 @@ from pibroch.planner import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class RetrieveOptions(AllToAllOptions):
-    """Options of this exchange, beside those of ``alltoall``.
+class Retrieve(AllToAll):
+    """Rows are read where they are: in shared memory within a host, by gets between hosts.
 
     Attributes:
+        placement, plan, wire, compress, replicas: see :class:`AllToAll`.
         hosts: number of each rank's host; ranks of one host share memory. Machines and network
             namespaces when absent.
     """
+
+    exchange: ClassVar[str] = "retrieve"
 
     hosts: Sequence[int] | None = None
 
 
 def build(setup: Setup, **options: object) -> RetrieveExchange:
-    """The exchange of a rank; every rank calls it. Options as :class:`RetrieveOptions` has them.
+    """The exchange of a rank; every rank calls it. Options as :class:`Retrieve` has them.
 
     Raises:
         ConfigError: for options that cannot be, or that differ between ranks.
     """
-    chosen = options_of(RetrieveOptions, "retrieve", options)
+    chosen = options_of(Retrieve, "retrieve", options)
     if chosen.replicas not in WAYS:
         raise ConfigError(f"replicas {chosen.replicas!r}", f"one of {', '.join(WAYS)}")
     channel = setup.channel

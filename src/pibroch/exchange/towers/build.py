@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pibroch.collectives import Topology
 from pibroch.config.tower_groups import groups_of
@@ -25,16 +25,19 @@ from pibroch.planner import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class TowersOptions(PlacedOptions):
-    """Options of this exchange; ``placement`` is on the ranks of a tower.
+class Towers(PlacedOptions):
+    """Tables lie with the hosts of their tower, which work on them before anything crosses.
 
     Attributes:
+        placement, plan, wire, compress: see :class:`PlacedOptions`; placed on the ranks of a tower.
         ranks_per_host: so many consecutive ranks count as one host; what shares a machine does when
             absent.
         hosts_per_tower: hosts whose ranks look up a tower together; as few as the number of towers
             allows when absent.
         groups: names of each tower's features; tables in turn when absent.
     """
+
+    exchange: ClassVar[str] = "towers"
 
     ranks_per_host: int | None = None
     hosts_per_tower: int | None = None
@@ -55,14 +58,14 @@ class TowersOptions(PlacedOptions):
 
 
 def build(setup: Setup, **options: object) -> Exchange[Any]:
-    """The exchange of a rank; every rank calls it. Options as :class:`TowersOptions` has them.
+    """The exchange of a rank; every rank calls it. Options as :class:`Towers` has them.
 
     Where all ranks are one group of hosts nothing crosses groups, and it is ``alltoall``.
 
     Raises:
         ConfigError: for options that cannot be, or that differ between ranks.
     """
-    chosen = options_of(TowersOptions, "towers", options)
+    chosen = options_of(Towers, "towers", options)
     chosen.check()
     groups = None if chosen.groups is None else [list(tower) for tower in chosen.groups]
     same = {
@@ -107,7 +110,7 @@ def _towers(
 
 
 def _plan_inside(
-    chosen: TowersOptions,
+    chosen: Towers,
     tables: Sequence[Table],
     held: Sequence[Table],
     places: TowerPlaces,
