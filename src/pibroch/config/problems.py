@@ -1,4 +1,7 @@
-"""Turn pydantic's findings into one ConfigError that names the recipe's key and suggests the one that was meant."""
+"""Turn pydantic's errors into one ConfigError.
+
+It names the recipe's key and suggests the one that was meant.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def config_error(
     """The error for the first problem of a recipe.
 
     Args:
-        error: what pydantic found.
+        error: of pydantic.
         raw: the merged recipe.
         model: the section that ``raw`` was checked against.
         source: the recipe's name, for the message.
@@ -36,11 +39,11 @@ def config_error(
     more = len(error.errors()) - 1
     tail = f" ({more} more problem{'s' * (more > 1)} after this one)" if more else ""
     if problem["type"] == "extra_forbidden":
-        known = sorted(_fields_at(model, path[:-1], raw))
+        fields = sorted(_fields_at(model, path[:-1], raw))
         return ConfigError(
             f"unknown key `{key}` in {source}{tail}",
-            f"one of {', '.join(known)}",
-            _suggestion(path, known, key),
+            f"one of {', '.join(fields)}",
+            _suggestion(path, fields, key),
         )
     if problem["type"] == "missing":
         do = _SECTIONS.get(key, f"add it, or pass --set {key}=VALUE")
@@ -52,8 +55,8 @@ def config_error(
             if isinstance(got, Mapping)
             else f"`{key} = {_shorten(got)}`"
         )
-        known_names = problem.get("ctx", {}).get("expected_tags", "a name")
-        return ConfigError(f"{name} in {source}{tail}", known_names, "choose one by `name`")
+        names = problem.get("ctx", {}).get("expected_tags", "a name")
+        return ConfigError(f"{name} in {source}{tail}", names, "choose one by `name`")
     need = (
         problem["msg"]
         .removeprefix("Value error, ")
@@ -80,8 +83,8 @@ def recipe_path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
     return tuple(str(part) for part in loc if "[" not in str(part))
 
 
-def _suggestion(path: tuple[str, ...], known: list[str], key: str) -> str:
-    close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+def _suggestion(path: tuple[str, ...], fields: list[str], key: str) -> str:
+    close = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
     return f"did you mean `{'.'.join([*path[:-1], close[0]])}`?" if close else f"remove `{key}`"
 
 

@@ -1,4 +1,4 @@
-"""Recipes: TOML files that may extend one another, found by path or by name, with overrides from the command line."""
+"""Recipes: TOML files that may extend one another, with overrides from the command line."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def find_recipe(name_or_path: str) -> Path:
     if path.is_file():
         return path
     shipped = [folder / f"{name_or_path}.toml" for folder in _FOLDERS]
-    found = next((candidate for candidate in shipped if candidate.is_file()), None)
-    if found is not None:
-        return found
+    file = next((candidate for candidate in shipped if candidate.is_file()), None)
+    if file is not None:
+        return file
     names = recipe_names()
     close = difflib.get_close_matches(path.stem, names, n=1)
     raise ConfigError(
@@ -114,11 +114,12 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
 def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
     """``base`` with the values of ``change``; tables are merged key by key.
 
-    An optimizer or initialiser whose ``name`` changes is replaced whole: the settings of one mean
-    nothing to another. Of an exchange's settings those stay that the other one has too. Of
+    An optimizer, loss or initialiser whose ``name`` changes is replaced whole: the settings of one
+    mean nothing to another. Of an exchange's and a model's those stay that the other has too. Of
     ``epochs`` and ``steps``, which exclude each other, the change's wins.
 
-    >>> merge({"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}, {"optimizer": {"name": "sgd", "lr": 1.0}})
+    >>> base = {"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}
+    >>> merge(base, {"optimizer": {"name": "sgd", "lr": 1.0}})
     {'optimizer': {'name': 'sgd', 'lr': 1.0}, 'seed': 2}
     """
     result = dict(base)
@@ -154,7 +155,7 @@ def _shared(registry: Registry[Any], old: Mapping[str, object], name: object) ->
 
 
 def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> dict[str, object]:
-    """A table in which settings of an optimizer or initialiser that nobody named are those of the default one."""
+    """A table with a name in each section that has settings and none: that of the default."""
     result = dict(raw)
     for key in _VARIANTS:
         default = section.model_fields[key].default if key in section.model_fields else None

@@ -9,9 +9,9 @@ built. A registry finds a spec by its name, which is one of four:
 - a *path*, ``"my_package.my_module:MyModel"``: a class that has its section as the class variable
   ``section``, or a spec.
 
-A path names a module that is imported. So paths in files that a stranger may have written are
-found only in modules that the user imported, or named in a recipe, by ``--import`` or in
-``PIBROCH_IMPORT``.
+To find what a path names is to import its module, and that is to run it. So a path in a file that
+a stranger may have written leads only to modules that the user imported, or named in a recipe, by
+``--import`` or in ``PIBROCH_IMPORT``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from pibroch.errors import ConfigError
 from pibroch.untrusted import NO_FILES
 
 IMPORTS = "PIBROCH_IMPORT"
-"""Variable with modules, separated by commas, that files may name; processes started here inherit it."""
+"""Variable with modules that files may name, separated by commas.
+
+Processes that are started from here inherit it.
+"""
 
 S = TypeVar("S", bound="Spec")
 

@@ -25,7 +25,9 @@ Blocks, and all ranks must call it.
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` for ``[B, C]``, with moments over all ranks once :attr:`gather` is set.
+    """`torch.nn.BatchNorm1d` for ``[B, C]``, with moments over all ranks.
+
+    So once :attr:`gather` is set; until then over this process's samples.
 
     A global batch of fewer than two samples passes by the running statistics: one sample has no
     variance, and the last batch of an epoch may hold just one. A rank's own part may be empty. In
@@ -92,7 +94,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def _moments(x: Tensor) -> Tensor:
-    """Count, mean and sum of squares about the mean of this rank's samples, float64 ``[1 + 2 C]``."""
+    """Count, mean and squares about the mean of this rank's samples, float64 ``[1 + 2 C]``."""
     x = x.detach().float()
     mean = x.sum(0) / max(1, len(x))
     squares = (x - mean).square().sum(0)

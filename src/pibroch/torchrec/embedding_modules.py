@@ -40,8 +40,8 @@ class _Collection(Embeddings):
             raise ConfigError(
                 f"a {kind} without an optimizer of its rows",
                 "optimizer=, e.g. pibroch.RowWiseAdagrad(lr=0.05, eps=1e-8)",
-                "give it here in place of apply_optimizer_in_backward, fused_params or torch.optim; to learn nothing "
-                "pibroch.Frozen()",
+                "give it here in place of apply_optimizer_in_backward, fused_params or torch.optim;"
+                " to learn nothing pibroch.Frozen()",
             )
         there = None if device is None or torch.device(device).type in ("cpu", "meta") else device
         super().__init__(tables, optimizer, exchange, device=there, **options)
@@ -55,7 +55,7 @@ class _Collection(Embeddings):
 
 
 class EmbeddingBagCollection(_Collection):
-    """Tables whose rows are pooled, called and named as TorchRec's ``EmbeddingBagCollection``.
+    """Tables whose rows are pooled, as TorchRec's ``EmbeddingBagCollection``.
 
     Everything that :class:`pibroch.Embeddings` does holds: rows are updated inside backward, once
     for each call; :meth:`~pibroch.Embeddings.feed` looks ahead; ``state_dict`` has
@@ -77,9 +77,11 @@ class EmbeddingBagCollection(_Collection):
     Example:
         >>> import pibroch as pb
         >>> from pibroch.torchrec import EmbeddingBagConfig, KeyedJaggedTensor
-        >>> config = EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t", feature_names=["user", "friend"])
+        >>> features = ["user", "friend"]
+        >>> config = EmbeddingBagConfig(9, 4, name="t", feature_names=features)
         >>> collection = EmbeddingBagCollection(tables=[config], optimizer=pb.SGD(lr=0.1))
-        >>> ids = KeyedJaggedTensor(["user", "friend"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
+        >>> lengths = torch.tensor([1, 1, 0, 1])
+        >>> ids = KeyedJaggedTensor(features, torch.tensor([1, 2, 3]), lengths=lengths)
         >>> pooled = collection(ids)
         >>> pooled.keys(), pooled.values().shape
         (['user', 'friend'], torch.Size([2, 8]))
@@ -115,7 +117,9 @@ class EmbeddingBagCollection(_Collection):
         return self._configs
 
     def forward(self, features: object) -> KeyedTensor:  # TorchRec's form of the same
-        """Pooled embeddings by feature (``feature@table`` where it reads several tables), in the order of the tables.
+        """Pooled embeddings by feature, in the order of the tables.
+
+        Named ``feature@table`` where a feature reads several tables.
 
         Args:
             features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``,
@@ -131,19 +135,19 @@ class EmbeddingBagCollection(_Collection):
         return KeyedTensor(self.names, [out.shape[2]] * out.shape[1], out.flatten(1))
 
     def _prepare(self, batch: object) -> JaggedBatch:
-        known = super()._prepare(batch)
+        ids = super()._prepare(batch)
         if not self._is_weighted:
-            return known if known.weights is None else replace(known, weights=None, by_id=False)
-        if known.weights is None and known.batch_size:
+            return ids if ids.weights is None else replace(ids, weights=None, by_id=False)
+        if ids.weights is None and ids.batch_size:
             raise DataError(
                 "features without weights in an EmbeddingBagCollection with is_weighted=True",
                 "a weight for each id",
             )
-        return known
+        return ids
 
 
 class EmbeddingCollection(_Collection):
-    """Tables that give a vector for each id, called and named as TorchRec's ``EmbeddingCollection``.
+    """Tables that give a vector for each id, as TorchRec's ``EmbeddingCollection``.
 
     As :class:`EmbeddingBagCollection`, but for ``embeddings.NAME.weight`` in ``state_dict``. Tables
     may differ in their dims.
@@ -202,7 +206,9 @@ class EmbeddingCollection(_Collection):
         return dims[0]
 
     def forward(self, features: object) -> dict[str, JaggedTensor]:  # TorchRec's form of the same
-        """For each feature (``feature@table`` where it reads several tables) a vector an id, ``[V, D]``.
+        """A vector an id, ``[V, D]``, for each feature.
+
+        Named ``feature@table`` where a feature reads several tables.
 
         Args:
             features: anything with a ``KeyedJaggedTensor``'s ``keys()``, ``values()``,
@@ -213,33 +219,33 @@ class EmbeddingCollection(_Collection):
         """
         out = super().forward(features)
         assert isinstance(out, EmbeddingOutput)
-        found = {}
+        by_feature = {}
         ids = self._ids(features) if self._need_indices else None
         for name, vectors in out.items():
             assert isinstance(vectors, JaggedEmbeddings)
             weights = None if ids is None else ids[name.split("@")[0]]
             lengths = vectors.lengths().to(self.device)
             offsets = vectors.offsets.to(self.device)
-            found[name] = JaggedTensor(vectors.values, weights, lengths, offsets)
-        return found
+            by_feature[name] = JaggedTensor(vectors.values, weights, lengths, offsets)
+        return by_feature
 
     def _ids(self, features: object) -> dict[str, torch.Tensor]:
-        known, _ = self._as_prepared(features)
+        batch, _ = self._as_prepared(features)
         bounds = (
-            known.offsets[:: max(1, known.batch_size)].tolist()
-            if known.batch_size
-            else [0] * (len(known.keys) + 1)
+            batch.offsets[:: max(1, batch.batch_size)].tolist()
+            if batch.batch_size
+            else [0] * (len(batch.keys) + 1)
         )
-        values = known.values.to(self.device)
-        return {key: values[bounds[i] : bounds[i + 1]] for i, key in enumerate(known.keys)}
+        values = batch.values.to(self.device)
+        return {key: values[bounds[i] : bounds[i + 1]] for i, key in enumerate(batch.keys)}
 
     def _prepare(self, batch: object) -> JaggedBatch:
-        known = super()._prepare(batch)
-        return known if known.weights is None else replace(known, weights=None, by_id=False)
+        ids = super()._prepare(batch)
+        return ids if ids.weights is None else replace(ids, weights=None, by_id=False)
 
 
 def _with_features(config: Any) -> Any:
-    """A configuration that names the features that read its table, as TorchRec's modules leave it."""
+    """A configuration that names the features of its table, as TorchRec's modules leave it."""
     if config.feature_names:
         return config
     named = copy(config)

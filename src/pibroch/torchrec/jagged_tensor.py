@@ -88,11 +88,11 @@ class JaggedTensor:
         return self._offsets
 
     def lengths_or_none(self) -> Tensor | None:
-        """As :meth:`lengths`, which are always known."""
+        """As :meth:`lengths`, which are always there."""
         return self.lengths()
 
     def offsets_or_none(self) -> Tensor | None:
-        """As :meth:`offsets`, which are always known."""
+        """As :meth:`offsets`, which are always there."""
         return self.offsets()
 
     def device(self) -> torch.device:
@@ -144,10 +144,11 @@ class JaggedTensor:
 
 
 class KeyedJaggedTensor(JaggedTensor):
-    """Ids of several features: the bags of ``keys[0]``, sample by sample, then those of ``keys[1]``, and so on.
+    """Ids of several features.
 
-    A key may be there twice, as :meth:`permute` and :meth:`concat` make it. Then it is reached by
-    its place, and what goes by names says so.
+    First the bags of ``keys[0]``, sample by sample, then those of ``keys[1]``, and so on. A key may
+    be there twice, as :meth:`permute` and :meth:`concat` make it. Then it is reached by its place,
+    and what goes by names says so.
 
     Args:
         keys: names of the F features.
@@ -161,7 +162,8 @@ class KeyedJaggedTensor(JaggedTensor):
         DataError: as for :class:`JaggedTensor`, and for lengths that the keys cannot share evenly.
 
     Example:
-        >>> ids = KeyedJaggedTensor(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 0, 1]))
+        >>> lengths = torch.tensor([2, 0, 0, 1])
+        >>> ids = KeyedJaggedTensor(["a", "b"], torch.tensor([7, 8, 9]), lengths=lengths)
         >>> ids.stride(), ids["a"].to_padded_dense(2).tolist(), ids["b"].values().tolist()
         (2, [[7, 8], [0, 0]], [9])
     """

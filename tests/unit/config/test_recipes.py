@@ -81,8 +81,8 @@ def test_the_advice_for_a_missing_table_works(tmp_path, text, message, followed)
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as refused:
         load_recipe(str(path))
-    said = "--data DIR" if followed.startswith("data") else f"--set {followed}"
-    assert said in refused.value.do, "`--data DIR` stands for `--set data.dir=DIR`"
+    advice = "--data DIR" if followed.startswith("data") else f"--set {followed}"
+    assert advice in refused.value.do, "`--data DIR` stands for `--set data.dir=DIR`"
     load_recipe(str(path), [followed])
 
 

@@ -50,7 +50,7 @@ STEPS = ("train.epochs=none", "train.steps=4", "train.checkpoint_every=2")
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch, tmp_path):
-    """Modules of one's own are on the path; nothing is known, imported or allowed yet."""
+    """Modules of one's own are on the path; nothing is registered, imported or allowed yet."""
     for name in [name for name in sys.modules if name.startswith(PREFIXES)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv(IMPORTS, "")

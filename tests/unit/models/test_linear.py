@@ -119,11 +119,11 @@ def test_few_samples_of_a_model_that_serves_go_through_mkl():
             layer.few_samples = 0
             expected = [layer(x), layer(x, relu=True)]
             layer.few_samples = FEW_SAMPLES
-            found = [layer(x), layer(x, relu=True)]
-        for one, other in zip(found, expected, strict=True):
+            outputs = [layer(x), layer(x, relu=True)]
+        for one, other in zip(outputs, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
         assert (
-            torch.equal(found[0], torch.nn.functional.linear(x, layer.weight, layer.bias))
+            torch.equal(outputs[0], torch.nn.functional.linear(x, layer.weight, layer.bias))
         ) or size > FEW_SAMPLES
     with torch.inference_mode():
         assert layer(torch.full((1, 9), torch.nan), relu=True).isnan().all()

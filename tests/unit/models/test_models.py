@@ -103,7 +103,7 @@ def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
     dense, embedded = random_batch(model)
 
     def embeddings() -> torch.Tensor:
-        events.append("asked")
+        events.append("embeddings")
         return embedded
 
     networks = [
@@ -115,9 +115,9 @@ def test_embeddings_may_come_when_they_are_asked_for(name: str) -> None:
         network.register_forward_hook(lambda *_: events.append("network"))
     logits = model(dense, embeddings)
     assert torch.equal(logits, model(dense, embedded))
-    assert events.count("asked") == 1
+    assert events.count("embeddings") == 1
     first = {"dlrm": 1, "dcnv2": 0, "deepfm": 1, "wide_deep": 1, "tower_dlrm": 1, "tower_dcn": 1}
-    assert events.index("asked") == first[name]
+    assert events.index("embeddings") == first[name]
 
 
 def test_rows_get_their_gradient_before_the_bottom_network() -> None:

@@ -98,7 +98,7 @@ def test_groups_come_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("towers", "said"),
+    ("towers", "message"),
     [
         ({"count": 4}, "4 towers; need at most 3"),
         ({"groups": [["a"], ["b"]]}, "feature 'c' in no tower"),
@@ -108,6 +108,6 @@ def test_groups_come_from_a_file(tmp_path):
         ({"combined": 0, "projected": 0}, "towers that give nothing"),
     ],
 )
-def test_towers_that_cannot_be(towers, said):
-    with pytest.raises(ConfigError, match=said):
+def test_towers_that_cannot_be(towers, message):
+    with pytest.raises(ConfigError, match=message):
         build_model("tower_dlrm", 2, 3, ("a", "b", "c"), towers=towers)

@@ -52,7 +52,7 @@ def features(weighted=False):
 def wanted(collection, ids, readers, weighted):
     """By torch's own function from the collection's weights: name, feature, table, mode."""
     state = collection.state_dict()
-    found = {}
+    results = {}
     for name, feature, table, mode in readers:
         part = ids[feature]
         weight = state[f"embedding_bags.{table}.weight"]
@@ -60,8 +60,8 @@ def wanted(collection, ids, readers, weighted):
         rows = weight[part.values().long()] * scale[:, None]
         sample = torch.arange(3).repeat_interleave(part.lengths())
         total = torch.zeros(3, weight.shape[1]).index_add(0, sample, rows)
-        found[name] = total / part.lengths().clamp(min=1)[:, None] if mode == "mean" else total
-    return found
+        results[name] = total / part.lengths().clamp(min=1)[:, None] if mode == "mean" else total
+    return results
 
 
 READERS = [
@@ -258,9 +258,9 @@ def test_of_one_object_fed_again_and_again_each_time_is_its_own():
     collection = EmbeddingBagCollection(bag_configs(), optimizer=SGD)
     seen = set()
     for ids in collection.feed([features()] * 3):
-        known, is_fed = collection._as_prepared(ids)
-        assert is_fed and known is collection._handed_out[-1][1]
-        seen.add(id(known))
+        prepared, is_fed = collection._as_prepared(ids)
+        assert is_fed and prepared is collection._handed_out[-1][1]
+        seen.add(id(prepared))
     assert len(seen) == 3
 
 
@@ -295,7 +295,7 @@ def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(devi
     ids.weights().requires_grad_()
     pooled = model[0](ids)
     part = model[1](ids)["b@t2"]
-    found = [
+    results = [
         pooled.values(),
         part.values(),
         part.lengths(),
@@ -303,7 +303,7 @@ def test_weights_of_ids_learn_where_they_count_and_all_is_where_it_shall_be(devi
         part.weights(),
         part.to_padded_dense(3),
     ]
-    assert {each.device.type for each in found} == {where.type} == {bags.device.type}
+    assert {each.device.type for each in results} == {where.type} == {bags.device.type}
     model[2](torch.cat([pooled.values(), part.to_padded_dense(3).flatten(1)], 1)).sum().backward()
     assert (bags.step, vectors.step) == (1, 1)
     assert (ids.weights().grad != 0).all() and not model[1](ids)["a"].values().isnan().any()

@@ -41,12 +41,12 @@ def test_parts_and_back():
 def bags(ragged):
     """Keys, each with its bags and their weights."""
     parts = ragged.split([1] * len(ragged.keys()))
-    found = []
+    listed = []
     for key, part in zip(ragged.keys(), parts, strict=True):
         weights = part.weights_or_none()
         bags_of_key = [bag.tolist() for bag in part.to_dense()]
-        found.append((key, bags_of_key, None if weights is None else weights.tolist()))
-    return found
+        listed.append((key, bags_of_key, None if weights is None else weights.tolist()))
+    return listed
 
 
 PLACES = [[1, 0, 1], [0, 0], [1], [], [0, 1], [1, 1, 1, 0]]
