@@ -189,16 +189,16 @@ def _check_same(channel: Channel, model: nn.Module, parts: ownership.Parts) -> o
     shapes = {
         name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(model, parts)
     }
-    found: list[Mapping[str, str | list[int]]] = channel.gather({**shapes, **parts})
+    by_rank: list[Mapping[str, str | list[int]]] = channel.gather({**shapes, **parts})
     held = {
         name: tuple(there)
-        for other in found
+        for other in by_rank
         for name, there in other.items()
         if not isinstance(there, str)
     }
-    for rank, other in enumerate(found):
-        for name in sorted(found[0].keys() | other.keys() | held.keys()):
-            here = found[0].get(name, "absent")
+    for rank, other in enumerate(by_rank):
+        for name in sorted(by_rank[0].keys() | other.keys() | held.keys()):
+            here = by_rank[0].get(name, "absent")
             there = other.get(name, "absent")
             members = held.get(name)
             if members is None and here != there:

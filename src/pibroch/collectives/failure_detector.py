@@ -183,14 +183,14 @@ class FailureDetector:
 
         Whether all are.
         """
-        asked = sorted(set(self._links) - self._ended)
+        peers = sorted(set(self._links) - self._ended)
         with self._roll:
             self._there.clear()
-        for rank in asked:
+        for rank in peers:
             self._links[rank].send({"roll": True})
         with self._roll:
-            self._roll.wait_for(lambda: self._there.issuperset(asked), ROLL_S)
-            silent = [rank for rank in asked if rank not in self._there]
+            self._roll.wait_for(lambda: self._there.issuperset(peers), ROLL_S)
+            silent = [rank for rank in peers if rank not in self._there]
         for rank in silent[:1]:
             reason = (
                 f"it was waited for in vain, and has not answered for {ROLL_S:g} s: it is stopped,"

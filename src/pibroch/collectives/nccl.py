@@ -40,10 +40,10 @@ class NcclTransport(Transport):
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
         """Exchange through the device; blocks until all is done."""
         staged = [going[p].to(self.device) for p in self._order]
-        came = [torch.empty_like(coming[p], device=self.device) for p in self._order]
-        dist.all_to_all(came, staged, group=self._group)
-        for p, theirs in zip(self._order, came, strict=True):
-            coming[p].copy_(theirs)
+        received = [torch.empty_like(coming[p], device=self.device) for p in self._order]
+        dist.all_to_all(received, staged, group=self._group)
+        for p, tensor in zip(self._order, received, strict=True):
+            coming[p].copy_(tensor)
         return lambda: None
 
     def reduce(self, tensor: Tensor) -> Wait:

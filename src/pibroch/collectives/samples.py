@@ -30,16 +30,16 @@ def samples_of(*args: object, **kwargs: object) -> int:
         4
     """
     for argument in (*args, *kwargs.values()):
-        found = sorted(set(_counts(argument, set())))
-        if len(found) > 1:
+        counts = sorted(set(_counts(argument, set())))
+        if len(counts) > 1:
             raise ConfigError(
                 f"a {type(argument).__name__} as a data-parallel model's argument, in which there"
-                f" are {found} samples",
+                f" are {counts} samples",
                 "one number",
                 _DO,
             )
-        if found:
-            return found[0]
+        if counts:
+            return counts[0]
     raise ConfigError(
         "a data-parallel model called without a tensor",
         "samples along a tensor's first dimension",

@@ -104,7 +104,7 @@ class Link:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._lock = threading.Lock()
-        self._found = frozenset(sys.modules)
+        self._loaded_before = frozenset(sys.modules)
         link.settimeout(_TIMEOUT_S)
 
     def start(
@@ -122,9 +122,9 @@ class Link:
 
         What is there, or new one in place of what has another tag or size.
         """
-        found = self._keep(Keep(key, tag, num_bytes))
-        assert found is not None, "it is made"
-        return found
+        memory = self._keep(Keep(key, tag, num_bytes))
+        assert memory is not None, "it is made"
+        return memory
 
     def kept(self, key: str) -> KeptMemory | None:
         """Memory of this name, if there is some."""
@@ -136,7 +136,11 @@ class Link:
             send(
                 self._link,
                 Loaded(
-                    [name for name in sys.modules if name not in self._found and name != "__main__"]
+                    [
+                        name
+                        for name in sys.modules
+                        if name not in self._loaded_before and name != "__main__"
+                    ]
                 ),
             )
 
@@ -168,13 +172,13 @@ class Link:
             os.close(descriptors[0])
 
 
-_mine: Link | None = None
+_link: Link | None = None
 
 
 def adopt(descriptor: int) -> None:
     """In a process that was just forked: this is its link to the server."""
-    global _mine
-    _mine = Link(socket.socket(fileno=os.dup(descriptor)))
+    global _link
+    _link = Link(socket.socket(fileno=os.dup(descriptor)))
 
 
 def link_to_server() -> Link | None:
@@ -182,4 +186,4 @@ def link_to_server() -> Link | None:
 
     ``None`` for a process that was started otherwise.
     """
-    return _mine
+    return _link

@@ -121,5 +121,5 @@ def receive_answer(link: socket.socket) -> tuple[Answer, list[int]]:
 
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
-    found: tuple[bytes, list[int], int, Any] = socket.recv_fds(link, MAX_BYTES, MAX_DESCRIPTORS)
-    return found[0], found[1]
+    received: tuple[bytes, list[int], int, Any] = socket.recv_fds(link, MAX_BYTES, MAX_DESCRIPTORS)
+    return received[0], received[1]

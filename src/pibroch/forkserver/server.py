@@ -175,10 +175,10 @@ class ForkServer:
             case StartProcess():
                 self._start(child, link, request)
             case Signal(pid, number):
-                found = child.started[pid].process if pid in child.started else None
-                if found is not None and number:
-                    found.send_signal(number)
-                send(link, ExitState(signal.SIGKILL if found is None else found.poll()))
+                process = child.started[pid].process if pid in child.started else None
+                if process is not None and number:
+                    process.send_signal(number)
+                send(link, ExitState(signal.SIGKILL if process is None else process.poll()))
             case Keep():
                 self._keep(link, request)
             case Loaded(modules):
@@ -201,23 +201,23 @@ class ForkServer:
                 os.close(descriptor)
 
     def _keep(self, link: socket.socket, request: Keep) -> None:
-        found = self._memories.get(request.key)
+        memory = self._memories.get(request.key)
         is_new = False
         if request.num_bytes and (
-            found is None or (found.tag, found.num_bytes) != (request.tag, request.num_bytes)
+            memory is None or (memory.tag, memory.num_bytes) != (request.tag, request.num_bytes)
         ):
-            if found is not None:
-                os.close(found.descriptor)
+            if memory is not None:
+                os.close(memory.descriptor)
             descriptor = os.memfd_create(f"pibroch {request.key}", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, request.num_bytes)
-            found = self._memories[request.key] = _Memory(
+            memory = self._memories[request.key] = _Memory(
                 descriptor, request.tag, request.num_bytes
             )
             is_new = True
-        if found is None:
+        if memory is None:
             send(link, KeptDescriptor(0, False, ""))
         else:
-            send(link, KeptDescriptor(found.num_bytes, is_new, found.tag), [found.descriptor])
+            send(link, KeptDescriptor(memory.num_bytes, is_new, memory.tag), [memory.descriptor])
 
     def _fork(
         self,
@@ -227,7 +227,7 @@ class ForkServer:
         streams: Mapping[int, int],
         closed: Sequence[int] = (),
     ) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         others = [each.link.fileno() for each in self._all() if each.link is not None]
         memories = [memory.descriptor for memory in self._memories.values()]
         plan = ChildPlan(
@@ -235,13 +235,13 @@ class ForkServer:
             environment,
             name,
             streams,
-            (*closed, *others, *memories, ours.fileno()),
+            (*closed, *others, *memories, own_end.fileno()),
             leads_session=bool(closed),
         )
         try:
-            return _Child(fork(plan, partial(_linked, theirs.fileno(), self._program)), ours)
+            return _Child(fork(plan, partial(_linked, child_end.fileno(), self._program)), own_end)
         finally:
-            theirs.close()
+            child_end.close()
 
 
 def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:

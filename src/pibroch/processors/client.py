@@ -42,7 +42,7 @@ Plain = list[object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """A batch that is to come.
 
     Attributes:
@@ -97,7 +97,7 @@ class Processors:
         source = list(astuple(Source.of(dataset, loader)))
         positions = islice(_positions(loader), num_batches)
         self._turns = cycle(self.names)
-        under_way: deque[_Asked] = deque()
+        under_way: deque[_Request] = deque()
         while True:
             for position in islice(positions, max(0, self._most() - len(under_way))):
                 under_way.append(self._ask(self._next(), source, position))
@@ -121,7 +121,7 @@ class Processors:
                 return name
         return next(self._turns)
 
-    def _ask(self, name: str, source: Plain, position: LoaderPosition) -> _Asked:
+    def _ask(self, name: str, source: Plain, position: LoaderPosition) -> _Request:
         arguments = source, position.epoch, position.sample
         answer: torch.futures.Future[Plain]
         try:
@@ -131,22 +131,22 @@ class Processors:
             answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
         except RpcError as error:
             raise out_of_reach("data processor", name, error) from error
-        return _Asked(position, name, answer)
+        return _Request(position, name, answer)
 
-    def _receive(self, asked: _Asked, source: Plain, keys: tuple[str, ...]) -> JaggedBatch:
+    def _receive(self, request: _Request, source: Plain, keys: tuple[str, ...]) -> JaggedBatch:
         deadline: float | None = None
         with self._ranks.waiting(), span("wait for data"):
             while True:
                 try:
-                    plain = asked.answer.wait()
+                    plain = request.answer.wait()
                     break
                 except _LOSSES as error:
-                    deadline = self._note_loss(asked.name, error, deadline)
-                    asked = self._ask(self._next(), source, asked.position)
+                    deadline = self._note_loss(request.name, error, deadline)
+                    request = self._ask(self._next(), source, request.position)
                 except RpcError as error:
-                    raise out_of_reach("data processor", asked.name, error) from error
-        if self._lost_at.pop(asked.name, None) is not None:
-            logger.info("data processor %r is back", asked.name)
+                    raise out_of_reach("data processor", request.name, error) from error
+        if self._lost_at.pop(request.name, None) is not None:
+            logger.info("data processor %r is back", request.name)
         size = num_bytes(plain)
         self._largest = max(size, self._largest or 0)
         self.num_bytes += size

@@ -56,16 +56,16 @@ class Processor:
 
     def _loader(self, source: Source) -> tuple[threading.Lock, Loader]:
         with self._lock:
-            found = self._loaders.get(source)
-            if found is None:
-                found = self._loaders[source] = (
+            locked_loader = self._loaders.get(source)
+            if locked_loader is None:
+                locked_loader = self._loaders[source] = (
                     threading.Lock(),
                     source.loader(self._dataset(source)),
                 )
             self._loaders.move_to_end(source)
             if len(self._loaders) > MOST_LOADERS:
                 self._loaders.popitem(last=False)
-        return found
+        return locked_loader
 
     def _forget(self, source: Source) -> None:
         """The dataset's files have changed.
@@ -78,19 +78,19 @@ class Processor:
 
     def _dataset(self, source: Source) -> EncodedDataset:
         path = self.data or Path(source.path)
-        found = self._datasets.get((path, source.digest))
-        if found is None:
-            found = EncodedDataset.open(path)
-            if found.digest != source.digest:
+        dataset = self._datasets.get((path, source.digest))
+        if dataset is None:
+            dataset = EncodedDataset.open(path)
+            if dataset.digest != source.digest:
                 raise DataError(
                     f"{path} on a data processor, which is not the trainers' dataset",
                     "a copy of it",
                     "copy the trainers' dataset there, and name its folder by --data",
                 )
-            self._datasets[path, source.digest] = found
+            self._datasets[path, source.digest] = dataset
             if len(self._datasets) > 4:
                 self._datasets.popitem(last=False)
-        return found
+        return dataset
 
 
 PROCESSOR = Processor()

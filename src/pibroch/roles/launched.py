@@ -111,17 +111,17 @@ class Launcher:
     """
 
     def __init__(self) -> None:
-        found = [
+        values = [
             os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
         ]
-        if None in found:
+        if None in values:
             raise ConfigError(
                 "roles by rank without a launcher",
                 "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE in the environment",
                 "use torchrun; or leave --by-role out: `pibroch train` starts servers and"
                 " processors by itself",
             )
-        self._host, port, rank, size = map(str, found)
+        self._host, port, rank, size = map(str, values)
         self.rank = int(rank)
         self.num_ranks = int(size)
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -186,10 +186,10 @@ class Launcher:
                     f"no word of rank 0 within {FIND_TIMEOUT_S:g} s", "a rank 0", "see its log"
                 )
             time.sleep(_POLL_S)
-        told = json.loads(self._store.get(_SPLIT))
-        if told is None:
+        message = json.loads(self._store.get(_SPLIT))
+        if message is None:
             raise TrainingError("rank 0, which could not begin", "a run", "see what rank 0 said")
-        num_trainers, counts, rendezvous, folder = told
+        num_trainers, counts, rendezvous, folder = message
         by_command = {role.command: role for role in roles()}
         return RankLayout(
             RankSplit(num_trainers, {by_command[name]: count for name, count in counts.items()}),

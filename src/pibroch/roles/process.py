@@ -77,7 +77,7 @@ def started(
         store = tcp_store("127.0.0.1", 0, is_host=True)  # here, so that it outlives all of them
         rendezvous = f"tcp://{store.host}:{store.port}"
     started_here: list[_Started] = []
-    keeper = None
+    restarter = None
     try:
         for share in shares:
             share.logs.mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,14 @@ def started(
         deadline = time.monotonic() + START_TIMEOUT_S
         for each in started_here:
             _wait_until_ready(each.share, each.number, each.process, deadline)
-        keeper = _Keeper(started_here, rendezvous, threads, on_restart)
+        restarter = _Restarter(started_here, rendezvous, threads, on_restart)
         yield rendezvous
     finally:
-        if keeper is not None:
-            keeper.stop()
+        if restarter is not None:
+            restarter.stop()
         _end([each.process for each in started_here])
-        if keeper is not None:
-            keeper.end()
+        if restarter is not None:
+            restarter.end()
         del store
 
 
@@ -120,7 +120,7 @@ class _Started:
     is_lost: bool = False
 
 
-class _Keeper:
+class _Restarter:
     """A thread that starts again what has ended, or says so.
 
     What it started ends with it: it stays to the end.
@@ -140,7 +140,9 @@ class _Keeper:
         self._stopped = threading.Event()
         self._ended = threading.Event()
         self._starting = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name="pibroch-roles", daemon=True)
+        self._thread = threading.Thread(
+            target=self._restart_lost, name="pibroch-roles", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -153,7 +155,7 @@ class _Keeper:
         self._ended.set()
         self._thread.join()
 
-    def _keep(self) -> None:
+    def _restart_lost(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             with self._starting:
                 for each in self._members:

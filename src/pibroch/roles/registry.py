@@ -25,8 +25,10 @@ def roles() -> tuple[Role, ...]:
 
     That is their order where a launcher starts them all.
     """
-    found = {role.command: role for role in (*BUILT_IN, *_installed(os.environ.get(VARIABLE, "")))}
-    return tuple((found | _registered).values())
+    by_command = {
+        role.command: role for role in (*BUILT_IN, *_installed(os.environ.get(VARIABLE, "")))
+    }
+    return tuple((by_command | _registered).values())
 
 
 def register_role(role: Role) -> None:

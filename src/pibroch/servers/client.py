@@ -101,7 +101,7 @@ class EmbeddingServers:
         home: RowsByServer,
         records: Records,
         whole: RowsByServer,
-        lent: RowsByServer,
+        borrowed: RowsByServer,
         averaged_at: int | None = None,
     ) -> list[torch.futures.Future[torch.Tensor]]:
         """A round: records go home, then records and weights are wanted.
@@ -112,21 +112,21 @@ class EmbeddingServers:
             home: rows that go home.
             records: float32 ``[len(home.rows) * W]``; not changed until the round is over.
             whole: rows of which the record is wanted.
-            lent: rows of which the weights are wanted.
+            borrowed: rows of which the weights are wanted.
             averaged_at: wants moving averages as of this step for weights.
         """
         floats = np.split(records, np.cumsum(home.counts)[:-1] * self.width)
         answers = []
         for number, name in enumerate(self.names):
-            rows = [self._local(each.split()[number], number) for each in (home, whole, lent)]
-            came = [rows[0], torch.from_numpy(floats[number]), *rows[1:]]
-            answers.append(self._send(name, server.exchange, *came, averaged_at))
+            rows = [self._local(each.split()[number], number) for each in (home, whole, borrowed)]
+            parts = [rows[0], torch.from_numpy(floats[number]), *rows[1:]]
+            answers.append(self._send(name, server.exchange, *parts, averaged_at))
         self._number += 1
-        coming = 4 * (self.width * int(whole.counts.sum()) + self.dim * int(lent.counts.sum()))
+        coming = 4 * (self.width * int(whole.counts.sum()) + self.dim * int(borrowed.counts.sum()))
         self._count(
             records.nbytes
             + coming
-            + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, lent)))
+            + self.num_row_bytes(sum(len(each.rows) for each in (home, whole, borrowed)))
         )
         return answers
 

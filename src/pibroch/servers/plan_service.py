@@ -92,7 +92,7 @@ class PlanService:
         self._failure: Exception | None = None
 
     def go_on(
-        self, trainer: int, step: int, request: int, asked: Sequence[tuple[int, PlanRequest]]
+        self, trainer: int, step: int, request: int, answered: Sequence[tuple[int, PlanRequest]]
     ) -> None:
         """Where a trainer is that was served by another one before.
 
@@ -105,7 +105,7 @@ class PlanService:
             trainer: who says so.
             step: with which a feed began.
             request: number of the first request that comes again.
-            asked: of them, with their numbers, those that were answered before; the answers are
+            answered: of them, with their numbers, those that were answered before; the answers are
                 made again for nobody.
 
         Raises:
@@ -126,7 +126,7 @@ class PlanService:
                 for number, (_, first_request) in self._begins.items():
                     self._oracles[number].begin(first, first_request)
                 self._pass_on()
-        for number, request_again in asked:
+        for number, request_again in answered:
             self._oracles[trainer].ask(number, request_again)
 
     def add(self, trainer: int, number: int, feed: int, rows: Sequence[Ints]) -> None:
@@ -213,12 +213,12 @@ def configure(
     ORACLES.configure(run, trainer, key, wanted, forgotten, make)
 
 
-def go_on(key: str, trainer: int, step: int, request: int, asked: list[list[Any]]) -> None:
+def go_on(key: str, trainer: int, step: int, request: int, answered: list[list[Any]]) -> None:
     """Where a trainer is, see :meth:`PlanService.go_on`.
 
     Of each request its number and its fields.
     """
-    requests = [(int(number), _request(*fields)) for number, *fields in asked]
+    requests = [(int(number), _request(*fields)) for number, *fields in answered]
     ORACLES.find(key).go_on(trainer, step, request, requests)
 
 

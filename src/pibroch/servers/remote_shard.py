@@ -71,11 +71,11 @@ class RemoteRows:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for at, part in self._parts(rows):
             if self._columns is None:
-                found = self._servers.ask(self._number, server.read_touched, part)
+                values = self._servers.ask(self._number, server.read_touched, part)
             else:
                 how = self._field, part, _slice(self._columns), self._in_cut
-                found = self._servers.ask(self._number, server.read, *how)
-            out[at] = found.numpy()
+                values = self._servers.ask(self._number, server.read, *how)
+            out[at] = values.numpy()
         return out
 
     def __setitem__(self, chosen: Any, values: Any) -> None:

@@ -81,15 +81,15 @@ class Runs(Generic[S]):
         Raises:
             TrainingError: when nothing has.
         """
-        found = self._kept.get(key)
-        if found is None:
+        entry = self._kept.get(key)
+        if entry is None:
             raise TrainingError(
                 f"{self._role} that holds nothing of this run: it was started anew, or serves"
                 " another run",
                 "the one that the run began with",
                 "a training run goes on with --resume",
             )
-        return found[0]
+        return entry[0]
 
     def on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         """A worker is gone: if it was a trainer, rounds that wait for it never end.

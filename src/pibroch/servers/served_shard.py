@@ -33,14 +33,14 @@ class RecordSwap:
         home: rows whose records come.
         records: float32 ``[len(home) * W]``.
         whole: rows of which it wants the record.
-        lent: rows of which it wants the weights.
-        averaged_at: it wants the moving averages of ``lent`` as of this step instead.
+        borrowed: rows of which it wants the weights.
+        averaged_at: it wants the moving averages of ``borrowed`` as of this step instead.
     """
 
     home: Ints
     records: Records
     whole: Ints
-    lent: Ints
+    borrowed: Ints
     averaged_at: int | None = None
 
 
@@ -228,10 +228,10 @@ class ServedShard:
         records = self.shard.records
         dim = self.shard.dim
         if swap.averaged_at is not None:
-            return read_rows(self.shard, self.optimizer, swap.lent, swap.averaged_at).ravel()
-        counts = np.array([[len(swap.whole)], [len(swap.lent)]])
-        out = np.empty(len(swap.whole) * records.shape[1] + len(swap.lent) * dim, np.float32)
-        packing.pack(records, self.shard.stored, swap.whole, swap.lent, counts, dim, out)
+            return read_rows(self.shard, self.optimizer, swap.borrowed, swap.averaged_at).ravel()
+        counts = np.array([[len(swap.whole)], [len(swap.borrowed)]])
+        out = np.empty(len(swap.whole) * records.shape[1] + len(swap.borrowed) * dim, np.float32)
+        packing.pack(records, self.shard.stored, swap.whole, swap.borrowed, counts, dim, out)
         return out
 
     def _update(self, sums: Sequence[GradientSums]) -> None:
@@ -248,7 +248,7 @@ class ServedShard:
             check_rows(request.rows, num_rows)
             _check_shape(request.gradients, (len(request.rows), self.shard.dim))
             return
-        for rows in (request.home, request.whole, request.lent):
+        for rows in (request.home, request.whole, request.borrowed):
             check_rows(rows, num_rows)
         if request.averaged_at is not None and (
             len(request.whole) or self.optimizer.average is None

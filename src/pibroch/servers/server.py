@@ -62,11 +62,11 @@ def exchange(
     home: Tensor,
     records: Tensor,
     whole: Tensor,
-    lent: Tensor,
+    borrowed: Tensor,
     averaged_at: int | None,
 ) -> Future[Tensor]:
     """A trainer's part of a round of records, see :class:`RecordSwap`."""
-    swap = RecordSwap(_rows(home), records.numpy(), _rows(whole), _rows(lent), averaged_at)
+    swap = RecordSwap(_rows(home), records.numpy(), _rows(whole), _rows(borrowed), averaged_at)
     return SHARDS.find(key).request(trainer, number, swap)
 
 
@@ -176,10 +176,10 @@ def keep_restore(key: str, step: int) -> None:
 
 
 def _kept(key: str) -> KeptRows:
-    found = SHARDS.find(key).kept
-    if found is None:
+    kept_rows = SHARDS.find(key).kept
+    if kept_rows is None:
         raise TrainingError("a cut in memory of rows that are not kept", "keep before")
-    return found
+    return kept_rows
 
 
 def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
@@ -205,10 +205,10 @@ def write_touched(key: str, rows: slice | Tensor, is_touched: bool) -> None:
 
 
 def _cut(key: str) -> MemoryShard:
-    found = SHARDS.find(key).last_cut
-    if found is None:
+    cut = SHARDS.find(key).last_cut
+    if cut is None:
         raise TrainingError("rows wanted of a cut that is over", "cut before")
-    return found
+    return cut
 
 
 def _array(key: str, field: str, in_cut: bool = False) -> RowArray:

@@ -80,10 +80,14 @@ class ShardSpec:
             ConfigError: for an optimizer or initializer that is not pibroch's own.
         """
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
-        known = {piece.table.name: _plain(piece.table) for piece in pieces}
+        plain_tables = {piece.table.name: _plain(piece.table) for piece in pieces}
         rows = [[tables.index(piece.table.name), *_plain_rows(piece.rows)] for piece in pieces]
         return cls(
-            [known[name] for name in tables], rows, _named(optimizer, OPTIMIZERS), seed, dtype
+            [plain_tables[name] for name in tables],
+            rows,
+            _named(optimizer, OPTIMIZERS),
+            seed,
+            dtype,
         )
 
     def build(self, dim: int, listed: Sequence[Tensor] = ()) -> tuple[MemoryShard, SparseOptimizer]:
@@ -150,7 +154,7 @@ def _rows(plain: Sequence[int], listed: Iterator[Tensor]) -> RowSet:
         or [len(ids), _checksum(ids)] != list(plain)
         or (np.diff(ids) <= 0).any()
     ):
-        raise ValueError("other ids of rows than were said, or ids that do not rise")
+        raise ValueError("other ids of rows than were announced, or ids that do not rise")
     return ListedRows.of(ids)
 
 
@@ -168,19 +172,19 @@ def _plain(table: Table) -> Plain:
     }
 
 
-def _named(value: Any, known: Mapping[str, object]) -> Named:
+def _named(value: Any, kinds: Mapping[str, object]) -> Named:
     name = type(value).__name__
-    if known.get(name) is not type(value):
+    if kinds.get(name) is not type(value):
         raise ConfigError(
             f"a {name}, which servers do not know",
-            f"one of {', '.join(known)}",
+            f"one of {', '.join(kinds)}",
             "train without servers, or use one",
         )
     return [name, asdict(value)]
 
 
-def _made(named: Named, known: Mapping[str, Callable[..., T]]) -> T:
+def _made(named: Named, kinds: Mapping[str, Callable[..., T]]) -> T:
     name, fields = named
     if not isinstance(name, str) or not isinstance(fields, dict):
         raise TypeError("no name and fields")
-    return known[name](**fields)
+    return kinds[name](**fields)

@@ -1,6 +1,6 @@
 """A shard that trainers visit.
 
-What comes home is there before anything is lent, and an error reaches all who wait.
+What comes home is there before anything is borrowed, and an error reaches all who wait.
 """
 
 from itertools import permutations
@@ -36,19 +36,19 @@ def nothing():
     return RecordSwap(rows(), np.empty(0, np.float32), rows(), rows())
 
 
-def bring(row, value, whole=(), lent=()):
-    return RecordSwap(rows(row), np.full(WIDTH, value, np.float32), rows(*whole), rows(*lent))
+def bring(row, value, whole=(), borrowed=()):
+    return RecordSwap(rows(row), np.full(WIDTH, value, np.float32), rows(*whole), rows(*borrowed))
 
 
-def want(whole=(), lent=()):
-    return RecordSwap(rows(), np.empty(0, np.float32), rows(*whole), rows(*lent))
+def want(whole=(), borrowed=()):
+    return RecordSwap(rows(), np.empty(0, np.float32), rows(*whole), rows(*borrowed))
 
 
 def test_a_round_brings_home_before_it_lends_whoever_comes_first():
     for order in permutations(range(2)):
         home = make()
         home.shard.track_touched()
-        errands = [bring(3, 7.0, lent=(8,)), want(whole=(3,), lent=(3, 0))]
+        errands = [bring(3, 7.0, borrowed=(8,)), want(whole=(3,), borrowed=(3, 0))]
         expected = home.shard.records.copy()
         answers = {trainer: home.request(trainer, 0, errands[trainer]) for trainer in order}
         assert np.array_equal(answers[0].value().numpy(), expected[8, :DIM])
@@ -62,7 +62,7 @@ def test_a_round_brings_home_before_it_lends_whoever_comes_first():
 def test_a_round_waits_for_all_and_for_the_round_before():
     home = make()
     ahead = [home.request(0, number, bring(2, number)) for number in range(3)]
-    late = home.request(1, 1, want(lent=(2,)))
+    late = home.request(1, 1, want(borrowed=(2,)))
     assert not any(answer.done() for answer in [*ahead, late])
     home.request(1, 0, nothing())
     assert [answer.done() for answer in [*ahead, late]] == [True, True, False, True]
@@ -91,7 +91,7 @@ def test_gradients_update_each_row_once_in_the_order_of_the_trainers():
     "errand",
     [
         want(whole=(9,)),
-        want(lent=(-1,)),
+        want(borrowed=(-1,)),
         bring(9, 0.0),
         RecordSwap(rows(1), np.empty(5, np.float32), rows(), rows()),
         RecordSwap(rows(), np.empty(0, np.float32), rows(), rows(1), averaged_at=3),
@@ -105,7 +105,7 @@ def test_an_errand_that_makes_no_sense_is_refused_and_changes_nothing(errand):
     with pytest.raises(ProtocolError):
         home.request(0, 0, errand)
     assert np.array_equal(home.shard.records, before)
-    assert home.request(0, 0, want(lent=(1,))).done()
+    assert home.request(0, 0, want(borrowed=(1,))).done()
 
 
 def test_who_waits_hears_of_a_failure_and_whoever_comes_later():
@@ -130,7 +130,7 @@ def test_many_threads_lose_nothing():
     def visit(trainer):
         for number in range(num_rounds):
             answers[trainer].append(
-                home.request(trainer, number, bring(trainer, number, lent=(trainer,)))
+                home.request(trainer, number, bring(trainer, number, borrowed=(trainer,)))
             )
 
     answers = [[] for _ in range(4)]

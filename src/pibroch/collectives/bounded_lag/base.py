@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, Patience
+from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, WaitPolicy
 from pibroch.errors import RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
 
@@ -123,10 +123,10 @@ class LaggedTransport(ABC):
             missing: of those peers whose part of it is not there one is named if nothing ever
                 comes.
         """
-        patience = Patience(self.members, self.timeout_s)
+        policy = WaitPolicy(self.members, self.timeout_s)
         while (news := self.sleep(seen)) == seen:
             absent = [p for p in self.peers if not self.has_arrived(missing, p)]
-            self.look_at_others(absent, missing.number, patience)
+            self.look_at_others(absent, missing.number, policy)
         return news
 
     @abstractmethod
@@ -137,14 +137,14 @@ class LaggedTransport(ABC):
         """
 
     @abstractmethod
-    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+    def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """Raise for a rank that is lost.
 
         One that is missing, or any that another rank has given up for.
         """
 
     def judge(
-        self, states: Mapping[int, str], notes: Mapping[int, int], number: int, patience: Patience
+        self, states: Mapping[int, str], notes: Mapping[int, int], number: int, policy: WaitPolicy
     ) -> None:
         """:meth:`look_at_others` by what was found.
 
@@ -154,7 +154,7 @@ class LaggedTransport(ABC):
             states: of the processes of those that are missing, see :func:`state_of`.
             notes: of all peers: the rank that one gave up for plus one, CLOSED, or 0.
             number: of the message.
-            patience: of this wait.
+            policy: of this wait.
         """
         for p, note in notes.items():
             if note > 0 and note - 1 != self.rank:
@@ -164,9 +164,9 @@ class LaggedTransport(ABC):
         for p, state in states.items():
             if state == "":
                 raise self.lost(p, number, ENDED)
-            if patience.is_stopped_for_long(p, state == "T"):
+            if policy.is_stopped_for_long(p, state == "T"):
                 raise self.lost(p, number, STOPPED)
-        patience.check(states, number)
+        policy.check(states, number)
 
     @property
     def whole(self) -> LaggedTransport:

@@ -22,8 +22,8 @@ STOPPED = "it was waited for in vain, and its process is stopped"
 LEFT = "it closed the group while others still wait for it"
 
 
-class Patience:
-    """One wait for ranks of a group.
+class WaitPolicy:
+    """When one wait for ranks of a group is given up.
 
     Args:
         members: the ranks of the group by their numbers in the run, for errors.

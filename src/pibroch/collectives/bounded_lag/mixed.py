@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import Patience
+from pibroch.collectives.bounded_lag.losses import WaitPolicy
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.streams import StreamTransport
 from pibroch.kernels.arrays import Bytes
@@ -69,10 +69,10 @@ class MixedTransport(LaggedTransport):
         for part in (self._local, self._remote):
             part.announce(rank)
 
-    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+    def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
         for part in (self._local, self._remote):
-            part.look_at_others([p for p in missing if p in part.peers], number, patience)
+            part.look_at_others([p for p in missing if p in part.peers], number, policy)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""

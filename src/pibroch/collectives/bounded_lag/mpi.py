@@ -25,7 +25,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import CLOSED, Patience, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
 from pibroch.collectives.bounded_lag.rendezvous import ConnectedPeers, process_at
 from pibroch.errors import InputError
@@ -216,12 +216,12 @@ class MpiTransport(LaggedTransport):
                 slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes
             ]
             return part
-        number, found = self._got.get((slot.stream, place, peer), (-1, np.empty(0, np.uint8)))
+        number, buffer = self._got.get((slot.stream, place, peer), (-1, np.empty(0, np.uint8)))
         if number != slot.number:
-            found = found if len(found) >= nbytes else np.empty(nbytes * 5 // 4, np.uint8)
-            self._get(peer, address, found[:nbytes], slot.number)
-            self._got[slot.stream, place, peer] = slot.number, found
-        return found[:nbytes]
+            buffer = buffer if len(buffer) >= nbytes else np.empty(nbytes * 5 // 4, np.uint8)
+            self._get(peer, address, buffer[:nbytes], slot.number)
+            self._got[slot.stream, place, peer] = slot.number, buffer
+        return buffer[:nbytes]
 
     def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`; what comes makes the sum of all slots' numbers larger."""
@@ -241,13 +241,13 @@ class MpiTransport(LaggedTransport):
         """See :class:`LaggedTransport`."""
         self._note(rank + 1)
 
-    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+    def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
         states = {
             p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0))
             for p in missing
         }
-        self.judge(states, {p: int(self._notes[p]) for p in self.peers}, number, patience)
+        self.judge(states, {p: int(self._notes[p]) for p in self.peers}, number, policy)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""
@@ -286,14 +286,14 @@ class MpiTransport(LaggedTransport):
 
     def _get(self, peer: int, address: int, target: Bytes, number: int) -> None:
         byte = self._mpi.BYTE
-        patience = Patience(self.members, self.timeout_s)
+        policy = WaitPolicy(self.members, self.timeout_s)
         request = self._overflow.Rget([target, byte], peer, [address, len(target), byte])
         looked = time.perf_counter()
         while not request.Test():
             time.sleep(LEAST_NAP_S)
             if time.perf_counter() - looked > SLEEP_S:
                 looked = time.perf_counter()
-                self.look_at_others([peer], number, patience)
+                self.look_at_others([peer], number, policy)
 
     def _let_others_in(self) -> None:
         """Look into MPI now and then from now on, until all have closed.

@@ -121,13 +121,15 @@ def _mapped_files() -> Iterable[str]:
 
 def _speak_pmi(store: SharedStore, rank: int, num_ranks: int) -> None:
     """Give MPI a socket at whose other end a thread answers."""
-    ours, theirs = socket.socketpair()
+    own_end, mpi_end = socket.socketpair()
     os.environ |= {
-        "PMI_FD": str(theirs.detach()),
+        "PMI_FD": str(mpi_end.detach()),
         "PMI_RANK": str(rank),
         "PMI_SIZE": str(num_ranks),
     }
-    threading.Thread(target=_answer, args=(ours, store, num_ranks), name="pmi", daemon=True).start()
+    threading.Thread(
+        target=_answer, args=(own_end, store, num_ranks), name="pmi", daemon=True
+    ).start()
 
 
 def _answer(link: socket.socket, store: SharedStore, num_ranks: int) -> None:
@@ -138,24 +140,24 @@ def _answer(link: socket.socket, store: SharedStore, num_ranks: int) -> None:
     with link, link.makefile("rwb", 0) as lines:
         num_barriers = 0
         for line in iter(lines.readline, b""):
-            asked = dict(word.split("=", 1) for word in line.decode().split() if "=" in word)
-            if asked["cmd"] == "barrier_in":
+            request = dict(word.split("=", 1) for word in line.decode().split() if "=" in word)
+            if request["cmd"] == "barrier_in":
                 num_barriers += 1
             try:
-                answer = _answer_to(asked, store, num_ranks, num_barriers)
+                answer = _answer_to(request, store, num_ranks, num_barriers)
             except RuntimeError:  # the store is gone, or a rank did not come
                 return
             lines.write(
                 (" ".join(f"{key}={value}" for key, value in answer.items()) + "\n").encode()
             )
-            if asked["cmd"] == "finalize":
+            if request["cmd"] == "finalize":
                 return
 
 
 def _answer_to(
-    asked: dict[str, str], store: SharedStore, num_ranks: int, num_barriers: int
+    request: dict[str, str], store: SharedStore, num_ranks: int, num_barriers: int
 ) -> dict[str, str | int]:
-    command = asked["cmd"]
+    command = request["cmd"]
     fixed: dict[str, dict[str, str | int]] = {
         "init": {"cmd": "response_to_init", "pmi_version": 1, "pmi_subversion": 1, "rc": 0},
         "get_maxes": {"cmd": "maxes", **LARGEST, "rc": 0},
@@ -165,10 +167,10 @@ def _answer_to(
         "finalize": {"cmd": "finalize_ack", "rc": 0},
     }
     if command == "put":
-        store.set(f"value/{asked['key']}", asked["value"])
+        store.set(f"value/{request['key']}", request["value"])
         return {"cmd": "put_result", "rc": 0, "msg": "success"}
     if command == "get":
-        key = f"value/{asked['key']}"
+        key = f"value/{request['key']}"
         if not store.check([key]):
             return {"cmd": "get_result", "rc": -1, "msg": "key_not_found", "value": "unknown"}
         return {"cmd": "get_result", "rc": 0, "msg": "success", "value": store.get(key).decode()}

@@ -51,7 +51,7 @@ class BoundedLagOptions:
             ConfigError: for what is no number, or a negative one.
         """
         if self.bound is not None:
-            found = self.bound
+            bound = self.bound
             where = "bound"
         else:
             text = os.environ.get(BOUND_VARIABLE, AUTO)
@@ -62,8 +62,8 @@ class BoundedLagOptions:
                 raise ConfigError(
                     f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all"
                 )
-            found = int(text)
-        return whole_number(found, where, do="0 is an ordinary all-to-all")
+            bound = int(text)
+        return whole_number(bound, where, do="0 is an ordinary all-to-all")
 
     def resolved_transport(self) -> str:
         """The transport that is in force.

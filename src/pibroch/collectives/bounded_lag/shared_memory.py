@@ -23,7 +23,7 @@ from contextlib import suppress
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, Patience, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy, has_hung_up, state_of
 from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.errors import InputError, RankFailedError
@@ -233,7 +233,7 @@ class SharedMemoryTransport(LaggedTransport):
         """See :class:`LaggedTransport`."""
         self._note(rank + 1)
 
-    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+    def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
         states = {
             p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p])
@@ -243,7 +243,7 @@ class SharedMemoryTransport(LaggedTransport):
             p: int(each.array[NOTE : NOTE + 8].view(np.int64)[0])
             for p, each in self._foreign.items()
         }
-        self.judge(states, notes, number, patience)
+        self.judge(states, notes, number, policy)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""
@@ -263,9 +263,9 @@ class SharedMemoryTransport(LaggedTransport):
     def _take_pending(self, slot: Slot, coming: RankParts) -> None:
         stream = slot.stream
         place = slot.number % self.num_slots
-        known = self._coming[stream, place]
+        coming_segments = self._coming[stream, place]
         at = self._place(stream, place)
-        patience: Patience | None = None
+        policy: WaitPolicy | None = None
         while True:
             outcome = ring.take(
                 self._links,
@@ -274,7 +274,7 @@ class SharedMemoryTransport(LaggedTransport):
                 slot.number + 1,
                 coming.addresses,
                 coming.sizes,
-                known,
+                coming_segments,
                 self._pending,
                 self._effort,
                 SLEEP_US,
@@ -283,9 +283,9 @@ class SharedMemoryTransport(LaggedTransport):
                 return
             missing = [int(p) for p in np.flatnonzero(self._pending)]
             if outcome == ring.PENDING:
-                patience = patience or Patience(self.members, self.timeout_s)
+                policy = policy or WaitPolicy(self.members, self.timeout_s)
                 self.look_at_others(
-                    [p for p in missing if not self.has_arrived(slot, p)], slot.number, patience
+                    [p for p in missing if not self.has_arrived(slot, p)], slot.number, policy
                 )
                 continue
             p = next(p for p in missing if self.has_arrived(slot, p))
@@ -340,17 +340,17 @@ class SharedMemoryTransport(LaggedTransport):
 
         It takes the place of the slot's former one.
         """
-        known = self._seen.get((stream, place, p))
-        if known is not None and known.segment_id == segment_id:
+        mapped = self._seen.get((stream, place, p))
+        if mapped is not None and mapped.segment_id == segment_id:
             return
         while (
             p,
             segment_id,
         ) not in self._unknown:  # they come in the order in which they were made
-            came = self._receive_segment(p)
-            self._unknown[p, came.segment_id] = came
-        known = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
-        self._coming[stream, place, p] = segment_id, known.address
+            segment = self._receive_segment(p)
+            self._unknown[p, segment.segment_id] = segment
+        mapped = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
+        self._coming[stream, place, p] = segment_id, mapped.address
 
     def _trade_inboxes(self) -> dict[int, ForeignSegment]:
         for link in self._sockets.values():

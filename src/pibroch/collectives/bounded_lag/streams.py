@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, Patience
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, WaitPolicy
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.ring import copy_bytes
@@ -138,7 +138,7 @@ class StreamTransport(LaggedTransport):
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
-        patience = Patience(self.members, self.timeout_s)
+        policy = WaitPolicy(self.members, self.timeout_s)
         for p in self.peers:
             while not self.has_arrived(slot, p):
                 # before the second look: what comes after it ends the sleep
@@ -147,7 +147,7 @@ class StreamTransport(LaggedTransport):
                     self.look_at_others(
                         [q for q in self.peers if not self.has_arrived(slot, q)],
                         slot.number,
-                        patience,
+                        policy,
                     )
             part = self._came[slot.stream, slot.number, p]
             expected = int(coming.sizes[p])
@@ -181,7 +181,7 @@ class StreamTransport(LaggedTransport):
             if p not in self._ended and p != rank:
                 self.send(p, StreamFrame(LOST, rank, NOTHING))
 
-    def look_at_others(self, missing: Sequence[int], number: int, patience: Patience) -> None:
+    def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
         ended = dict(self._ended)
         if self._blamed is not None:  # looked at after the ends: who ends has said so before
@@ -190,13 +190,13 @@ class StreamTransport(LaggedTransport):
         for p in missing:
             if p in ended:
                 raise self.lost(p, number, ended[p])
-            if patience.seconds > PING_AFTER_S:
-                if patience.is_stopped_for_long(p, p in self._pinged):
+            if policy.seconds > PING_AFTER_S:
+                if policy.is_stopped_for_long(p, p in self._pinged):
                     raise self.lost(p, number, STOPPED)
                 if p not in self._pinged:
                     self._pinged.add(p)
                     self.send(p, StreamFrame(PING, 0, NOTHING))
-        patience.check(missing, number)
+        policy.check(missing, number)
 
     def close(self) -> None:
         """See :class:`LaggedTransport`."""
@@ -242,5 +242,5 @@ def bytes_at(address: int, nbytes: int) -> Bytes:
     """Memory as an array; whoever has the address keeps it alive."""
     if nbytes == 0:
         return NOTHING
-    found: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-    return found
+    view: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    return view
