@@ -43,7 +43,7 @@ def test_a_stopped_oracle_is_waited_for_and_a_killed_one_is_replaced(data, expec
         wait_until(team.is_gone, 5)
     for text in (team.output, (run / "ranks" / "rank-1.log").read_text()):
         assert re.search(r"oracle 'oracle0' out of reach.*: another one is waited for", text), text
-        assert re.search(r"heard of \d+ steps again", text) and "Traceback" not in text, text
+        assert re.search(r"got \d+ steps again", text) and "Traceback" not in text, text
     lines = (run / "restarts.jsonl").read_text().splitlines()
     assert [json.loads(line)["from_step"] for line in lines] == [None], "nothing is trained again"
     check_same_files(run, expected)
