@@ -231,7 +231,10 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     for word in range(num_words):
         add_bits(taken[word, :num_moving], BITS * word, 1, slots.used)
         add_bits(freed[word, :num_moving], BITS * word, -1, slots.used)
-    lengths[:] = leave, lend, come, borrow
+    lengths[0] = leave
+    lengths[1] = lend
+    lengths[2] = come
+    lengths[3] = borrow
     return _list(window, site, slots, lists, others, lengths), mine[:num_mine].copy()
 
 
@@ -276,7 +279,10 @@ def _list(
         for word in range(len(words)):
             add_bits(others[kind, word, : lengths[kind]], BITS * word, 1, counts[kind])
     position = starts_of(counts)
-    sums = counts.sum(1)
+    sums = np.zeros(4, np.int64)
+    for kind in range(4):
+        for rank in range(counts.shape[1]):
+            sums[kind] += counts[kind, rank]
     records_out = np.empty(sums[0], np.int64)
     weights_out = np.empty(sums[1], np.int64)
     records_in = np.empty(sums[2], np.int64)

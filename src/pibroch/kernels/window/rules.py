@@ -142,9 +142,16 @@ class Gradients(NamedTuple):
 @kernel
 def home_of(bounds: Ints, row: int) -> int:
     """The rank whose shard has the row."""
-    if len(bounds) > BITS:
-        return int(np.searchsorted(bounds, row, "right")) - 1
     home = 0
+    if len(bounds) > BITS:
+        end = len(bounds) - 1
+        while end - home > 1:
+            middle = (home + end) // 2
+            if row < bounds[middle]:
+                end = middle
+            else:
+                home = middle
+        return home
     # few homes, as many as ranks: a walk, not a search by halves
     while row >= bounds[home + 1]:
         home += 1
@@ -213,7 +220,7 @@ def slots_taken(borrowers: int, had: int, owns: int, is_at_home: bool) -> np.int
 @kernel
 def starts_of(counts: Ints) -> Ints:
     """Where each rank's part begins: the sum of ``counts`` ``[K, P]`` over the ranks before."""
-    starts = np.zeros_like(counts)
+    starts = np.zeros(counts.shape, np.int64)
     for kind in range(counts.shape[0]):
         # an exclusive prefix sum
         for rank in range(1, counts.shape[1]):

@@ -91,7 +91,9 @@ def settle(
     critical = _sums(
         window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine)
     )
-    num_received = len(mine) + critical.counts[1].sum()
+    num_received = len(mine)
+    for rank in range(critical.counts.shape[1]):
+        num_received += critical.counts[1, rank]
     deferred = _sums(
         window,
         site,
@@ -106,10 +108,11 @@ def settle(
     for i in range(len(places)):
         places[i] = place_of[kinds[4, i]]
         source[i] = sum_of[kinds[4, i] - begin]
-    segments = np.arange(len(places) + 1).astype(np.int32)
-    alone = Gradients(
-        np.empty(0, np.int64), np.zeros_like(critical.counts), places, segments, source
-    )
+    segments = np.empty(len(places) + 1, np.int32)
+    for i in range(len(segments)):
+        segments[i] = i
+    nothing = np.zeros(critical.counts.shape, np.int64)
+    alone = Gradients(np.empty(0, np.int64), nothing, places, segments, source)
     return critical, deferred, alone
 
 
@@ -137,13 +140,19 @@ def _sums(
     to_come = counts[1]
     for at in given_here:
         counts[0, owners[at]] += 1
+    readers = np.empty(len(owned), readers_of.dtype)
     for word in range(len(words)):
-        add_bits(readers_of[word][owned], BITS * word, 1, to_come)
+        for i in range(len(owned)):
+            readers[i] = readers_of[word, owned[i]]
+        add_bits(readers, BITS * word, 1, to_come)
     # its own sums are contributions, but do not travel
-    num_sources = counts[1].sum()
+    num_sources = 0
+    for rank in range(num_ranks):
+        num_sources += to_come[rank]
     counts[1, here] = 0
     position = starts_of(counts)
-    position[1] += num_before
+    for rank in range(num_ranks):
+        position[1, rank] += num_before
     given = np.empty(len(given_here), np.int64)
     places = np.empty(len(owned), np.int64)
     segments = np.zeros(len(owned) + 1, np.int32)
