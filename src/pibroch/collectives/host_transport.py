@@ -134,7 +134,7 @@ class HostTransport(Transport):
     def _defer(self, mailbox: Mailbox, p: int, tensor: Tensor) -> _Message:
         message = _Message(p, tensor)
         self._going[p].append(message)
-        mailbox.wish(1)
+        mailbox.subscribe(1)
         return message
 
     def _wait(self, messages: Sequence[_Message]) -> None:
@@ -166,7 +166,7 @@ class HostTransport(Transport):
             for p, waiting in self._going.items():
                 while waiting and self._send(mailbox, p, waiting[0]):
                     waiting.popleft()
-                    mailbox.wish(-1)
+                    mailbox.subscribe(-1)
             for p in {each.peer for each in messages if not each.is_done}:
                 while self._coming[p] and (arrival := mailbox.arrival(p)) is not None:
                     self._take(mailbox, p, self._coming[p].popleft(), arrival)

@@ -25,7 +25,7 @@ from pibroch.collectives.bounded_lag.losses import has_hung_up, state_of
 from pibroch.collectives.bounded_lag.rendezvous import process_at
 from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.kernels import mailbox as queue
-from pibroch.kernels.ring import wait_for_bell
+from pibroch.kernels.ring import wait_for_change
 from pibroch.rpc.transport.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
 from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
 
@@ -34,7 +34,7 @@ LARGEST_BYTES = SHARED_BLOCK_BYTES
 """Of a rank's messages that were not taken yet, and of one message."""
 NUM_SLOTS = 1 << 16
 """A rank's messages that were not taken yet, those without room included."""
-WISH = 128
+SUBSCRIBERS = 128
 COUNTERS = 4096
 EXPECTED = 8
 LINE = 64
@@ -114,7 +114,7 @@ class Mailbox:
         slots = COUNTERS + -(-world_size * LINE // 4096) * 4096
         self._room = -(-(slots + num_slots * queue.SLOT_BYTES) // 4096) * 4096
         self._own = OwnSegment.create(self._room + ROOM_BYTES)
-        self.bell = self._own.address
+        self.futex = self._own.address
         self._free_slots = [
             slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, num_slots))
         ]
@@ -133,7 +133,7 @@ class Mailbox:
                 process_at(link),
                 slots + p * queue.SLOT_BYTES,
                 slots + rank * queue.SLOT_BYTES,
-                self.bell + COUNTERS + p * LINE,
+                self.futex + COUNTERS + p * LINE,
                 theirs.address + COUNTERS + rank * LINE,
             )
         self._own.close_fd()
@@ -168,7 +168,7 @@ class Mailbox:
         """Let a rank know that one more message of its own is expected here, and has memory."""
         queues = self._queues[p]
         there = queues.memory.address
-        queue.count(queues.taken_there + EXPECTED, there + WISH, there)
+        queue.count(queues.taken_there + EXPECTED, there + SUBSCRIBERS, there)
 
     def is_expected(self, p: int) -> bool:
         """Whether a rank expects the next message for it already."""
@@ -192,20 +192,22 @@ class Mailbox:
         there = queues.memory.address
         nbytes = arrival.nbytes if arrival.place else 0
         queues.cursor = arrival.following
-        queue.take(address, there + arrival.place, nbytes, queues.taken_there, there + WISH, there)
+        queue.take(
+            address, there + arrival.place, nbytes, queues.taken_there, there + SUBSCRIBERS, there
+        )
 
-    def wish(self, by: int) -> None:
+    def subscribe(self, by: int) -> None:
         """Change by how many messages this rank wishes to be woken when others take, or expect, one."""
-        queue.change(self.bell + WISH, by)
+        queue.change(self.futex + SUBSCRIBERS, by)
 
     def shown(self) -> int:
         """What the bell shows; it changes when something may have come."""
-        shown: int = queue.shown(self.bell)
+        shown: int = queue.shown(self.futex)
         return shown
 
     def sleep(self, seen: int) -> bool:
         """Wait until the bell shows something else, a tenth of a second at most; whether it does."""
-        shown: int = wait_for_bell(self.bell, seen, self._effort, SLEEP_US)
+        shown: int = wait_for_change(self.futex, seen, self._effort, SLEEP_US)
         return shown != seen
 
     def is_lost(self, p: int) -> bool:
@@ -228,7 +230,7 @@ class Mailbox:
         queues = self._queues[p]
         following = self._free_slots.pop()
         queue.leave(
-            self.bell, queues.slot, following, place, address, nbytes, queues.memory.address
+            self.futex, queues.slot, following, place, address, nbytes, queues.memory.address
         )
         queues.left.append((queues.slot, place))
         queues.slot = following

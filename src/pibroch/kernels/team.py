@@ -59,12 +59,12 @@ def is_there() -> bool:
     """Whether torch's threads can be had; makes their entry points known to compiled code."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        found = {
+        addresses = {
             name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ENTRIES
         }
     except (OSError, AttributeError):
         return False  # not Linux, or a build without OpenMP
-    for name, address in found.items():
+    for name, address in addresses.items():
         llvm.add_symbol(PREFIX + name, address)
     return True
 
@@ -93,10 +93,10 @@ def run(kernel: Callable[..., Any], bounds: list[int], *args: Any) -> list[int]:
     """
     results = np.zeros(len(bounds) - 1, np.int64)
     _launcher(kernel)(np.array(bounds, np.int64), results, torch.get_num_threads(), *args)
-    found: list[int] = results.tolist()
-    if FAILED in found:
+    returned: list[int] = results.tolist()
+    if FAILED in returned:
         raise MemoryError(f"no memory for {kernel.__name__}")
-    return found
+    return returned
 
 
 @cache
@@ -161,14 +161,14 @@ def _run_on_team(
         inner = ir.IRBuilder(region.append_basic_block())
         here = inner.load(inner.bitcast(region.args[0], place.type))
         count, all_bounds, all_results, packed = (inner.extract_value(here, i) for i in range(4))
-        mine, team = (inner.zext(_call(inner, name, _INT32, []), _INT64) for name in ENTRIES[1:])
-        with cgutils.for_range_slice(inner, mine, count, team, _INT64) as (i, _):
+        thread, team = (inner.zext(_call(inner, name, _INT32, []), _INT64) for name in ENTRIES[1:])
+        with cgutils.for_range_slice(inner, thread, count, team, _INT64) as (i, _):
             ends = [
                 inner.load(inner.gep(all_bounds, [inner.add(i, _INT64(after))])) for after in (0, 1)
             ]
-            theirs = [inner.extract_value(packed, index) for index in range(len(args.types))]
+            arguments = [inner.extract_value(packed, index) for index in range(len(args.types))]
             status, value = context.call_internal_no_propagate(
-                inner, machine_code.fndesc, called, theirs + ends
+                inner, machine_code.fndesc, called, arguments + ends
             )
             returned = _INT64(0) if called.return_type == types.none else value
             inner.store(

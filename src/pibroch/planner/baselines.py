@@ -66,11 +66,11 @@ def baselines(
     }
     by_table = _table_wise(tables, num_shards)
     homes["table_wise"] = lambda table, counts: np.full(table.num_rows, by_table[table.name])
-    found = {
+    baselines = {
         name: _sum(tables, profile, num_shards, batch_size, home) for name, home in homes.items()
     }
-    found["access_greedy"] = _access_greedy(tables, profile, num_shards, batch_size)
-    return found
+    baselines["access_greedy"] = _access_greedy(tables, profile, num_shards, batch_size)
+    return baselines
 
 
 def _table_wise(tables: Sequence[TableSize], num_shards: int) -> dict[str, int]:

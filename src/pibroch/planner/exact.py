@@ -85,18 +85,18 @@ def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
     scale = _scale(case)
     whole = np.concatenate([np.ones(num_x + num_items * num_shards), [0]])
     upper = np.concatenate([np.ones(num_x + num_items * num_shards), [np.inf]])
-    found = milp(
+    solution = milp(
         goal,
         integrality=whole,
         bounds=Bounds(0, upper),
         constraints=[LinearConstraint(less, -np.inf, room), LinearConstraint(equal, 1, 1)],
         options={"time_limit": time_limit_s},
     )
-    bound = 0.0 if found.mip_dual_bound is None else float(found.mip_dual_bound) * scale
-    if found.x is None:
+    bound = 0.0 if solution.mip_dual_bound is None else float(solution.mip_dual_bound) * scale
+    if solution.x is None:
         return Optimum(np.inf, bound, None)
-    held = found.x[num_x:-1].reshape(num_items, num_shards) > 0.5
-    return Optimum(float(found.fun) * scale, bound, held)
+    held = solution.x[num_x:-1].reshape(num_items, num_shards) > 0.5
+    return Optimum(float(solution.fun) * scale, bound, held)
 
 
 def lower_bound(case: Case, num_groups: int = 48) -> float:
@@ -114,11 +114,11 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
     memory = np.add.reduceat(case.memory[order], edges)
     grouped = Case(weight, memory, case.cost, case.room)
     goal, less, equal, room = _program(grouped)
-    found = linprog(
+    solution = linprog(
         goal, less, room, equal, np.ones(equal.shape[0]), bounds=(0, None), method="highs"
     )
     num_links = len(case.room) * (len(case.room) - 1)
-    duals = -np.minimum(found.ineqlin.marginals, 0.0)
+    duals = -np.minimum(solution.ineqlin.marginals, 0.0)
     prices = np.zeros_like(case.cost)
     prices[~np.eye(len(case.room), dtype=bool)] = duals[:num_links]
     holding = duals[-len(case.room) :] * _scale(case) / _memory_scale(case)

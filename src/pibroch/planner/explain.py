@@ -82,7 +82,7 @@ def sentences(prediction: PlanPrediction) -> list[str]:
         "safe": "rows that every batch reads are on all shards: that never adds a byte",
         "none": "no copies",
     }
-    said = [
+    sentences = [
         (
             f"{p.num_rows:,} rows ({megabytes(p.table_bytes)}) in {p.num_partitions:,} partitions"
             f" of at most {p.threshold:.3%} of accesses and memory, on {p.num_shards} shards of"
@@ -97,11 +97,11 @@ def sentences(prediction: PlanPrediction) -> list[str]:
     if p.mode == "training":
         forward = links(np.array(p.read_bytes["transfers"])).sum()
         sync = links(np.array(p.sync_bytes)).sum()
-        said.append(
+        sentences.append(
             f"a step moves {megabytes(forward)} of rows, and {megabytes(sync)} of gradients and"
             " sums, ids not counted"
         )
-    return said + [f"warning: {warning}" for warning in p.warnings]
+    return sentences + [f"warning: {warning}" for warning in p.warnings]
 
 
 def shard_rows(prediction: PlanPrediction) -> list[Row]:
@@ -233,7 +233,7 @@ def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[
     transfers, accesses = (np.array(p.read_bytes[form]) for form in ("transfers", "accesses"))
     for matrix in (transfers, accesses):
         np.fill_diagonal(matrix, 0.0)
-    found = [
+    figures = [
         (
             "Memory",
             "of each shard, the dotted line is its budget",
@@ -271,7 +271,7 @@ def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[
         ),
     ]
     if any(any(row) for row in p.sync_bytes):
-        found.append(
+        figures.append(
             (
                 "Gradients and sums",
                 "bytes that a shard (row) sends another",
@@ -280,18 +280,18 @@ def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[
         )
     if measured is not None and p.payload_bytes is not None:
         note = "all bytes that a rank (row) sends another a training step"
-        found.append(("Predicted payload", note, plots.heat_map(p.payload_bytes)))
-        found.append(("Measured payload", note, plots.heat_map(measured.tolist())))
+        figures.append(("Predicted payload", note, plots.heat_map(p.payload_bytes)))
+        figures.append(("Measured payload", note, plots.heat_map(measured.tolist())))
     if p.steps:
         series = [(step.extra, step.mean_link, step.worst_link) for step in p.steps]
-        found.append(
+        figures.append(
             (
                 "Extra memory",
                 "cost of links that each per cent buys",
                 plots.budget_curve(series, p.extra),
             )
         )
-    return found
+    return figures
 
 
 def _off_diagonal(matrix: list[list[float]]) -> list[list[float]]:

@@ -20,7 +20,7 @@ from pibroch.planner.prediction import BudgetStep, PlanPrediction, PolicyForecas
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.replicate import POLICIES, Mode, PlacedPartitions, Policy, synchronisation
 from pibroch.planner.room import check_fit, rooms
-from pibroch.planner.search import Found, find_placement
+from pibroch.planner.search import PlacementResult, find_placement
 from pibroch.planner.topology import ClusterTopology
 
 Floats = NDArray[np.float64]
@@ -69,9 +69,9 @@ class PlanOptions:
                 f"{self.extra:.0%} of extra memory", "at least 0 %", "correct --extra"
             )
         if self.mode not in POLICIES or self.chosen_policy not in POLICIES[self.mode]:
-            known = "; ".join(f"{mode}: {', '.join(names)}" for mode, names in POLICIES.items())
+            choices = "; ".join(f"{mode}: {', '.join(names)}" for mode, names in POLICIES.items())
             raise ConfigError(
-                f"policy {self.policy!r} for {self.mode}", known, "choose another policy"
+                f"policy {self.policy!r} for {self.mode}", choices, "choose another policy"
             )
         if self.objective not in ("accesses", "transfers"):
             raise ConfigError(f"objective {self.objective!r}", "accesses or transfers")
@@ -88,7 +88,7 @@ class PlanOptions:
 class _Trial:
     partitions: Partitions
     threshold: float
-    found: Found
+    result: PlacementResult
 
 
 def make_plan(
@@ -130,14 +130,14 @@ def make_plan(
     progress("counting rows", 1.0)
     trial = _backtrack(partitioner, topology, room, options, progress)
     partitions = trial.partitions
-    found = trial.found
-    if found.misfits and np.isfinite(topology.memory_bytes).any():
-        check_fit(partitions, found.placed, topology)
+    result = trial.result
+    if result.misfits and np.isfinite(topology.memory_bytes).any():
+        check_fit(partitions, result.placed, topology)
     steps = _steps(partitions, topology, tables, options, progress) if options.steps else []
     progress("assigning rows", 0.0)
-    assignment = _assignment(partitioner, partitions, found.placed, topology)
+    assignment = _assignment(partitioner, partitions, result.placed, topology)
     progress("assigning rows", 1.0)
-    prediction = predict(partitions, found.placed, topology, options, profile, room)
+    prediction = predict(partitions, result.placed, topology, options, profile, room)
     bound = _bound(partitions, topology, room, options)
     policies = _policies(partitions, topology, room, options) if options.steps else []
     changes = {
@@ -220,12 +220,12 @@ def _warnings(
     partitions: Partitions, reads: Floats, sync: Floats, options: PlanOptions
 ) -> list[str]:
     """What a reader should know before using a plan."""
-    found = []
+    notes = []
     unread = float(partitions.num_rows[partitions.accesses == 0].sum()) / max(
         1, partitions.num_rows.sum()
     )
     if unread > UNREAD_SHARE:
-        found.append(
+        notes.append(
             f"{unread:.0%} of the rows are never read in the profile: if it is of a sample,"
             " extrapolate it first (pibroch profile --to-samples)"
         )
@@ -234,10 +234,10 @@ def _warnings(
         without = 2 * weight * (len(reads) - 1)
         more = (costs.links(reads).sum() + costs.links(sync).sum()) / max(without, 1e-300) - 1
         if more > 1e-9:
-            found.append(
+            notes.append(
                 f"a step sends {more:.1%} more bytes than without copies: policy safe adds none"
             )
-    return found
+    return notes
 
 
 def crossing(reads: Floats) -> float:
@@ -278,12 +278,12 @@ def _backtrack(
         if partitions is None:
             break
         trial = _Trial(partitions, threshold, _place(partitions, topology, room, options))
-        is_balanced = _is_balanced(partitions, trial.found, topology, options)
-        rank = trial.found.misfits, not is_balanced, trial.found.worst_link
+        is_balanced = _is_balanced(partitions, trial.result, topology, options)
+        rank = trial.result.misfits, not is_balanced, trial.result.worst_link
         if best is None or rank < best[0]:
             best = rank, trial
         bound = _bound(partitions, topology, room, options) if is_balanced else None
-        if is_balanced and (bound is None or trial.found.worst_link <= options.link_gap * bound):
+        if is_balanced and (bound is None or trial.result.worst_link <= options.link_gap * bound):
             break
     if best is None:
         raise ConfigError(
@@ -315,7 +315,7 @@ def _place(
     room: Floats,
     options: PlanOptions,
     is_final: bool = True,
-) -> Found:
+) -> PlacementResult:
     policy = options.chosen_policy if options.extra > 0 else "none"
     # a partition is no drop of water: copies may take one where the budget is less, and homes lie
     # one above what is level
@@ -329,9 +329,9 @@ def _place(
 
 
 def _is_balanced(
-    partitions: Partitions, found: Found, topology: ClusterTopology, options: PlanOptions
+    partitions: Partitions, result: PlacementResult, topology: ClusterTopology, options: PlanOptions
 ) -> bool:
-    placed = found.placed
+    placed = result.placed
     num_shards = topology.num_ranks
     used = costs.memory(partitions.memory_bytes, placed.held)
     share = np.where(np.isfinite(topology.memory_bytes), topology.memory_bytes, 1.0)
@@ -340,7 +340,7 @@ def _is_balanced(
         costs.communication(partitions.weight(options.objective), placed.source, topology.cost)
     )
     return (
-        not found.misfits
+        not result.misfits
         and costs.degree_of_balance(used / share) >= options.memory_balance
         and costs.degree_of_balance(work) >= options.workload_balance
         and (num_shards == 1 or costs.degree_of_balance(between) >= options.link_balance)
@@ -371,11 +371,11 @@ def _steps(
     for number, extra in enumerate(STEPS):
         progress("other budgets", number / len(STEPS))
         other = replace(options, extra=extra)
-        found = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
+        result = _place(partitions, topology, rooms(tables, topology, extra), other, is_final=False)
         weight = partitions.weight(options.objective)
-        between = costs.links(costs.communication(weight, found.placed.source, topology.cost))
+        between = costs.links(costs.communication(weight, result.placed.source, topology.cost))
         share = crossing(
-            costs.traffic(partitions.weight("accesses"), found.placed.source, topology.num_ranks)
+            costs.traffic(partitions.weight("accesses"), result.placed.source, topology.num_ranks)
         )
         mean, worst = (float(between.mean()), float(between.max())) if len(between) else (0.0, 0.0)
         steps.append(BudgetStep(extra=extra, mean_link=mean, worst_link=worst, crossing=share))

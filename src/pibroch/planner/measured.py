@@ -71,21 +71,23 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
         return ["the run's configuration cannot be read, so it may be of another plan"]
     exchange = config.get("embedding", {}).get("exchange", {})
     train = config.get("train", {})
-    found = []
+    differences = []
     used = exchange.get("plan")
     if used is None or Path(used).resolve() != plan.resolve():
-        found.append(f"the run was placed by {used or exchange.get('placement', 'another rule')}")
+        differences.append(
+            f"the run was placed by {used or exchange.get('placement', 'another rule')}"
+        )
     if exchange.get("name") not in ("alltoall", "auto"):
-        found.append(f"its exchange is {exchange.get('name')}, predicted is alltoall")
+        differences.append(f"its exchange is {exchange.get('name')}, predicted is alltoall")
     if exchange.get("wire", "float32") != "float32" or exchange.get("compress"):
-        found.append("its rows travel narrower than float32, which is predicted")
+        differences.append("its rows travel narrower than float32, which is predicted")
     batch_size = train.get("batch_size", 0) / prediction.num_shards
     if batch_size != prediction.batch_size:
-        found.append(
+        differences.append(
             f"predicted for the run's batches of {batch_size:g} samples a rank; "
             f"the plan was made for {prediction.batch_size}"
         )
-    return found
+    return differences
 
 
 def _config(run: Path) -> dict[str, Any]:

@@ -156,19 +156,19 @@ class Partitioner:
             max_rows = max(1, int(threshold * self._memory / size.record_bytes))
             stops = np.empty(limit, np.int64)
             sums = np.empty((limit, 3))
-            found = kernels.cut(
+            num_parts = kernels.cut(
                 kind.counts, kind.num_rows, kind.batch_sums, max_accesses, max_rows, stops, sums
             )
-            if found < 0:
+            if num_parts < 0:
                 return None
-            kind.stops = stops[:found]
-            kind.sums = sums[:found]
+            kind.stops = stops[:num_parts]
+            kind.sums = sums[:num_parts]
             share = (
                 np.maximum(kind.sums[:, 1] / max(max_accesses, 1e-300), 0.0)
                 >= kind.sums[:, 0] / max_rows
             )
             parts.append((kind, share))
-            limit -= found
+            limit -= num_parts
         return self._partitions(parts)
 
     def assign(self) -> dict[str, NDArray[np.uint16]]:
@@ -191,8 +191,8 @@ class Partitioner:
                 kind.stops, np.arange(len(kind.hot_rows)), side="right"
             )
             for number, table in enumerate(kind.tables):
-                mine = kind.hot_tables == number
-                out[table.name][kind.hot_rows[mine]] = of_hot[mine]
+                in_table = kind.hot_tables == number
+                out[table.name][kind.hot_rows[in_table]] = of_hot[in_table]
             first += len(kind.stops)
         return {table.name: out[table.name] for table in self.tables}
 
@@ -203,9 +203,14 @@ class Partitioner:
         for number, table in enumerate(tables):
             counts = self._profile.tables[table.name]
             kernels.count_counts(counts.accesses, counts.batches, rows, batches)
-            found = np.flatnonzero(counts.accesses >= DENSE_COUNTS)
+            hot_rows = np.flatnonzero(counts.accesses >= DENSE_COUNTS)
             hot.append(
-                (np.full(len(found), number), found, counts.accesses[found], counts.batches[found])
+                (
+                    np.full(len(hot_rows), number),
+                    hot_rows,
+                    counts.accesses[hot_rows],
+                    counts.batches[hot_rows],
+                )
             )
         number_, row, count, batch = (np.concatenate(arrays) for arrays in zip(*hot, strict=True))
         order = np.argsort(-count, kind="stable")

@@ -147,11 +147,11 @@ class Plan(BaseModel):
     @property
     def digest(self) -> str:
         """Equal for plans that put all rows to the same places."""
-        found = sha256(json.dumps(self.model_dump(include={"num_shards", "placements"})).encode())
+        digest = sha256(json.dumps(self.model_dump(include={"num_shards", "placements"})).encode())
         if self.row_map is not None:
             for numbers in (self.row_map.partition, self.row_map.home, self.row_map.copies):
-                found.update(np.ascontiguousarray(numbers).data)
-        return found.hexdigest()
+                digest.update(np.ascontiguousarray(numbers).data)
+        return digest.hexdigest()
 
     def check(self, tables: Sequence[Table]) -> None:
         """Raise ConfigError unless the plan places exactly these tables on its shards."""
@@ -185,10 +185,10 @@ class Plan(BaseModel):
                 )
 
     def _check_rows(self, table: Table) -> None:
-        known = {} if self.row_map is None else self.row_map.num_rows
-        if self.row_map is None or known.get(table.name) != table.num_rows:
+        mapped_rows = {} if self.row_map is None else self.row_map.num_rows
+        if self.row_map is None or mapped_rows.get(table.name) != table.num_rows:
             raise ConfigError(
-                f"a plan for {known.get(table.name, 0):,} rows of table {table.name!r}",
+                f"a plan for {mapped_rows.get(table.name, 0):,} rows of table {table.name!r}",
                 f"one for its {table.num_rows:,} rows",
                 "make a plan for these tables",
             )

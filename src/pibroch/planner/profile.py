@@ -121,10 +121,10 @@ class AccessProfile:
                 raise DataError(
                     f"a profile without table {table.name!r}", "counts for each table", do
                 )
-            found = len(self.tables[table.name].accesses)
-            if found != table.num_rows:
+            num_rows = len(self.tables[table.name].accesses)
+            if num_rows != table.num_rows:
                 raise DataError(
-                    f"a profile in which table {table.name!r} has {found:,} rows",
+                    f"a profile in which table {table.name!r} has {num_rows:,} rows",
                     f"{table.num_rows:,} rows",
                     do,
                 )

@@ -55,7 +55,7 @@ class RowMap:
         """
         num_rows = {table: len(partitions) for table, partitions in assignment.partition_of.items()}
         partition = np.concatenate([np.zeros(0, np.uint16), *assignment.partition_of.values()])
-        found = cls(
+        row_map = cls(
             num_rows,
             partition,
             np.empty(len(partition), np.uint32),
@@ -63,8 +63,8 @@ class RowMap:
             assignment.copies,
             assignment.source,
         )
-        found._count(numbering.number_rows)
-        return found
+        row_map._count(numbering.number_rows)
+        return row_map
 
     def check(self) -> None:
         """Look at all numbers, which may come from a damaged file.
@@ -129,7 +129,7 @@ class RowMap:
                 f"homes {sorted(set(self.home.tolist()))[-1:]} of {len(self.copies)} partitions",
                 f"one of the shards 0 to {self.num_shards - 1} for each",
             )
-        found = {}
+        counts_of = {}
         for table in self.num_rows:
             here = self.rows_of(table)
             counts = np.zeros(self.num_shards + 1, np.int64)
@@ -142,5 +142,5 @@ class RowMap:
                     " leave",
                     "make the plan anew",
                 )
-            found[table] = counts
-        return found
+            counts_of[table] = counts
+        return counts_of

@@ -104,6 +104,6 @@ def open_row_map(path: Path, digest: FileDigest | None = None) -> RowMap:
         raise PLAN(f"'copies' in {path} with bytes that are no truth values", "0 and 1")
     if source is not None and source.size and source.max() >= shape[1]:
         raise PLAN(f"'source' {source.max()} in {path}", f"one of {shape[1]} shards")
-    found = RowMap(num_rows, **arrays, source=source)
-    found.check()
-    return found
+    row_map = RowMap(num_rows, **arrays, source=source)
+    row_map.check()
+    return row_map

@@ -30,7 +30,7 @@ LOAD_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlacementResult:
     """A placement and how good it is.
 
     Attributes:
@@ -52,7 +52,7 @@ def find_placement(
     policy: Policy,
     is_final: bool = True,
     room_of_homes: Floats | None = None,
-) -> Found:
+) -> PlacementResult:
     """The best of several rounds, improved by a search.
 
     Homes are balanced first for all partitions, then, once it is known what will be copied
@@ -93,16 +93,16 @@ def find_placement(
     elif policy == "links":
         courses.append((along, _all_or_not, nothing, rounds))
         courses.append((along, _all_some_or_none, nothing, rounds))
-    best: Found | None = None
+    best: PlacementResult | None = None
     for copied, layers, layer, num_rounds in courses:
         for _ in range(num_rounds):
             home, misfits = place_homes(
                 lookup, memory, partitions.is_access_bound, room_of_homes, layer
             )
             placed = copied(home)
-            found = Found(placed, _worst(weight, placed, cost), misfits)
-            if best is None or (misfits, found.worst_link) < (best.misfits, best.worst_link):
-                best = found
+            result = PlacementResult(placed, _worst(weight, placed, cost), misfits)
+            if best is None or (misfits, result.worst_link) < (best.misfits, best.worst_link):
+                best = result
             before = layer
             layer = layers(placed)
             if np.array_equal(before, layer):
@@ -139,24 +139,29 @@ def _worst(weight: Floats, placed: PlacedPartitions, cost: Floats) -> float:
 
 
 def _improved(
-    found: Found, partitions: Partitions, form: Form, cost: Floats, room: Floats, policy: Policy
-) -> Found:
+    result: PlacementResult,
+    partitions: Partitions,
+    form: Form,
+    cost: Floats,
+    room: Floats,
+    policy: Policy,
+) -> PlacementResult:
     weight = partitions.weight(form)
     lookup = partitions.weight("accesses")
     memory = partitions.memory_bytes
     order = by_worth(weight, memory)
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order))
-    room = np.maximum(room, used_memory(memory, found.placed.held))
+    room = np.maximum(room, used_memory(memory, result.placed.held))
     nearer = placement.nearer_shards(cost)
     problem = placement.Problem(order, place_of, weight, lookup, memory, cost, nearer, room)
-    best = found
+    best = result
     is_small = len(weight) <= FEW_PARTITIONS
     num_trials = TRIALS_OF_FEW if is_small else TRIALS
 
     def run(temperature: float, seed: int) -> tuple[placement.Placed, float]:
         start = placement.Placed(
-            found.placed.home.copy(), found.placed.held.copy(), found.placed.source.copy()
+            result.placed.home.copy(), result.placed.held.copy(), result.placed.source.copy()
         )
         share = 0.0 if is_small else LOAD_SHARE
         return start, placement.improve(
@@ -168,5 +173,5 @@ def _improved(
     for seed, temperature in enumerate(temperatures):
         placed, worst = run(temperature, seed)
         if worst < best.worst_link:
-            best = Found(PlacedPartitions(*placed), worst, found.misfits)
+            best = PlacementResult(PlacedPartitions(*placed), worst, result.misfits)
     return best

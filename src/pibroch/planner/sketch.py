@@ -98,9 +98,11 @@ class DecayingSketch:
             start, stop = np.searchsorted(rows, [self._first[name], self._first[name] + size])
             accesses = np.zeros(size, np.int64)
             occurs = np.zeros(size, np.int32)
-            mine = rows[start:stop] - self._first[name]
-            accesses[mine] = counts[start:stop, 0]
-            occurs[mine] = np.minimum(np.minimum(counts[start:stop, 1], accesses[mine]), batches)
+            in_table = rows[start:stop] - self._first[name]
+            accesses[in_table] = counts[start:stop, 0]
+            occurs[in_table] = np.minimum(
+                np.minimum(counts[start:stop, 1], accesses[in_table]), batches
+            )
             tables[name] = TableCounts(accesses, occurs)
         details = {"sketch_capacity": self.capacity, "too_low_by_at_most": self.error}
         return AccessProfile(tables, samples, batches, batch_size, origin, details)

@@ -110,9 +110,9 @@ class ClusterTopology:
             problem = error.errors(include_url=False)[0]
             key = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                known = ", ".join(_TopologyFile.model_fields)
+                keys = ", ".join(_TopologyFile.model_fields)
                 raise ConfigError(
-                    f"unknown key `{key}` in {source}", f"one of {known}", f"remove `{key}`"
+                    f"unknown key `{key}` in {source}", f"one of {keys}", f"remove `{key}`"
                 ) from error
             got = f"`{key} = {problem['input']!r:.60}` in {source}" if key else source
             message = problem["msg"].removeprefix("Value error, ")

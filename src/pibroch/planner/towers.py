@@ -94,9 +94,9 @@ class Similarity:
 
     def mean(self) -> Floats:
         """``[F, F]`` from 0 to 1; 1 on the diagonal."""
-        found: Floats = (self._sum / self._both.clamp_min(1)).numpy()
-        np.fill_diagonal(found, 1.0)
-        return found
+        similarity: Floats = (self._sum / self._both.clamp_min(1)).numpy()
+        np.fill_diagonal(similarity, 1.0)
+        return similarity
 
 
 def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims: int = 2) -> Floats:
@@ -119,8 +119,8 @@ def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims:
     optimizer = torch.optim.Adam([points], lr=0.05)
     above = torch.triu_indices(len(wanted), len(wanted), 1)
     for step in range(STRESS_STEPS + 1):
-        found = (points[:, above[0]] - points[:, above[1]]).square().sum(2).add(1e-12).sqrt()
-        stress = (found - wanted[above[0], above[1]]).square().sum(1)
+        distances = (points[:, above[0]] - points[:, above[1]]).square().sum(2).add(1e-12).sqrt()
+        stress = (distances - wanted[above[0], above[1]]).square().sum(1)
         if step < STRESS_STEPS:
             optimizer.zero_grad()
             stress.sum().backward()
@@ -204,13 +204,13 @@ def partition(
         )
     for _ in range(num_towers - len(names)):
         counts[np.argmax(np.where(counts < sizes, sizes / counts, -1.0))] += 1
-    found = []
+    groups = []
     for each, count in zip(members, counts.tolist(), strict=True):
-        found += [
+        groups += [
             each[group].tolist()
             for group in balanced_groups(points[each], weight[each], count, balance)
         ]
-    return found
+    return groups
 
 
 def _spread(points: Floats, count: int, rng: np.random.Generator) -> Floats:
@@ -236,7 +236,7 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
     weight = np.kron(weights, np.eye(num_towers))
     limit = max(balance.bytes_ratio * weights.sum() / num_towers, weights.max())
     while True:
-        found = milp(
+        solution = milp(
             costs.ravel(),
             constraints=[
                 LinearConstraint(once, 1, 1),
@@ -247,8 +247,8 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
             bounds=Bounds(0, 1),
             options={"time_limit": 10.0, "mip_rel_gap": 1e-3},
         )
-        if found.x is not None:
-            out: NDArray[np.int64] = found.x.reshape(costs.shape).argmax(1)
+        if solution.x is not None:
+            out: NDArray[np.int64] = solution.x.reshape(costs.shape).argmax(1)
             return out
         limit *= 1.05  # nothing weighs so little: features cannot be cut
 

@@ -23,13 +23,17 @@ class Memory:
     def __init__(self):
         nbytes = HEAD_BYTES + SIZE * NUM_SLOTS * STRIDE
         self.inboxes = [np.zeros(nbytes // 8, np.int64) for _ in range(SIZE)]
-        self.bells = [int(inbox.ctypes.data) for inbox in self.inboxes]
+        self.futexes = [int(inbox.ctypes.data) for inbox in self.inboxes]
         self.links = [np.zeros((SIZE, 3), np.int64) for _ in range(SIZE)]
         for me, other in ((0, 1), (1, 0)):
-            self.links[me][other] = self._ring(other, me), self._ring(me, other), self.bells[other]
+            self.links[me][other] = (
+                self._ring(other, me),
+                self._ring(me, other),
+                self.futexes[other],
+            )
 
     def _ring(self, owner, sender):
-        return self.bells[owner] + HEAD_BYTES + sender * NUM_SLOTS * STRIDE
+        return self.futexes[owner] + HEAD_BYTES + sender * NUM_SLOTS * STRIDE
 
     def put(self, me, number, parts, segments=None):
         addresses, sizes = describe(parts)
@@ -37,20 +41,20 @@ class Memory:
         place = number % NUM_SLOTS * STRIDE
         ring.put(self.links[me], me, place, number + 1, addresses, sizes, segments, 0)
 
-    def take(self, me, number, parts, known=None, sleep_us=1000):
+    def take(self, me, number, parts, segments=None, sleep_us=1000):
         addresses, sizes = describe(parts)
-        known = np.zeros((SIZE, 2), np.int64) if known is None else known
+        segments = np.zeros((SIZE, 2), np.int64) if segments is None else segments
         pending = (self.links[me][:, 0] != 0).astype(np.int64)
         place = number % NUM_SLOTS * STRIDE
         effort = np.array([10, 10, 40, 0, 4])
         return ring.take(
             self.links[me],
-            self.bells[me],
+            self.futexes[me],
             place,
             number + 1,
             addresses,
             sizes,
-            known,
+            segments,
             pending,
             effort,
             sleep_us,
@@ -105,7 +109,7 @@ def test_large_messages_lie_in_segments():
     came = [np.zeros(5000, np.uint8) for _ in range(SIZE)]
     assert memory.take(1, 0, came) == ring.UNKNOWN_SEGMENT
     assert (
-        memory.take(1, 0, came, known=np.array([[7, room.ctypes.data], [0, 0], [0, 0]]))
+        memory.take(1, 0, came, segments=np.array([[7, room.ctypes.data], [0, 0], [0, 0]]))
         == ring.ARRIVED
     )
     assert (came[0] == sent).all()
@@ -127,9 +131,9 @@ def test_large_copies_write_exactly_what_they_should(nbytes, offset):
 def test_the_bell_tells_of_news():
     memory = Memory()
     effort = np.array([3, 3, 5, 0, 4])
-    assert ring.wait_for_bell(memory.bells[0], 0, effort, 1000) == 0
+    assert ring.wait_for_change(memory.futexes[0], 0, effort, 1000) == 0
     memory.put(1, 0, [np.zeros(4, np.uint8)] * SIZE)
-    assert ring.wait_for_bell(memory.bells[0], 0, effort, 10_000_000) == 1
+    assert ring.wait_for_change(memory.futexes[0], 0, effort, 10_000_000) == 1
 
 
 def test_an_exchange_with_nobody_but_oneself_copies():
@@ -137,11 +141,11 @@ def test_an_exchange_with_nobody_but_oneself_copies():
     effort = np.array([3, 3, 5, 0, 4])
     source = np.arange(5, dtype=np.uint8)
     target = np.zeros(5, np.uint8)
-    bell = np.zeros(16, np.int64)
+    futex = np.zeros(16, np.int64)
     pending = np.zeros(1, np.int64)
     places = source.ctypes.data, target.ctypes.data
     assert (
-        ring.exchange(links, bell.ctypes.data, 0, 0, 1, *places, 5, pending, effort, 1000)
+        ring.exchange(links, futex.ctypes.data, 0, 0, 1, *places, 5, pending, effort, 1000)
         == ring.ARRIVED
     )
     assert (target == source).all()

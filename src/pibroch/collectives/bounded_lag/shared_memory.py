@@ -222,12 +222,12 @@ class SharedMemoryTransport(LaggedTransport):
 
     def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`."""
-        rung: int = ring.wait_for_bell(self._inbox.address, seen, self._effort, SLEEP_US)
-        return rung
+        value: int = ring.wait_for_change(self._inbox.address, seen, self._effort, SLEEP_US)
+        return value
 
     def wake(self) -> None:
         """Let :meth:`sleep` end in this process; from any thread."""
-        ring.ring_bell(self._inbox.address)
+        ring.wake_sleepers(self._inbox.address)
 
     def announce(self, rank: int) -> None:
         """See :class:`LaggedTransport`."""

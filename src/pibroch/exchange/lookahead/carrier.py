@@ -340,5 +340,5 @@ def merged(first: Transfer, second: Transfer) -> Transfer:
         join(3, first.weights_in, second.weights_in),
         first.counts + second.counts,
         join(2, first.rows_in, second.rows_in),
-        join(3, first.lent_in, second.lent_in),
+        join(3, first.borrowed_rows_in, second.borrowed_rows_in),
     )

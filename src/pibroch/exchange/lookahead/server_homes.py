@@ -62,7 +62,7 @@ class ServerHomes:
         """
         begins = transfer.counts[:, : self._num_ranks].sum(1)
         counts = transfer.counts[:, self._num_ranks :]
-        rows = transfer.rows_in[begins[2] :], transfer.lent_in[begins[3] :]
+        rows = transfer.rows_in[begins[2] :], transfer.borrowed_rows_in[begins[3] :]
         # a record begins with its weights, but those sent alone may be of another type
         may_be_early = rows[1] if self._servers.is_float32 else rows[1][:0]
         matches = self.early.find(rows[0]), self.early.find(may_be_early)

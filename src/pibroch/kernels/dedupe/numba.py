@@ -103,9 +103,9 @@ def dedupe(
         _begin_places(places)
         for i in range(num_ids):
             position = source[i]
-            mine = (np.uint64(row_ids[position] - lowest) >> shift) & mask
-            target[places[mine]] = position
-            places[mine] += 1
+            digit = (np.uint64(row_ids[position] - lowest) >> shift) & mask
+            target[places[digit]] = position
+            places[digit] += 1
         source, target = target, source
     end = start
     last_row = lowest - 1

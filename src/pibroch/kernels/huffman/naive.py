@@ -26,15 +26,15 @@ def code_lengths(numbers: bytes) -> dict[int, int]:
 
 def codes(lengths: Mapping[int, int]) -> dict[int, str]:
     """Canonical codes: shorter before longer, among equally long ones by number."""
-    found = {}
+    codes = {}
     code = 0
     before = 0
     for number, length in sorted(lengths.items(), key=lambda item: (item[1], item[0])):
         code <<= length - before
-        found[number] = format(code, f"0{length}b")
+        codes[number] = format(code, f"0{length}b")
         before = length
         code += 1
-    return found
+    return codes
 
 
 def encode(numbers: bytes) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.atomics import add, load, store
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.ring.numba import copy_bytes, ring_bell
+from pibroch.kernels.ring.numba import copy_bytes, wake_sleepers
 
 IS_THERE = 0
 NBYTES = 8
@@ -29,7 +29,7 @@ def prepare(slot: int) -> None:
 
 @kernel
 def leave(
-    base: int, slot: int, following: int, place: int, source: int, nbytes: int, bell: int
+    base: int, slot: int, following: int, place: int, source: int, nbytes: int, futex: int
 ) -> None:
     """Write a message and its slot, and wake its reader.
 
@@ -40,7 +40,7 @@ def leave(
         place: of the message; 0 for one that comes by another way.
         source: address that it is copied from.
         nbytes: its size.
-        bell: of the reader.
+        futex: of the reader.
     """
     if place != 0:
         copy_bytes(base + place, source, nbytes)
@@ -49,7 +49,7 @@ def leave(
     store(base + slot + PLACE, place)
     store(base + slot + NEXT, following)
     store(base + slot + IS_THERE, 1)
-    ring_bell(bell)
+    wake_sleepers(futex)
 
 
 @kernel
@@ -67,18 +67,18 @@ def look(slot: int, head: Ints) -> bool:
 
 
 @kernel
-def take(target: int, source: int, nbytes: int, counter: int, wish: int, bell: int) -> None:
+def take(target: int, source: int, nbytes: int, counter: int, subscribers: int, futex: int) -> None:
     """Copy a message out of the writer's segment and count it there; see :func:`count`."""
     copy_bytes(target, source, nbytes)
-    count(counter, wish, bell)
+    count(counter, subscribers, futex)
 
 
 @kernel
-def count(counter: int, wish: int, bell: int) -> None:
+def count(counter: int, subscribers: int, futex: int) -> None:
     """Add one to a word of another process, and wake that if it wishes to hear of such."""
     add(counter, 1)
-    if load(wish) != 0:
-        ring_bell(bell)
+    if load(subscribers) != 0:
+        wake_sleepers(futex)
 
 
 @kernel

@@ -40,8 +40,8 @@ def rounded(bits: np.uint32, added: np.uint32) -> np.uint32:
     kept = (
         bits | QUIET if (bits & MANTISSA) != 0 else bits
     )  # a NaN of lower bits alone were an infinity
-    found = kept if (bits & SPECIAL) == SPECIAL else bits + added
-    return np.uint32(found & np.uint32(0xFFFF0000))
+    result = kept if (bits & SPECIAL) == SPECIAL else bits + added
+    return np.uint32(result & np.uint32(0xFFFF0000))
 
 
 @kernel
@@ -87,9 +87,9 @@ def round_rows(
                 even = np.uint32(np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
                 words[row, d] = rounded(bits, even)
             continue
-        mine = keys[first_columns[row] :] if len(first_columns) > 0 else keys
+        row_keys = keys[first_columns[row] :] if len(first_columns) > 0 else keys
         for d in range(dim):
             bits = words[row, d]
             words[row, d] = rounded(
-                bits, np.uint32(mixed(np.uint32(bits ^ mine[d])) >> np.uint32(16))
+                bits, np.uint32(mixed(np.uint32(bits ^ row_keys[d])) >> np.uint32(16))
             )

@@ -57,10 +57,10 @@ def redirect(
     for position in range(start, stop):
         row = row_ids[position]
         slot = ((((row ^ (row >> 31)) & 0x7FFFFFFF) * _FACTOR) & _WORD) >> shift
-        found = row
+        newest = row
         while slots[slot] != _EMPTY:
             if changed[slots[slot]] == row:
-                found = first + np.int64(slots[slot])
+                newest = first + np.int64(slots[slot])
                 break
             slot = (slot + 1) & mask
-        out[position] = found
+        out[position] = newest

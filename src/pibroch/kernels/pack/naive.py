@@ -10,31 +10,37 @@ from pibroch.kernels.narrow.naive import nearest, widened
 
 def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:
     """For each rank and kind of rows: kind, first row, end of the rows, first float in the message."""
-    found = []
+    parts = []
     first = [0, 0]
     at = 0
     for rank in range(counts.shape[1]):
         for kind in range(2):
             end = first[kind] + int(counts[kind, rank])
-            found.append((kind, first[kind], end, at))
+            parts.append((kind, first[kind], end, at))
             at += (end - first[kind]) * widths[kind]
             first[kind] = end
-    return found
+    return parts
 
 
 def pack(
-    records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records
+    records: Records,
+    stored: Stored,
+    whole: Ints,
+    borrowed: Ints,
+    counts: Ints,
+    dim: int,
+    out: Records,
 ) -> None:
-    """For each rank in turn the records of its ``whole`` rows, then the weights of its ``lent`` ones."""
+    """For each rank in turn the records of its ``whole`` rows, then the weights of its ``borrowed`` ones."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
-        rows = widened(stored[lent[first:end], :dim]) if kind else records[whole[first:end]]
+        rows = widened(stored[borrowed[first:end], :dim]) if kind else records[whole[first:end]]
         out[at : at + rows.size] = rows.ravel()
 
 
 def unpack(
     message: Records,
     whole: Ints,
-    lent: Ints,
+    borrowed: Ints,
     counts: Ints,
     dim: int,
     records: Records,
@@ -45,6 +51,8 @@ def unpack(
         width = (records.shape[1], dim)[kind]
         rows = message[at : at + (end - first) * width].reshape(-1, width)
         if kind:
-            stored[lent[first:end], :dim] = rows if stored.dtype == np.float32 else nearest(rows)
+            stored[borrowed[first:end], :dim] = (
+                rows if stored.dtype == np.float32 else nearest(rows)
+            )
         else:
             records[whole[first:end]] = rows

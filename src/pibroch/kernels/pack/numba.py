@@ -51,7 +51,13 @@ def copy_in(
 
 @kernel
 def pack(
-    records: Records, stored: Stored, whole: Ints, lent: Ints, counts: Ints, dim: int, out: Records
+    records: Records,
+    stored: Stored,
+    whole: Ints,
+    borrowed: Ints,
+    counts: Ints,
+    dim: int,
+    out: Records,
 ) -> None:
     """Fill a message.
 
@@ -59,28 +65,28 @@ def pack(
         records: float32 ``[places, W]``.
         stored: the same in the type of their weights.
         whole: places of the records that go, grouped by rank.
-        lent: places of the weights that go, grouped by rank.
-        counts: ``[2, ranks]``, how many of ``whole`` and of ``lent`` each rank gets.
+        borrowed: places of the weights that go, grouped by rank.
+        counts: ``[2, ranks]``, how many of ``whole`` and of ``borrowed`` each rank gets.
         dim: weights in a row.
         out: float32, as long as all of it.
     """
     at = 0
     first_whole = 0
-    first_lent = 0
+    first_borrowed = 0
     for rank in range(counts.shape[1]):
         end = first_whole + counts[0, rank]
         at = copy_out(records, whole, records.shape[1], out, at, first_whole, end)
         first_whole = end
-        end = first_lent + counts[1, rank]
-        at = copy_out(stored, lent, dim, out, at, first_lent, end)
-        first_lent = end
+        end = first_borrowed + counts[1, rank]
+        at = copy_out(stored, borrowed, dim, out, at, first_borrowed, end)
+        first_borrowed = end
 
 
 @kernel
 def unpack(
     message: Records,
     whole: Ints,
-    lent: Ints,
+    borrowed: Ints,
     counts: Ints,
     dim: int,
     records: Records,
@@ -92,11 +98,11 @@ def unpack(
     """
     at = 0
     first_whole = 0
-    first_lent = 0
+    first_borrowed = 0
     for rank in range(counts.shape[1]):
         end = first_whole + counts[0, rank]
         at = copy_in(message, at, whole, records.shape[1], records, first_whole, end)
         first_whole = end
-        end = first_lent + counts[1, rank]
-        at = copy_in(message, at, lent, dim, stored, first_lent, end)
-        first_lent = end
+        end = first_borrowed + counts[1, rank]
+        at = copy_in(message, at, borrowed, dim, stored, first_borrowed, end)
+        first_borrowed = end

@@ -38,11 +38,11 @@ def worst_link(link: Floats, worst: Ints) -> int:
 
     ``worst`` ``[W]`` is each reader's.
     """
-    found = 0
+    busiest = 0
     for reader in range(1, len(link)):
-        if link[reader, worst[reader]] > link[found, worst[found]]:
-            found = reader
-    return int(found * len(link) + worst[found])
+        if link[reader, worst[reader]] > link[busiest, worst[busiest]]:
+            busiest = reader
+    return int(busiest * len(link) + worst[busiest])
 
 
 @kernel

@@ -11,9 +11,9 @@ from pibroch.kernels.ring.numba import (
     put,
     put_equal,
     put_one,
-    ring_bell,
     take,
-    wait_for_bell,
+    wait_for_change,
+    wake_sleepers,
 )
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "put",
     "put_equal",
     "put_one",
-    "ring_bell",
     "take",
-    "wait_for_bell",
+    "wait_for_change",
+    "wake_sleepers",
 ]

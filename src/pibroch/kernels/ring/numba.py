@@ -32,7 +32,7 @@ from pibroch.kernels.policy import kernel
 
 WRITE = 0
 READ = 1
-BELL = 2
+FUTEX = 2
 """Columns of ``links`` int64 ``[W, 3]``.
 
 Addresses of the ring that this process writes to, the one it reads, its bell.
@@ -92,12 +92,12 @@ def copy_bytes(target: int, source: int, nbytes: int) -> None:
 
 
 @kernel
-def ring_bell(bell: int) -> None:
+def wake_sleepers(futex: int) -> None:
     """Wake who sleeps on a bell; without a sleeper no system call."""
     # a full barrier: a sleeper is either seen here, or sees the bell before it sleeps
-    add(bell, 1)
-    if load(bell + SLEEPERS) != 0:
-        wake(bell)
+    add(futex, 1)
+    if load(futex + SLEEPERS) != 0:
+        wake(futex)
 
 
 @kernel
@@ -114,7 +114,7 @@ def put_one(
     store(slot + NBYTES, nbytes)
     store(slot + SEGMENT, segment[0])
     store(slot + SEQUENCE, sequence)
-    ring_bell(link[BELL])
+    wake_sleepers(link[FUTEX])
 
 
 @kernel
@@ -195,15 +195,15 @@ def has_arrived(links: Ints, p: int, place: int, sequence: int) -> bool:
 
 @kernel
 def _any_news(links: Ints, place: int, sequence: int, pending: Ints) -> bool:
-    found = False
+    has_one = False
     for p in range(len(links)):
         if pending[p] != 0:
-            found |= load(links[p, READ] + place + SEQUENCE) >= sequence
-    return found
+            has_one |= load(links[p, READ] + place + SEQUENCE) >= sequence
+    return has_one
 
 
 @kernel
-def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, known: Ints) -> int:
+def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, segments: Ints) -> int:
     """Copy a message that is there; says what is wrong with it otherwise."""
     nbytes = load(slot + NBYTES)
     if nbytes != sizes[p]:
@@ -212,9 +212,9 @@ def _take_one(slot: int, p: int, addresses: Ints, sizes: Ints, known: Ints) -> i
     source = slot + HEADER_BYTES
     if segment != 0:
         # only Python can map a segment; it comes back with the address
-        if known[p, 0] != segment:
+        if segments[p, 0] != segment:
             return UNKNOWN_SEGMENT
-        source = known[p, 1]
+        source = segments[p, 1]
     copy_bytes(addresses[p], source, nbytes)
     return ARRIVED
 
@@ -253,12 +253,12 @@ def _learn(effort: Ints, turns: int) -> None:
 @kernel
 def take(
     links: Ints,
-    bell: int,
+    futex: int,
     place: int,
     sequence: int,
     addresses: Ints,
     sizes: Ints,
-    known: Ints,
+    segments: Ints,
     pending: Ints,
     effort: Ints,
     sleep_us: int,
@@ -267,12 +267,12 @@ def take(
 
     Args:
         links: as for :func:`put`.
-        bell: of this process.
+        futex: of this process.
         place: as for :func:`put`.
         sequence: as there.
         addresses: int64 ``[W]``, where what comes goes.
         sizes: int64 ``[W]``, bytes that are expected of each.
-        known: int64 ``[W, 2]``, id and address of the segment that each last named in this slot.
+        segments: int64 ``[W, 2]``, id and address of the segment that each last named in this slot.
         pending: int64 ``[W]``, of what has not been taken; set to 0 one by one.
         effort: see :data:`SPINS`; changed.
         sleep_us: the longest sleep, after which this returns.
@@ -296,7 +296,7 @@ def take(
                 # its sender is further ahead than the bound allows: the ranks do not agree
                 return OVERWRITTEN
             else:
-                outcome: int = _take_one(slot, p, addresses, sizes, known)
+                outcome: int = _take_one(slot, p, addresses, sizes, segments)
                 if outcome != ARRIVED:
                     return outcome
                 pending[p] = 0
@@ -307,48 +307,48 @@ def take(
         if not _bide(effort, turns):
             # count as a sleeper first, look once more, then sleep: what comes in between rings, or
             # is seen
-            add(bell + SLEEPERS, 1)
-            rung = load(bell)
+            add(futex + SLEEPERS, 1)
+            value = load(futex)
             is_news = _any_news(links, place, sequence, pending)
             if not is_news:
-                sleep_on(bell, rung, sleep_us)
-            add(bell + SLEEPERS, -1)
+                sleep_on(futex, value, sleep_us)
+            add(futex + SLEEPERS, -1)
             if (
                 not is_news
                 and not _any_news(links, place, sequence, pending)
-                and load(bell) == rung
+                and load(futex) == value
             ):
                 return PENDING
 
 
 @kernel
-def wait_for_bell(bell: int, seen: int, effort: Ints, sleep_us: int) -> int:
+def wait_for_change(futex: int, seen: int, effort: Ints, sleep_us: int) -> int:
     """Wait until a bell was rung since it was ``seen``, not longer than one sleep.
 
     Returns what it shows.
 
     Args:
-        bell: of this process.
+        futex: of this process.
         seen: what it showed before.
         effort: as for :func:`take`.
         sleep_us: the longest sleep.
     """
     turns: int = 1
     while _bide(effort, turns):
-        if load(bell) != seen:
+        if load(futex) != seen:
             _learn(effort, turns)
-            return load(bell)
+            return load(futex)
         turns += 1
-    add(bell + SLEEPERS, 1)
-    sleep_on(bell, seen, sleep_us)
-    add(bell + SLEEPERS, -1)
-    return load(bell)
+    add(futex + SLEEPERS, 1)
+    sleep_on(futex, seen, sleep_us)
+    add(futex + SLEEPERS, -1)
+    return load(futex)
 
 
 @kernel
 def exchange(
     links: Ints,
-    bell: int,
+    futex: int,
     me: int,
     place: int,
     sequence: int,
@@ -365,7 +365,7 @@ def exchange(
 
     Args:
         links: as there.
-        bell: as there.
+        futex: as there.
         me: as there.
         place: as there.
         sequence: as there.
@@ -387,6 +387,6 @@ def exchange(
     for p in range(size):
         addresses[p] = target + p * nbytes
     outcome: int = take(
-        links, bell, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us
+        links, futex, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us
     )
     return outcome

@@ -46,6 +46,6 @@ def rows_at(
     partition: NDArray[np.uint16], place_of: NDArray[np.int64], place: int, out: NDArray[np.int64]
 ) -> int:
     """Write to ``out`` the rows at a place, rising; return how many."""
-    found = np.flatnonzero(place_of[partition] == place)
-    out[: len(found)] = found
-    return len(found)
+    rows = np.flatnonzero(place_of[partition] == place)
+    out[: len(rows)] = rows
+    return len(rows)

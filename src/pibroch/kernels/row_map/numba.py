@@ -69,9 +69,9 @@ def rows_at(
     out: NDArray[np.int64],
 ) -> int:
     """Write to ``out`` the rows at a place, rising; return how many."""
-    found = 0
+    num_rows = 0
     for row in range(len(partition)):
         if place_of[np.int64(partition[row])] == place:
-            out[found] = row
-            found += 1
-    return found
+            out[num_rows] = row
+            num_rows += 1
+    return num_rows

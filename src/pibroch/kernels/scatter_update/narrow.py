@@ -72,7 +72,7 @@ def load(
     is_long = width > MAX_SHORT_DIM
     # sums of indices would keep loops from being vectors
     state = records[:, (dim + 1) // 2 :]
-    found = scratch[:, dim:]
+    scratch_state = scratch[:, dim:]
     num_state = state.shape[1]
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
@@ -81,7 +81,7 @@ def load(
         for d in range(dim):
             scratch[i, d] = widened(stored[row, d])
         for d in range(num_state):
-            found[i, d] = state[row, d]
+            scratch_state[i, d] = state[row, d]
 
 
 @kernel
@@ -96,7 +96,7 @@ def store(
 ) -> None:
     """The inverse of :func:`load`, of weights that were rounded."""
     state = records[:, (dim + 1) // 2 :]
-    found = scratch[:, dim:]
+    scratch_state = scratch[:, dim:]
     num_state = state.shape[1]
     for u in range(first, last):
         row = rows[u]
@@ -104,7 +104,7 @@ def store(
         for d in range(dim):
             stored[row, d] = cut_for(stored, scratch[i, d])
         for d in range(num_state):
-            state[row, d] = found[i, d]
+            state[row, d] = scratch_state[i, d]
 
 
 def run(

@@ -104,8 +104,8 @@ def find_fields(
         while True:
             start = position
             if quotes and position < len(text) and text[position] == QUOTE:
-                end, position, line, found = _quoted_field(text, position, separator, line)
-                problem = problem or found
+                end, position, line, quote_problem = _quoted_field(text, position, separator, line)
+                problem = problem or quote_problem
             else:
                 while (
                     position < len(text)

@@ -88,8 +88,7 @@ def look_up_stacked(
     for feature in range(len(places)):
         place = places[feature]
         vocabulary = vocabularies[first_code[place] : first_code[place + 1]]
-        found = look_up(
+        rows[feature] = look_up(
             codes[feature], vocabulary, slots[first_slot[place] : first_slot[place + 1]], missing
         )
-        rows[feature] = found
     return rows

@@ -28,7 +28,7 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, P
     records have to go home.
     """
     for word in range(len(window.words)):
-        add_bits(window.lent[word, begin:end], BITS * word, -1, slots.used)
+        add_bits(window.borrowed[word, begin:end], BITS * word, -1, slots.used)
     last = np.empty(end - begin, np.int32)
     num_last = np.uint64(0)
     newest = window.newest
@@ -62,16 +62,16 @@ def waiting_for(window: Window, touches: Places, begin: int, gap: int) -> Places
         begin: index of its first touch.
         gap: how much lower the number of the first touch is that has not been trained.
     """
-    found = np.empty(len(touches), np.int32)
-    num_found = 0
+    waiting = np.empty(len(touches), np.int32)
+    num_waiting = 0
     for at in touches:
         number = window.number[at]
         if window.holder[number] != HOME and window.behind[at] > at - begin + gap:
             window.owner[at] = window.holder[number]
             window.place[at] = window.slot[number]
-            found[num_found] = at
-            num_found += 1
-    return found[:num_found].copy()
+            waiting[num_waiting] = at
+            num_waiting += 1
+    return waiting[:num_waiting].copy()
 
 
 @kernel

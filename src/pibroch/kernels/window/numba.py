@@ -155,15 +155,15 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     readers_of = window.readers
     then_of = window.then
     owners = window.owner
-    lent_of = window.lent
+    borrowed_of = window.borrowed
     number_of = window.number
     place_of = window.place
     holders = window.holder
     first = site.bounds[site.rank]
     size = len(touches)
     final = len(touches) - 1
-    mine = np.empty(size, np.int32)
-    num_mine = np.uint64(0)
+    own = np.empty(size, np.int32)
+    num_own = np.uint64(0)
     held = np.empty(size, np.int32)
     num_held = np.uint64(0)
     taken = np.empty((num_words, size), readers_of.dtype)
@@ -189,7 +189,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         is_owner = owner == here
         is_source = source == here
         reads_here = np.int64(0)
-        lent_by_here = np.int64(0)
+        borrowed_from_here = np.int64(0)
         moving = np.int64(0)
         for word in range(num_words):
             # who needs the weights in the step; the owner, who updates, has them by its record
@@ -197,26 +197,26 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
             owns = bit_in(words, word, owner)
             had = bit_in(words, word, source)
             only_here = bit_in(words, word, here)
-            lent = borrowers & ~owns
+            borrowed = borrowers & ~owns
             # a home that is read in place takes no slot
-            lent_of[word, at] = lent & ~(np.int64(is_home) * bit_in(words, word, home))
+            borrowed_of[word, at] = borrowed & ~(np.int64(is_home) * bit_in(words, word, home))
             taken[word, num_moving] = slots_taken(borrowers, had, owns, owner == home)
             freed[word, num_moving] = had & ~borrowers & ~owns & (np.int64(is_home) - 1)
             others[0, word, leave] = owns
-            others[1, word, lend] = lent & ~only_here
+            others[1, word, lend] = borrowed & ~only_here
             others[2, word, come] = had
             others[3, word, borrow] = had
             reads_here |= borrowers & only_here
-            lent_by_here |= lent & ~only_here
+            borrowed_from_here |= borrowed & ~only_here
             moving |= (owns | borrowers | had) ^ had
         reads = reads_here != 0
         owners[at] = owner
         place_of[at] = row - first
         holders[number] = HOME if owner == home else owner
         held[num_held] = at
-        mine[num_mine] = at
+        own[num_own] = at
         num_held += np.uint64(holder == here)
-        num_mine += np.uint64(is_owner | reads)
+        num_own += np.uint64(is_owner | reads)
         # rows that stay where they are, which most do, change no rank's count of slots
         num_moving += np.uint64(moving != 0)
         lists[0, leave] = at
@@ -224,7 +224,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
         lists[2, come] = at
         lists[3, borrow] = at
         leave += np.uint64(is_source & (not is_owner))
-        lend += np.uint64(is_source & (lent_by_here != 0))
+        lend += np.uint64(is_source & (borrowed_from_here != 0))
         come += np.uint64(is_owner & (not is_source))
         borrow += np.uint64(reads & (not is_owner) & (not is_source))
     _note_places(window, held[:num_held])  # now: they may be given away below
@@ -235,7 +235,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
     lengths[1] = lend
     lengths[2] = come
     lengths[3] = borrow
-    return _list(window, site, slots, lists, others, lengths), mine[:num_mine].copy()
+    return _list(window, site, slots, lists, others, lengths), own[:num_own].copy()
 
 
 @kernel
@@ -271,7 +271,7 @@ def _list(
     row_of = window.row
     place_of = window.place
     slot_of = window.slot
-    lent_of = window.lent
+    borrowed_of = window.borrowed
     number_of = window.number
     words = window.words
     counts = np.zeros((4, len(site.bounds) - 1), np.int64)
@@ -288,7 +288,7 @@ def _list(
     records_in = np.empty(sums[2], np.int64)
     weights_in = np.empty(sums[3], np.int64)
     rows_in = np.empty(sums[2], np.int64)
-    lent_in = np.empty(sums[3], np.int64)
+    borrowed_rows_in = np.empty(sums[3], np.int64)
     # The order of the four matters: weights are lent from places that leaving records give free,
     # and what comes takes them. All ranks list a message's rows in the order of the touches, so
     # none is named on the wire.
@@ -309,7 +309,7 @@ def _list(
         free[depth] = (
             place  # unless it is a place of its own shard, or is still read here in this step
         )
-        depth += (place >= num_home) & (not is_in(words, lent_of, lists[0, i], here))
+        depth += (place >= num_home) & (not is_in(words, borrowed_of, lists[0, i], here))
     for i in range(lengths[2]):
         prefetch(slot_of, np.int64(number_of[lists[2, min(i + AHEAD, lengths[2] - 1)]]))
         at = lists[2, i]
@@ -331,10 +331,12 @@ def _list(
         place = free[depth]
         place_of[at] = place
         weights_in[position[3, rank]] = place
-        lent_in[position[3, rank]] = row_of[at]
+        borrowed_rows_in[position[3, rank]] = row_of[at]
         position[3, rank] += 1
     slots.depth[0] = depth
-    return Transfer(records_out, weights_out, records_in, weights_in, counts, rows_in, lent_in)
+    return Transfer(
+        records_out, weights_out, records_in, weights_in, counts, rows_in, borrowed_rows_in
+    )
 
 
 @kernel
@@ -364,6 +366,6 @@ def move(window: Window, larger: Window, begin: int, end: int, to: int) -> None:
         for word in range(len(window.words)):
             larger.readers[word, at + shift] = window.readers[word, at]
             larger.then[word, at + shift] = window.then[word, at]
-            larger.lent[word, at + shift] = window.lent[word, at]
+            larger.borrowed[word, at + shift] = window.borrowed[word, at]
         larger.place[at + shift] = window.place[at]
         window.newest[window.number[at]] = at + shift + 1

@@ -46,7 +46,7 @@ class Window(NamedTuple):
         then: the ranks that read the row in the next step, nobody when none does, or it is not in
             the window yet.
         owner: the rank that updates the row in the step, once it has arrived.
-        lent: the ranks whose slots have weights for this step only.
+        borrowed: the ranks whose slots have weights for this step only.
         place: where this rank reads, or updates, the row in the step; undefined where it does
             neither.
     """
@@ -61,7 +61,7 @@ class Window(NamedTuple):
     behind: Places
     then: Array
     owner: Ranks
-    lent: Array
+    borrowed: Array
     place: Places
 
 
@@ -116,7 +116,7 @@ class Transfer(NamedTuple):
     weights_in: Ints
     counts: Ints
     rows_in: Ints
-    lent_in: Ints
+    borrowed_rows_in: Ints
 
 
 class Gradients(NamedTuple):
@@ -185,8 +185,8 @@ def owner_of(
         source_fits |= among & bit_in(words, word, source)
         home_fits |= among & bit_in(words, word, home)
     # no branches up to here: selections will do
-    known = source if source_fits != 0 else home
-    owner = first if num_among == 1 else known
+    default = source if source_fits != 0 else home
+    owner = first if num_among == 1 else default
     if (source_fits | home_fits) != 0 or num_among == 1:
         return owner
     # neither source nor home reads it: spread such rows evenly, by address, the same on every rank

@@ -21,7 +21,7 @@ def settle(
     begin: int,
     end: int,
     touches: Places,
-    mine: Places,
+    own: Places,
     delayed: bool,
 ) -> tuple[Gradients, Gradients, Gradients]:
     """Who gives which gradients to whom after a step, and what is updated of them here.
@@ -37,7 +37,7 @@ def settle(
         begin: index of the step's first touch.
         end: index behind its last one.
         touches: that concern this rank, see :func:`arrive`.
-        mine: this rank's touches, in the order of its sums.
+        own: this rank's touches, in the order of its sums.
         delayed: whether rows that the next step does not touch are not critical.
     """
     here = site.rank
@@ -45,13 +45,13 @@ def settle(
     readers_of = window.readers
     owners = window.owner
     then_of = window.then
-    lent_of = window.lent
+    borrowed_of = window.borrowed
     place_of = window.place
     free = slots.free
     depth = np.uint64(slots.depth[0])
     sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
-    for i in range(len(mine)):
-        sum_of[mine[i] - begin] = i
+    for i in range(len(own)):
+        sum_of[own[i] - begin] = i
     kinds = np.empty(
         (5, len(touches)), np.int32
     )  # owned and critical, owned and deferred, given (both), alone
@@ -86,12 +86,12 @@ def settle(
         num_given_later += np.uint64(gives & (not is_critical))
         num_alone += np.uint64(alone)
         free[depth] = place_of[at]  # weights that were lent for this step
-        depth += np.uint64(is_in(words, lent_of, at, here))
+        depth += np.uint64(is_in(words, borrowed_of, at, here))
     slots.depth[0] = depth
     critical = _sums(
-        window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(mine)
+        window, site, kinds[0, :num_owned], kinds[2, :num_given], sum_of, begin, len(own)
     )
-    num_received = len(mine)
+    num_received = len(own)
     for rank in range(critical.counts.shape[1]):
         num_received += critical.counts[1, rank]
     deferred = _sums(

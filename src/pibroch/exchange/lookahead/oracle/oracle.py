@@ -481,6 +481,6 @@ class Oracle:
             behind=behind,
             then=then,
             owner=owner,
-            lent=borrowed,
+            borrowed=borrowed,
             place=place,
         )
