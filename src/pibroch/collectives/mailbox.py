@@ -6,7 +6,7 @@ and counts it, in a word of the mailbox. What was counted makes room for later m
 never waited for here: :meth:`Mailbox.put` says that there is none. Segments have no names, so that
 nothing stays behind a killed rank; only pages that were written take memory.
 
-Legend of a mailbox: bell, sleepers and wish in its first three lines of 64 bytes; from COUNTERS on
+Legend of a mailbox: futex word, sleepers and subscribers in its first three lines of 64 bytes; from COUNTERS on
 a line for each rank with what that one took and what it expects in all; then slots, one for each
 rank in the beginning; then room.
 """
@@ -197,16 +197,16 @@ class Mailbox:
         )
 
     def subscribe(self, by: int) -> None:
-        """Change by how many messages this rank wishes to be woken when others take, or expect, one."""
+        """Change how many sends wait to be woken when others take, or expect, a message."""
         queue.change(self.futex + SUBSCRIBERS, by)
 
     def shown(self) -> int:
-        """What the bell shows; it changes when something may have come."""
+        """The futex word; it changes when something may have arrived."""
         shown: int = queue.shown(self.futex)
         return shown
 
     def sleep(self, seen: int) -> bool:
-        """Wait until the bell shows something else, a tenth of a second at most; whether it does."""
+        """Wait until the futex word differs, a tenth of a second at most; whether it does."""
         shown: int = wait_for_change(self.futex, seen, self._effort, SLEEP_US)
         return shown != seen
 

@@ -12,8 +12,11 @@ Records = NDArray[np.float32]
 """
 
 Stored = NDArray[np.float32] | NDArray[np.uint16]
-"""Row records in the type of their weights: float32 ``[rows, W]`` as they are, or for bfloat16 weights the same memory as
-uint16 ``[rows, 2 * W]``, whose first D numbers are their bits."""
+"""Row records in the type of their weights.
+
+Float32 ``[rows, W]`` as they are, or for bfloat16 weights the same memory as uint16
+``[rows, 2 * W]``, whose first D numbers are their bits.
+"""
 
 Ints = NDArray[np.int64]
 """Row ids, addresses, counts, offsets."""

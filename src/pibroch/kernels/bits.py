@@ -122,8 +122,10 @@ widened: Callable[..., np.float32] = _widened_one
 half_widened: Callable[..., np.float32] = _half_widened_one
 """``half_widened(number)``: a float32 as it is, the uint16 of a finite float16 as float32."""
 cut_for: Callable[..., Number] = _cut_for_one
-"""``cut_for(numbers, number)``: a float32 as an element of ``numbers``, of which uint16 ones take its upper half: exact for
-what was widened."""
+"""``cut_for(numbers, number)``: a float32 as an element of ``numbers``.
+
+Uint16 elements take its upper half, which is exact for what was widened.
+"""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     lowest = intrinsic(_lowest)
     count = intrinsic(_count)

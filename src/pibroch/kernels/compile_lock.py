@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 COMPILE_TIMEOUT_S = 120.0
 """How long a process waits for another one that compiles.
@@ -16,26 +16,43 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold a file's lock, which ends with the process.
+def locked(path: str, compiler: AbstractContextManager[object]) -> Iterator[None]:
+    """Hold this process's compiler, and a file's lock, which ends with the process.
 
-    Go on without it where there is none, or it is not to be had.
+    A thread that waits for the file holds neither, so that others compile other kernels meanwhile.
+    Goes on without the file where it is not to be had.
     """
-    try:
-        import fcntl
-
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except (ImportError, OSError):
-        yield
-        return
+    file = _open(path)
     try:
         deadline = time.monotonic() + COMPILE_TIMEOUT_S
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+        while True:
+            # the compiler first: in the other order one thread could hold the file, and another
+            # what it waits for
+            with compiler:
+                if file is None or _take(file) or time.monotonic() > deadline:
+                    yield
+                    return
             time.sleep(_POLL_S)
-        yield
     finally:
-        os.close(file)
+        if file is not None:
+            os.close(file)
+
+
+def _open(path: str) -> int | None:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        return None
+
+
+def _take(file: int) -> bool:
+    """Lock a file unless another process has; always done where files have no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -127,7 +127,7 @@ def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
 
 
 def can_stream(target: NDArray[np.float32]) -> bool:
-    """Whether each row ``[..., D]`` of the array begins and ends with a cache line, as :func:`stream_line` needs."""
+    """Whether each row ``[..., D]`` begins and ends with a cache line, for :func:`stream_line`."""
     whole_lines = target.shape[-1] % FLOATS_PER_LINE == 0 and target.ctypes.data % 64 == 0
     return whole_lines and target.flags.c_contiguous
 
@@ -176,8 +176,9 @@ Indices are into the flat arrays, both contiguous; the target's place must begin
 overwrite.
 """
 float_at: Callable[..., np.float32] = _flat
-"""``float_at(numbers, place)``: of a contiguous array its ``place``-th float, whatever its shape: what begins in one row and
-goes on in the next ones.
+"""``float_at(numbers, place)``: the ``place``-th float of a contiguous array of any shape.
+
+For what begins in one row and goes on in the next ones.
 """
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     prefetch = intrinsic(_prefetch)

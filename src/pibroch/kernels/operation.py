@@ -1,4 +1,4 @@
-"""An operation and its implementations: which one runs is said by the device of its first argument."""
+"""An operation and its implementations, of which the device of an argument chooses one."""
 
 from __future__ import annotations
 

@@ -44,16 +44,14 @@ def _compile_once(kernel: Any) -> None:
         # loaded here, as what calls kernels need know no clock
         from pibroch.kernels.compile_lock import locked
 
-        # this process's threads first: in the other order one could hold the file, and another what
-        # it waits for
-        with global_compiler_lock, locked(cache._cache_file._index_path + ".lock"):
+        with locked(cache._cache_file._index_path + ".lock", global_compiler_lock):
             return compile_or_load(signature)
 
     kernel.compile = compile_alone
 
 
 def load_compiled() -> Iterator[None]:
-    """Load the machine code that lies on disk for the kernels of all imported modules, one kernel from step to step.
+    """Load what lies on disk for the kernels of all imported modules, one kernel a step.
 
     For a process that is to be forked. What is not there, or is of another version, is left to who
     calls the kernel.

@@ -119,7 +119,7 @@ def _launcher(kernel: Any) -> Callable[..., None]:
 
 
 def keep_after_fork() -> None:
-    """Promise that OpenMP computes nothing in this process, so that those that are forked from it have teams of their own."""
+    """Promise that OpenMP computes nothing here, so that forked processes have their own teams."""
     global _is_promised
     _is_promised = True
 

@@ -55,7 +55,7 @@ def count_dataset(
         options: batch size, split, order.
         features_of: by table the features that read it; by default each feature has a table of its
             name.
-        progress: told the stage and the fraction that is done.
+        progress: called with the stage and the fraction that is done.
 
     Raises:
         DataError: when a feature is not there, tables of one name differ in size, or there are no

@@ -39,8 +39,10 @@ def worst_link(
 
     >>> from pibroch.planner.profile import TableCounts
     >>> profile = AccessProfile({"a": TableCounts(np.array([4, 4]), np.array([2, 1]))}, 8, 2, 4, "")
-    >>> one_each = Assignment({"a": np.array([0, 1], np.uint16)}, np.array([0, 1], np.uint16), np.zeros((2, 2), np.bool_))
-    >>> worst_link(one_each, profile, [TableSize("a", 2, 8, 8)], ClusterTopology.uniform(2), "inference")
+    >>> halves = np.array([0, 1], np.uint16)
+    >>> one_each = Assignment({"a": halves}, halves, np.zeros((2, 2), np.bool_))
+    >>> table = TableSize("a", 2, 8, 8)
+    >>> worst_link(one_each, profile, [table], ClusterTopology.uniform(2), "inference")
     8.0
     """
     num_shards = topology.num_ranks

@@ -1,11 +1,12 @@
-"""Yardsticks: the least possible worst link, exactly for a few rows and as a lower bound for any number.
+"""Yardsticks: the least possible worst link, exact for a few rows, a bound for any number.
 
 The problem is that of OPER, Sec. 3.3, with the worst link as its goal: K items (rows or
 partitions), W shards; ``y[k, j]`` says that shard j holds item k, ``x[k, i, j]`` that i reads it
 from j:
 
     minimise T   where  T >= sum_k weight[k] x[k, i, j] cost[i, j]   for i != j
-                        sum_j x[k, i, j] = 1,   x[k, i, j] <= y[k, j],   sum_k memory[k] y[k, j] <= room[j]
+                        sum_j x[k, i, j] = 1,   x[k, i, j] <= y[k, j],
+                        sum_k memory[k] y[k, j] <= room[j]
 
 :func:`optimum` has HiGHS solve it in whole numbers. :func:`lower_bound` is by duality: for any
 prices of links, with sum 1, and of memory, ``sum_k min over sets of holders of (price of reading +

@@ -110,7 +110,7 @@ def make_plan(
         fingerprint: of the data that the plan is for (``EncodedDataset.digest``), to be compared
             with the profile's.
         num_shards: that the plan is for, to be compared with the topology.
-        progress: told the stage and the fraction that is done.
+        progress: called with the stage and the fraction that is done.
 
     Returns:
         The assignment and its prediction. Deterministic: equal arguments give equal plans.

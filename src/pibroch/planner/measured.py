@@ -17,7 +17,7 @@ from pibroch.planner.prediction import PlanPrediction
 
 
 def measured_payload(run: Path, num_ranks: int) -> Floats:
-    """Bytes that each rank of a run sent to each a training step to exchange embeddings, ``[W, W]``.
+    """Bytes that ranks of a run sent each other a step to exchange embeddings, ``[W, W]``.
 
     Args:
         run: its directory, with a summary.
@@ -44,7 +44,7 @@ def measured_payload(run: Path, num_ranks: int) -> Floats:
 
 
 def for_run(assignment: Assignment, prediction: PlanPrediction, run: Path) -> PlanPrediction:
-    """The prediction with the payload of the run's batches, its copies' gradients summed as the run summed them.
+    """The prediction with the payload of the run's batches and its way to sum gradients.
 
     Raises:
         DataError: for a plan that keeps too little of its profile, or one for inference.
@@ -102,7 +102,10 @@ MEASURED_COLUMNS = ("bytes a step", "predicted", "measured", "measured over pred
 
 
 def measured_rows(prediction: PlanPrediction, measured: Floats) -> list[list[str]]:
-    """All links together, the dearest, and what each rank sends and gets, each predicted (see :func:`for_run`) and measured."""
+    """All links together, the dearest, and what each rank sends and gets.
+
+    Each predicted (see :func:`for_run`) and measured.
+    """
     predicted = np.array(prediction.payload_bytes)
     pairs = [
         ("all links", predicted.sum(), measured.sum()),

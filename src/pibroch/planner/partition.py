@@ -97,7 +97,10 @@ class Partitions:
         return np.asarray(self.num_rows * self.record_bytes, np.float64)
 
     def weight(self, form: Form) -> NDArray[np.float64]:
-        """Bytes that one rank reads of each partition in a step, in the form ``accesses`` or ``transfers``, ``[P]``."""
+        """Bytes that one rank reads of each partition in a step, ``[P]``.
+
+        In the form ``accesses`` or ``transfers``.
+        """
         return np.asarray(
             (self.accesses if form == "accesses" else self.transfers) * self.weight_bytes
         )
@@ -172,7 +175,7 @@ class Partitioner:
         return self._partitions(parts)
 
     def assign(self) -> dict[str, NDArray[np.uint16]]:
-        """The partition of each row by table, uint16 ``[num_rows]``, of the last :meth:`cut` that fitted."""
+        """The partition of each row, uint16 ``[num_rows]`` by table, of the last :meth:`cut`."""
         out: dict[str, NDArray[np.uint16]] = {}
         first = 0
         for kind in self._kinds:

@@ -1,4 +1,4 @@
-"""Bytes that a step of the exchange ``alltoall`` sends from rank to rank under a plan, predicted from a profile.
+"""Bytes that a step of ``alltoall`` sends from rank to rank, predicted from a profile.
 
 A row that a rank reads costs once a step, however often the rank reads it: its number to the owner,
 its weights back, and its gradient there again; a rank's own rows cost nothing. Numbers of copied
@@ -92,7 +92,7 @@ def step_payload(
 def partition_reads(
     assignment: Assignment, tables: Sequence[Table], profile: AccessProfile
 ) -> PartitionReads:
-    """What a plan keeps of its profile, so that payloads of other batches can be predicted without it."""
+    """What a plan keeps of its profile, to predict payloads of other batches without it."""
     num_partitions = len(assignment.home)
     num_rows, accesses, batches, dims = (np.zeros(num_partitions) for _ in range(4))
     for table in tables:
@@ -145,7 +145,10 @@ def _shares(profile: AccessProfile, name: str, batch_size: int | None) -> Floats
 
 
 def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size: float) -> Floats:
-    """The share of batches of ``batch_size`` in which rows occur, from accesses a sample and ``share`` of ``counted``."""
+    """The share of batches of ``batch_size`` in which rows occur.
+
+    From accesses a sample and the ``share`` of batches of ``counted``.
+    """
     if batch_size == counted:
         return share
     # of a row that was in nearly every batch the share tells little of smaller ones: its accesses

@@ -93,9 +93,10 @@ class Plan(BaseModel):
         num_shards: int,
         placement: str | Mapping[str, str] = "row_wise",
     ) -> Self:
-        """A plan that follows a kind of placement for all tables, or a kind for each by name ("" for those not named).
+        """A plan by a kind of placement for all tables, or for each by name ("" for the rest).
 
-        >>> plan = Plan.of([Table("a", 5, 4), Table("b", 9, 4)], 2, {"a": "replicated", "": "table_wise"})
+        >>> tables = [Table("a", 5, 4), Table("b", 9, 4)]
+        >>> plan = Plan.of(tables, 2, {"a": "replicated", "": "table_wise"})
         >>> plan.placements["b"].shards
         (0,)
 
@@ -126,7 +127,9 @@ class Plan(BaseModel):
     def by_rows(cls, assignment: Assignment, made_from: Mapping[str, object] | None = None) -> Self:
         """A plan that gives each row the home and the copies of its partition.
 
-        >>> halves = Assignment({"a": np.array([0, 1, 1], np.uint16)}, np.array([1, 0], np.uint16), np.zeros((2, 2), np.bool_))
+        >>> partition = {"a": np.array([0, 1, 1], np.uint16)}
+        >>> home = np.array([1, 0], np.uint16)
+        >>> halves = Assignment(partition, home, np.zeros((2, 2), np.bool_))
         >>> plan = Plan.by_rows(halves)
         >>> [(shard, piece.rows.ids.tolist()) for shard, piece in plan.homes(Table("a", 3, 4))]
         [(0, [1, 2]), (1, [0])]
@@ -276,7 +279,7 @@ class Plan(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a plan; homes of single rows are mapped, and processes of a host that read the same share them.
+        """Read a plan; homes of single rows are mapped, and shared by processes of a host.
 
         Raises:
             ConfigError: when there is none, or when it is no plan, or damaged.

@@ -29,7 +29,7 @@ class BudgetStep(BaseModel):
 
 
 class PolicyForecast(BaseModel):
-    """What a way to choose copies would give, with the same partitions and budget, before the search at the end.
+    """What a way to choose copies would give with the same partitions, before the search.
 
     Attributes:
         policy: its name.

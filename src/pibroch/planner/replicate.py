@@ -100,7 +100,9 @@ def without_copies(home: NDArray[np.int64], num_shards: int) -> PlacedPartitions
 def along_links(
     home: NDArray[np.int64], weight: Floats, memory: Floats, cost: Floats, room: Floats
 ) -> PlacedPartitions:
-    """Algorithm 1, mended: the shard with most free memory copies what relieves its worst link, until nothing fits.
+    """Algorithm 1, mended: the shard with most room copies what relieves its worst link.
+
+    Until nothing fits.
 
     Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the
     one with most free memory is next. Else one that is full early keeps the links that others'
@@ -120,7 +122,7 @@ def along_links(
 def everywhere(
     home: NDArray[np.int64], chosen: NDArray[np.int64], memory: Floats, cost: Floats, room: Floats
 ) -> PlacedPartitions:
-    """Copies of the chosen partitions, in their order, on all shards, while all have room for them."""
+    """Copies of the chosen partitions, in their order, on all shards, while there is room."""
     placed = without_copies(home, len(room))
     used = np.bincount(home, memory, len(room))
     kernels.copy_everywhere(chosen, memory, room, used, placed.held)

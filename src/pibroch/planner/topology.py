@@ -6,11 +6,11 @@ A topology is given by a file, or made by :meth:`ClusterTopology.uniform` and
 :meth:`ClusterTopology.hierarchical`. Of a file::
 
     hosts = [4, 4]             # ranks of each host; or:  host_of_rank = [0, 0, 1, 1]
-    memory_bytes = [16e9]      # for tables: one figure for all ranks, or one a rank; absent: as much as is needed
+    memory_bytes = [16e9]      # for tables: one for all ranks, or one a rank; absent: no bound
     within_host = 1.0          # cost of a byte from a rank of the same host; absent: 1
     between_hosts = 4.21       # and from another host's; absent: as within a host
     own = 0.0                  # and from a rank's own memory; absent: 0
-    # cost = [[...], ...]      # instead of the three: cost[i][j] of a byte that rank i reads from rank j
+    # cost = [[...], ...]      # instead of the three: cost[i][j] of a byte, i reads from j
     p2p_bandwidth = 25e9       # bytes a second, for the frequency rule of Sec. 4.3
     all_reduce_bandwidth = 20e9
 """

@@ -254,7 +254,7 @@ def _assign(costs: Floats, weights: Floats, balance: Balance) -> NDArray[np.int6
 
 
 def _sizes(num_features: int, num_towers: int, ratio: float) -> tuple[int, int]:
-    """The fewest and the most features of a tower, so that the most are at most ``ratio`` times the fewest."""
+    """The fewest and the most features of a tower; most are at most ``ratio`` times fewest."""
     fewest = num_features // num_towers
     most = -(-num_features // num_towers)
     while fewest > 1 and ratio * (fewest - 1) >= most:

@@ -33,7 +33,7 @@ def count_trace(
             more.
         batch_size: lookups of a batch.
         table: name of the table; that of the file when absent.
-        progress: told the stage and the fraction that is done.
+        progress: called with the stage and the fraction that is done.
 
     Raises:
         DataError: naming the first line that is no index of the table, or when there is no line.

@@ -38,8 +38,8 @@ def test_fields_and_record_ends(parts, quotes):
     bounds = np.zeros((len(raw) + 1, 21, 2), np.int64)
     records = np.zeros((len(raw) + 1, text.RECORD_ITEMS), np.int64)
     count = text.find_fields(buffer, ord(","), quotes, np.arange(21), bounds, records)
-    found = [[buffer[a:b].tobytes() for a, b in bounds[i, : records[i, 2]]] for i in range(count)]
-    assert found == text_naive.find_fields(raw, b",", quotes)
+    result = [[buffer[a:b].tobytes() for a, b in bounds[i, : records[i, 2]]] for i in range(count)]
+    assert result == text_naive.find_fields(raw, b",", quotes)
     end = text.complete_records_end(np.frombuffer(raw, np.uint8), ord(","))
     assert end == text_naive.complete_records_end(raw, b",")
 
@@ -58,8 +58,8 @@ def test_what_is_read_from_fields(fields, first, ended):
     delimiter = fields[0][:1] or b"\t"
     items = [text_naive.split_items(field, delimiter, ended) for field in fields]
     assert lengths.tolist() == list(map(len, items))
-    found = [buffer[a:b].tobytes() for a, b in zip(*places, strict=True)]
-    assert found == [item for each in items for item in each]
+    result = [buffer[a:b].tobytes() for a, b in zip(*places, strict=True)]
+    assert result == [item for each in items for item in each]
 
 
 @settings(deadline=None)
@@ -96,20 +96,20 @@ def test_codes_are_looked_up():
     codes = random.permutation(np.unique(codes))
     slots = vocabulary.hash_table(codes, 256)
     missing = np.uint64(7)
-    asked = np.concatenate([codes, codes + np.uint64(1), [missing]])
-    expected = vocabulary_naive.look_up(asked, codes, 7)
-    assert np.array_equal(vocabulary.look_up(asked, codes, slots, missing), expected)
+    queries = np.concatenate([codes, codes + np.uint64(1), [missing]])
+    expected = vocabulary_naive.look_up(queries, codes, 7)
+    assert np.array_equal(vocabulary.look_up(queries, codes, slots, missing), expected)
     bounds = np.array([0, len(codes)]), np.array([0, 256])
     stacked = vocabulary.look_up_stacked(
-        asked[None], np.zeros(1, np.int64), codes, slots, *bounds, missing
+        queries[None], np.zeros(1, np.int64), codes, slots, *bounds, missing
     )
     assert np.array_equal(stacked[0], expected)
     for wrong in (None, int(slots[slots >= 0][3])):
         if wrong is not None:
             slots[slots == wrong] = (wrong + 1) % len(codes)
-        found = vocabulary.first_not_found(codes, slots, 0, len(codes))
-        assert found == vocabulary_naive.first_not_found(codes, slots)
-        assert (found == -1) == (wrong is None)
+        result = vocabulary.first_not_found(codes, slots, 0, len(codes))
+        assert result == vocabulary_naive.first_not_found(codes, slots)
+        assert (result == -1) == (wrong is None)
 
 
 def test_samples_are_gathered():

@@ -111,11 +111,11 @@ def test_resolve_looks_at_the_bags_of_its_range_alone():
     for start in range(7):
         for stop in range(start, 7):
             rows = np.full(7, -7)
-            found = fast.resolve_rows(values, offsets, first, limit, rows, start, stop)
+            result = fast.resolve_rows(values, offsets, first, limit, rows, start, stop)
             begin = offsets[start]
             end = offsets[stop]
-            assert found == next((place for place in (1, 4) if begin <= place < end), -1)
-            if found < 0:
+            assert result == next((place for place in (1, 4) if begin <= place < end), -1)
+            if result < 0:
                 assert rows[begin:end].tolist() == expected[begin:end].tolist()
             assert (rows[:begin] == -7).all()
             assert (rows[end:] == -7).all()

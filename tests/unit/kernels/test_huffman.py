@@ -32,9 +32,9 @@ def encoded(numbers):
 def test_what_was_encoded_is_decoded(name):
     numbers = CASES[name]
     message = encoded(numbers)
-    found = np.empty_like(numbers)
-    assert numba.decode(message, found) == len(message)
-    assert np.array_equal(found, numbers)
+    decoded = np.empty_like(numbers)
+    assert numba.decode(message, decoded) == len(message)
+    assert np.array_equal(decoded, numbers)
     assert naive.decode(message.tobytes(), len(numbers)) == numbers.tobytes()
 
 
@@ -42,9 +42,9 @@ def test_what_was_encoded_is_decoded(name):
 def test_reads_what_the_naive_form_writes(name):
     numbers = CASES[name]
     message = np.frombuffer(naive.encode(numbers.tobytes()), np.uint8).copy()
-    found = np.empty_like(numbers)
-    assert numba.decode(message, found) == len(message)
-    assert np.array_equal(found, numbers)
+    decoded = np.empty_like(numbers)
+    assert numba.decode(message, decoded) == len(message)
+    assert np.array_equal(decoded, numbers)
     if name not in LIMITED:
         assert len(encoded(numbers)) == len(message)  # codes as short as any
 
@@ -64,15 +64,15 @@ def test_the_top_byte_of_normal_floats_takes_three_bits():
 
 def test_what_is_no_code_is_refused_or_read_in_bounds():
     good = encoded(CASES["exponents"])
-    found = np.empty(len(CASES["exponents"]), np.uint8)
-    assert numba.decode(good[:-400].copy(), found) == -1
-    assert numba.decode(good[: numba.HEADER - 4].copy(), found) == -1
-    assert numba.decode(good[:-1].copy(), found) == -1
-    assert numba.decode(np.zeros(400, np.uint8), found) == -1  # no number has a code
-    assert numba.decode(np.full(400, 0x11, np.uint8), found) == -1  # 256 codes of one bit
-    assert numba.decode(np.full(400, 0xFF, np.uint8), found) == -1  # longer than any
+    decoded = np.empty(len(CASES["exponents"]), np.uint8)
+    assert numba.decode(good[:-400].copy(), decoded) == -1
+    assert numba.decode(good[: numba.HEADER - 4].copy(), decoded) == -1
+    assert numba.decode(good[:-1].copy(), decoded) == -1
+    assert numba.decode(np.zeros(400, np.uint8), decoded) == -1  # no number has a code
+    assert numba.decode(np.full(400, 0x11, np.uint8), decoded) == -1  # 256 codes of one bit
+    assert numba.decode(np.full(400, 0xFF, np.uint8), decoded) == -1  # longer than any
     rng = np.random.default_rng(1)
     for _ in range(100):
         spoilt = good.copy()
         spoilt[rng.integers(0, len(spoilt), 3)] = rng.integers(0, 256, 3)
-        assert numba.decode(spoilt, found) in range(-1, len(spoilt) + 1)
+        assert numba.decode(spoilt, decoded) in range(-1, len(spoilt) + 1)

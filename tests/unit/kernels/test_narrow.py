@@ -41,31 +41,31 @@ def test_to_the_nearest_as_naive_and_as_torch():
     numbers = np.concatenate(
         [SPECIAL, drawn, (drawn.view(np.uint32) & 0xFFFF8000).view(np.float32)]
     ).reshape(1, -1)
-    found = np.empty(numbers.shape, np.uint16)
-    numba.nearest(numbers, found)
-    assert np.array_equal(found, naive.nearest(numbers))
-    assert np.array_equal(rounded(numbers, np.empty(0, np.uint32)).view(np.uint32) >> 16, found)
+    result = np.empty(numbers.shape, np.uint16)
+    numba.nearest(numbers, result)
+    assert np.array_equal(result, naive.nearest(numbers))
+    assert np.array_equal(rounded(numbers, np.empty(0, np.uint32)).view(np.uint32) >> 16, result)
     expected = torch.from_numpy(numbers).bfloat16().float().numpy()
     finite = ~np.isnan(numbers)
     assert np.array_equal(
-        naive.widened(found)[finite].view(np.uint32), expected[finite].view(np.uint32)
+        naive.widened(result)[finite].view(np.uint32), expected[finite].view(np.uint32)
     )
-    assert np.isnan(naive.widened(found)[~finite]).all()
+    assert np.isnan(naive.widened(result)[~finite]).all()
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 16, 33])
 def test_by_chance_as_naive_to_one_of_two_neighbours(dim):
     numbers = np.random.default_rng(dim).standard_normal((40, dim)).astype(np.float32)
     keys = keys_of(3, dim + 5)
-    found = rounded(numbers, keys)
+    result = rounded(numbers, keys)
     assert np.array_equal(
-        found.view(np.uint32) >> 16,
+        result.view(np.uint32) >> 16,
         naive.stochastic(numbers, np.broadcast_to(keys[:dim], numbers.shape)),
     )
     low = (numbers.view(np.uint32) & 0xFFFF0000).view(np.float32)
     high = (low.view(np.uint32) + 0x10000).view(np.float32)
-    assert ((found == low) | (found == high)).all()
-    assert (found == low).any() and (found == high).any()
+    assert ((result == low) | (result == high)).all()
+    assert (result == low).any() and (result == high).any()
     shifted = rounded(
         numbers, keys, np.full(40, 5, np.int32)
     )  # a block that begins at column 5 has its keys
@@ -76,11 +76,11 @@ def test_what_needs_no_rounding_stays_what_it_is():
     numbers = np.concatenate([SPECIAL, -SPECIAL]).reshape(2, -1)
     exact = (numbers.view(np.uint32) & 0xFFFF) == 0
     for step in range(50):
-        found = rounded(numbers, keys_of(step, numbers.shape[1]))
+        result = rounded(numbers, keys_of(step, numbers.shape[1]))
         special = ~np.isfinite(numbers)
-        assert np.array_equal(np.isnan(found), np.isnan(numbers))
-        assert np.array_equal(found[np.isinf(numbers)], numbers[np.isinf(numbers)])
-        assert np.array_equal(found[exact & ~special], numbers[exact & ~special])
+        assert np.array_equal(np.isnan(result), np.isnan(numbers))
+        assert np.array_equal(result[np.isinf(numbers)], numbers[np.isinf(numbers)])
+        assert np.array_equal(result[exact & ~special], numbers[exact & ~special])
 
 
 def test_the_distribution_of_rounding_has_no_bias():

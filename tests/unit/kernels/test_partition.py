@@ -23,8 +23,8 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
     num_of = np.concatenate([np.ones(len(hot), np.int64), rows[np.flatnonzero(rows)[::-1]]])
     batch_sums = np.concatenate([batches[hot], sums[np.flatnonzero(rows)[::-1]]]).astype(float)
     stops = np.empty(1000, np.int64)
-    found = np.empty((1000, 3))
-    number = numba.cut(counts, num_of, batch_sums, max_accesses, max_rows, stops, found)
+    sums = np.empty((1000, 3))
+    number = numba.cut(counts, num_of, batch_sums, max_accesses, max_rows, stops, sums)
     cursor = np.zeros(dense, np.int64)
     current = np.zeros(dense, np.int64)
     starts = np.cumsum(num_of) - num_of
@@ -37,10 +37,10 @@ def test_runs_of_equal_counts_are_cut_as_sorted_rows_are(num_rows, max_accesses,
     totals = np.zeros((3, number), np.int64)
     numba.add_sums(out, accesses, batches, *totals)
     assert (
-        totals[0].tolist() == found[:number, 0].tolist()
-        and totals[1].tolist() == found[:number, 1].tolist()
+        totals[0].tolist() == sums[:number, 0].tolist()
+        and totals[1].tolist() == sums[:number, 1].tolist()
     )
-    assert found[:number, 2].sum() == pytest.approx(batches.sum())
+    assert sums[:number, 2].sum() == pytest.approx(batches.sum())
 
 
 def test_too_many_partitions_are_said():

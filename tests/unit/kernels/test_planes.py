@@ -21,6 +21,6 @@ def test_split_as_naive_does_and_join_again(dtype, length):
     assert np.array_equal(rooms[0][0], rooms[1][0])
     assert np.array_equal(rooms[0][1], rooms[1][1])
     for kernels in (numba, naive):
-        found = np.zeros_like(numbers)
-        kernels.join(*rooms[0], found)
-        assert np.array_equal(found, numbers)
+        joined = np.zeros_like(numbers)
+        kernels.join(*rooms[0], joined)
+        assert np.array_equal(joined, numbers)

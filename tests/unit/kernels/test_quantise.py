@@ -33,10 +33,10 @@ def test_quantises_as_naive_within_half_a_step(dim):
     weights[5] = np.float32(1e-42)
     records = quantised(weights)
     assert np.array_equal(records, naive.quantise(weights))
-    found = naive.weights_of(records, dim)
+    result = naive.weights_of(records, dim)
     step = records[:, :4].copy().view(np.float32)
-    assert (np.abs(found - weights) <= 0.5001 * step + 1e-6 * np.abs(weights) + 1e-28).all()
-    assert np.array_equal(found[4], weights[4])
+    assert (np.abs(result - weights) <= 0.5001 * step + 1e-6 * np.abs(weights) + 1e-28).all()
+    assert np.array_equal(result[4], weights[4])
 
 
 def test_extreme_rows():
@@ -90,10 +90,10 @@ def test_adds_as_naive_from_several_files(dim, scaled, kind):
     }[kind]()
     expected = np.zeros((4, 3, dim), np.float32)
     naive.add_rows(exact, 0, ids, offsets, scale, expected)
-    found = np.zeros_like(expected)
+    result = np.zeros_like(expected)
     for first, after in ((0, 13), (13, 14), (14, 40)):
         here = np.ascontiguousarray(records[first:after])
         parts = (here, here.view(np.float32)) if kind == "bytes" else (here,)
         add = fast.add_bytes if kind == "bytes" else fast.add_numbers
-        parallel.run(add, 12, *parts, first, ids, offsets, scale, found, grain=4)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        parallel.run(add, 12, *parts, first, ids, offsets, scale, result, grain=4)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

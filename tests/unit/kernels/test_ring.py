@@ -74,21 +74,21 @@ def test_messages_arrive_in_their_slots(nbytes):
             for p in range(SIZE)
         ]
         memory.put(0, number, sent)
-        came = [np.zeros(nbytes, np.uint8) for _ in range(SIZE)]
-        assert memory.take(1, number, came) == ring.ARRIVED
-        assert (came[0] == sent[1]).all() and not came[2].any()
+        received = [np.zeros(nbytes, np.uint8) for _ in range(SIZE)]
+        assert memory.take(1, number, received) == ring.ARRIVED
+        assert (received[0] == sent[1]).all() and not received[2].any()
 
 
 def test_what_is_not_there_is_waited_for_and_reported():
     memory = Memory()
-    came = [np.zeros(4, np.uint8)] * SIZE
-    assert memory.take(0, 0, came) == ring.PENDING
+    received = [np.zeros(4, np.uint8)] * SIZE
+    assert memory.take(0, 0, received) == ring.PENDING
     memory.put(1, 0, [np.full(4, 9, np.uint8)] * SIZE)
     assert ring.has_arrived(memory.links[0], 1, 0, 1) and not ring.has_arrived(
         memory.links[0], 1, STRIDE, 2
     )
     assert memory.take(0, 0, [np.zeros(5, np.uint8)] * SIZE) == ring.OTHER_SIZE
-    assert memory.take(0, 0, came) == ring.ARRIVED and (came[1] == 9).all()
+    assert memory.take(0, 0, received) == ring.ARRIVED and (received[1] == 9).all()
 
 
 def test_a_slot_that_was_written_again_is_noticed():
@@ -106,13 +106,13 @@ def test_large_messages_lie_in_segments():
     segments = np.zeros((SIZE, 2), np.int64)
     segments[1] = 7, room.ctypes.data
     memory.put(0, 0, [sent] * SIZE, segments)
-    came = [np.zeros(5000, np.uint8) for _ in range(SIZE)]
-    assert memory.take(1, 0, came) == ring.UNKNOWN_SEGMENT
+    received = [np.zeros(5000, np.uint8) for _ in range(SIZE)]
+    assert memory.take(1, 0, received) == ring.UNKNOWN_SEGMENT
     assert (
-        memory.take(1, 0, came, segments=np.array([[7, room.ctypes.data], [0, 0], [0, 0]]))
+        memory.take(1, 0, received, segments=np.array([[7, room.ctypes.data], [0, 0], [0, 0]]))
         == ring.ARRIVED
     )
-    assert (came[0] == sent).all()
+    assert (received[0] == sent).all()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 63])

@@ -57,8 +57,8 @@ def test_each_range_runs_once_whatever_the_number_of_threads(threads, num_ranges
     numbers = np.zeros(1000, np.int64)
     bounds = [1000 * i // num_ranges for i in range(num_ranges + 1)]
     for _ in range(3):
-        found = team.run(fill, bounds, numbers)
-        assert found == np.diff(bounds).tolist()
+        results = team.run(fill, bounds, numbers)
+        assert results == np.diff(bounds).tolist()
     assert np.array_equal(numbers, 3 * np.arange(1000))
 
 
@@ -74,19 +74,19 @@ def test_kernels_are_torchs_threads_and_start_none_of_their_own(threads):
 def in_threads(work, count=1, name=None):
     """What ``work`` returns in each of some threads at once."""
     start = threading.Barrier(count)
-    found = []
+    results = []
 
     def run():
         start.wait(60)
-        found.append(work())
+        results.append(work())
 
     threads = [threading.Thread(target=run, name=name and f"{name}-{i}") for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == count
-    return found
+    assert len(results) == count
+    return results
 
 
 def filled():

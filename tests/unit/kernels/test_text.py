@@ -57,11 +57,11 @@ def test_reads_what_the_csv_module_writes(records, newline):
     text = io.StringIO()
     csv.writer(text, lineterminator=newline, quoting=csv.QUOTE_ALL).writerows(records)
     data = text.getvalue().encode()
-    found, table = fields_of(data)
-    assert found == [[field.encode() for field in record] for record in records]
+    result, table = fields_of(data)
+    assert result == [[field.encode() for field in record] for record in records]
     assert (table[:, 2] == 3).all()
     assert complete_records_end(np.frombuffer(data, np.uint8), ord(",")) == len(data)
-    assert fields_of(data[: -len(newline)])[0] == found
+    assert fields_of(data[: -len(newline)])[0] == result
 
 
 @settings(deadline=None)
@@ -77,16 +77,16 @@ def test_a_cut_falls_between_records(records, data):
 
 
 def test_line_numbers_columns_and_blank_lines():
-    found, records = fields_of(b'a,b,c\n\n"x\ny",2,3,4\r\n,,\n5')
-    assert found == [[b"a", b"b", b"c"], [b"x\ny", b"2", b"3"], [b"", b"", b""], [b"5", b"", b""]]
+    result, records = fields_of(b'a,b,c\n\n"x\ny",2,3,4\r\n,,\n5')
+    assert result == [[b"a", b"b", b"c"], [b"x\ny", b"2", b"3"], [b"", b"", b""], [b"5", b"", b""]]
     assert records[:, 2].tolist() == [3, 4, 3, 1]
     assert records[:, 3].tolist() == [0, 2, 4, 5]
 
 
 def test_what_is_wrong_with_the_quotes_of_a_record():
     text = b'1,"a\nb",c\n"x" ,"y"z,"u\nv" \r\n2,"a\nb"c,d\n3,"e\n4,f\n'
-    found, records = fields_of(text)
-    assert found[:2] == [[b"1", b"a\nb", b"c"], [b"x ", b"yz", b"u\nv "]]
+    result, records = fields_of(text)
+    assert result[:2] == [[b"1", b"a\nb", b"c"], [b"x ", b"yz", b"u\nv "]]
     assert records[:, 3:].tolist() == [
         [0, 2, 0],
         [2, 2, 0],
@@ -101,11 +101,11 @@ def test_both_kernels_see_the_same_records(parts):
     """Wherever quotes stand, a cut falls where a record ends."""
     text = b"".join(parts)
     end = complete_records_end(np.frombuffer(text, np.uint8), ord(","))
-    found, _ = fields_of(text)
+    result, _ = fields_of(text)
     before, records_before = fields_of(text[:end])
-    assert before == found[: len(before)]
+    assert before == result[: len(before)]
     assert (records_before[:, 5] != NOT_CLOSED).all()
-    assert len(found) - len(before) <= 1
+    assert len(result) - len(before) <= 1
 
 
 def test_quotes_are_ordinary_where_they_have_no_meaning():

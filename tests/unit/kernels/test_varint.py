@@ -17,9 +17,9 @@ def encoded(numbers):
 def test_encodes_as_naive_and_decodes_what_was_encoded(numbers):
     message = encoded(numbers)
     assert message.tobytes() == naive.encode(numbers)
-    found = np.empty(len(numbers), np.int64)
-    assert numba.decode(message, found) == len(message)
-    assert found.tolist() == numbers == naive.decode(message.tobytes())
+    decoded = np.empty(len(numbers), np.int64)
+    assert numba.decode(message, decoded) == len(message)
+    assert decoded.tolist() == numbers == naive.decode(message.tobytes())
 
 
 def test_distinct_rows_of_a_batch_take_two_bytes_at_most():
@@ -28,7 +28,7 @@ def test_distinct_rows_of_a_batch_take_two_bytes_at_most():
 
 
 def test_bytes_that_end_too_early_or_never_are_refused():
-    found = np.empty(3, np.int64)
-    assert numba.decode(encoded([1, 2]), found) == -1
-    assert numba.decode(np.full(40, 255, np.uint8), found) == -1
-    assert numba.decode(np.array([1, 128], np.uint8), found) == -1
+    decoded = np.empty(3, np.int64)
+    assert numba.decode(encoded([1, 2]), decoded) == -1
+    assert numba.decode(np.full(40, 255, np.uint8), decoded) == -1
+    assert numba.decode(np.array([1, 128], np.uint8), decoded) == -1

@@ -49,16 +49,16 @@ def test_reads_are_local_where_they_can_be_and_cheapest_else(seed):
     held = costs.holders(home, copies)
     for partition in range(60):
         for reader in range(6):
-            found = source[partition, reader]
-            assert held[partition, found]
+            result = source[partition, reader]
+            assert held[partition, result]
             if held[partition, reader]:
-                assert found == reader
+                assert result == reader
                 continue
             prices = topology.cost[reader]
             least = prices[held[partition]].min()
-            assert prices[found] == least
+            assert prices[result] == least
             if prices[home[partition]] == least:
-                assert found == home[partition]
+                assert result == home[partition]
 
 
 def test_workload_counts_own_memory_where_it_costs():

@@ -40,8 +40,8 @@ def test_plans_are_files(tmp_path, plans):
     for number, (assignment, prediction) in enumerate(plans):
         path = tmp_path / "new" / f"plan{number}"
         save_plan(path, assignment, prediction)
-        again, said = load_plan(path)
-        assert said == prediction
+        again, text = load_plan(path)
+        assert text == prediction
         assert (again.home == assignment.home).all() and again.home.dtype == np.uint16
         assert (again.copies == assignment.copies).all() and again.copies.dtype == bool
         assert (again.source is None) == (assignment.source is None)
@@ -55,8 +55,8 @@ def test_a_budget_of_less_than_a_row_is_said_to_be_rounded_up(plans):
     tiny = zipf_profile({"a": 7}, 100)
     _, prediction = make_plan(sizes(tiny), tiny, ClusterTopology.uniform(2), PlanOptions(0.05))
     assert prediction.used_extra > prediction.extra
-    said = dict(headlines(prediction))["extra memory"]
-    assert said.endswith("of 5.00%, rounded up to whole partitions of rows on each shard")
+    text = dict(headlines(prediction))["extra memory"]
+    assert text.endswith("of 5.00%, rounded up to whole partitions of rows on each shard")
     usual = plans[1][1]
     assert dict(headlines(usual))["extra memory"] == f"{usual.used_extra:.2%} of 10.00%"
 
@@ -119,15 +119,15 @@ def test_each_policy_is_predicted():
     tables = sizes(PROFILE)
     for mode, names in POLICIES.items():
         _, prediction = make_plan(tables, PROFILE, topology, PlanOptions(0.05, mode))
-        found = {one.policy: one for one in prediction.policies}
-        assert tuple(found) == names and found["none"].copied_rows == 0
-        sent = {name: one.read_bytes + one.sync_bytes for name, one in found.items()}
+        result = {one.policy: one for one in prediction.policies}
+        assert tuple(result) == names and result["none"].copied_rows == 0
+        sent = {name: one.read_bytes + one.sync_bytes for name, one in result.items()}
         if mode == "training":
             assert sent["safe"] <= sent["none"] * (1 + 1e-9) < sent["everywhere"]
         else:
             assert (
                 sent["links"] <= sent["everywhere"] * 1.02 < sent["none"]
-                and not found["links"].sync_bytes
+                and not result["links"].sync_bytes
             )
         assert policy_rows(prediction)[0][0] == f"{names[0]} (this plan)"
 
@@ -137,8 +137,8 @@ def test_figures_and_words(plans):
     assert dict(headlines(one))["extra memory"].endswith("of 5.00%")
     assert "worst link over its lower bound" in dict(headlines(one))
     assert "worst link over its lower bound" not in dict(headlines(other))
-    assert any("Algorithm 1" in said for said in sentences(one))
-    assert any("gradients" in said for said in sentences(other)) and not any(
+    assert any("Algorithm 1" in text for text in sentences(one))
+    assert any("gradients" in text for text in sentences(other)) and not any(
         "gradients" in s for s in sentences(one)
     )
     assert len(shard_rows(one)) == 4 and [row[0] for row in step_rows(one)] == [
@@ -167,8 +167,8 @@ def test_the_page_needs_nothing_but_itself(tmp_path, plans):
 
 def test_differences_row_by_row(plans):
     (one, _), (other, _) = plans
-    found = diff(one, other)
-    for name, table in found.tables.items():
+    result = diff(one, other)
+    for name, table in result.tables.items():
         before = one.partition_of[name]
         after = other.partition_of[name]
         assert table.moved == (one.home[before] != other.home[after]).sum()
@@ -178,8 +178,8 @@ def test_differences_row_by_row(plans):
         assert table.copies_added == (held[1] & ~held[0]).sum()
         assert table.copies_dropped == (held[0] & ~held[1]).sum()
         assert table.num_rows == len(before)
-    assert found.moved == sum(table.moved for table in found.tables.values())
-    assert found.rows_sent.sum() == sum(table.copies_added for table in found.tables.values())
+    assert result.moved == sum(table.moved for table in result.tables.values())
+    assert result.rows_sent.sum() == sum(table.copies_added for table in result.tables.values())
     same = diff(one, one)
     assert same.moved == 0 and not same.rows_sent.any()
 

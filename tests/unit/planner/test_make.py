@@ -96,16 +96,22 @@ def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
     _, prediction = make_plan(
         tables, profile, topology, PlanOptions(objective=objective, steps=False)
     )
-    found = baselines(tables, profile, 8)
-    assert set(found) == {"memory_greedy", "access_greedy", "table_wise", "row_wise", "column_wise"}
-    for name, other in found.items():
+    result = baselines(tables, profile, 8)
+    assert set(result) == {
+        "memory_greedy",
+        "access_greedy",
+        "table_wise",
+        "row_wise",
+        "column_wise",
+    }
+    for name, other in result.items():
         assert other.memory_bytes.sum() == pytest.approx(sum(ROWS.values()) * 64)
         for form in ("accesses", "transfers"):
-            mine = costs.links(np.array(prediction.read_bytes[form]) * topology.cost)
-            theirs = costs.links(other.traffic(form) * topology.cost)
-            assert mine.max() <= theirs.max() and mine.mean() <= theirs.mean(), (name, form)
-    even = found["memory_greedy"]
-    least = found["access_greedy"]
+            own = costs.links(np.array(prediction.read_bytes[form]) * topology.cost)
+            torchrecs = costs.links(other.traffic(form) * topology.cost)
+            assert own.max() <= torchrecs.max() and own.mean() <= other_.mean(), (name, form)
+    even = result["memory_greedy"]
+    least = result["access_greedy"]
     assert max(prediction.memory_bytes) <= 1.01 * even.memory_bytes.max() * (1 + prediction.extra)
     if topology.cost.max() == 1 or objective == "accesses":
         assert max(prediction.lookup_bytes) <= 1.01 * least.lookup_bytes().max()

@@ -157,13 +157,13 @@ def test_a_sketch_is_never_too_high_and_too_low_by_its_error_at_most(capacity):
         part = ids[start : start + 1000]
         sketch.add({"a": [part[:400], part[400:]], "b": [part % 10]}, 1000)
         assert sketch.num_counters <= capacity
-    found = sketch.profile(1000)
-    assert found.num_samples == 40_000 and found.num_batches == 40
+    result = sketch.profile(1000)
+    assert result.num_samples == 40_000 and result.num_batches == 40
     for name, true in (
         ("a", np.bincount(ids, minlength=5000)),
         ("b", np.bincount(ids % 10, minlength=10)),
     ):
-        guess = found.tables[name].accesses
+        guess = result.tables[name].accesses
         assert (guess <= true + 0.5).all() and (guess >= true - sketch.error - 0.5).all()
     assert sketch.error <= 80_000 / (capacity + 1)
     if capacity == 10_000:
@@ -174,9 +174,9 @@ def test_a_sketch_forgets():
     sketch = DecayingSketch({"a": 100}, 20, half_life=5)
     for batch in range(4000):
         sketch.add({"a": [np.full(10, batch // 2000)]}, 10)
-    found = sketch.profile(10)
-    assert found.tables["a"].accesses[0] == 0
-    assert found.tables["a"].accesses[1] == pytest.approx(10 / (1 - 0.5**0.2), rel=0.02)
-    assert found.num_batches == found.tables["a"].batches[1] == round(1 / (1 - 0.5**0.2))
+    result = sketch.profile(10)
+    assert result.tables["a"].accesses[0] == 0
+    assert result.tables["a"].accesses[1] == pytest.approx(10 / (1 - 0.5**0.2), rel=0.02)
+    assert result.num_batches == result.tables["a"].batches[1] == round(1 / (1 - 0.5**0.2))
     with pytest.raises(ConfigError, match="capacity 0"):
         DecayingSketch({"a": 1}, 0)

@@ -47,9 +47,9 @@ def test_kernels_as_naive():
     for place in range(4):
         out = np.empty(500, np.int64)
         slow = np.empty(500, np.int64)
-        found = fast.rows_at(partition, place_of, place, out)
-        assert found == naive.rows_at(partition, place_of, place, slow) == counts[place]
-        assert np.array_equal(out[:found], slow[:found])
+        result = fast.rows_at(partition, place_of, place, out)
+        assert result == naive.rows_at(partition, place_of, place, slow) == counts[place]
+        assert np.array_equal(out[:result], slow[:result])
     index[321] += 1
     partition[400] = 9
     for kernels in (fast, naive):

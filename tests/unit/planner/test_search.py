@@ -10,10 +10,10 @@ from pibroch.planner.topology import ClusterTopology
 from planner_cases import few_rows, random_case
 
 
-def check(partitions, found, topology, room):
-    placed = found.placed
+def check(partitions, result, topology, room):
+    placed = result.placed
     memory = partitions.memory_bytes
-    assert found.misfits == 0
+    assert result.misfits == 0
     assert (costs.memory(memory, placed.held) <= room * (1 + 1e-9)).all()
     rows = np.arange(len(partitions))
     for reader in range(topology.num_ranks):
@@ -55,12 +55,12 @@ def test_few_rows_are_searched_thoroughly(seed):
     Its optimum is no less than the bound, which these cases nearly reach.
     """
     partitions, topology, room = few_rows(seed)
-    found = find_placement(partitions, "accesses", topology, room, "links")
-    check(partitions, found, topology, room)
+    result = find_placement(partitions, "accesses", topology, room, "links")
+    check(partitions, result, topology, room)
     bound = lower_bound(
         Case(partitions.weight("accesses"), partitions.memory_bytes, topology.cost, room)
     )
-    assert bound <= found.worst_link <= 1.05 * bound
+    assert bound <= result.worst_link <= 1.05 * bound
 
 
 def test_any_prices_give_a_bound():

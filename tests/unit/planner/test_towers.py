@@ -17,12 +17,12 @@ def planted(blocks, noise, seed):
     """Similarities of features in blocks, shuffled; and the block of each."""
     rng = np.random.default_rng(seed)
     block = rng.permutation(np.repeat(np.arange(len(blocks)), blocks))
-    found = np.where(block[:, None] == block, 0.85, 0.15) + rng.uniform(
+    result = np.where(block[:, None] == block, 0.85, 0.15) + rng.uniform(
         -noise, noise, (len(block), len(block))
     )
-    found = (found + found.T) / 2
-    np.fill_diagonal(found, 1.0)
-    return found.clip(0, 1), block
+    result = (result + result.T) / 2
+    np.fill_diagonal(result, 1.0)
+    return result.clip(0, 1), block
 
 
 def adjusted_rand(left, right):
@@ -38,11 +38,11 @@ def adjusted_rand(left, right):
 
 
 def labels(groups, size):
-    found = np.full(size, -1)
+    result = np.full(size, -1)
     for number, group in enumerate(groups):
-        found[group] = number
-    assert (found >= 0).all() and sum(map(len, groups)) == size
-    return found
+        result[group] = number
+    assert (result >= 0).all() and sum(map(len, groups)) == size
+    return result
 
 
 @pytest.mark.parametrize("blocks", [(7, 7, 6, 6), (13, 13), (9, 9, 8)])
@@ -104,24 +104,24 @@ def test_similarity_is_the_mean_of_absolute_cosines():
     similarity = Similarity(4)
     for part in embedded.split(20):
         similarity.add(part)
-    found = similarity.mean()
+    result = similarity.mean()
     for left in range(4):
         for right in range(left):
             cosines = torch.cosine_similarity(embedded[:, left], embedded[:, right], dim=1).abs()
             rows = slice(10, None) if 2 in (left, right) else slice(None)
             assert (
-                found[left, right]
-                == found[right, left]
+                result[left, right]
+                == result[right, left]
                 == pytest.approx(float(cosines[rows].mean()), rel=1e-5)
             )
-    assert (found.diagonal() == 1).all()
+    assert (result.diagonal() == 1).all()
 
 
 def test_points_lie_as_far_from_each_other_as_features():
     corners = np.array([[0, 0], [0, 0.6], [0.6, 0], [0.6, 0.6]])
     distance = np.sqrt(((corners[:, None] - corners) ** 2).sum(2))
-    found = coordinates(1 - distance, "coherent")
-    again = np.sqrt(((found[:, None] - found) ** 2).sum(2))
+    result = coordinates(1 - distance, "coherent")
+    again = np.sqrt(((result[:, None] - result) ** 2).sum(2))
     assert np.abs(again - distance).max() < 0.01
 
 

@@ -16,7 +16,7 @@ class MixedTransport(LaggedTransport):
 
     Args:
         local: to the peers of this host.
-        remote: to all others; its news wake who sleeps on the local one's bell.
+        remote: to all others; its news wake who sleeps on the local one's futex word.
     """
 
     def __init__(self, local: SharedMemoryTransport, remote: StreamTransport) -> None:

@@ -1,4 +1,4 @@
-"""What the table of addresses means: a dictionary, and a stack of the numbers that were given back."""
+"""What the table of addresses means: a dictionary, and a stack of numbers to use again."""
 
 from __future__ import annotations
 

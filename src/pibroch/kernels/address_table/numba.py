@@ -61,7 +61,7 @@ def empty_table(num_places: int, dtype: np.dtype[Any]) -> AddressTable:
 
 @kernel
 def place_of(address: int, num_bits: int) -> Any:
-    """The place that an address hashes to, of ``2 ** num_bits``; no product here exceeds 64 bits."""
+    """The place that an address hashes to, of ``2 ** num_bits``; products fit 64 bits."""
     low = np.uint64((address ^ (address >> 32)) & 0xFFFFFFFF)
     return ((low * np.uint64(GOLDEN)) & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - num_bits)
 

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 
 def averages(history: list[NDArray[np.float64]], decay: float) -> NDArray[np.float64]:
-    """Average after a history of weights ``[num_rows, D]``, one entry a step, the first the initial weights.
+    """Average after a history of weights ``[num_rows, D]``.
+
+    The first entry is the initial weights, then there is one a step:
 
     ``average_0 = weights_0``, then ``average_t = decay * average_{t-1} + (1 - decay) * weights_t``
     for all rows.

@@ -28,7 +28,7 @@ def advance(
     start: int,
     stop: int,
 ) -> None:
-    """Bring the averages of ``rows[start:stop]`` from where they were taken to ``step``, by the weights as they stand.
+    """Bring the averages of ``rows[start:stop]`` to ``step``, by the weights as they stand.
 
     Called for ``step - 1`` before the weights change and for ``step`` after: the first catches up,
     the second blends in.

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 def dedupe(
     row_ids: NDArray[np.int64], sequence: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """Distinct rows rising, where each one's positions begin, and the positions grouped by row in ``sequence`` order.
+    """Distinct rows rising, where each one's positions begin, and the positions by row.
+
+    Those of a row are in the order of ``sequence``.
 
     >>> rows, segments, order = dedupe(np.array([7, 3, 7, 9]), np.arange(4, dtype=np.int32))
     >>> rows.tolist(), segments.tolist(), order.tolist()

@@ -1,4 +1,4 @@
-"""Group equal row ids: a stable radix sort, so that each row's positions keep the order in which they were given.
+"""Group equal row ids by a stable radix sort: each row's positions keep their order.
 
 V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. Only positions are moved,
 ids are read through them: of 53,000 ids a third less time than with keys moved beside them. Places

@@ -26,7 +26,7 @@ def bits(key: int, counter: int) -> int:
 def dropout(
     x_BC: NDArray[np.float32], key: int, p: float, first_sample: int
 ) -> NDArray[np.float32]:
-    """``x / (1 - p)`` where the element's 32 bits are at least ``p * 2**32``, zero (times ``x``) elsewhere.
+    """``x / (1 - p)`` where an element's 32 bits are at least ``p * 2**32``, else ``0 * x``.
 
     Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the
     one of counter ``number * H + c``: its lower and its upper half.

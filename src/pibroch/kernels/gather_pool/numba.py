@@ -62,7 +62,7 @@ def gather_pool(
     start: int,
     stop: int,
 ) -> None:
-    """Pool the bags ``start`` to ``stop`` into D columns of ``pooled_BS``, from those ``[F]`` on that are each feature's first.
+    """Pool the bags ``start`` to ``stop`` into D columns of ``pooled_BS`` a feature.
 
     An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BS)``, and
     features that begin and end with a cache line) bags of one id are copied past the caches, which
@@ -110,7 +110,7 @@ def gradient_sources(
     rows_per_sample: int,
     source: NDArray[np.int32],
 ) -> None:
-    """For each position the row of the gradients ``[B * rows_per_sample, unit]`` with which its own begins.
+    """For each position the row of the gradients with which its own begins.
 
     A feature's begin with row ``first_rows[f]`` of each sample's.
     """
@@ -129,7 +129,7 @@ def pooling_scale(
     mean_of_feature: NDArray[np.bool_],
     scale: NDArray[np.float32],
 ) -> None:
-    """Factor of each position: its weight (ones when empty), over the bag's length where the feature's bags are averaged."""
+    """Factor of each position: its weight, over the bag's length where bags are averaged."""
     num_samples = (len(offsets) - 1) // len(mean_of_feature)
     weighted = len(weights) > 0
     for bag in range(len(offsets) - 1):

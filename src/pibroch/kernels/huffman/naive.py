@@ -38,7 +38,10 @@ def codes(lengths: Mapping[int, int]) -> dict[int, str]:
 
 
 def encode(numbers: bytes) -> bytes:
-    """256 lengths of four bits, then the codes, each from its first bit on, as bits of 32-bit words, the lowest bit first."""
+    """256 lengths of four bits, then the codes, each from its first bit on.
+
+    As bits of 32-bit words, the lowest bit first.
+    """
     lengths = code_lengths(numbers)
     nibbles = [lengths.get(number, 0) for number in range(256)]
     header = bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))

@@ -68,7 +68,7 @@ def backward(
     start: int,
     stop: int,
 ) -> None:
-    """Fill ``grad_bottom_BD[start:stop]`` and ``grad_embedded_BFD[start:stop]`` as `naive.backward` does."""
+    """Fill both gradients for the samples ``start`` to ``stop`` as `naive.backward` does."""
     num_features = embedded_BFD.shape[1]
     dim = embedded_BFD.shape[2]
     num_vectors = num_features + 1

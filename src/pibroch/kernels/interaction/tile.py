@@ -121,7 +121,10 @@ def _transpose_tile(
 def _multiply_tile_plainly(
     out: Records, row: int, column: int, left: Records, right: Records, depth: int
 ) -> None:
-    """``out[tile] = (left[:, :depth] @ right[:depth])[tile]`` for the tile that begins at ``(row, column)``."""
+    """``out[tile] = (left[:, :depth] @ right[:depth])[tile]``.
+
+    The tile begins at ``(row, column)``.
+    """
     rows = slice(row, row + ROWS)
     columns = slice(column, column + LANES)
     out[rows, columns] = left[rows, :depth] @ right[:depth, columns]

@@ -1,4 +1,4 @@
-"""Leave messages for another process in memory of one's own that it maps, and take those that others left.
+"""Messages that processes leave for each other in memory of their own that the others map.
 
 A queue is a list of slots of 64 bytes: a slot says where its message lies and which slot is the
 next one, which its writer has prepared by then. The first word is stored last and with release
@@ -18,7 +18,10 @@ NBYTES = 8
 PLACE = 16
 NEXT = 24
 SLOT_BYTES = 64
-"""Of a slot: whether it is written, its message's size, where that lies and the slot after it, both in the writer's segment."""
+"""Words of a slot: whether it is written, its message's size and place, and the next slot.
+
+Place and slot are offsets in the writer's segment.
+"""
 
 
 @kernel
@@ -75,7 +78,7 @@ def take(target: int, source: int, nbytes: int, counter: int, subscribers: int, 
 
 @kernel
 def count(counter: int, subscribers: int, futex: int) -> None:
-    """Add one to a word of another process, and wake that if it wishes to hear of such."""
+    """Add one to a word of another process, and wake that if it has subscribed to such."""
     add(counter, 1)
     if load(subscribers) != 0:
         wake_sleepers(futex)
@@ -83,7 +86,10 @@ def count(counter: int, subscribers: int, futex: int) -> None:
 
 @kernel
 def change(word: int, by: int) -> None:
-    """Add to a word, as a full barrier: who sets a wish and then looks at counters misses nothing."""
+    """Add to a word, as a full barrier.
+
+    A reader that subscribes and then looks at counters misses nothing.
+    """
     add(word, by)
 
 

@@ -55,7 +55,7 @@ def keys_of(step: int, seed: int, keys: Words) -> None:
 
 @kernel
 def nearest(weights: Records, out: NDArray[np.uint16]) -> None:
-    """Round ``weights`` ``[R, D]`` to the nearest bfloat16, of two equally near ones the even one, into ``out``."""
+    """Round ``weights`` ``[R, D]`` into ``out``: to the nearest bfloat16, ties to even."""
     words = weights.view(np.uint32)
     for row in range(words.shape[0]):
         for d in range(words.shape[1]):

@@ -11,7 +11,7 @@ from pibroch.kernels.arrays import Ints
 
 
 def redirect(row_ids: Ints, changed: Ints, first: int) -> Ints:
-    """Row ids ``[V]``; one that is in ``changed`` ``[U]`` becomes ``first`` plus its last place there.
+    """Row ids ``[V]``, of which a changed one becomes ``first`` plus its last place there.
 
     >>> redirect(np.array([7, 3, 8, 3]), np.array([3, 8, 3]), 100).tolist()
     [7, 102, 101, 102]

@@ -9,7 +9,7 @@ from pibroch.kernels.narrow.naive import nearest, widened
 
 
 def spans(counts: Ints, widths: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """For each rank and kind of rows: kind, first row, end of the rows, first float in the message."""
+    """For each rank and kind of rows: kind, first row, end, first float in the message."""
     parts = []
     first = [0, 0]
     at = 0
@@ -31,7 +31,7 @@ def pack(
     dim: int,
     out: Records,
 ) -> None:
-    """For each rank in turn the records of its ``whole`` rows, then the weights of its ``borrowed`` ones."""
+    """For each rank in turn its ``whole`` records, then the weights of ``borrowed`` rows."""
     for kind, first, end, at in spans(counts, (records.shape[1], dim)):
         rows = widened(stored[borrowed[first:end], :dim]) if kind else records[whole[first:end]]
         out[at : at + rows.size] = rows.ravel()

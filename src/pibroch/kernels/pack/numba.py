@@ -2,7 +2,7 @@
 
 Whole records, and weights alone, for several ranks in one buffer.
 
-The buffer has for each rank in turn its records ``[whole, W]``, then its weights ``[lent, D]``,
+The buffer has for each rank in turn its records ``[whole, W]``, then its weights ``[borrowed, D]``,
 which are float32 there.
 """
 
@@ -20,7 +20,10 @@ AHEAD = 8
 def copy_out(
     records: Stored, places: Ints, width: int, out: Records, at: int, begin: int, end: int
 ) -> int:
-    """Write ``width`` numbers of each of ``places[begin:end]`` as float32 to ``out`` from ``at`` on; returns where they end."""
+    """Write ``width`` numbers of each of ``places[begin:end]`` to ``out`` from ``at`` on.
+
+    As float32; returns where they end.
+    """
     last = len(places) - 1
     floats = (width * records.itemsize + 3) // 4
     is_long = floats > MAX_SHORT_DIM

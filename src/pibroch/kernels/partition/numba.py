@@ -24,7 +24,10 @@ Floats = NDArray[np.float64]
 def count_counts(
     accesses: Ints, batches: NDArray[np.int32], num_rows: Ints, batch_sums: Ints
 ) -> None:
-    """Add to ``num_rows`` and ``batch_sums`` ``[dense]`` the rows of each count below ``dense`` and their batches."""
+    """Add the rows of each count, and their batches, to ``num_rows`` and ``batch_sums``.
+
+    Both are ``[dense]``, for the counts below that.
+    """
     dense = np.uint64(len(num_rows))
     for row in range(len(accesses)):
         count = np.uint64(accesses[row])

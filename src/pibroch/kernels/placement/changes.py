@@ -78,7 +78,7 @@ def choose_pair(
 
 @kernel
 def _mend_sources(partition: int, problem: Problem, placed: Placed) -> None:
-    """Lead readers to themselves, or away from shards that hold the partition no longer, or to cheaper ones."""
+    """Lead readers to themselves, to cheaper shards, or away from those without the partition."""
     home = placed.home[partition]
     cost = problem.cost
     nearer = problem.nearer

@@ -344,22 +344,24 @@ def replicate(
                 )
     while num_readers > 0:
         reader = freest_first[0]
-        found = -1
-        while found < 0 and num_links[reader] > 0:
+        relief = -1
+        while relief < 0 and num_links[reader] > 0:
             shard = worst_first[reader, 0]
             if link[reader, shard] <= 0:
                 break
-            found = _relief(reader, shard, order, weight, memory, available[reader], source, offers)
+            relief = _relief(
+                reader, shard, order, weight, memory, available[reader], source, offers
+            )
             if (
-                found < 0
+                relief < 0
             ):  # nothing that fits: for good, unless the reader turns to this shard later
                 num_links[reader] = drop_top(
                     worst_first[reader], num_links[reader], place_of[reader], link[reader]
                 )
-        if found < 0:  # nothing relieves it: for good, as its room only shrinks
+        if relief < 0:  # nothing relieves it: for good, as its room only shrinks
             num_readers = drop_top(freest_first, num_readers, rank_of, available)
             continue
-        partition = order[found]
+        partition = order[relief]
         added += 1
         available[reader] -= memory[partition]
         sink(freest_first, num_readers, rank_of, available, reader)
@@ -384,7 +386,7 @@ def replicate(
             links[reader] += weight[partition] * cost[other, reader]
             source[partition, other] = reader
             # this very place may relieve it now
-            offers.pointer[other, reader] = min(offers.pointer[other, reader], found)
+            offers.pointer[other, reader] = min(offers.pointer[other, reader], relief)
             if place[reader] >= 0:
                 rise(heap, place, links, reader)
             else:

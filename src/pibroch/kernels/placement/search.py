@@ -132,7 +132,7 @@ def _note(touched: Ints, best: Best) -> None:
 
 @kernel
 def _save(placed: Placed, best: Best) -> None:
-    """Make the placement of now the best one: only what was noted is copied, not all P partitions."""
+    """Make the current placement the best one; copies only the partitions that were noted."""
     for one in best.changed[: best.num_changed[0]]:
         best.placed.home[one] = placed.home[one]
         best.placed.held[one] = placed.held[one]
@@ -151,7 +151,9 @@ def improve(
     may_copy: bool,
     seed: int,
 ) -> float:
-    """Try random changes to partitions of the worst link, keep those that help, at first some that harm; its cost.
+    """Try random changes to partitions of the worst link, and keep those that help.
+
+    At first some that harm are kept, too. Returns the cost of the worst link.
 
     Args:
         problem: what is to be placed.

@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A placement: ``home`` ``[P]``, ``held`` ``[P, W]``, ``source`` ``[P, W]`` as in ``replicate``."""
+    """``home`` ``[P]``, ``held`` ``[P, W]``, ``source`` ``[P, W]`` as in ``replicate``."""
 
     home: Ints
     held: Flags
@@ -71,7 +71,7 @@ def high_power(x: float) -> float:
 
 @kernel
 def turn(partition: int, before: Shards, problem: Problem, placed: Placed, sums: Sums) -> None:
-    """Move what readers get of a partition from the shards ``before`` to those they read from now."""
+    """Move what readers get of a partition from the shards ``before`` to the present ones."""
     weight = problem.weight[partition]
     lookup = problem.lookup[partition]
     link = sums.link

@@ -3,7 +3,7 @@
 A slot is a header of 64 bytes and room behind it. The header's first word is the message's number
 plus one, stored last and with release order: whoever loads it sees all of the message. A message
 that does not fit lies in a segment, whose id is in the header. A process that sleeps waits on its
-*bell*, which everybody who puts something there rings.
+*futex*, a word that changes with each message put there.
 
 Shape legend: W processes, this one included; rows of ``links`` that are zero stand for processes
 that are not reached here.
@@ -35,14 +35,14 @@ READ = 1
 FUTEX = 2
 """Columns of ``links`` int64 ``[W, 3]``.
 
-Addresses of the ring that this process writes to, the one it reads, its bell.
+Addresses of the ring that this process writes to, the one it reads, the other's futex word.
 """
 SEQUENCE = 0
 NBYTES = 8
 SEGMENT = 16
 HEADER_BYTES = 64
 SLEEPERS = 64
-"""Behind a bell: how many sleep on it."""
+"""Offset behind a futex word: how many sleep on it."""
 ARRIVED = 0
 PENDING = 1
 OVERWRITTEN = 2
@@ -93,8 +93,8 @@ def copy_bytes(target: int, source: int, nbytes: int) -> None:
 
 @kernel
 def wake_sleepers(futex: int) -> None:
-    """Wake who sleeps on a bell; without a sleeper no system call."""
-    # a full barrier: a sleeper is either seen here, or sees the bell before it sleeps
+    """Change a futex word and wake who sleeps on it; without a sleeper no system call."""
+    # a full barrier: a sleeper is either seen here, or sees the word before it sleeps
     add(futex, 1)
     if load(futex + SLEEPERS) != 0:
         wake(futex)
@@ -163,7 +163,7 @@ def put_equal(
     addresses: Ints,
     sizes: Ints,
 ) -> None:
-    """:func:`put` of equal parts that fit a slot, and what :func:`take` will need to fetch those that come.
+    """:func:`put` equal parts that fit a slot, and prepare what :func:`take` needs.
 
     Args:
         links: as there.
@@ -263,7 +263,7 @@ def take(
     effort: Ints,
     sleep_us: int,
 ) -> int:
-    """Wait for the messages of all processes that are ``pending`` and copy each as soon as it is there.
+    """Wait for the messages of all ``pending`` processes and copy each as it arrives.
 
     Args:
         links: as for :func:`put`.
@@ -323,7 +323,7 @@ def take(
 
 @kernel
 def wait_for_change(futex: int, seen: int, effort: Ints, sleep_us: int) -> int:
-    """Wait until a bell was rung since it was ``seen``, not longer than one sleep.
+    """Wait until a futex word differs from ``seen``, not longer than one sleep.
 
     Returns what it shows.
 

@@ -17,7 +17,7 @@ resolve_addresses = Operation(numba.resolve_addresses)
 
 @Operation
 def places(out: Array, grouped: Grouped) -> None:
-    """Write to ``out`` ``[V]``, for each position, the number of its row among the distinct ones."""
+    """Write the number of each position's row among the distinct ones to ``out`` ``[V]``."""
     parallel.run(numba.places, len(grouped.rows), grouped, out)
 
 

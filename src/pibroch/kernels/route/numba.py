@@ -105,7 +105,7 @@ def resolve_addresses(
 
 @kernel
 def places(grouped: Grouped, out: NDArray[np.int64], start: int, stop: int) -> None:
-    """Write to ``out`` ``[V]``, for the positions of rows ``start`` to ``stop``, the number of their row."""
+    """Write the number of their row to the positions ``out`` ``[V]`` of some rows."""
     for u in range(start, stop):
         for place in range(grouped.segments[u], grouped.segments[u + 1]):
             out[grouped.order[place]] = u
@@ -131,7 +131,7 @@ def gather_rows(
 def scatter_rows(
     given: Records, rows: NDArray[np.int64], records: Records, start: int, stop: int
 ) -> None:
-    """Copy rows ``start`` to ``stop`` of ``given`` ``[U, W]`` to ``rows[start:stop]`` of ``records``, which are distinct."""
+    """Copy ``given[start:stop]`` to the distinct ``rows[start:stop]`` of ``records``."""
     width = given.shape[1]
     last = len(rows) - 1
     is_long = width > MAX_SHORT_DIM

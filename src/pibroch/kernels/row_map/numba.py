@@ -1,4 +1,4 @@
-"""Homes of single rows: a row's number among those of its table at the same place, in the order of their ids.
+"""Homes of single rows: a row's number among those of its table at the same place.
 
 N rows of a table, P partitions, S + 1 places: the shards, and "everywhere".
 """
@@ -18,7 +18,9 @@ def number_rows(
     counts: NDArray[np.int64],
     index: NDArray[np.uint32],
 ) -> int:
-    """Write to ``index`` ``[N]`` each row's number at the place of its partition, and count them in ``counts`` ``[S + 1]``.
+    """Write each row's number at the place of its partition to ``index`` ``[N]``.
+
+    Rows are counted in ``counts`` ``[S + 1]``.
 
     Args:
         partition: ``[N]``.

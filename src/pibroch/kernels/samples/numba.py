@@ -23,7 +23,10 @@ def gather_samples(
     dense_out: NDArray[np.float32],
     ids_out_FB: NDArray[np.int64],
 ) -> None:
-    """Records of the samples, transposed to feature-major in tiles of samples so that whole cache lines are written."""
+    """Records of the samples, feature-major.
+
+    Transposed in tiles of samples, so that whole cache lines are written.
+    """
     num_samples = len(samples)
     num_dense = dense.shape[1]
     num_ids = ids.shape[1]

@@ -1,4 +1,4 @@
-"""What draws mean: SplitMix64 at a counter in Python's own integers, and the odds of alias tables."""
+"""What draws mean: SplitMix64 in Python's own integers, and the odds of alias tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def odds(keep: Array, alias: Array) -> Array:
 
 
 def draw_ids(key: int, first: int, count: int, keep: Array, alias: Array) -> Array:
-    """A draw a counter: the high half of its bits chooses the cell, the low half whether it is kept."""
+    """The high half of a counter's bits chooses the cell, the low half whether it is kept."""
     ids = np.empty(count, np.int32)
     for i in range(count):
         high, low = divmod(random_bits(key, first + i), 2**32)

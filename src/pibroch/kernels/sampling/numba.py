@@ -1,4 +1,6 @@
-"""Draw ids from given distributions in constant time each (Walker's alias method), by counters instead of a state.
+"""Draw ids from given distributions in constant time each (Walker's alias method).
+
+By counters instead of a state.
 
 The random number of a draw is a hash of (seed, stream, counter), so that any part of the data can
 be generated alone and chunks of any size give the same data.
@@ -37,7 +39,7 @@ def uniform(key: np.uint64, first: int, count: int) -> NDArray[np.float64]:
 def alias_table(
     probabilities: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Walker's tables: the chance to keep a drawn cell ``[rows]`` and the row taken otherwise ``[rows]``."""
+    """Walker's tables ``[rows]``: the chance to keep a cell, and the row taken otherwise."""
     count = len(probabilities)
     keep = np.ones(count)
     alias = np.arange(count).astype(np.int32)

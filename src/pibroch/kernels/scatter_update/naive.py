@@ -26,7 +26,7 @@ def combine(
     positions: NDArray[np.int32],
     rows_per_gradient: int = 1,
 ) -> Row:
-    """Gradient of one row: the sum over its ``positions`` of ``scale`` times the gradient that begins at ``source``."""
+    """Gradient of one row: the sum over its positions of ``scale`` times their gradients."""
     total = np.zeros(rows_per_gradient * gradients.shape[1])
     for position in positions:
         gradient = gradients[source[position] : source[position] + rows_per_gradient].ravel()

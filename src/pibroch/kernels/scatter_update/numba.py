@@ -65,7 +65,7 @@ def combine(
     last: int,
     totals: Records,
 ) -> None:
-    """Write the gradients of the rows ``first`` to ``last``, clipped and with L2 decay, to ``totals`` ``[rows, D]``.
+    """Write the gradients of some rows, clipped and with L2 decay, to ``totals`` ``[rows, D]``.
 
     Decoupled decay is applied to the weights.
     """
@@ -132,7 +132,7 @@ def combine(
 def sum_gradients(
     grouped: Grouped, gradients: Records, share: np.float32, totals: Records, start: int, stop: int
 ) -> None:
-    """Write to ``totals`` ``[U, D]`` the gradient of each distinct row, summed in the group's order, times ``share``."""
+    """Write ``share`` times the gradient of each distinct row to ``totals`` ``[U, D]``."""
     segments = grouped.segments
     order = grouped.order
     source = grouped.source

@@ -73,7 +73,7 @@ def hash_fields(fields: list[bytes]) -> list[int]:
 
 
 def cut_characters(field: bytes, first: int, end: int) -> bytes:
-    """Characters ``first`` to ``end`` of UTF-8; a byte out of place belongs to what is before it."""
+    """Characters ``first`` to ``end`` of UTF-8; a stray byte belongs to what is before it."""
     return b"".join(_CHARACTER.findall(field)[first:end])
 
 
@@ -92,7 +92,7 @@ def parse_number(field: bytes) -> tuple[float, bool]:
 
 
 def count_json(text: bytes) -> tuple[int, int]:
-    """Items of the longest list that lies in no other, at least 1 of each; all lists and objects."""
+    """Items of the longest outermost list, at least 1 of each; all lists and objects."""
     longest = 0
     count = 0
 

@@ -258,7 +258,9 @@ def split_items(
 def parse_numbers(
     text: Bytes, starts: Positions, ends: Positions
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Read decimal numbers: values ``[R]``, NaN for an empty field, and whether each is a finite number or empty ``[R]``.
+    """Read decimal numbers: values ``[R]``, and whether each is finite or empty ``[R]``.
+
+    An empty field is NaN.
 
     Exact (correctly rounded) for up to 15 digits and exponents up to 22.
     """
@@ -281,7 +283,7 @@ def parse_numbers(
 
 @kernel
 def _number(text: Bytes, start: int, end: int) -> tuple[float, bool]:
-    """``[+-]digits[.digits][e[+-]digits]``; the second result says whether that is what was found."""
+    """The number ``[+-]digits[.digits][e[+-]digits]``, and whether the text is one."""
     position = start
     negative = text[start] == 45
     if text[start] == 45 or text[start] == 43:
@@ -349,7 +351,7 @@ def _scaled(mantissa: float, exponent: int) -> float:
 
 @kernel
 def count_json(text: Bytes) -> tuple[int, int]:
-    """Items of the longest list that lies in no other (at least 1), and the number of all lists and objects.
+    """Items of the longest outermost list (at least 1), and the number of lists and objects.
 
     In ``[{"a": [1, 2]}, {}]`` that is the list of two rows, in ``{"columns": {"a": [[1], [],
     [2]]}}`` the one of three values. Whatever is no JSON has some numbers, too.

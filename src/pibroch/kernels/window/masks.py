@@ -79,7 +79,7 @@ def lowest_in(words: Words, masks: Array, at: int) -> int:
 
 @kernel
 def add_bits(masks: Array, first_rank: int, amount: int, totals: Ints) -> None:
-    """Add to ``totals`` ``[P]``, for each rank, ``amount`` times the number of ``masks`` ``[n]``, of a word, that have it."""
+    """Add ``amount`` to ``totals`` ``[P]`` for each rank in each of the masks ``[n]`` of a word."""
     num_ranks = min(BITS, len(totals) - first_rank)
     if masks.itemsize < 8:
         for rank in range(num_ranks):  # few ranks: a walk for each, many masks an instruction

@@ -18,7 +18,7 @@ class Moves:
 
     Attributes:
         records: that move for good.
-        weights: that are lent for one step.
+        weights: that are borrowed for one step.
         gradients: that go to owners.
     """
 
@@ -66,7 +66,7 @@ class NaiveWindow:
         return next((each for each in later if row in self.rows(each)), None)
 
     def choose(self, row: int, source: int, readers: Sequence[int], then: Sequence[int]) -> int:
-        """The owner: by the order of the rule among the readers, or those of them that read the row ``then``, in the next step.
+        """The owner, by the rule's order among the readers or those that read it in the next step.
 
         In other designs it is always the home, or a trainer in place of a server.
         """

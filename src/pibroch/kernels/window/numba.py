@@ -85,7 +85,9 @@ def enter(
 
 @kernel
 def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Places]:
-    """Of a complete step: touches of rows that are new, and of those that the step before touches too, to whom it tells this.
+    """Touches of a complete step whose rows are new, and those that the step before has, too.
+
+    The latter step learns of it.
 
     Args:
         window: of all touches.
@@ -120,7 +122,10 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
 
 @kernel
 def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) -> None:
-    """Add to ``needed`` ``[P]`` the slots that the arrival of touches takes on each rank, less those that it frees."""
+    """Add the slots that the arrival of touches takes on each rank to ``needed`` ``[P]``.
+
+    Less those that it frees.
+    """
     words = window.words
     for at in touches:
         row = np.int64(window.row[at])
@@ -240,7 +245,7 @@ def arrive(window: Window, site: Site, slots: Slots, touches: Places) -> tuple[T
 
 @kernel
 def _note_places(window: Window, held: Places) -> None:
-    """Of records that this rank held the slot is known here alone: let their touches know it."""
+    """Note the slots of records that this rank held, which it alone knows, in their touches."""
     slot_of = window.slot
     number_of = window.number
     final = len(held) - 1
@@ -253,7 +258,9 @@ def _note_places(window: Window, held: Places) -> None:
 def _list(
     window: Window, site: Site, slots: Slots, lists: Places, others: Array, lengths: Ints
 ) -> Transfer:
-    """Group by rank what leaves, whose places are free for what comes in the same message, and what comes.
+    """Group what leaves and what comes by rank.
+
+    Places of what leaves are free for what comes in the same message.
 
     Args:
         window: of all touches.
@@ -289,7 +296,7 @@ def _list(
     weights_in = np.empty(sums[3], np.int64)
     rows_in = np.empty(sums[2], np.int64)
     borrowed_rows_in = np.empty(sums[3], np.int64)
-    # The order of the four matters: weights are lent from places that leaving records give free,
+    # The order of the four matters: weights are read from places that leaving records give free,
     # and what comes takes them. All ranks list a message's rows in the order of the touches, so
     # none is named on the wire.
     for i in range(lengths[1]):

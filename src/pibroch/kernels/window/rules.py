@@ -26,10 +26,10 @@ Ranks = NDArray[np.signedinteger]
 
 
 class Window(NamedTuple):
-    """Touches in a ring; touch n has the index ``n & (C - 1)``, and those of one step lie side by side.
+    """Touches in a ring: touch n has the index ``n & (C - 1)``, a step's lie side by side.
 
     Sets of ranks are masks ``[K, C]``, see :mod:`pibroch.kernels.window.masks`; all else is ``[C]``
-    where nothing is said.
+    where no other is given.
 
     Attributes:
         words: of masks.
@@ -104,7 +104,7 @@ class Transfer(NamedTuple):
 
     Attributes:
         records_out, weights_out: int64 places here of records that leave for good, and of weights
-            that are lent.
+            that others borrow.
         records_in, weights_in: int64 places here for those that come.
         counts: int64 ``[4, P]``, how many of these four to or from each rank.
         rows_in, lent_in: addresses of ``records_in`` and ``weights_in``.
@@ -162,7 +162,9 @@ def home_of(bounds: Ints, row: int) -> int:
 def owner_of(
     site: Site, words: Words, readers: Array, then: Array, at: int, source: int, home: int, row: int
 ) -> int:
-    """Who updates a row in touch ``at``, of which the readers and those of the next step are known, and the record's rank.
+    """The rank that updates a row in touch ``at``.
+
+    From its readers in this step and the next, and the rank of its record.
 
     Decision 2 of design note 0005.
     """

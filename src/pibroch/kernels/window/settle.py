@@ -85,7 +85,7 @@ def settle(
         num_given += np.uint64(gives & is_critical)
         num_given_later += np.uint64(gives & (not is_critical))
         num_alone += np.uint64(alone)
-        free[depth] = place_of[at]  # weights that were lent for this step
+        free[depth] = place_of[at]  # weights that were borrowed for this step
         depth += np.uint64(is_in(words, borrowed_of, at, here))
     slots.depth[0] = depth
     critical = _sums(
