@@ -108,8 +108,8 @@ def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
         assert other.memory_bytes.sum() == pytest.approx(sum(ROWS.values()) * 64)
         for form in ("accesses", "transfers"):
             own = costs.links(np.array(prediction.read_bytes[form]) * topology.cost)
-            torchrecs = costs.links(other.traffic(form) * topology.cost)
-            assert own.max() <= torchrecs.max() and own.mean() <= other_.mean(), (name, form)
+            baseline = costs.links(other.traffic(form) * topology.cost)
+            assert own.max() <= baseline.max() and own.mean() <= other_.mean(), (name, form)
     even = result["memory_greedy"]
     least = result["access_greedy"]
     assert max(prediction.memory_bytes) <= 1.01 * even.memory_bytes.max() * (1 + prediction.extra)
