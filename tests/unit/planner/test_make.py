@@ -109,7 +109,7 @@ def test_no_baseline_is_better_in_any_respect(profile, topology, objective):
         for form in ("accesses", "transfers"):
             own = costs.links(np.array(prediction.read_bytes[form]) * topology.cost)
             baseline = costs.links(other.traffic(form) * topology.cost)
-            assert own.max() <= baseline.max() and own.mean() <= other_.mean(), (name, form)
+            assert own.max() <= baseline.max() and own.mean() <= baseline.mean(), (name, form)
     even = result["memory_greedy"]
     least = result["access_greedy"]
     assert max(prediction.memory_bytes) <= 1.01 * even.memory_bytes.max() * (1 + prediction.extra)
