@@ -107,7 +107,7 @@ class Transfer(NamedTuple):
             that others borrow.
         records_in, weights_in: int64 places here for those that come.
         counts: int64 ``[4, P]``, how many of these four to or from each rank.
-        rows_in, lent_in: addresses of ``records_in`` and ``weights_in``.
+        rows_in, borrowed_rows_in: addresses of ``records_in`` and ``weights_in``.
     """
 
     records_out: Ints

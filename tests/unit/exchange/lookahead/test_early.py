@@ -58,7 +58,11 @@ def test_rows_are_at_home_and_stay_there_until_they_are_wanted(lookahead, capaci
 
 
 def rows_moved(transfers):
-    return {int(row) for transfer in transfers for row in (*transfer.rows_in, *transfer.lent_in)}
+    return {
+        int(row)
+        for transfer in transfers
+        for row in (*transfer.rows_in, *transfer.borrowed_rows_in)
+    }
 
 
 def test_without_servers_nothing_is_early():

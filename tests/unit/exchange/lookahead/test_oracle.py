@@ -104,7 +104,7 @@ class Lab:
             for server in self.servers:
                 kinds = (
                     (2, transfer.records_in, transfer.rows_in),
-                    (3, transfer.weights_in, transfer.lent_in),
+                    (3, transfer.weights_in, transfer.borrowed_rows_in),
                 )
                 for kind, places, rows in kinds:
                     span = slice(starts[kind, server], starts[kind, server + 1])
@@ -417,7 +417,7 @@ def journeys(ranks, transfers):
             span = slice(ends[2, other] - transfer.counts[2, other], ends[2, other])
             records |= {(int(row), other, rank.rank) for row in transfer.rows_in[span]}
             span = slice(ends[3, other] - transfer.counts[3, other], ends[3, other])
-            weights |= {(int(row), other, rank.rank) for row in transfer.lent_in[span]}
+            weights |= {(int(row), other, rank.rank) for row in transfer.borrowed_rows_in[span]}
             if other >= len(ranks):
                 span = slice(ends[0, other] - transfer.counts[0, other], ends[0, other])
                 records |= {
