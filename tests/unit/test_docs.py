@@ -268,16 +268,5 @@ def test_files_that_a_page_names_are_there():
     ]
 
 
-def test_lines_of_a_page_are_of_100_characters():
-    """But for rows of tables and links to other sites, which cannot be broken, and the README."""
-    pages = [*GUIDES[1:], *NOTES, ROOT / "ARCHITECTURE.md"]
-    assert not [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in pages
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if len(line) > 100 and not line.startswith("|") and "](http" not in line
-    ]
-
-
 def test_the_readme_is_read_in_a_few_minutes():
     assert len((ROOT / "README.md").read_text().split()) <= 900
