@@ -6,9 +6,9 @@ and counts it, in a word of the mailbox. What was counted makes room for later m
 never waited for here: :meth:`Mailbox.put` says that there is none. Segments have no names, so that
 nothing stays behind a killed rank; only pages that were written take memory.
 
-Legend of a mailbox: futex word, sleepers and subscribers in its first three lines of 64 bytes; from COUNTERS on
-a line for each rank with what that one took and what it expects in all; then slots, one for each
-rank in the beginning; then room.
+Legend of a mailbox: futex word, sleepers and subscribers in its first three lines of 64 bytes; from
+COUNTERS on a line for each rank with what that one took and what it expects in all; then slots, one
+for each rank in the beginning; then room.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class _Queues:
 
 
 class Mailbox:
-    """See the module; callers make sure that one thread at a time calls, but for :meth:`sleep` and :meth:`is_lost`.
+    """See the module; one thread at a time may call.
+
+    :meth:`sleep` and :meth:`is_lost` are excepted.
 
     Args:
         links: a connected Unix socket to each other rank of the host; they belong to the mailbox
