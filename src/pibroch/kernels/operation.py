@@ -16,6 +16,7 @@ class Operation(Generic[P, T]):
     Made by ``@Operation`` from the one that runs compiled on the CPU. Others enter a table, each
     under a name:
 
+        >>> import numpy as np
         >>> @Operation
         ... def double(numbers):
         ...     return numbers * 2
