@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from pibroch.collectives import Ranks
-from pibroch.collectives.channel import TRANSPORTS, Channel
+from pibroch.collectives.ranks import Channel
 from pibroch.collectives.transport import Transport, Wait
+from pibroch.collectives.transports import TRANSPORTS
 
 _NUM_OPENED: dict[tuple[int, ...], int] = {}
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pibroch as pb
-from pibroch.collectives.channel import TRANSPORT_VARIABLE
+from pibroch.collectives.transports import TRANSPORT_VARIABLE
 from pibroch.config.model import DLRMConfig
 from pibroch.models import build_model
 

@@ -5,7 +5,7 @@ import torch
 import transport_cases as cases
 from world import World
 
-from pibroch.collectives.channel import TRANSPORTS
+from pibroch.collectives.transports import TRANSPORTS
 
 ON_CPU = sorted(TRANSPORTS.keys() - {"nccl"})  # which needs a GPU a rank
 OF_THE_HOUSE = sorted(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pibroch.collectives.channel import TRANSPORTS
+from pibroch.collectives.transports import TRANSPORTS
 
 runpy.run_path(
     str(Path(__file__).parents[2] / "examples" / "own_transport.py")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pibroch.collectives import Ranks, data_parallel
-from pibroch.collectives.channel import Channel
+from pibroch.collectives.ranks import Channel
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.models import BatchNorm, build_model, set_place
 

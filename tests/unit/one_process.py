@@ -132,8 +132,11 @@ def train_run(folder: Path) -> None:
 
     By the command line's own functions.
     """
+    import typer
+
     import pibroch as pb
     from pibroch.cli.data import synthesize_command
+    from pibroch.cli.main import app
     from pibroch.cli.train import evaluate, train
 
     data = folder / "data"
@@ -147,8 +150,9 @@ def train_run(folder: Path) -> None:
         "train.average=0.9",
     ]
     saved = ["train.checkpoint_every=4", "train.full_checkpoint_every=2"]
-    train("synthetic_small", data, [*small, *saved, "train.steps=8"], run)
-    train(None, None, ["train.steps=10"], run, resume=True)
+    context = typer.Context(typer.main.get_command(app))
+    train(context, "synthetic_small", data, [*small, *saved, "train.steps=8"], run)
+    train(context, None, None, ["train.steps=10"], run, resume=True)
     evaluate(run, data, "test")
     predictor = pb.Predictor.open(run)
     ids = torch.zeros(len(predictor.features), 3, dtype=torch.int64)

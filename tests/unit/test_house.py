@@ -107,14 +107,6 @@ def test_words_of_a_private_dialect_do_not_come_back():
         assert not [name for name in names if dialect.search(name.replace("_", " "))], path
 
 
-KNOWN_CIRCLES = {
-    ("collectives.channel", "collectives.gloo", "collectives.nccl", "collectives.ranks"),
-    ("data.batch", "data.batch_check"),
-}  # fmt: skip
-"""Files that name each other inside functions or for types alone, and are to be taken apart.
-
-None is to be added.
-"""
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
@@ -169,10 +161,9 @@ def test_no_file_needs_itself_to_be_loaded():
     assert not circles(at_load=True)
 
 
-def test_no_further_circle_of_files():
-    now = circles(at_load=False)
-    assert now <= KNOWN_CIRCLES, now - KNOWN_CIRCLES
-    assert now >= KNOWN_CIRCLES, f"cut, take it from the list: {KNOWN_CIRCLES - now}"
+def test_no_files_name_each_other():
+    """Not inside functions nor for types alone either."""
+    assert not circles(at_load=False)
 
 
 def test_a_room_has_a_readme_of_one_screen_that_names_its_files():

@@ -133,7 +133,7 @@ def main() -> NoReturn:
         _add_groups(arguments)
         command = typer.main.get_command(app)
         _show_flags_bare(command)
-        command(arguments)
+        command(arguments, obj=main)  # what ranks that are forked run, see `train`
     except PibrochError as error:
         if debug:
             console.print_exception()

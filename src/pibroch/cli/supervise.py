@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -69,7 +68,13 @@ class RestartBudget:
         return min(LONGEST_PAUSE_S, 2.0 ** (self.vain - 1)) if self.vain else 0.0
 
 
-def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | None = None) -> int:
+def supervise(
+    num_ranks: int,
+    folder: Path,
+    restarts: int,
+    least_ranks: int | None = None,
+    command_line: Callable[[], NoReturn] | None = None,
+) -> int:
     """Run this command line as several ranks, again and again as long as something is lost.
 
     Returns an exit code.
@@ -79,14 +84,14 @@ def supervise(num_ranks: int, folder: Path, restarts: int, least_ranks: int | No
         folder: of the run.
         restarts: in an hour, at most.
         least_ranks: with how many to go on where more do not get further; always all when absent.
+        command_line: what forked ranks run; without it ranks are started anew, not forked.
     """
     least_ranks = least_ranks or num_ranks
-    if not can_fork():
+    if command_line is None or not can_fork():
         return _supervise(num_ranks, folder, restarts, least_ranks, None)
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(threads_of_rank(num_ranks))
-    )  # before torch's threads are known
-    with ForkServer(_command_line, _compiled_kernels) as server:
+    # before torch's threads are known
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))
+    with ForkServer(command_line, _compiled_kernels) as server:
         server.preload(PRELOADED)
         return _supervise(num_ranks, folder, restarts, least_ranks, server)
 
@@ -132,12 +137,6 @@ def _supervise(
                 server.forget()  # what the ranks of before have kept are other rows
         time.sleep(pause)
         more = ["--resume"]
-
-
-def _command_line() -> NoReturn:
-    """By name, as it is what calls this module."""
-    import_module("pibroch.cli.main").main()
-    raise AssertionError("it ends the process")
 
 
 def _compiled_kernels() -> Iterator[None]:

@@ -100,6 +100,7 @@ LeastRanks = Annotated[
 
 
 def train(
+    context: typer.Context,
     recipe: Recipe = None,
     data: Data = None,
     overrides: Overrides = None,
@@ -141,7 +142,9 @@ def train(
         from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
 
         restarts = DEFAULT_RESTARTS if restarts is None else restarts
-        raise typer.Exit(supervise(ranks, configured[1], restarts, least_ranks))
+        main = context.find_root().obj
+        code = supervise(ranks, configured[1], restarts, least_ranks, main)
+        raise typer.Exit(code)
     _join_and_train(begin if configured is None else lambda: configured, resume, tensorboard, trace)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pibroch.collectives.channel import Channel
 from pibroch.collectives.ownership import all_parts, is_within
+from pibroch.collectives.ranks import Channel
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, channel: Channel) -> Tensor:

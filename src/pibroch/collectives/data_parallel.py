@@ -19,9 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pibroch.collectives import ownership
-from pibroch.collectives.channel import Channel
 from pibroch.collectives.gradients import GradientReducer
-from pibroch.collectives.ranks import Ranks
+from pibroch.collectives.ranks import Channel, Ranks
 from pibroch.collectives.samples import samples_of
 from pibroch.errors import ConfigError
 from pibroch.models.batch_norm import BatchNorm

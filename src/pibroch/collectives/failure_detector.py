@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from pibroch.collectives.admission import admit, agreed_key, introduce, key_of_run, published_key
-from pibroch.collectives.channel import Channel
 from pibroch.collectives.peer_link import Message, PeerLink, listen
+from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 
 REASON_TIMEOUT_S = 5.0

@@ -10,18 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch.distributed as dist
 from torch import Tensor
 
 from pibroch.collectives.gloo_threads import let_senders_finish
-from pibroch.collectives.transport import PairTransport, Wait
+from pibroch.collectives.transport import Group, PairTransport, Wait
 from pibroch.observability.trace import span
-
-if TYPE_CHECKING:
-    from pibroch.collectives.ranks import Ranks
 
 COURTESY_S = 5.0
 """How long other messages wait for a sum of gradients.
@@ -118,11 +115,9 @@ class GlooTransport(PairTransport):
         store: of these members and this transport alone.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        from torch.distributed.distributed_c10d import (
-            PrefixStore,
-            _get_default_store,
-        )  # not in every build of torch
+    def __init__(self, ranks: Group) -> None:
+        # not in every build of torch
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
         world = dist.group.WORLD
         assert world is not None

@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
-from pibroch.collectives.channel import Channel
+from pibroch.collectives.ranks import Channel
 from pibroch.collectives.samples import tensors_of
 from pibroch.errors import TrainingError
 

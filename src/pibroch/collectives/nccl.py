@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pibroch.collectives.transport import Transport, Wait
-
-if TYPE_CHECKING:
-    from pibroch.collectives.ranks import Ranks
+from pibroch.collectives.transport import Group, Transport, Wait
 
 
 class NcclTransport(Transport):
@@ -23,7 +19,7 @@ class NcclTransport(Transport):
     as many on each of them.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Group) -> None:
         timeout = timedelta(seconds=ranks.timeout_s)
         self._group = None
         if ranks.are_all:
@@ -32,9 +28,8 @@ class NcclTransport(Transport):
             self._group = dist.new_group(
                 list(ranks.members), timeout=timeout, use_local_synchronization=True
             )
-        self._order = [
-            ranks.members.index(member) for member in sorted(ranks.members)
-        ]  # torch sorts them
+        # torch sorts them
+        self._order = [ranks.members.index(member) for member in sorted(ranks.members)]
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:

@@ -1,24 +1,30 @@
-"""The processes that train one model together, and groups of some of them.
+"""The processes that train one model together, groups of some of them, and their collectives.
 
-Also what this process exchanged with each.
+Collectives on one channel run in the order in which they were issued; those on different channels
+may overlap. Every rank must issue the same collectives on a channel in the same order.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from pibroch.collectives.channel import Channel
 from pibroch.collectives.task_thread import TaskThread
+from pibroch.collectives.transport import Transport, Wait
+from pibroch.collectives.transports import open_transport
 from pibroch.errors import ConfigError
+from pibroch.observability.trace import span
 
 DEFAULT_TIMEOUT_S = 300.0
 """How long a collective waits for ranks that live but do not answer.
@@ -216,3 +222,168 @@ class Ranks:
 
 
 _JOINED: WeakKeyDictionary[dist.ProcessGroup, Ranks] = WeakKeyDictionary()
+
+
+class Channel:
+    """Collectives over all ranks of a group in one order.
+
+    All block until done unless they return work to wait for.
+
+    Tensors are contiguous and on the CPU; those to be summed may lie on any device.
+
+    Args:
+        ranks: the group.
+        transport: between them; :func:`open_transport` chooses when absent. One rank needs none.
+
+    Attributes:
+        sent_to: bytes by the rank of the run that they went to, without sums of dense gradients.
+
+    Raises:
+        RankFailedError: (each method) when another rank failed or was lost.
+    """
+
+    def __init__(self, ranks: Ranks, transport: Transport | None = None) -> None:
+        self.ranks = ranks
+        self._transport = transport
+        self.sent_to: Counter[int] = Counter()
+        if transport is None and ranks.world_size > 1:
+            with self._explained():
+                self._transport = open_transport(ranks)
+
+    def all_to_all(
+        self,
+        send: Tensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Send ``send_counts[p]`` consecutive rows of ``send`` to each rank p.
+
+        Returns what came, in rank order.
+
+        Args:
+            send: ``[sum(send_counts), ...]``.
+            send_counts: rows for each rank.
+            receive_counts: rows from each rank, known beforehand.
+            out: receives what came and is returned, if given and there are several ranks.
+        """
+        if self.ranks.world_size == 1:
+            return send
+        if out is None:
+            out = torch.empty(sum(receive_counts), *send.shape[1:], dtype=send.dtype)
+        self.begin_all_to_all(send.split(list(send_counts)), out.split(list(receive_counts)))()
+        return out
+
+    def begin_all_to_all(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
+        """Send ``going[p]`` to each rank p and fill ``coming[p]`` by what it sends.
+
+        Both are of the same size.
+
+        Returns at once, with a function that blocks until all is done. Messages of several calls
+        arrive in their order.
+        """
+        here = self.ranks.rank
+        traffic = self.ranks.traffic
+        for p, peer in enumerate(self.ranks.members):
+            if p != here and (going[p].nbytes or coming[p].nbytes):
+                traffic.add(peer, going[p].nbytes, peer, coming[p].nbytes)
+                self.sent_to[peer] += going[p].nbytes
+        started: Wait | None = None
+        if self._transport is not None:
+            with self._explained():
+                started = self._transport.post(going, coming)
+        coming[here].copy_(going[here])
+
+        def wait() -> None:
+            if started is not None:
+                with self._explained():
+                    started()
+
+        return wait
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """Row p of int64 ``counts`` ``[W, k]`` goes to rank p.
+
+        Returns ``[W, k]``, row p from rank p.
+        """
+        ones = [1] * self.ranks.world_size
+        return self.all_to_all(counts, ones, ones)
+
+    def all_reduce(self, tensor: Tensor) -> Wait:
+        """Sum ``tensor`` over all ranks in place.
+
+        Returns at once with a function that blocks until it is done.
+
+        The communication thread sends it, so that it shares the link with no other large message.
+        """
+        if self._transport is None:
+            return lambda: None
+        transport = self._transport
+        staged = tensor.to(self._transport.device)
+        self._count_sum(tensor.nbytes)
+
+        def reduce() -> Wait:
+            with self._explained():
+                return transport.reduce(staged)
+
+        started = self.ranks.communication.submit(reduce)
+
+        def wait() -> None:
+            with self.ranks.waiting(), self._explained(), span("wait for dense gradients"):
+                started.result()()
+            if staged is not tensor:
+                tensor.copy_(staged)
+
+        return wait
+
+    def _count_sum(self, num_bytes: int) -> None:
+        """Bytes as in gloo's ring: 2 (W - 1) / W of the data each way.
+
+        They go to the rank before this one, and come from the one after it.
+        """
+        here = self.ranks.rank
+        size = self.ranks.world_size
+        members = self.ranks.members
+        share = int(2 * (size - 1) / size * num_bytes)
+        self.ranks.traffic.add(members[here - 1], share, members[(here + 1) % size], share)
+
+    def gather(self, value: object) -> list[Any]:
+        """One plain value (what JSON can hold) of every rank, in rank order, on all ranks."""
+        if self.ranks.world_size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(piece.numpy())) for piece in self.gather_tensors(text)]
+
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        """A tensor of every rank, in rank order, on all ranks; first dimensions may differ."""
+        size = self.ranks.world_size
+        if size == 1:
+            return [tensor]
+        counts = (
+            self.exchange_counts(torch.full((size, 1), len(tensor), dtype=torch.int64))
+            .flatten()
+            .tolist()
+        )
+        send = tensor.repeat(size, *([1] * (tensor.ndim - 1)))
+        return list(self.all_to_all(send, [len(tensor)] * size, counts).split(counts))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.gather(None)
+
+    def close(self) -> None:
+        """Give its sockets and threads back; for programs that open many."""
+        if self._transport is not None:
+            self._transport.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            RuntimeError,
+            OSError,
+        ) as error:  # torch.distributed's, timeouts included, and those of sockets
+            if self.ranks.explain is None:
+                raise
+            raise self.ranks.explain(error) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pibroch.collectives.channel import Channel
+from pibroch.collectives.ranks import Channel
 from pibroch.host import this_machine
 
 

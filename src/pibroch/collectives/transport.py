@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,25 @@ from torch import Tensor
 
 Wait = Callable[[], None]
 """Blocks until what was started is done; called once."""
+
+
+class Group(Protocol):
+    """What a transport asks of a group of ranks, see :class:`~pibroch.collectives.Ranks`.
+
+    Attributes:
+        rank, world_size: of this process, and of all, within the group.
+        timeout_s: how long it may wait.
+        members: the group's ranks, each by its number in the run.
+        are_all: whether the group is all ranks of the run.
+    """
+
+    rank: int
+    world_size: int
+    timeout_s: float
+    members: tuple[int, ...]
+
+    @property
+    def are_all(self) -> bool: ...  # noqa: D102
 
 
 class Transport(ABC):

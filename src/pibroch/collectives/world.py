@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from pibroch.collectives.channel import Channel
 from pibroch.collectives.failure_detector import FailureDetector, OnStuck
-from pibroch.collectives.ranks import Ranks
+from pibroch.collectives.ranks import Channel, Ranks
 from pibroch.errors import ConfigError, PibrochError, TrainingError
 from pibroch.host import is_one_machine
 from pibroch.stores import tcp_store

@@ -80,7 +80,7 @@ class JaggedBatch:
             DataError: when a field does not fit the others, or weights ask for a gradient that they
                 would not get.
         """
-        check_batch(self)
+        check_batch(self.keys, self.dense, self.values, self.offsets, self.labels, self.weights)
 
     def __post_init__(self) -> None:
         self.validate()

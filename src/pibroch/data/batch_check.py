@@ -7,7 +7,7 @@ samples, V ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,23 +17,25 @@ from torch import Tensor
 from pibroch.errors import DataError
 from pibroch.kernels.samples import first_fall
 
-if TYPE_CHECKING:
-    from pibroch.data.batch import JaggedBatch
-
 _BUILD = "build batches with pibroch's loader or JaggedBatch.from_*"
 _CPU = torch.device("cpu")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def check_batch(batch: JaggedBatch) -> None:
+def check_batch(
+    keys: tuple[str, ...],
+    dense: Tensor,
+    values: Tensor,
+    offsets: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+) -> None:
     """See :meth:`JaggedBatch.validate`."""
-    for name in ("dense", "values", "offsets", "labels"):
-        _check_tensor(name, getattr(batch, name))
-    _check_keys(batch.keys)
-    dense = batch.dense
-    values = batch.values
-    offsets = batch.offsets
-    labels = batch.labels
+    _check_tensor("dense", dense)
+    _check_tensor("values", values)
+    _check_tensor("offsets", offsets)
+    _check_tensor("labels", labels)
+    _check_keys(keys)
     if labels.ndim != 1:
         _refuse(f"labels {list(labels.shape)}", "[B]")
     if dense.dtype != torch.float32 or dense.ndim != 2 or len(dense) != len(labels):
@@ -42,12 +44,12 @@ def check_batch(batch: JaggedBatch) -> None:
         _refuse(f"values {_shown(values)}", "int64 [V]")
     if offsets.dtype != torch.int64 or offsets.ndim != 1:
         _refuse(f"offsets {_shown(offsets)}", "int64 [F * B + 1]")
-    if len(offsets) != len(batch.keys) * len(labels) + 1:
-        need = f"F * B + 1 = {len(batch.keys)} * {len(labels)} + 1"
-        _refuse(f"{len(offsets)} offsets for {len(batch.keys)} keys and {len(labels)} labels", need)
-    _check_offsets(batch.keys, offsets.numpy(), len(values))
-    if batch.weights is not None:
-        _check_weights(batch.weights, len(values))
+    if len(offsets) != len(keys) * len(labels) + 1:
+        need = f"F * B + 1 = {len(keys)} * {len(labels)} + 1"
+        _refuse(f"{len(offsets)} offsets for {len(keys)} keys and {len(labels)} labels", need)
+    _check_offsets(keys, offsets.numpy(), len(values))
+    if weights is not None:
+        _check_weights(weights, len(values))
 
 
 def _check_offsets(keys: Sequence[str], offsets: NDArray[np.int64], num_values: int) -> None:
