@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from pibroch.collectives import channel as channels
-from pibroch.collectives import mailbox
+from pibroch.collectives import mailbox, transports
 
 LARGE_ROWS = (mailbox.LARGEST_BYTES >> 3) - 1
 PAST_ROOM = mailbox.ROOM_BYTES // mailbox.LARGEST_BYTES + 2
@@ -16,7 +15,7 @@ PAST_ROOM = mailbox.ROOM_BYTES // mailbox.LARGEST_BYTES + 2
 
 
 def opened(channel):
-    return channels.open_host_transport(channel.ranks)
+    return transports.open_host_transport(channel.ranks)
 
 
 def to_second(transport, ranks, tensor):
@@ -92,9 +91,9 @@ def mixed(channel):
     """The last rank shares no memory; who reaches whom by it, and what came."""
     ranks = channel.ranks
     if ranks.rank == ranks.world_size - 1:
-        os.environ[channels.TRANSPORT_VARIABLE] = "gloo"
+        os.environ[transports.TRANSPORT_VARIABLE] = "gloo"
     transport = opened(channel)
-    os.environ.pop(channels.TRANSPORT_VARIABLE, None)
+    os.environ.pop(transports.TRANSPORT_VARIABLE, None)
     received = [torch.zeros(70_000) for _ in range(ranks.world_size)]
     transport.post(
         [torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], received
@@ -125,7 +124,7 @@ def late(channel):
 
     Returns its error and the CPU time that it takes.
     """
-    transport = channels.open_host_transport(channel.ranks.patient(0.5))
+    transport = transports.open_host_transport(channel.ranks.patient(0.5))
     message = None
     used = time.process_time()
     if channel.ranks.rank == 0:
@@ -166,11 +165,11 @@ def several_threads(channel, num_threads, num_messages):
     from concurrent.futures import ThreadPoolExecutor
 
     run = channel.ranks
-    os.environ[channels.TRANSPORT_VARIABLE] = "auto"
+    os.environ[transports.TRANSPORT_VARIABLE] = "auto"
     groups = [run, run.groups([[0, 1], [2]]), run]
     opened_channels = [group.open_channel() if group.world_size > 1 else None for group in groups]
 
-    del os.environ[channels.TRANSPORT_VARIABLE]
+    del os.environ[transports.TRANSPORT_VARIABLE]
 
     def work(own):
         total = 0
@@ -195,9 +194,9 @@ def kinds(channel):
     """What carries the messages of channels opened by default, with ``auto`` and with ``gloo``."""
     results = []
     for choice in ("", "auto", "gloo"):
-        os.environ[channels.TRANSPORT_VARIABLE] = choice
+        os.environ[transports.TRANSPORT_VARIABLE] = choice
         made = channel.ranks.open_channel()
         results.append(type(made._transport).__name__)
         made.close()
-    del os.environ[channels.TRANSPORT_VARIABLE]
+    del os.environ[transports.TRANSPORT_VARIABLE]
     return results

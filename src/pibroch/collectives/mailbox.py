@@ -129,14 +129,14 @@ class Mailbox:
             send_segment(link, self._own)
         self._queues: dict[int, _Queues] = {}
         for p, link in links.items():
-            theirs = receive_segment(link)
+            segment = receive_segment(link)
             self._queues[p] = _Queues(
-                theirs,
+                segment,
                 process_at(link),
                 slots + p * queue.SLOT_BYTES,
                 slots + rank * queue.SLOT_BYTES,
                 self.futex + COUNTERS + p * LINE,
-                theirs.address + COUNTERS + rank * LINE,
+                segment.address + COUNTERS + rank * LINE,
             )
         self._own.close_fd()
 

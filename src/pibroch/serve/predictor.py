@@ -300,19 +300,19 @@ class Predictor:
         return self.scores(self.encode(raw))
 
     def _columns_of(self, rows: Rows) -> dict[str, list[object]]:
-        found: dict[str, list[object]] = {column: [] for column in self.columns}
+        columns: dict[str, list[object]] = {column: [] for column in self.columns}
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise DataError(
                     f"a {type(row).__name__} as row {number}",
                     "an object with a value for each column",
                 )
-            for column, values in found.items():
+            for column, values in columns.items():
                 if column not in row:
                     raise DataError(
                         f"row {number} without `{column}`",
-                        f"the columns {', '.join(found)[:160]}",
+                        f"the columns {', '.join(columns)[:160]}",
                         "send null for missing",
                     )
                 values.append(row[column])
-        return found
+        return columns

@@ -164,7 +164,7 @@ class RowConnection(asyncio.Protocol):
     def _answer(self, sha256: str, body: bytes) -> None:
         started = time.monotonic()
         try:
-            rows, row_ids = self._door.rows.found(sha256, body)
+            rows, row_ids = self._door.rows.rows_and_ids(sha256, body)
             if len(row_ids) <= IDS_AT_ONCE:
                 self._send(200, _copied(rows, row_ids), started)
                 return

@@ -33,17 +33,17 @@ class RowService:
                 " order",
             )
 
-    def found(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:
+    def rows_and_ids(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:
         """The rows of an export, and the ids among them that a request wants.
 
         See :mod:`pibroch.serve.parts`. Raises Refusal.
         """
-        found = self._store.rows_of(sha256)
-        if found is None:
+        export = self._store.rows_of(sha256)
+        if export is None:
             here = f"need one that is here, such as that of version {self._store.current.version}"
             raise Refusal(409, f"got a request for rows of export {sha256[:12]}; {here}")
         try:
-            return found, ids_of_bytes(body, self._part.of(found.num_rows), found.row_bytes)
+            return export, ids_of_bytes(body, self._part.of(export.num_rows), export.row_bytes)
         except DataError as error:
             raise Refusal(400, str(error)) from error
 

@@ -44,14 +44,14 @@ def find_checkpoint(path: Path) -> Path:
         return path
     run = CheckpointFolder(path / "checkpoints", keep=1)
     program = CheckpointFolder(path, keep=1)
-    found = run.best() or run.latest() or program.best() or program.latest()
-    if found is None:
+    folder = run.best() or run.latest() or program.best() or program.latest()
+    if folder is None:
         raise CheckpointError(
             f"no checkpoint in {path}",
             "a checkpoint, a folder of some, or a run directory",
             "name one that pibroch train or pibroch.save wrote",
         )
-    return found
+    return folder
 
 
 def newest_config(checkpoints: Path) -> RunConfig | None:
@@ -190,12 +190,11 @@ class CheckpointFolder:
                         return str(path)
             return ""
 
-        found = on_first(self.channel, find)
-        return (
-            Base(Path(found), agreed(self.channel, partial(read_manifest, Path(found), True)))
-            if found
-            else None
-        )
+        folder = on_first(self.channel, find)
+        if not folder:
+            return None
+        manifest = agreed(self.channel, partial(read_manifest, Path(folder), True))
+        return Base(Path(folder), manifest)
 
     def pass_by(self, progress: Progress) -> None:
         """The session was brought to a step of an earlier process without a checkpoint."""
@@ -271,10 +270,12 @@ class CheckpointFolder:
 
         Of one step the whole one before that which was written beside training.
         """
-        found = [(step, 1, self.path(step)) for step in self.steps()]
+        folders = [(step, 1, self.path(step)) for step in self.steps()]
         if self.beside is not None:
-            found += [(step, 0, self.beside / self.path(step).name) for step in _steps(self.beside)]
-        return [path for *_, path in sorted(found, reverse=True)]
+            folders += [
+                (step, 0, self.beside / self.path(step).name) for step in _steps(self.beside)
+            ]
+        return [path for *_, path in sorted(folders, reverse=True)]
 
     def _base_at(self, step: int) -> Base | None:
         """The newest one in the folder of a step that the session has passed.

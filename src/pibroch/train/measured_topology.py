@@ -45,14 +45,14 @@ class Measured:
         cost = self.read / unit
         least = np.where(others, cost, np.inf).min(1) if others.any() else np.full(1, np.inf)
         np.fill_diagonal(cost, np.minimum(np.diag(cost), 0.99 * least))
-        found: dict[str, object] = {
+        measured: dict[str, object] = {
             "host_of_rank": list(self.host_of_rank),
             "cost": [[float(f"{number:.3g}") for number in row] for row in cost],
         }
         if others.any():
-            found["p2p_bandwidth"] = float(f"{1 / np.median(self.read[others]):.3g}")
-            found["all_reduce_bandwidth"] = float(f"{1 / self.all_reduce:.3g}")
-        return found
+            measured["p2p_bandwidth"] = float(f"{1 / np.median(self.read[others]):.3g}")
+            measured["all_reduce_bandwidth"] = float(f"{1 / self.all_reduce:.3g}")
+        return measured
 
 
 def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Measured:
@@ -67,18 +67,18 @@ def measure(channel: Channel, advance: Callable[[], None] = lambda: None) -> Mea
     rank = channel.ranks.rank
     size = channel.ranks.world_size
     hosts = Topology.gather(channel).host_of_rank
-    mine = np.zeros(size)
-    mine[rank] = _own_memory()
+    own = np.zeros(size)
+    own[rank] = _own_memory()
     for left in range(size):
         for right in range(left + 1, size):
             channel.barrier()
             if rank in (left, right):
                 other = left + right - rank
-                mine[other] = _pair(channel, other)
+                own[other] = _pair(channel, other)
             advance()
     channel.barrier()
     all_reduce = _all_reduce(channel) if size > 1 else 0.0
-    rows: Sequence[list[float]] = channel.gather(mine.tolist())
+    rows: Sequence[list[float]] = channel.gather(own.tolist())
     slowest = max(channel.gather(all_reduce))
     return Measured(hosts, np.array(rows), slowest)
 
@@ -112,9 +112,9 @@ def _all_reduce(channel: Channel) -> float:
 
 def _best(work: Callable[[], object]) -> float:
     """Seconds of the quickest round, after one that warms up."""
-    found = []
+    seconds = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
         work()
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])

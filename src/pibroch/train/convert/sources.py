@@ -65,15 +65,15 @@ def read_source(source: Path) -> dict[str, Tensor]:
             "a folder of torch.distributed.checkpoint, or of files that torch.save wrote, one of"
             " each rank",
         )
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     sharded: dict[str, list[_Sharded]] = {}
     for path in paths:
         for name, value in _flat(_load(path), ""):
             if isinstance(value, _Sharded):
                 sharded.setdefault(name, []).append(value)
             elif _is_wanted(name):
-                found[name] = value
-    return found | {
+                tensors[name] = value
+    return tensors | {
         name: _joined(name, parts) for name, parts in sharded.items() if _is_wanted(name)
     }
 
@@ -241,10 +241,12 @@ class _IndexUnpickler(pickle.Unpickler):
             return dict
         if module in ("pathlib", "pathlib._local"):  # where the folder lay, which nobody asks
             return PurePosixPath
-        found = None if "." in name else super().find_class(module, name)
-        is_class = isinstance(found, type) and module in _FROM_INDEX and found.__module__ == module
-        if is_class or found is torch.Size or isinstance(found, torch.dtype):
-            return found
+        resolved = None if "." in name else super().find_class(module, name)
+        is_class = (
+            isinstance(resolved, type) and module in _FROM_INDEX and resolved.__module__ == module
+        )
+        if is_class or resolved is torch.Size or isinstance(resolved, torch.dtype):
+            return resolved
         raise pickle.UnpicklingError(
             f"an index with {module}.{name} in it, which is no part of one"
         )
