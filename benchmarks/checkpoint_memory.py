@@ -31,8 +31,8 @@ from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.models import build_model
 from pibroch.ports import free_port
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import Progress
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import Progress
 from pibroch.train.session import Session
 
 KAGGLE_ROWS = (

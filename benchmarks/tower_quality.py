@@ -28,9 +28,10 @@ from pibroch.data.synthetic import SyntheticOptions, planted_groups, synthesize
 from pibroch.models import build_model, training_flops
 from pibroch.observability.records import FanOut
 from pibroch.planner.towers import Balance, Strategy
-from pibroch.train.run import open_for, run_training
+from pibroch.score.checkpoint import open_for
+from pibroch.score.tower_groups import group_features
+from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.tower_groups import group_features
 
 SEEDS = 9
 QUALITY = "quality"

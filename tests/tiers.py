@@ -46,7 +46,7 @@ TIERS = {
     "tests/unit/data/test_prepare.py::test_memory_does_not_grow": "full",
     "tests/unit/data/test_prepare.py::test_the_real_sample": "full",
     "tests/unit/data/test_synthetic.py::test_memory_does_not_grow": "full",
-    "tests/unit/embedding/test_checkpoint.py::test_any_plan_loads": "full",
+    "tests/unit/state/test_tables.py::test_any_plan_loads": "full",
     "tests/unit/embedding/test_memory_room.py": "full",
     "tests/unit/embedding/test_pretrained.py::test_a_large_matrix": "full",
     "tests/unit/exchange/lookahead/test_oracle.py::test_plans_of_many_ranks": "full",

@@ -16,7 +16,6 @@ from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.embedding import optimizers_of
 from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.rows import update_rows
-from pibroch.embedding.tensor_file import write_tensors
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
 from pibroch.exchange.lookahead import reach as lookahead_reach
@@ -28,6 +27,7 @@ from pibroch.exchange.lookahead.announcement import (
     PreparedLane,
 )
 from pibroch.kernels import varint
+from pibroch.state.tensor_file import write_tensors
 
 OPTIMIZERS = {
     "sgd": pb.SGD(lr=0.5, weight_decay=0.01),

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 import pibroch as pb
 from pibroch.collectives import data_parallel
+from pibroch.collectives.agreement import on_first, together
 from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
 from pibroch.models import build_model
-from pibroch.train import checkpoint
-from pibroch.train.agreement import on_first, together
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import Progress
+from pibroch.state import checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import Progress
 from pibroch.train.session import Session
 from small_run import make_config
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pibroch.collectives import Ranks, clip_grad_norm, data_parallel, ownership
 from pibroch.errors import ConfigError
 from pibroch.models import BatchNorm
-from pibroch.train.manifest import Progress
+from pibroch.state.manifest import Progress
 
 GROUPS = {1: [[0]], 2: [[0], [1]], 4: [[0, 1], [3, 2]]}
 STEPS = [(0, 1, 7, 1), (3, 0, 2, 4), (0, 0, 0, 0), (0, 0, 1, 0), (2, 2, 2, 2)]

@@ -6,7 +6,7 @@ import torch
 
 from pibroch.collectives.world import World
 from pibroch.data import EncodedDataset
-from pibroch.train.score_ranks import score_split_by_ranks
+from pibroch.score.ranks import score_split_by_ranks
 
 
 def score(channel, run, data, split, out, bound):

@@ -11,8 +11,8 @@ import pytest
 from world import World
 
 from pibroch.embedding.row_set import ids_of
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import read_manifest
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import read_manifest
 from row_plans import random_plan
 from small_run import files_below
 

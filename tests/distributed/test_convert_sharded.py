@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pibroch.data import EncodedDataset
-from pibroch.embedding.parts import WEIGHT
-from pibroch.embedding.tensor_file import TensorFile
 from pibroch.errors import CheckpointError
-from pibroch.train.checkpoint_folder import find_checkpoint
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.parts import WEIGHT
+from pibroch.state.tensor_file import TensorFile
 from pibroch.train.convert import export_checkpoint, import_checkpoint
 from pibroch.train.convert.sources import read_source
 from pibroch.train.run_directory import RunDirectory

@@ -21,7 +21,7 @@ from launched_team import Team, wait_until
 
 from pibroch.config import to_toml
 from pibroch.ports import free_port
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
 SETTINGS = [

@@ -16,9 +16,9 @@ from test_retrieve_train import make_plan_file
 import pibroch as pb
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
-from pibroch.embedding.checkpoint import load_tables
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import read_manifest
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import read_manifest
+from pibroch.state.tables import load_tables
 from pibroch.train.session import build_tables
 from small_run import files_below, make_config, make_dataset
 

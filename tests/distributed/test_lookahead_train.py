@@ -14,7 +14,7 @@ from launched_team import Team
 
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset, Loader
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
 PURPOSES = {"critical", "deferred", "evict", "ids", "other", "prefetch", "write back"}

@@ -13,9 +13,9 @@ from launched_team import Team, wait_until
 
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
-from pibroch.train.run import evaluate_checkpoint, open_for
-from pibroch.train.score_parts import ScoreParts
-from pibroch.train.scoring import score_split
+from pibroch.score.checkpoint import evaluate_checkpoint, open_for
+from pibroch.score.parts import ScoreParts
+from pibroch.score.split import score_split
 from small_run import make_config, run_command, train_here
 
 

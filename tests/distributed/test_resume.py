@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pibroch.config import to_toml
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config, run_command, start_command, train_here
 
 CASES = {

@@ -14,7 +14,7 @@ from pibroch.planner.partition import TableSize
 from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.planner.store import save_plan
 from pibroch.planner.topology import ClusterTopology
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import make_config
 
 

@@ -20,7 +20,7 @@ from pibroch.config import to_toml
 from pibroch.errors import TrainingError
 from pibroch.ports import free_port
 from pibroch.servers.group import join
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config, start_command
 
 ENDS_S = 30.0

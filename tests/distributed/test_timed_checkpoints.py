@@ -12,7 +12,7 @@ import training_cases as cases
 from launched_team import Team, wait_until
 
 from pibroch.config import to_toml
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
 COMMON = [

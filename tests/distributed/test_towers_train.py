@@ -10,8 +10,8 @@ from launched_team import Team
 
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import files_below, make_config
 
 TOWERS = [

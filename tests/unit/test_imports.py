@@ -31,11 +31,12 @@ LAYERS = [
     },
     {"data", "kernels", "observability"},
     {"embedding", "models"},
-    {"planner", "rpc", "collectives", "exchange.lookahead.oracle"},
+    {"planner", "rpc", "collectives", "state", "exchange.lookahead.oracle"},
     {"roles"},
     {"servers", "processors"},
     {"exchange"},
     {"train", "serve", "sim", "torchrec", "metrics"},
+    {"score"},
     {"cli", "__main__"},
 ]
 """Rooms by their layer.
@@ -77,6 +78,16 @@ def rooms_imported(path):
 
 def test_every_room_has_its_place():
     assert {room_of_file(path) for path in FILES} <= set(LEVEL)
+
+
+def test_training_and_serving_do_not_know_each_other():
+    beside = {"train": "serve", "serve": "train", "state": "exchange"}
+    assert not [
+        f"{path.relative_to(PACKAGE)}:{line} imports {other}"
+        for path in FILES
+        for other, line in rooms_imported(path)
+        if beside.get(room_of_file(path)) == other
+    ]
 
 
 def test_imports_point_down():

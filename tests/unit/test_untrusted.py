@@ -10,8 +10,8 @@ import struct
 import numpy as np
 import pytest
 
-from pibroch.embedding.tensor_file import TensorFile, write_tensors
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from pibroch.state.tensor_file import TensorFile, write_tensors
 from pibroch.untrusted import (
     MAX_JSON_BYTES,
     Refusal,

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pibroch.cli.console import console, results
-from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.overlap import refuse_overlap
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import Manifest, read_manifest
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.files import verify_file
+from pibroch.state.manifest import Manifest, read_manifest
 
 app = typer.Typer(
     help="Inspect, verify and convert checkpoints.",

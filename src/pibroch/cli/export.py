@@ -18,9 +18,9 @@ from pibroch.process import tune_process
 
 if TYPE_CHECKING:
     from pibroch.data import EncodedDataset
-    from pibroch.serve.delta_format import DeltaManifest
-    from pibroch.serve.export_format import ExportManifest
     from pibroch.serve.predictor import Predictor
+    from pibroch.state.delta_format import DeltaManifest
+    from pibroch.state.export_format import ExportManifest
 
 
 logger = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ def export(
 
 def _read_from(path: Path) -> Path:
     """The export, or the checkpoint, that a path means; files may be written beside it."""
-    from pibroch.serve.delta_format import is_delta
-    from pibroch.serve.export_format import is_export
-    from pibroch.train.checkpoint_folder import find_checkpoint
+    from pibroch.state.checkpoint_folder import find_checkpoint
+    from pibroch.state.delta_format import is_delta
+    from pibroch.state.export_format import is_export
 
     return path if is_export(path) or is_delta(path) else find_checkpoint(path)
 
@@ -153,12 +153,12 @@ def _export(
 ) -> None:
     """Write an export or a delta, and show what became of the AUC."""
     from pibroch.data import EncodedDataset
+    from pibroch.score.split import opened_split
     from pibroch.serve.delta import export_delta
     from pibroch.serve.export import ExportOptions, export_checkpoint, refuse_taken
     from pibroch.serve.predictor import Predictor
-    from pibroch.train.checkpoint_folder import find_checkpoint
-    from pibroch.train.manifest import read_manifest
-    from pibroch.train.scoring import opened_split
+    from pibroch.state.checkpoint_folder import find_checkpoint
+    from pibroch.state.manifest import read_manifest
 
     if since is not None and dtype is not None:
         raise ConfigError(
@@ -217,8 +217,8 @@ def _changed(manifest: DeltaManifest, out: Path, total: int) -> str:
 
 def _auc(predictor: Predictor, dataset: EncodedDataset, split: str) -> float:
     from pibroch.data import Loader
+    from pibroch.score.split import opened_split
     from pibroch.train.evaluation import predict
-    from pibroch.train.scoring import opened_split
 
     predictions = predict(Loader(opened_split(dataset, split), 8192), predictor.logits)
     return predictions.result()[0].auc

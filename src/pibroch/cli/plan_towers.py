@@ -85,8 +85,8 @@ def plan_towers(
     tune_process()
     from pibroch.data import EncodedDataset
     from pibroch.planner.towers import Balance
-    from pibroch.train.run import open_for
-    from pibroch.train.tower_groups import group_features, read_categories, write_groups, write_map
+    from pibroch.score.checkpoint import open_for
+    from pibroch.score.tower_groups import group_features, read_categories, write_groups, write_map
 
     refuse_overlap(out, [data, categories])
     if page is not None:

@@ -18,7 +18,7 @@ from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
 if TYPE_CHECKING:
-    from pibroch.train.scoring import Scored
+    from pibroch.score.split import Scored
 
 
 def predict(
@@ -61,9 +61,9 @@ def predict(
         _as_rank(checkpoint, data, out, split, bound)
         return
     from pibroch.data import EncodedDataset
-    from pibroch.train.checkpoint_folder import find_checkpoint
-    from pibroch.train.run import open_for
-    from pibroch.train.scoring import check_out, opened_split, score_split
+    from pibroch.score.checkpoint import open_for
+    from pibroch.score.split import check_out, opened_split, score_split
+    from pibroch.state.checkpoint_folder import find_checkpoint
 
     check_out(out)
     refuse_overlap(out, [find_checkpoint(checkpoint), data])
@@ -80,11 +80,11 @@ def predict(
 
 def _as_rank(checkpoint: Path, data: Path, out: Path, split: str, bound: int | None) -> None:
     """What a rank does; rank 0 shows it, and the one that fails says why."""
+    from pibroch.collectives.agreement import agreed
     from pibroch.collectives.world import world_of_environment
     from pibroch.data import EncodedDataset
-    from pibroch.train.agreement import agreed
-    from pibroch.train.score_ranks import score_split_by_ranks
-    from pibroch.train.scoring import opened_split
+    from pibroch.score.ranks import score_split_by_ranks
+    from pibroch.score.split import opened_split
 
     try:
         with world_of_environment(leave_with) as world:

@@ -238,8 +238,8 @@ def evaluate(
     """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration."""
     tune_process()
     from pibroch.data import EncodedDataset
-    from pibroch.train.checkpoint_folder import find_checkpoint
-    from pibroch.train.run import evaluate_checkpoint
+    from pibroch.score.checkpoint import evaluate_checkpoint
+    from pibroch.state.checkpoint_folder import find_checkpoint
 
     if predictions is not None:
         refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
@@ -294,7 +294,7 @@ def _begun(run: RunDirectory) -> RunConfig | None:
         return run.config()
     if not run.path.exists():
         return None
-    from pibroch.train.checkpoint_folder import newest_config
+    from pibroch.state.checkpoint_folder import newest_config
 
     config = newest_config(run.checkpoints_path)
     if config is not None:
@@ -320,8 +320,8 @@ def _agree(world: World, begin: Callable[[], tuple[RunConfig, Path]]) -> tuple[R
 
     Names may hold the time, and recipes may lie on rank 0's machine only.
     """
+    from pibroch.collectives.agreement import on_first
     from pibroch.config.recipes import check_config
-    from pibroch.train.agreement import on_first
 
     def plain() -> list[Any]:
         config, folder = begin()
@@ -336,7 +336,7 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
 
     Both may have to be made, by rank 0.
     """
-    from pibroch.train.agreement import on_first
+    from pibroch.collectives.agreement import on_first
     from pibroch.train.data_source import open_dataset
 
     def make() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
-from pibroch.errors import CheckpointError, ConfigError, DataError, RowIdError
+from pibroch.errors import ConfigError, DataError, RowIdError
 
 
 def check_same_options(channel: Channel, options: Mapping[str, object]) -> None:
@@ -40,26 +40,6 @@ def bad_batch(channel: Channel, problem: RowIdError | None) -> DataError | None:
     )
     need = "ids inside their tables on every rank"
     return None if rank is None else DataError(f"a bad batch on rank {rank}: {text}", need)
-
-
-def check_on_all(channel: Channel, check: Callable[[], None]) -> None:
-    """Run a check that may raise CheckpointError; an error on one rank is one on all.
-
-    Every rank calls it.
-    """
-    problem: CheckpointError | None = None
-    try:
-        check()
-    except CheckpointError as error:  # raised again below, once the others have it
-        problem = error
-    problems: list[str | None] = channel.gather(None if problem is None else str(problem))
-    if problem is not None:
-        raise problem
-    for rank, text in enumerate(problems):
-        if text is not None:
-            raise CheckpointError(
-                f"a bad state on rank {rank}: {text}", "one that fits on every rank"
-            )
 
 
 def and_then_fillers(

@@ -144,26 +144,6 @@ class Embeddings(TableStates):
             )
         return self.groups[0].space
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first group of tables.
-
-        Setting it changes all groups' in proportion.
-        """
-        return self.fused_optimizer.learning_rates[0]
-
-    @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
-        usual = self.groups[0].optimizer.lr
-        for each, shown in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
-            lr = each.optimizer.lr
-            shown["lr"] = rate if lr == usual else lr * (rate / usual)
-
-    def track_touched(self) -> None:
-        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
-        for shard in self.exchange.shards:
-            shard.track_touched()
-
     def load_weights(
         self, table: str, source: object, *, tensor: str | None = None, ids: object = None
     ) -> None:

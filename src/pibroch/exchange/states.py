@@ -15,10 +15,10 @@ from pibroch.embedding.row_index import RowIndex
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.fused_optimizer import FusedOptimizer
-from pibroch.exchange.state import load_tables, whole_tables
-from pibroch.exchange.stateful import EmbeddingState
-from pibroch.exchange.whole_tables import fill_tables, gather_tables
 from pibroch.planner import Plan
+from pibroch.state.dcp import EmbeddingState
+from pibroch.state.state_dict import load_tables, whole_tables
+from pibroch.state.whole_tables import fill_tables, gather_tables
 
 
 class TableStates(nn.Module):
@@ -42,6 +42,26 @@ class TableStates(nn.Module):
         """
         self.exchange.flush()
         return [view for shard in self.exchange.shards for view in shard.views()]
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first group of tables.
+
+        Setting it changes all groups' in proportion.
+        """
+        return self.fused_optimizer.learning_rates[0]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        usual = self.groups[0].optimizer.lr
+        for each, shown in zip(self.groups, self.fused_optimizer.param_groups, strict=True):
+            lr = each.optimizer.lr
+            shown["lr"] = rate if lr == usual else lr * (rate / usual)
+
+    def track_touched(self) -> None:
+        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
+        for shard in self.exchange.shards:
+            shard.track_touched()
 
     @property
     def row_indices(self) -> dict[str, RowIndex]:
@@ -152,7 +172,7 @@ class TableStates(nn.Module):
     def stateful(self) -> EmbeddingState:
         """The tables as ``torch.distributed.checkpoint`` takes them.
 
-        See :class:`~pibroch.exchange.stateful.EmbeddingState`.
+        See :class:`~pibroch.state.dcp.EmbeddingState`.
         """
         return EmbeddingState(self)
 

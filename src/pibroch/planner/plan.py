@@ -30,12 +30,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pibroch.config.exchange import PLACEMENTS, PlacementKind
 from pibroch.embedding import Piece, Table
-from pibroch.embedding.storage import FileDigest
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Array
 from pibroch.planner.assignment import Assignment
 from pibroch.planner.row_map import RowMap
 from pibroch.planner.row_map_file import PLAN, open_row_map, write_row_map
+from pibroch.state.files import FileDigest
 from pibroch.untrusted import CHECKSUM, checked, read_json, read_manifest, write_manifest
 
 ROWS_A_BATCH = 4096

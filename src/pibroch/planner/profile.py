@@ -137,7 +137,7 @@ class AccessProfile:
         Raises:
             StorageError: when the disk refuses.
         """
-        from pibroch.embedding.tensor_file import (
+        from pibroch.state.tensor_file import (
             write_tensors,
         )  # with threads behind it, which planning needs not
 
@@ -168,7 +168,7 @@ class AccessProfile:
         Raises:
             DataError: when there is none, or it is cut short, of another kind or version.
         """
-        from pibroch.embedding.tensor_file import TensorFile  # likewise
+        from pibroch.state.tensor_file import TensorFile  # likewise
 
         with TensorFile(path.parent, path.name, _REFUSAL) as file:
             if _HEADER not in file.names:

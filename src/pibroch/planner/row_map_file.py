@@ -14,11 +14,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pibroch.embedding.storage import FileDigest, verify_file
-from pibroch.embedding.tensor_file import TensorFile, write_tensors
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Array
 from pibroch.planner.row_map import RowMap
+from pibroch.state.files import FileDigest, verify_file
+from pibroch.state.tensor_file import TensorFile, write_tensors
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
 _TYPES = {"partition": np.uint16, "index": np.uint32, "home": np.uint16, "copies": np.bool_}

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.parts import listed_ids
 from pibroch.embedding.row_set import ListedRows
-from pibroch.embedding.storage import verify_file, verify_files
-from pibroch.embedding.tensor_file import TensorFile, rows_that_fit
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.export import weights_of
-from pibroch.serve.export_format import ExportedTable
 from pibroch.serve.row_files import MappedRows, encoded
-from pibroch.train.manifest import Manifest
+from pibroch.state.export_format import ExportedTable
+from pibroch.state.files import verify_file, verify_files
+from pibroch.state.manifest import Manifest
+from pibroch.state.parts import listed_ids
+from pibroch.state.tensor_file import TensorFile, rows_that_fit
 
 TOUCHED_BYTES = 64 << 20
 """Of weights that are read at once; each time all parts that list touched rows are read through."""

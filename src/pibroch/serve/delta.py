@@ -13,8 +13,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.storage import FileDigest, verify_file
-from pibroch.embedding.tensor_file import BUFFER_BYTES, Stream, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
@@ -25,7 +23,13 @@ from pibroch.serve.changed_rows import (
     find_touched,
     touched_rows,
 )
-from pibroch.serve.delta_format import (
+from pibroch.serve.export import ExportOptions, check_options, content_version, publish, write_dense
+from pibroch.serve.from_checkpoint import version_of
+from pibroch.serve.from_delta import open_exported
+from pibroch.serve.model import OpenedModel
+from pibroch.serve.row_files import MappedRows
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.delta_format import (
     CHANGED,
     ROW_IDS,
     ROWS,
@@ -34,15 +38,11 @@ from pibroch.serve.delta_format import (
     is_delta,
     read_origin,
 )
-from pibroch.serve.export import ExportOptions, check_options, content_version, publish, write_dense
-from pibroch.serve.export_format import DENSE, is_export
-from pibroch.serve.from_checkpoint import version_of
-from pibroch.serve.from_delta import open_exported
-from pibroch.serve.model import OpenedModel
-from pibroch.serve.row_files import MappedRows
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.dense_state import AVERAGES, WEIGHTS
-from pibroch.train.manifest import Manifest, read_manifest
+from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.export_format import DENSE, is_export
+from pibroch.state.files import FileDigest, verify_file
+from pibroch.state.manifest import Manifest, read_manifest
+from pibroch.state.tensor_file import BUFFER_BYTES, Stream, write_tensors
 from pibroch.version import __version__
 
 

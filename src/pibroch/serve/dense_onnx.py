@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pibroch.embedding.storage import explained_refusal, flush_to_disk, temporary_name
 from pibroch.errors import ConfigError, MissingDependencyError
-from pibroch.serve.delta_format import is_delta
-from pibroch.serve.export_format import WRITE_AGAIN, is_export
 from pibroch.serve.from_checkpoint import dense_state, read_verified, version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import dense_layers
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import schema_of
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.delta_format import is_delta
+from pibroch.state.export_format import WRITE_AGAIN, is_export
+from pibroch.state.files import explained_refusal, flush_to_disk, temporary_name
+from pibroch.state.manifest import schema_of
 
 DENSE = "dense"
 EMBEDDING = "embedding"

@@ -19,17 +19,23 @@ import numpy as np
 from pibroch.data.encode import index_of
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD
-from pibroch.embedding.checkpoint import load_averages, load_tables
 from pibroch.embedding.piece import Piece
 from pibroch.embedding.row_set import RowSet
 from pibroch.embedding.shard import MemoryShard
-from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_disk, temporary_name
-from pibroch.embedding.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Records
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.delta_format import ORIGIN, Origin, checksum_in, is_delta
-from pibroch.serve.export_format import (
+from pibroch.serve.from_checkpoint import (
+    dense_state,
+    plain_table,
+    read_verified,
+    version_of,
+    vocabularies_of,
+)
+from pibroch.serve.row_files import row_bytes, row_stream
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_delta
+from pibroch.state.export_format import (
     DENSE,
     ROWS,
     VERSION_NAME,
@@ -42,16 +48,10 @@ from pibroch.serve.export_format import (
     is_export,
     write_checked,
 )
-from pibroch.serve.from_checkpoint import (
-    dense_state,
-    plain_table,
-    read_verified,
-    version_of,
-    vocabularies_of,
-)
-from pibroch.serve.row_files import row_bytes, row_stream
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import Manifest, schema_of
+from pibroch.state.files import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.state.manifest import Manifest, schema_of
+from pibroch.state.tables import load_averages, load_tables
+from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.version import __version__
 
 SHARD_BYTES = 4 << 30

@@ -16,15 +16,15 @@ from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD, Table, Zeros
-from pibroch.embedding.checkpoint import load_averages, load_tables
-from pibroch.embedding.storage import CHECKPOINT, verify_files
-from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.dense_state import AVERAGES, WEIGHTS
-from pibroch.train.manifest import MANIFEST, Manifest, read_manifest, schema_of
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.files import CHECKPOINT, verify_files
+from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
+from pibroch.state.tables import load_averages, load_tables
+from pibroch.state.tensor_file import load_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from pibroch.embedding.storage import verify_file
-from pibroch.embedding.tensor_file import TensorFile, load_tensors
 from pibroch.errors import CheckpointError
-from pibroch.serve.delta_format import (
+from pibroch.serve.from_export import open_export, watched
+from pibroch.serve.model import OpenedModel, dense_layers
+from pibroch.serve.row_files import MappedRows, check_finite, check_written
+from pibroch.serve.split_rows import RowSplit
+from pibroch.state.delta_format import (
     CHANGED,
     ROW_IDS,
     ROWS,
@@ -23,11 +25,9 @@ from pibroch.serve.delta_format import (
     is_delta,
     read_delta,
 )
-from pibroch.serve.export_format import DENSE, EXPORT
-from pibroch.serve.from_export import open_export, watched
-from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.serve.row_files import MappedRows, check_finite, check_written
-from pibroch.serve.split_rows import RowSplit
+from pibroch.state.export_format import DENSE, EXPORT
+from pibroch.state.files import verify_file
+from pibroch.state.tensor_file import TensorFile, load_tensors
 
 MOST_LINKS = 256
 """Deltas in a chain; each costs a lookup a kernel call."""

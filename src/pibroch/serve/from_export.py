@@ -9,14 +9,14 @@ from pibroch.data.encode import index_problem
 from pibroch.data.mapped import FileWatch
 from pibroch.data.transform import FIRST_ROW
 from pibroch.data.vocabularies import Vocabularies
-from pibroch.embedding.storage import check_sizes, verify_file
-from pibroch.embedding.tensor_file import TensorFile, load_tensors
 from pibroch.errors import DamagedCheckpointError
-from pibroch.serve.delta_format import read_export_with_checksum
-from pibroch.serve.export_format import DENSE, EXPORT, VOCABULARIES, ExportManifest
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows, check_finite
 from pibroch.serve.split_rows import RowSplit, SplitRows
+from pibroch.state.delta_format import read_export_with_checksum
+from pibroch.state.export_format import DENSE, EXPORT, VOCABULARIES, ExportManifest
+from pibroch.state.files import check_sizes, verify_file
+from pibroch.state.tensor_file import TensorFile, load_tensors
 from pibroch.untrusted import open_file
 
 

@@ -22,13 +22,13 @@ from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.errors import CheckpointError, DamagedCheckpointError, DataError
 from pibroch.models.base import Model
-from pibroch.serve.delta_format import is_delta
-from pibroch.serve.export_format import is_export
 from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowsAsked, RowSplit, SplitRows
+from pibroch.state.delta_format import is_delta
+from pibroch.state.export_format import is_export
 
 _AS_IT_IS = nullcontext()
 Rows = Sequence[Mapping[str, object]]

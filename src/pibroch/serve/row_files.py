@@ -22,12 +22,12 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, Table, group_tables
-from pibroch.embedding.tensor_file import Stream, TensorFile
 from pibroch.errors import TrainingError
 from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import overlay, quantise
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.serve.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
+from pibroch.state.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
+from pibroch.state.tensor_file import Stream, TensorFile
 
 logger = logging.getLogger(__name__)
 _MOST_OF_FLOAT16 = float(np.finfo(np.float16).max)

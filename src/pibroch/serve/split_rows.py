@@ -26,9 +26,9 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
 from pibroch.kernels.arrays import Ints
-from pibroch.serve.export_format import ExportManifest, RowShard
 from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, kernel_arrays
+from pibroch.state.export_format import ExportManifest, RowShard
 
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest

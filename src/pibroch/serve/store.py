@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pibroch.errors import CheckpointError, PibrochError, WorkerLostError
-from pibroch.serve.delta_format import MANIFEST as DELTA_MANIFEST
-from pibroch.serve.delta_format import is_delta
-from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
-from pibroch.serve.export_format import is_export
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.raw_body import warm_parsers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import MANIFEST as CHECKPOINT_MANIFEST
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.delta_format import MANIFEST as DELTA_MANIFEST
+from pibroch.state.delta_format import is_delta
+from pibroch.state.export_format import MANIFEST as EXPORT_MANIFEST
+from pibroch.state.export_format import is_export
+from pibroch.state.manifest import MANIFEST as CHECKPOINT_MANIFEST
 
 logger = logging.getLogger(__name__)
 WARM_ROWS = (1, 64, 1024)

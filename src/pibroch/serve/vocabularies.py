@@ -7,15 +7,15 @@ from pathlib import Path
 from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.writer import MANIFEST
-from pibroch.embedding.storage import verify_file
 from pibroch.errors import CheckpointError
-from pibroch.serve.delta_format import is_delta
-from pibroch.serve.export_format import VOCABULARIES, is_export, read_export
 from pibroch.serve.from_checkpoint import vocabularies_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.from_export import exported_vocabularies
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import read_manifest
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.delta_format import is_delta
+from pibroch.state.export_format import VOCABULARIES, is_export, read_export
+from pibroch.state.files import verify_file
+from pibroch.state.manifest import read_manifest
 
 
 def find_vocabularies(path: Path) -> Vocabularies:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from pibroch.embedding import Piece, PieceView, SparseOptimizer
 from pibroch.embedding.row_set import ListedRows
-from pibroch.embedding.tensor_file import rows_that_fit
 from pibroch.kernels.arrays import Ints
 from pibroch.servers import server
 from pibroch.servers.client import EmbeddingServers
+from pibroch.state.tensor_file import rows_that_fit
 
 Array = NDArray[Any]
 

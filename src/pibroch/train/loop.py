@@ -17,12 +17,12 @@ from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
 from pibroch.observability.step_trace import StepTrace
 from pibroch.observability.trace import span, spans
+from pibroch.state.manifest import Progress
+from pibroch.state.monitor import Monitor
 from pibroch.train.evaluation import evaluate
 from pibroch.train.exchanged_bytes import ExchangedBytes
-from pibroch.train.manifest import Progress
 from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
-from pibroch.train.monitor import Monitor
 from pibroch.train.replanning import Replanner
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch

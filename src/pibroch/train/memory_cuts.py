@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.torch import load, save
 
+from pibroch.collectives.agreement import on_first, together
 from pibroch.embedding import KeptShard
 from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, newest_common, steps_in
 from pibroch.forkserver import Link, link_to_server
 from pibroch.kernels.arrays import Bytes
 from pibroch.observability.memory import free_memory
 from pibroch.observability.trace import span
-from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import (
+from pibroch.state.dense import (
     DenseState,
     gather_session,
     load_dense_optimizer,
     load_dense_weights,
     load_row_indices,
 )
-from pibroch.train.manifest import Progress
+from pibroch.state.manifest import Progress
 from pibroch.train.pace import Pace
 
 if TYPE_CHECKING:

@@ -16,24 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel
+from pibroch.collectives.agreement import agreed, on_first, together
 from pibroch.data.batch import LoaderPosition
-from pibroch.embedding.checkpoint import load_tables, load_touched
-from pibroch.embedding.storage import CHECKPOINT, explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange import Embeddings
 from pibroch.integers import whole_number
-from pibroch.train.agreement import agreed, on_first, together
-from pibroch.train.checkpoint import Content, check_tables, save_checkpoint, verify_files
-from pibroch.train.checkpoint_folder import (
+from pibroch.state.checkpoint import Content, check_tables, save_checkpoint, verify_files
+from pibroch.state.checkpoint_folder import (
     CheckpointFolder,
     must_have_none,
     newest_whole,
     set_aside,
     step_of,
 )
-from pibroch.train.dense_state import load_row_indices, row_indices_state, tensors_in
-from pibroch.train.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
-from pibroch.train.optimizer_state import is_alike
+from pibroch.state.dense import load_row_indices, row_indices_state, tensors_in
+from pibroch.state.files import CHECKPOINT, explained_refusal, remove_leftovers
+from pibroch.state.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
+from pibroch.state.optimizer_state import is_alike
+from pibroch.state.tables import load_tables, load_touched
+from pibroch.state.values import decode, encode
 from pibroch.train.program_state import (
     EncodedPart,
     HasState,
@@ -42,7 +43,6 @@ from pibroch.train.program_state import (
     load_extra,
     restore_random,
 )
-from pibroch.train.state_tree import decode, encode
 from pibroch.untrusted import checked
 
 logger = logging.getLogger(__name__)

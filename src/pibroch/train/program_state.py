@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from pibroch.collectives import Channel
 from pibroch.collectives.ownership import Parts, all_parts
-from pibroch.embedding.storage import CHECKPOINT
-from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange.embeddings import Embeddings
-from pibroch.train.dense_state import (
+from pibroch.state.dense import (
     OPTIMIZER,
     RANDOM,
     WEIGHTS,
@@ -32,9 +30,11 @@ from pibroch.train.dense_state import (
     set_random_state,
     without,
 )
-from pibroch.train.manifest import Manifest
-from pibroch.train.optimizer_state import encode_optimizer, load_optimizer, names_of_parameters
-from pibroch.train.state_tree import decode, encode
+from pibroch.state.files import CHECKPOINT
+from pibroch.state.manifest import Manifest
+from pibroch.state.optimizer_state import encode_optimizer, load_optimizer, names_of_parameters
+from pibroch.state.tensor_file import load_tensors
+from pibroch.state.values import decode, encode
 from pibroch.untrusted import checked
 
 T = TypeVar("T")

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from pibroch.collectives.agreement import on_first, together
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
 from pibroch.process import threads_of_rank
 from pibroch.roles import DATA_PROCESSOR, ORACLE, Role, roles
-from pibroch.train.agreement import on_first, together
 from pibroch.train.run_directory import RunDirectory
 
 RESTARTS = {DATA_PROCESSOR: 10, ORACLE: 10}

@@ -6,42 +6,35 @@ Open the data, build, resume, train, evaluate the best model on the test split.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from pibroch.collectives.agreement import on_first
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.data import EncodedDataset, Loader
-from pibroch.embedding import SGD
-from pibroch.embedding.checkpoint import check_tables_match, saved_tables
-from pibroch.errors import CheckpointError
+from pibroch.data import EncodedDataset
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
 from pibroch.observability.step_trace import StepTrace
-from pibroch.serve.predictor import Predictor
-from pibroch.train.agreement import on_first
-from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.evaluation import access_skew, check_finite, check_splits, evaluate, predict
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import Progress
+from pibroch.state.resumption import warn_of_surroundings
+from pibroch.train.evaluation import access_skew, check_splits, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
-from pibroch.train.manifest import Manifest, Progress, read_manifest, schema_of
 from pibroch.train.memory_cuts import MemoryCuts, has_state
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.replanning import Replanner
-from pibroch.train.resumption import warn_of_surroundings
 from pibroch.train.roles import helper_processes
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
 from pibroch.train.sameness import check_same_run
-from pibroch.train.scoring import check_out, opened_split, write_predictions
-from pibroch.train.session import Session, build_session, build_tables
+from pibroch.train.session import Session, build_session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
 from pibroch.train.timed_checkpoints import Saver, TimedCheckpoints
@@ -191,81 +184,6 @@ def _go_on(
     checkpoints.pass_by(state.progress)
     logger.info("resumed from memory, step %d", step)
     return state.progress, timed
-
-
-def evaluate_checkpoint(
-    path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
-) -> Metrics:
-    """Metrics of a checkpoint, or of a run directory's best one, over a split.
-
-    On the threads that the recipe asks for.
-
-    Args:
-        path: the checkpoint.
-        dataset: encoded as the one that it was trained on.
-        split: train, validation or test.
-        out: a file for the scores, see :func:`pibroch.train.scoring.score_split`.
-
-    Raises:
-        CheckpointError: when it is missing, damaged, or of other tables or dense features.
-        ConfigError: when there is no such split, or ``out`` cannot be written.
-        DataError: when it has no samples.
-        NonFiniteLossError: when predictions are no numbers.
-    """
-    if out is not None:
-        check_out(out)
-    opened = opened_split(dataset, split)
-    predictor, _ = open_for(path, dataset)
-    loader = Loader(opened, predictor.config.train.evaluate_batch_size)
-    predictions = predict(loader, predictor.logits)
-    if out is not None:
-        write_predictions(predictions, out)
-    metrics, _ = predictions.result()
-    check_finite(metrics, split)
-    if math.isnan(metrics.auc):
-        logger.warning("all labels of the %s split are alike: AUC is not defined", split)
-    return metrics
-
-
-def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
-    """The predictor of a checkpoint, and the checkpoint's folder.
-
-    Of a run directory, its best checkpoint's.
-
-    Torch computes on the threads that the recipe asks for from then on.
-
-    Raises:
-        CheckpointError: when it is missing, damaged, or of other tables, dense features or
-            vocabularies.
-    """
-    folder = find_checkpoint(path)
-    config = must_fit(read_manifest(folder), dataset).config
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
-    return Predictor.open(folder), folder
-
-
-def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
-    """The manifest, when its tables, dense features and vocabularies are those of the data."""
-    tables = build_tables(manifest.config, dataset.num_rows)
-    check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
-    names = schema_of(manifest).dense_names
-    if names != dataset.schema.dense_names:
-        raise CheckpointError(
-            f"dense features {', '.join(dataset.schema.dense_names) or 'none'} in the data",
-            f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
-            "prepare the data with the schema that it was trained on",
-        )
-    if (
-        manifest.dataset_fingerprint != dataset.fingerprint
-    ):  # equal sizes, other vocabularies: ids would mean other rows
-        raise CheckpointError(
-            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the"
-            " checkpoint's",
-            f"data {manifest.dataset_fingerprint[:12]}, on which it was trained",
-            "evaluate on that data, or on such as was encoded with the same vocabularies",
-        )
-    return manifest
 
 
 def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step: int) -> None:

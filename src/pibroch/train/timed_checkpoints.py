@@ -24,17 +24,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from pibroch.collectives import Channel
+from pibroch.collectives.agreement import on_first, together
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
-from pibroch.embedding.checkpoint import SavedTable, saved_tables
-from pibroch.embedding.deltas import Chain, chains, merge, write_deltas
-from pibroch.embedding.parts import WrittenPart
-from pibroch.embedding.storage import FileDigest, explained_refusal, flush_to_disk, temporary_name
 from pibroch.errors import StorageError
 from pibroch.observability.trace import span
-from pibroch.train.agreement import on_first, together
-from pibroch.train.checkpoint import (
+from pibroch.state.checkpoint import (
     Base,
     Content,
     begin_folder,
@@ -42,9 +38,13 @@ from pibroch.train.checkpoint import (
     finish_folder,
     must_be_shared,
 )
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.dense_state import save_dense
-from pibroch.train.manifest import FORMAT_VERSION, Manifest, Progress
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.deltas import Chain, chains, merge, write_deltas
+from pibroch.state.dense import save_dense
+from pibroch.state.files import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.state.manifest import FORMAT_VERSION, Manifest, Progress
+from pibroch.state.parts import WrittenPart
+from pibroch.state.tables import SavedTable, saved_tables
 from pibroch.train.memory_cuts import MemoryCuts
 from pibroch.train.pace import Pace
 

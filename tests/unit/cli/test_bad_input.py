@@ -16,8 +16,8 @@ from pibroch.collectives.world import World
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError, StorageError
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.train.run_directory import RunDirectory
 from small_run import files_below, make_config, make_dataset, run_command, run_installed, train_here
 

@@ -7,8 +7,8 @@ from pibroch.cli.checkpoint import System, convert_command, verify_command
 from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import make_config, run_command, train_here
 
 

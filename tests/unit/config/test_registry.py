@@ -20,8 +20,8 @@ from pibroch.config.recipes import change_config
 from pibroch.config.registry import IMPORTS
 from pibroch.errors import ConfigError
 from pibroch.serve.export import export_checkpoint
-from pibroch.serve.export_format import EXPORT
 from pibroch.serve.predictor import Predictor
+from pibroch.state.export_format import EXPORT
 from pibroch.train.data_source import open_dataset
 from pibroch.train.session import build_session
 from small_run import make_config, make_dataset, run_command, train_here

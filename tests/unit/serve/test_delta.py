@@ -12,9 +12,9 @@ import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, ConfigError, StorageError
 from pibroch.serve.delta import export_delta
-from pibroch.serve.delta_format import read_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.vocabularies import find_vocabularies
+from pibroch.state.delta_format import read_delta
 from small_run import files_below, make_config, run_command, train_here
 
 DTYPES = ("float32", "float16", "int8")

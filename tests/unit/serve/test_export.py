@@ -13,7 +13,7 @@ import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, ConfigError, RowIdError
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.export_format import read_export
+from pibroch.state.export_format import read_export
 from small_run import files_below, make_config, train_here
 
 DTYPES = ("float32", "float16", "int8")

@@ -14,8 +14,8 @@ import pibroch as pb
 from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
 from pibroch.data.sources import TextSource
+from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.train.run import evaluate_checkpoint
 from raw_clicks import COLUMNS, write_csv
 from served import ask, serving
 from small_run import run_command, train_here

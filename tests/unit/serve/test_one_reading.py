@@ -28,13 +28,13 @@ from pibroch.data.raw_batch import batch_from_raw
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SplitRule
 from pibroch.data.values import text_of
+from pibroch.score.checkpoint import open_for
+from pibroch.score.split import score_split
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.inference_protocol import parse_infer
 from pibroch.serve.inputs import work_of
 from pibroch.serve.raw_body import parse_raw
 from pibroch.serve.settings import Refusal
-from pibroch.train.run import open_for
-from pibroch.train.scoring import score_split
 from served import serving
 from small_run import make_config, train_here
 

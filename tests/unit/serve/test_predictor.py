@@ -13,11 +13,11 @@ import pibroch as pb
 from pibroch.collectives import Ranks
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, DataError, RowIdError
-from pibroch.train.checkpoint import restore_weights
-from pibroch.train.checkpoint_folder import CheckpointFolder, find_checkpoint
-from pibroch.train.manifest import read_manifest
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint import restore_weights
+from pibroch.state.checkpoint_folder import CheckpointFolder, find_checkpoint
+from pibroch.state.manifest import read_manifest
 from pibroch.train.metrics import Predictions
-from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.session import build_session
 from small_run import make_config, train_here
 

@@ -7,7 +7,7 @@ import pytest
 import pibroch as pb
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, DataError
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
 from raw_clicks import prepared, raw_rows
 
 

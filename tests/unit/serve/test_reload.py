@@ -15,7 +15,7 @@ import pytest
 
 import pibroch as pb
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.export_format import read_export
+from pibroch.state.export_format import read_export
 from served import Load, ask, serving, until
 from small_run import run_command
 

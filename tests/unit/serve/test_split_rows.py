@@ -22,7 +22,6 @@ from pibroch.ports import free_port
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.export_format import read_export
 from pibroch.serve.http import Service, _scores, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
@@ -34,6 +33,7 @@ from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal, ServerLimits
 from pibroch.serve.split_rows import RowSplit
 from pibroch.serve.store import ModelStore
+from pibroch.state.export_format import read_export
 from served import Load, serving, until
 from small_run import make_config, train_here
 

@@ -17,11 +17,11 @@ from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import CheckpointError, DataError
+from pibroch.score.checkpoint import evaluate_checkpoint, open_for
+from pibroch.score.split import score_split
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.vocabularies import find_vocabularies
 from pibroch.train.data_source import open_dataset
-from pibroch.train.run import evaluate_checkpoint, open_for
-from pibroch.train.scoring import score_split
 from raw_clicks import COLUMNS, raw_rows, write_csv
 from small_run import run_command
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pibroch.data import EncodedDataset
-from pibroch.embedding import storage
 from pibroch.embedding.row_index import state_of
 from pibroch.errors import CheckpointError
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import MANIFEST, Progress, read_manifest
+from pibroch.state import files as storage
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import MANIFEST, Progress, read_manifest
 from pibroch.train.session import build_session
 from small_run import make_config
 

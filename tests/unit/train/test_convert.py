@@ -11,11 +11,11 @@ from pibroch.collectives import Ranks
 from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
 from pibroch.errors import CheckpointError, ConfigError, MissingDependencyError
-from pibroch.train.checkpoint import restore_weights
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint import restore_weights
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import read_manifest
 from pibroch.train.convert import FORMATS, export_checkpoint, import_checkpoint
-from pibroch.train.manifest import read_manifest
-from pibroch.train.run import evaluate_checkpoint
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_session
 from small_run import make_config, make_dataset, train_here

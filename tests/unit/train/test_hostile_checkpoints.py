@@ -15,7 +15,7 @@ from torch import nn
 
 import pibroch as pb
 from pibroch.errors import CheckpointError
-from pibroch.train.dense_state import set_random_state
+from pibroch.state.dense import set_random_state
 from pibroch.untrusted import checksum
 
 TABLES = [pb.Table("a", 9, 4)]

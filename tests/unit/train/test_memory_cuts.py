@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pibroch.embedding.kept_rows import steps_in
-from pibroch.train.manifest import Progress
+from pibroch.state.manifest import Progress
+from pibroch.state.monitor import Monitor
 from pibroch.train.memory_cuts import CutState, _StateMemory
-from pibroch.train.monitor import Monitor
 
 
 def test_a_state_comes_back_with_its_tensors_in_order_and_files_without_any():

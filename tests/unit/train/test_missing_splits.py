@@ -13,8 +13,8 @@ from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.errors import ConfigError, DataError
 from pibroch.observability.report import write_report
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from small_run import make_config, run_command, train_here
 
 SMALL = ["model.bottom=[4]", "train.batch_size=50", "train.epochs=2"]

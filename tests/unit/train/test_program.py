@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import pibroch as pb
-from pibroch.embedding.checkpoint import SavedTable
 from pibroch.errors import (
     CheckpointError,
     ConfigError,
@@ -20,8 +19,9 @@ from pibroch.errors import (
     StorageError,
     TrainingError,
 )
-from pibroch.train import checkpoint
-from pibroch.train.manifest import read_manifest
+from pibroch.state import checkpoint
+from pibroch.state.manifest import read_manifest
+from pibroch.state.tables import SavedTable
 from small_run import files_below, make_config, run_command, train_here
 
 TABLES = [pb.Table("a", 9, 4), pb.Table("b", 7, 2)]

@@ -14,9 +14,9 @@ from pibroch.cli import train as train_command
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from pibroch.serve.predictor import Predictor
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.dense_state import load_dense_weights, tensors_in
-from pibroch.train.manifest import MANIFEST
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.dense import load_dense_weights, tensors_in
+from pibroch.state.manifest import MANIFEST
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_session
 from small_run import files_below, make_config, make_dataset, train_here

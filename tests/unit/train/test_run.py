@@ -14,9 +14,9 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.data.storage import checksum
 from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
-from pibroch.train.checkpoint_folder import CheckpointFolder
-from pibroch.train.manifest import read_manifest
-from pibroch.train.run import evaluate_checkpoint
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import read_manifest
 from pibroch.train.run_directory import RunDirectory
 from pibroch.untrusted import checksum as checksum_of
 from small_run import files_below, make_config, make_dataset, train_here

@@ -1,7 +1,7 @@
 import pytest
 
 from pibroch.config.optimizer import ScheduleConfig
-from pibroch.train.monitor import Monitor
+from pibroch.state.monitor import Monitor
 from pibroch.train.schedule import learning_rate_factor
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from pibroch.cli.main import app
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError
-from pibroch.train.run import evaluate_checkpoint, open_for
-from pibroch.train.scoring import score_split
+from pibroch.score.checkpoint import evaluate_checkpoint, open_for
+from pibroch.score.split import score_split
 from small_run import make_config, train_here
 
 

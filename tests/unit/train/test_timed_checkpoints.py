@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pibroch.collectives import task_thread
-from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import CheckpointError
 from pibroch.observability.records import FanOut
 from pibroch.serve.predictor import Predictor
+from pibroch.state.dense import ROW_INDICES
+from pibroch.state.manifest import read_manifest
+from pibroch.state.tensor_file import load_tensors
 from pibroch.train.data_source import open_dataset
-from pibroch.train.dense_state import ROW_INDICES
-from pibroch.train.manifest import read_manifest
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.timed_checkpoints import LONGEST_CHAIN

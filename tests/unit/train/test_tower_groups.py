@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from pibroch.cli.plan import app
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError
+from pibroch.score.checkpoint import open_for
+from pibroch.score.tower_groups import group_features, read_categories
 from pibroch.serve.predictor import Predictor
-from pibroch.train.run import open_for
-from pibroch.train.tower_groups import group_features, read_categories
 from small_run import make_config, train_here
 
 

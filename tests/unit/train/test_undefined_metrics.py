@@ -15,9 +15,9 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.errors import NonFiniteLossError
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.train.metrics import Predictions
-from pibroch.train.run import evaluate_checkpoint
 from small_run import make_config, train_here
 
 SETTINGS = [

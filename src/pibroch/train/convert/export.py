@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from pibroch.embedding import SGD, MemoryShard, Table, Zeros
-from pibroch.embedding.checkpoint import load_averages, load_tables
-from pibroch.embedding.storage import explained_refusal, verify_file
-from pibroch.embedding.tensor_file import load_tensors
 from pibroch.errors import ConfigError
+from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.files import explained_refusal, verify_file
+from pibroch.state.manifest import Manifest, read_manifest
+from pibroch.state.tables import load_averages, load_tables
+from pibroch.state.tensor_file import load_tensors
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, from_state
-from pibroch.train.dense_state import AVERAGES, WEIGHTS
-from pibroch.train.manifest import Manifest, read_manifest
 
 Advance = Callable[[str], None]
 

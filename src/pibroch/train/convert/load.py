@@ -8,11 +8,11 @@ from pibroch.config import RunConfig
 from pibroch.config.model import DLRMConfig
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.train.checkpoint_folder import CheckpointFolder
+from pibroch.state.checkpoint_folder import CheckpointFolder
+from pibroch.state.manifest import Progress
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, to_state
 from pibroch.train.convert.sources import read_source
-from pibroch.train.manifest import Progress
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session, build_session
 

@@ -11,10 +11,10 @@ from pibroch import untrusted
 from pibroch.config import RunConfig
 from pibroch.config.base import Section
 from pibroch.data.schema import Schema
-from pibroch.embedding.checkpoint import MIN_ITEM_BYTES, SavedTable
-from pibroch.embedding.storage import CHECKPOINT, FileDigest
 from pibroch.errors import CheckpointError, DamagedCheckpointError
-from pibroch.train.monitor import Monitor
+from pibroch.state.files import CHECKPOINT, FileDigest
+from pibroch.state.monitor import Monitor
+from pibroch.state.tables import MIN_ITEM_BYTES, SavedTable
 
 FORMAT_VERSION = 3
 """Of what is written; 2, which had no ``is_delta``, is read too."""

@@ -25,9 +25,9 @@ from pibroch.embedding.row_set import (
     places,
     places_of,
 )
-from pibroch.embedding.storage import FileDigest
-from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.kernels.arrays import Array, Ints
+from pibroch.state.files import FileDigest
+from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 
 ROW_IDS = "row_ids"
 WEIGHT = "weight"

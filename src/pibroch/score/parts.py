@@ -21,7 +21,7 @@ import polars as pl
 from pibroch.data import EncodedDataset
 from pibroch.data.storage import storage_errors
 from pibroch.errors import ConfigError, StorageError
-from pibroch.train.manifest import MANIFEST
+from pibroch.state.manifest import MANIFEST
 
 MOST_SAMPLES = 1 << 20
 PARTS_WANTED = 64

@@ -17,12 +17,34 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from pibroch.collectives import Channel
-from pibroch.embedding.checkpoint import (
+from pibroch.collectives.agreement import on_first, together
+from pibroch.errors import CheckpointError, StorageError
+from pibroch.state.dense import (
+    DenseState,
+    gather_session,
+    load_dense_optimizer,
+    load_dense_weights,
+    load_row_indices,
+    save_dense,
+    tensors_in,
+)
+from pibroch.state.files import (
+    FileDigest,
+    explained_refusal,
+    flush_to_disk,
+    link_or_copy,
+    temporary_name,
+    verify_file,
+)
+from pibroch.state.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
+from pibroch.state.parts import WrittenPart
+from pibroch.state.resumption import check_settings
+from pibroch.state.tables import (
     FOLDER,
     Extent,
     SavedTable,
@@ -33,32 +55,7 @@ from pibroch.embedding.checkpoint import (
     save_tables,
     saved_tables,
 )
-from pibroch.embedding.parts import WrittenPart
-from pibroch.embedding.storage import (
-    FileDigest,
-    explained_refusal,
-    flush_to_disk,
-    link_or_copy,
-    temporary_name,
-    verify_file,
-)
-from pibroch.errors import CheckpointError, StorageError
-from pibroch.train.agreement import on_first, together
-from pibroch.train.dense_state import (
-    DenseState,
-    gather_session,
-    load_dense_optimizer,
-    load_dense_weights,
-    load_row_indices,
-    save_dense,
-    tensors_in,
-)
-from pibroch.train.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
-from pibroch.train.resumption import check_settings
-
-if TYPE_CHECKING:
-    from pibroch.exchange import Embeddings
-    from pibroch.train.session import Session
+from pibroch.state.trained import TablesOfRanks, Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class Content:
     unchecked: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
-def content_of(session: Session, progress: Progress, channel: Channel) -> Content:
+def content_of(session: Trained, progress: Progress, channel: Channel) -> Content:
     """What a run's checkpoint holds besides rows; every rank calls it."""
     rates = {
         "dense": session.optimizer.param_groups[0]["lr"],
@@ -124,7 +121,7 @@ def content_of(session: Session, progress: Progress, channel: Channel) -> Conten
 
 def save_checkpoint(
     folder: Path,
-    embeddings: Embeddings,
+    embeddings: TablesOfRanks,
     content: Content,
     channel: Channel,
     base: Base | None = None,
@@ -176,7 +173,7 @@ def save_checkpoint(
 
 
 def restore_checkpoint(
-    folder: Path, manifest: Manifest, session: Session, channel: Channel
+    folder: Path, manifest: Manifest, session: Trained, channel: Channel
 ) -> None:
     """Bring a session, on any number of ranks, to exactly where the checkpoint was saved.
 
@@ -213,7 +210,7 @@ def restore_checkpoint(
     together(channel, load)
 
 
-def restore_weights(folder: Path, manifest: Manifest, session: Session, channel: Channel) -> None:
+def restore_weights(folder: Path, manifest: Manifest, session: Trained, channel: Channel) -> None:
     """Load what predictions depend on, into tables of any optimizer.
 
     Its tables keep averages where the run kept them.
@@ -299,7 +296,7 @@ def replaced_name(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.replaced")
 
 
-def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
+def _load_weights(folder: Path, manifest: Manifest, session: Trained) -> None:
     load_row_indices(tensors_in(folder), session.embeddings)
     load_tables(folder, manifest.tables, session.embeddings.pieces())
     session.embeddings.step = manifest.progress.step
@@ -307,7 +304,7 @@ def _load_weights(folder: Path, manifest: Manifest, session: Session) -> None:
 
 
 def check_tables(
-    manifest: Manifest, embeddings: Embeddings, *, same_state: bool, weights_alone: bool = False
+    manifest: Manifest, embeddings: TablesOfRanks, *, same_state: bool, weights_alone: bool = False
 ) -> None:
     """Raise CheckpointError unless a checkpoint's tables are those of ``embeddings``."""
     wanted = saved_tables(embeddings.tables, embeddings.optimizers)

@@ -2,15 +2,15 @@ import os
 
 import pytest
 
-from pibroch.embedding import storage
-from pibroch.embedding.storage import (
+from pibroch.errors import CheckpointError, StorageError
+from pibroch.state import files
+from pibroch.state.files import (
     FileDigest,
     explained_refusal,
     link_or_copy,
     remove_leftovers,
     verify_file,
 )
-from pibroch.errors import CheckpointError, StorageError
 
 DIGEST_OF_X = FileDigest(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881")
 
@@ -45,7 +45,7 @@ def test_links_share_their_bytes_and_copies_stand_in(tmp_path, monkeypatch):
     def refuse(source, target):
         raise OSError("no links here")
 
-    monkeypatch.setattr(storage.os, "link", refuse)
+    monkeypatch.setattr(files.os, "link", refuse)
     link_or_copy(tmp_path / "a", tmp_path / "copied")
     assert (tmp_path / "copied").read_bytes() == b"x" and not os.path.samefile(
         tmp_path / "a", tmp_path / "copied"

@@ -17,20 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pibroch.collectives.agreement import agreed, on_first
 from pibroch.collectives.world import World
 from pibroch.data import EncodedDataset, JaggedBatch, Split
 from pibroch.data.loader import batch_of
-from pibroch.embedding.storage import verify_file
 from pibroch.process import threads_of_rank
+from pibroch.score.checkpoint import must_fit
+from pibroch.score.parts import ScoreParts
+from pibroch.score.split import Scored, check_out, frame_of, opened_split
 from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
 from pibroch.serve.from_checkpoint import dense_state, load_embeddings
 from pibroch.serve.model import dense_layers
-from pibroch.train.agreement import agreed, on_first
-from pibroch.train.checkpoint_folder import find_checkpoint
-from pibroch.train.manifest import Manifest, read_manifest, schema_of
-from pibroch.train.run import must_fit
-from pibroch.train.score_parts import ScoreParts
-from pibroch.train.scoring import Scored, check_out, frame_of, opened_split
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.files import verify_file
+from pibroch.state.manifest import Manifest, read_manifest, schema_of
 
 Advance = Callable[[int], None]
 
@@ -44,7 +44,7 @@ def score_split_by_ranks(
     bound: int | None = None,
     advance: Advance = lambda _: None,
 ) -> Scored:
-    """As :func:`pibroch.train.scoring.score_split`, by all ranks; each calls this.
+    """As :func:`pibroch.score.split.score_split`, by all ranks; each calls this.
 
     Parts that one process or other ranks have left are kept, and the other way round. ``out`` lies
     where all ranks reach it.

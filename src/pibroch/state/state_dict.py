@@ -1,66 +1,19 @@
-"""Tables in ``state_dict``, under TorchRec's names, and what states need of a module of tables."""
+"""Tables in torch's ``state_dict``, under TorchRec's names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from pibroch.collectives import Channel, Ranks
-from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, SparseOptimizer, Table
+from pibroch.embedding import MemoryShard, PieceView, RowArray, Shard, Table
 from pibroch.embedding.narrow_rows import tensor_of
-from pibroch.embedding.parts import WEIGHT
-from pibroch.embedding.row_index import RowIndex
 from pibroch.embedding.row_set import RowSet, as_slice
 from pibroch.errors import ConfigError
-from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.kernels.arrays import Ints
-
-
-class TablesOfRanks(Protocol):
-    """A module of tables, as far as states of them need it: :class:`pibroch.Embeddings`.
-
-    Attributes:
-        step: number of updates so far.
-    """
-
-    step: int
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """All tables."""
-
-    @property
-    def optimizers(self) -> dict[str, SparseOptimizer]:
-        """By table name."""
-
-    @property
-    def fused_optimizer(self) -> FusedOptimizer:
-        """The rows' learning rates."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """Between which the tables lie."""
-
-    @property
-    def control(self) -> Channel:
-        """A channel between these, for what happens beside steps."""
-
-    @property
-    def kind_in_state(self) -> str:
-        """What stands before a table's name."""
-
-    @property
-    def row_indices(self) -> dict[str, RowIndex]:
-        """By table name, from its ids to its rows."""
-
-    def pieces(self) -> list[PieceView]:
-        """The parts of the tables that this process holds."""
-
-    def rewriting(self) -> AbstractContextManager[list[PieceView]]:
-        """The same, to be written to."""
+from pibroch.state.parts import WEIGHT
+from pibroch.state.trained import TablesOfRanks
 
 
 def name_of(embeddings: TablesOfRanks, table: Table, field: str = WEIGHT) -> str:

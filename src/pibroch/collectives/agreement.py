@@ -6,7 +6,7 @@ A failure anywhere is an error everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from pibroch import errors
 from pibroch.collectives import Channel
@@ -57,8 +57,7 @@ def on_first(channel: Channel, work: Callable[[], T]) -> T:
 
     Blocks until it is done.
     """
-    first: Any = together(channel, lambda: work() if channel.ranks.rank == 0 else None)[0]
-    return first  # type: ignore[no-any-return]
+    return cast(T, together(channel, lambda: work() if channel.ranks.rank == 0 else None)[0])
 
 
 def _plain(error: Exception) -> dict[str, str]:

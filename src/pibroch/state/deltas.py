@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pibroch.embedding.checkpoint import FOLDER, SavedTable
-from pibroch.embedding.parts import ROW_IDS, SavedPart, WrittenPart, listed_ids, write_piece
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.row_set import ListedRows
-from pibroch.embedding.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.kernels.arrays import Array, Ints
+from pibroch.state.parts import ROW_IDS, SavedPart, WrittenPart, listed_ids, write_piece
+from pibroch.state.tables import FOLDER, SavedTable
+from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 
 
 @dataclass(frozen=True, slots=True)

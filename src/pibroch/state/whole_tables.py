@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pibroch.collectives.agreement import agreed
 from pibroch.embedding import Table
-from pibroch.embedding.checkpoint import saved_tables
-from pibroch.embedding.parts import WEIGHT
 from pibroch.errors import CheckpointError
-from pibroch.exchange.agreement import check_on_all
-from pibroch.exchange.row_blocks import RowBlocks
-from pibroch.exchange.state import TablesOfRanks, name_of
+from pibroch.state.parts import WEIGHT
+from pibroch.state.row_blocks import RowBlocks
+from pibroch.state.state_dict import name_of
+from pibroch.state.tables import saved_tables
+from pibroch.state.trained import TablesOfRanks
 
 _DO = "pass what full_state_dict() of embeddings with the same tables gave"
 
@@ -49,7 +50,7 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
     channel = embeddings.control
     is_first = embeddings.control.ranks.rank == 0
     saved = saved_tables(embeddings.tables, embeddings.optimizers)
-    check_on_all(channel, lambda: _check(embeddings, state, strict) if is_first else None)
+    agreed(channel, lambda: _check(embeddings, state, strict) if is_first else None)
     given: list[list[str]] = channel.gather([*state] if is_first else [])
     with embeddings.rewriting() as views:
         blocks = RowBlocks(channel, views)

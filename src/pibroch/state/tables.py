@@ -17,7 +17,14 @@ import numpy as np
 from pibroch.embedding.groups import Optimizers, optimizers_of
 from pibroch.embedding.initializers import Zeros
 from pibroch.embedding.optimizers import SGD
-from pibroch.embedding.parts import (
+from pibroch.embedding.piece import Piece, PieceView
+from pibroch.embedding.row_index import Identity
+from pibroch.embedding.row_set import ListedRows
+from pibroch.embedding.rows import read_rows
+from pibroch.embedding.shard import MemoryShard
+from pibroch.embedding.table import Table
+from pibroch.errors import CheckpointError
+from pibroch.state.parts import (
     WEIGHT,
     SavedPart,
     WrittenPart,
@@ -26,13 +33,6 @@ from pibroch.embedding.parts import (
     write_piece,
     write_touched,
 )
-from pibroch.embedding.piece import Piece, PieceView
-from pibroch.embedding.row_index import Identity
-from pibroch.embedding.row_set import ListedRows
-from pibroch.embedding.rows import read_rows
-from pibroch.embedding.shard import MemoryShard
-from pibroch.embedding.table import Table
-from pibroch.errors import CheckpointError
 
 FOLDER = "tables"
 MIN_ITEM_BYTES = 2

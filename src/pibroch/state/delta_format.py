@@ -11,17 +11,17 @@ from typing import Literal
 from pydantic import Field
 
 from pibroch.config.base import Section
-from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError
-from pibroch.serve.export_format import (
+from pibroch.state.export_format import (
     EXPORT,
     VERSION_NAME,
     ExportManifest,
     read_checked,
     write_checked,
 )
-from pibroch.serve.export_format import FORMAT as EXPORT_FORMAT
-from pibroch.serve.export_format import MANIFEST as EXPORT_MANIFEST
+from pibroch.state.export_format import FORMAT as EXPORT_FORMAT
+from pibroch.state.export_format import MANIFEST as EXPORT_MANIFEST
+from pibroch.state.files import FileDigest
 from pibroch.untrusted import InnerPath, read_manifest
 
 FORMAT = "pibroch-delta"

@@ -20,9 +20,9 @@ from pibroch.data import EncodedDataset, Split
 from pibroch.data.dataset import SplitName
 from pibroch.data.loader import batch_of
 from pibroch.errors import ConfigError, DataError
+from pibroch.score.parts import ScoreParts, writing_scores
 from pibroch.serve.predictor import Predictor
 from pibroch.train.metrics import Predictions
-from pibroch.train.score_parts import ScoreParts, writing_scores
 
 FORMATS = (".parquet", ".csv")
 

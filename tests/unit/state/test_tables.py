@@ -5,7 +5,11 @@ import pytest
 
 from pibroch.config.exchange import PLACEMENTS
 from pibroch.embedding import SGD, Adam, MemoryShard, RowWiseAdagrad, RowWiseAdam, Table
-from pibroch.embedding.checkpoint import (
+from pibroch.embedding.row_set import ids_of
+from pibroch.errors import CheckpointError
+from pibroch.planner import Plan
+from pibroch.state.files import verify_file
+from pibroch.state.tables import (
     Extent,
     SavedTable,
     check_tables_match,
@@ -15,10 +19,6 @@ from pibroch.embedding.checkpoint import (
     save_tables,
     saved_tables,
 )
-from pibroch.embedding.row_set import ids_of
-from pibroch.embedding.storage import verify_file
-from pibroch.errors import CheckpointError
-from pibroch.planner import Plan
 from row_plans import random_plan
 
 TABLES = [Table("a", 23, 4), Table("b/../c@ü", 5, 4), Table("one", 1, 4)]

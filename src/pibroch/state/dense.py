@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +20,11 @@ from torch import Tensor, nn
 from pibroch.collectives import Channel
 from pibroch.collectives.ownership import Parts, all_parts, is_within, own_parts
 from pibroch.embedding.row_index import load_state, state_of
-from pibroch.embedding.storage import CHECKPOINT, FileDigest
-from pibroch.embedding.tensor_file import Stream, load_tensors, write_tensors
 from pibroch.errors import CheckpointError
-from pibroch.train.optimizer_state import encode_optimizer, load_optimizer
-
-if TYPE_CHECKING:
-    from pibroch.exchange import Embeddings
-    from pibroch.train.session import Session
+from pibroch.state.files import CHECKPOINT, FileDigest
+from pibroch.state.optimizer_state import encode_optimizer, load_optimizer
+from pibroch.state.tensor_file import Stream, load_tensors, write_tensors
+from pibroch.state.trained import TablesOfRanks, Trained
 
 WEIGHTS = "dense.safetensors"
 OPTIMIZER = "dense_optimizer.safetensors"
@@ -57,7 +54,7 @@ ReadTensors = Callable[[str], Mapping[str, Tensor]]
 """Gives the tensors of a file by name."""
 
 
-def gather_session(session: Session, channel: Channel) -> DenseState:
+def gather_session(session: Trained, channel: Channel) -> DenseState:
     """All of a session that :func:`save_dense` is to write, as :func:`gather_dense`."""
     parts = all_parts(session.model)
     averages = {_AVERAGED + part: members for part, members in parts.items()}
@@ -136,14 +133,14 @@ def tensors_in(folder: Path) -> ReadTensors:
     return lambda file: load_tensors(folder, file)
 
 
-def row_indices_state(embeddings: Embeddings) -> DenseState:
+def row_indices_state(embeddings: TablesOfRanks) -> DenseState:
     """The file of the tables' row indices; none where no index has a state."""
     state = state_of(embeddings.row_indices)
     tensors = {name: torch.from_numpy(array) for name, array in state.items()}
     return {ROW_INDICES: tensors} if tensors else {}
 
 
-def load_row_indices(read: ReadTensors, embeddings: Embeddings) -> None:
+def load_row_indices(read: ReadTensors, embeddings: TablesOfRanks) -> None:
     """Bring the tables' row indices to where they were saved.
 
     Raises:
@@ -154,7 +151,7 @@ def load_row_indices(read: ReadTensors, embeddings: Embeddings) -> None:
         load_state(indices, {name: each.numpy() for name, each in read(ROW_INDICES).items()})
 
 
-def load_dense_weights(read: ReadTensors, session: Session) -> None:
+def load_dense_weights(read: ReadTensors, session: Trained) -> None:
     """Load what this rank holds of the model, and of its averages where the session keeps them.
 
     Args:
@@ -176,7 +173,7 @@ def load_dense_weights(read: ReadTensors, session: Session) -> None:
         ) from error
 
 
-def load_dense_optimizer(read: ReadTensors, session: Session) -> None:
+def load_dense_optimizer(read: ReadTensors, session: Trained) -> None:
     """Load what this rank holds of the dense optimizer's state, and the random state."""
     names = [name for name, _ in session.model.named_parameters()]
     load_optimizer(session.optimizer, names, _own(read, OPTIMIZER, session), None)
@@ -215,7 +212,7 @@ def set_random_state(states: Mapping[str, Tensor], name: str) -> None:
     torch.set_rng_state(state)
 
 
-def _dense_state(session: Session) -> DenseState:
+def _dense_state(session: Trained) -> DenseState:
     averages = {} if session.averages is None else {AVERAGES: session.averages.state_dict()}
     return {
         WEIGHTS: session.model.state_dict(),
@@ -228,7 +225,7 @@ def _dense_state(session: Session) -> DenseState:
     }
 
 
-def _own(read: ReadTensors, file: str, session: Session) -> Mapping[str, Tensor]:
+def _own(read: ReadTensors, file: str, session: Trained) -> Mapping[str, Tensor]:
     before = _AVERAGED if file == AVERAGES else ""
     return without(read(file), [before + part for part in parts_elsewhere(session.model)])
 

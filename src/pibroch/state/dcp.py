@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pibroch.collectives.agreement import agreed
 from pibroch.embedding import Table
-from pibroch.embedding.checkpoint import saved_tables
-from pibroch.embedding.parts import WEIGHT
 from pibroch.embedding.row_index import check_state, load_state, state_of
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.exchange.agreement import check_on_all
-from pibroch.exchange.row_blocks import RowBlocks, even_blocks
-from pibroch.exchange.state import TablesOfRanks, name_of
 from pibroch.kernels.arrays import Array, Records
+from pibroch.state.parts import WEIGHT
+from pibroch.state.row_blocks import RowBlocks, even_blocks
+from pibroch.state.state_dict import name_of
+from pibroch.state.tables import saved_tables
+from pibroch.state.trained import TablesOfRanks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -92,7 +93,7 @@ class EmbeddingState:
         """
         embeddings = self._embeddings
         channel = self._embeddings.control
-        check_on_all(channel, lambda: self._check(state_dict))
+        agreed(channel, lambda: self._check(state_dict))
         with embeddings.rewriting() as views:
             load_state(embeddings.row_indices, _of_indices(state_dict))
             blocks = RowBlocks(channel, views)

@@ -15,8 +15,8 @@ from pibroch import untrusted
 from pibroch.config.base import Section
 from pibroch.config.model import ModelConfig
 from pibroch.data.schema import SavedSchema
-from pibroch.embedding.storage import FileDigest
 from pibroch.errors import CheckpointError, DamagedCheckpointError
+from pibroch.state.files import FileDigest
 
 FORMAT = "pibroch-export"
 FORMAT_VERSION = 1

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from pibroch.collectives import Channel
 from pibroch.embedding import PieceView, RowArray, Table
-from pibroch.embedding.checkpoint import Extent, SavedTable
-from pibroch.embedding.parts import WEIGHT
 from pibroch.embedding.row_set import RowSet, as_slice, places_of, those_within
-from pibroch.embedding.tensor_file import BUFFER_BYTES
 from pibroch.kernels.arrays import Ints, Records
+from pibroch.state.parts import WEIGHT
+from pibroch.state.tables import Extent, SavedTable
+from pibroch.state.tensor_file import BUFFER_BYTES
 
 Blocks = Sequence[range]
 """For each rank the consecutive rows of a table that it has, or is to have.

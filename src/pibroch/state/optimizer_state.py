@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from pibroch.collectives.ownership import is_within
 from pibroch.config.base import Section
-from pibroch.embedding.storage import CHECKPOINT
 from pibroch.errors import CheckpointError
-from pibroch.train.state_tree import decode, encode
+from pibroch.state.files import CHECKPOINT
+from pibroch.state.values import decode, encode
 from pibroch.untrusted import checked
 
 _BY_PARAMETER = (

@@ -21,9 +21,9 @@ import torch
 from pydantic import Field
 
 from pibroch.embedding.piece import RowArray
-from pibroch.embedding.storage import CHECKPOINT, FileDigest
 from pibroch.errors import TrainingError
 from pibroch.kernels.arrays import Array
+from pibroch.state.files import CHECKPOINT, FileDigest
 from pibroch.untrusted import Refusal, checked, open_file, parse_json
 
 BUFFER_BYTES = 8 << 20

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pibroch.embedding.storage import CHECKPOINT
 from pibroch.errors import ConfigError
+from pibroch.state.files import CHECKPOINT
 
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS = (

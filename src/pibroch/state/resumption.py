@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pibroch.config import RunConfig
 from pibroch.config.differences import differences, spelled
 from pibroch.errors import CheckpointError
-from pibroch.train.manifest import Manifest
+from pibroch.state.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

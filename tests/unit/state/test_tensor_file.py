@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from pibroch.embedding import tensor_file
-from pibroch.embedding.storage import verify_file
-from pibroch.embedding.tensor_file import Stream, TensorFile, write_tensors
 from pibroch.errors import CheckpointError, TrainingError
+from pibroch.state.files import verify_file
+from pibroch.state.tensor_file import Stream, TensorFile, write_tensors
 
 
 def read(path, name, first=0, last=None):

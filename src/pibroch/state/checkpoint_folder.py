@@ -9,25 +9,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pibroch.collectives import Channel, Ranks
+from pibroch.collectives.agreement import agreed, on_first
 from pibroch.config import RunConfig
-from pibroch.embedding.storage import explained_refusal, remove_leftovers
 from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
-from pibroch.train.agreement import agreed, on_first
-from pibroch.train.checkpoint import (
+from pibroch.state.checkpoint import (
     Base,
     content_of,
     restore_checkpoint,
     restore_weights,
     save_checkpoint,
 )
-from pibroch.train.manifest import MANIFEST, Manifest, Progress, read_manifest
-from pibroch.train.resumption import warn_of_settings
-
-if TYPE_CHECKING:
-    from pibroch.train.session import Session
+from pibroch.state.files import explained_refusal, remove_leftovers
+from pibroch.state.manifest import MANIFEST, Manifest, Progress, read_manifest
+from pibroch.state.resumption import warn_of_settings
+from pibroch.state.trained import Trained
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +128,7 @@ class CheckpointFolder:
             link = self.path(int(link.read_text(encoding="utf-8")))
         return link.resolve() if link.exists() else None
 
-    def save(self, session: Session, progress: Progress) -> None:
+    def save(self, session: Trained, progress: Progress) -> None:
         """Save, link the best, and remove what is no longer kept. Blocks until all ranks are done.
 
         Raises:
@@ -153,7 +150,7 @@ class CheckpointFolder:
                     view.touched[:] = False
         on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
 
-    def resume(self, session: Session) -> Progress:
+    def resume(self, session: Trained) -> Progress:
         """Bring a session to the newest undamaged checkpoint, clean up after a killed run.
 
         A fresh start where there is none.
@@ -201,7 +198,7 @@ class CheckpointFolder:
         self._last = self._base_at(progress.step)
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
 
-    def restore_best(self, session: Session) -> None:
+    def restore_best(self, session: Trained) -> None:
         """Load what predictions depend on from the best checkpoint, if there is one.
 
         Raises:
@@ -237,7 +234,7 @@ class CheckpointFolder:
                 "free some space",
             ) from error
 
-    def _restore_newest(self, session: Session) -> Base | None:
+    def _restore_newest(self, session: Trained) -> Base | None:
         """Where the session is from now on; every rank tries the same checkpoints."""
 
         def restore(path: Path, manifest: Manifest) -> None:
@@ -355,7 +352,7 @@ def newest_whole(
         channel: between the ranks.
         paths: newest first, the same on all ranks.
         restore: changes nothing when it finds damage, which it raises on all ranks.
-        to_go_on: whether they may lack rows, see :func:`pibroch.train.manifest.read_manifest`.
+        to_go_on: whether they may lack rows, see :func:`pibroch.state.manifest.read_manifest`.
 
     Returns:
         The checkpoint, ``None`` when there is none, and what is wrong with the newer ones.

@@ -1,0 +1,1 @@
+"""Checkpoints over splits of data: metrics, files of scores, feature groups."""

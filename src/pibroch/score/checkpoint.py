@@ -1,0 +1,98 @@
+"""A checkpoint over a split: its predictor, and its metrics."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import torch
+
+from pibroch.data import EncodedDataset, Loader
+from pibroch.embedding import SGD
+from pibroch.errors import CheckpointError
+from pibroch.score.split import check_out, opened_split, write_predictions
+from pibroch.serve.predictor import Predictor
+from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.manifest import Manifest, read_manifest, schema_of
+from pibroch.state.tables import check_tables_match, saved_tables
+from pibroch.train.evaluation import check_finite, predict
+from pibroch.train.metrics import Metrics
+from pibroch.train.session import build_tables
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate_checkpoint(
+    path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
+) -> Metrics:
+    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+
+    On the threads that the recipe asks for.
+
+    Args:
+        path: the checkpoint.
+        dataset: encoded as the one that it was trained on.
+        split: train, validation or test.
+        out: a file for the scores, see :func:`pibroch.score.split.score_split`.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or of other tables or dense features.
+        ConfigError: when there is no such split, or ``out`` cannot be written.
+        DataError: when it has no samples.
+        NonFiniteLossError: when predictions are no numbers.
+    """
+    if out is not None:
+        check_out(out)
+    opened = opened_split(dataset, split)
+    predictor, _ = open_for(path, dataset)
+    loader = Loader(opened, predictor.config.train.evaluate_batch_size)
+    predictions = predict(loader, predictor.logits)
+    if out is not None:
+        write_predictions(predictions, out)
+    metrics, _ = predictions.result()
+    check_finite(metrics, split)
+    if math.isnan(metrics.auc):
+        logger.warning("all labels of the %s split are alike: AUC is not defined", split)
+    return metrics
+
+
+def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
+    """The predictor of a checkpoint, and the checkpoint's folder.
+
+    Of a run directory, its best checkpoint's.
+
+    Torch computes on the threads that the recipe asks for from then on.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or of other tables, dense features or
+            vocabularies.
+    """
+    folder = find_checkpoint(path)
+    config = must_fit(read_manifest(folder), dataset).config
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    return Predictor.open(folder), folder
+
+
+def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
+    """The manifest, when its tables, dense features and vocabularies are those of the data."""
+    tables = build_tables(manifest.config, dataset.num_rows)
+    check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
+    names = schema_of(manifest).dense_names
+    if names != dataset.schema.dense_names:
+        raise CheckpointError(
+            f"dense features {', '.join(dataset.schema.dense_names) or 'none'} in the data",
+            f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
+            "prepare the data with the schema that it was trained on",
+        )
+    if (
+        manifest.dataset_fingerprint != dataset.fingerprint
+    ):  # equal sizes, other vocabularies: ids would mean other rows
+        raise CheckpointError(
+            f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the"
+            " checkpoint's",
+            f"data {manifest.dataset_fingerprint[:12]}, on which it was trained",
+            "evaluate on that data, or on such as was encoded with the same vocabularies",
+        )
+    return manifest

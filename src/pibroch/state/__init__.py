@@ -1,0 +1,1 @@
+"""A table's rows at a moment, and every form in which they are kept."""

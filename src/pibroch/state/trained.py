@@ -1,0 +1,116 @@
+"""What this room asks of those whose state it keeps: tables between ranks, and a training session.
+
+Protocols, so that nothing of exchanges or of training is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from pibroch.collectives import Channel, Ranks
+from pibroch.config import RunConfig
+from pibroch.data import EncodedDataset
+from pibroch.embedding import PieceView, SparseOptimizer, Table
+from pibroch.embedding.row_index import RowIndex
+
+
+class TablesOfRanks(Protocol):
+    """A module of tables, as far as states of them need it: :class:`pibroch.Embeddings`.
+
+    Attributes:
+        step: number of updates so far.
+        learning_rate: of the rows of the first group of tables.
+    """
+
+    step: int
+    learning_rate: float
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables."""
+
+    @property
+    def optimizers(self) -> dict[str, SparseOptimizer]:
+        """By table name."""
+
+    @property
+    def fused_optimizer(self) -> torch.optim.Optimizer:
+        """The rows' learning rates."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Between which the tables lie."""
+
+    @property
+    def control(self) -> Channel:
+        """A channel between these, for what happens beside steps."""
+
+    @property
+    def kind_in_state(self) -> str:
+        """What stands before a table's name."""
+
+    @property
+    def row_indices(self) -> dict[str, RowIndex]:
+        """By table name, from its ids to its rows."""
+
+    def pieces(self) -> list[PieceView]:
+        """The parts of the tables that this process holds."""
+
+    def rewriting(self) -> AbstractContextManager[list[PieceView]]:
+        """The same, to be written to."""
+
+    def track_touched(self) -> None:
+        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
+
+
+class Averages(Protocol):
+    """Moving averages of dense layers: torch's ``AveragedModel``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all layers, each name behind ``module.``."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> object:
+        """The inverse."""
+
+
+class Trained(Protocol):
+    """What a checkpoint of a run is of: :class:`pibroch.train.session.Session`.
+
+    Attributes:
+        has_rows: whether the rows are what the seed makes of them, or were; else somebody is to
+            write them all.
+    """
+
+    has_rows: bool
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+
+    @property
+    def dataset(self) -> EncodedDataset:
+        """The data."""
+
+    @property
+    def embeddings(self) -> TablesOfRanks:
+        """The tables."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The dense layers."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of the dense layers."""
+
+    @property
+    def averages(self) -> Averages | None:
+        """Moving averages of the dense layers, where the run keeps them."""
+
+    def fill_rows(self) -> None:
+        """Make the rows what the seed makes of them, unless they are, or were."""
