@@ -4,7 +4,7 @@
 
 Inference on several kinds of data is in :mod:`benchmarks.lagged_sections`. Ranks are processes of
 one host. Delays are sleeps, so that ranks need no core of their own; what is measured stands beside
-the recursion (:mod:`pibroch.collectives.bounded_lag.max_plus`) on the delays that were drawn.
+the recursion (:mod:`pibroch.collectives.bounded_lag.jitter`) on the delays that were drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
-from pibroch.collectives.bounded_lag.max_plus import total_time
+from pibroch.collectives.bounded_lag.jitter import total_time
 
 KIB = 1024
 SECTIONS = (

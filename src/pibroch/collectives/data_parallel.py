@@ -2,7 +2,7 @@
 
 torch's DistributedDataParallel gives each rank the same weight, however many samples it has,
 renames the parameters, and hangs or stops where a rank has no samples. What is here weights ranks
-by their samples and keeps names.
+by their samples and keeps names. Gradients are clipped by their norm over all ranks.
 """
 
 from __future__ import annotations
@@ -115,6 +115,41 @@ def data_parallel(
     calls = _Calls(gradients, samples_of if num_samples is None else num_samples)
     _CALLS[model] = model.register_forward_hook(calls, with_kwargs=True)
     return model
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float, channel: Channel) -> Tensor:
+    """Scale a model's gradients down so that all of them have a norm of at most ``max_norm``.
+
+    As `torch.nn.utils.clip_grad_norm_`, to the bit, for a model that is the same on all ranks, and
+    then nothing is sent. Of a model with parts that belong to groups of ranks
+    (:func:`data_parallel`), each part counts once, wherever it is, and all ranks use the
+    same norm.
+
+    Args:
+        model: after :func:`data_parallel` and backward.
+        max_norm: bound.
+        channel: between all ranks, each of which calls this. Blocks.
+
+    Returns:
+        The norm before.
+    """
+    parts = ownership.all_parts(model)
+    here = channel.ranks.rank_in_run
+    if not parts:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    led = [part for part, members in parts.items() if min(members) == here]
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    shared = torch.nn.utils.get_total_norm(
+        [g for name, g in gradients.items() if not ownership.is_within(name, parts)]
+    )
+    own = torch.nn.utils.get_total_norm(
+        [g for name, g in gradients.items() if ownership.is_within(name, led)]
+    )
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.cat([shared.cpu().view(1), *channel.gather_tensors(own.cpu().view(1))])
+    )
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
 
 
 class _Calls:

@@ -1,9 +1,9 @@
 """Criteo-shaped data with a planted truth, as skewed as the real log.
 
-No model can do better than ``truth.json`` says but by luck.
-Thirteen dense values, 26 categories; ids by the measured skew of each Criteo table (``skew``),
-labels from a factorisation machine (``planted``), the optimum written to ``truth.json`` and the
-manifest (``truth``). Rows of a table are ordered by popularity.
+Thirteen dense values and 26 categories. Ids have the measured skew of each Criteo table
+(:mod:`pibroch.data.skew`), and rows of a table are ordered by popularity. Labels come from a
+factorisation machine (:mod:`pibroch.data.planted`). ``truth.json`` and the manifest say how well
+the best possible model does; only by luck is one better.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pibroch.data.planted import (
     DEVIATIONS,
     GROUPED_DEVIATIONS,
     Planted,
+    TruthMeter,
     calibrated,
     draw_effects,
     sigmoid,
@@ -30,7 +31,6 @@ from pibroch.data.skew import CRITEO_SKEW, rank_probabilities
 from pibroch.data.splits import SPLITS, TRAIN, SplitRule
 from pibroch.data.storage import write_json
 from pibroch.data.transform import FIRST_ROW
-from pibroch.data.truth import TruthMeter
 from pibroch.data.writer import DatasetWriter, EncodedRows
 from pibroch.errors import ConfigError
 from pibroch.kernels.sampling import alias_table, draw_ids, stream_keys, uniform

@@ -1,6 +1,8 @@
 """The counting pass: for each table its vocabulary and how often training reads each row.
 
-One feature at a time over the spool, in bounded memory; a feature whose counts are on disk is done.
+It takes one feature at a time over the spool; a feature whose counts are on disk is done. Memory is
+bounded: sorted runs of codes spill to disk and are merged by ranges of codes. Codes are 64-bit
+hashes, so equal ranges hold about equally many of them, and each range is merged on its own.
 """
 
 from __future__ import annotations
@@ -11,14 +13,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.counting import CodeCounter
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
+from pibroch.data.storage import storage_errors
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
 from pibroch.kernels.text import EMPTY_CODE
+
+_UINT64_RANGE = 1 << 64
+Counted = tuple[NDArray[np.uint64], NDArray[np.int64]]
+"""Distinct codes, and how often each occurs."""
 
 
 def count_table(
@@ -98,3 +104,102 @@ def _row_counts(encoder: FeatureEncoder, pieces: Iterator[NDArray[np.uint64]]) -
     for codes in pieces:
         counts += np.bincount(encoder.rows(codes), minlength=encoder.num_rows)
     return counts
+
+
+class CodeCounter:
+    """Counts occurrences of codes.
+
+    Args:
+        folder: where runs are spilled; must exist, its ``run-*`` files are the counter's.
+        memory_codes: distinct codes held in memory (48 bytes each while merging).
+    """
+
+    def __init__(self, folder: Path, memory_codes: int = 4_000_000) -> None:
+        self._folder = folder
+        self._memory_codes = memory_codes
+        self._parts: list[Counted] = []
+        self._held = 0
+        self._runs: list[tuple[Path, Path]] = []
+
+    @property
+    def num_runs(self) -> int:
+        """Runs on disk."""
+        return len(self._runs)
+
+    def add(self, codes: NDArray[np.uint64]) -> None:
+        """Count ``codes [V]``."""
+        distinct, counts = np.unique(codes, return_counts=True)
+        self._parts.append((distinct, counts.astype(np.int64)))
+        self._held += len(distinct)
+        if self._held > self._memory_codes:
+            self._parts = [_merged(self._parts)]
+            self._held = len(self._parts[0][0])
+            if self._held > self._memory_codes // 2:
+                self._spill()
+
+    def most_frequent(self, min_count: int, max_codes: int | None = None) -> Counted:
+        """Codes seen at least ``min_count`` times, at most ``max_codes``, and their counts.
+
+        By falling count, ties by code. Memory: the returned codes and one range of the others.
+        """
+        ranges = self._ranges() if self._runs else [self._parts]
+        kept = [_merged(parts, min_count) for parts in ranges]
+        codes, counts = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
+        order = np.lexsort((codes, -counts))[:max_codes]
+        return codes[order], counts[order]
+
+    def close(self) -> None:
+        """Remove the runs."""
+        for paths in self._runs:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _spill(self) -> None:
+        codes, counts = self._parts[0]
+        paths = (
+            self._folder / f"run-{len(self._runs)}.codes",
+            self._folder / f"run-{len(self._runs)}.counts",
+        )
+        with storage_errors(paths[0]):
+            codes.tofile(paths[0])
+            counts.tofile(paths[1])
+        self._runs.append(paths)
+        self._parts = []
+        self._held = 0
+
+    def _ranges(self) -> list[list[Counted]]:
+        """The runs, cut at the same codes into ranges that fit in memory; views of mapped files."""
+        if self._parts:
+            self._parts = [_merged(self._parts)]
+        runs = [
+            (np.memmap(a, np.uint64, "r"), np.memmap(b, np.int64, "r")) for a, b in self._runs
+        ] + self._parts
+        num_ranges = -(-sum(len(codes) for codes, _ in runs) // self._memory_codes)
+        borders = np.array(
+            [_UINT64_RANGE * i // num_ranges for i in range(1, num_ranges)], np.uint64
+        )
+        cuts = [[0, *np.searchsorted(codes, borders).tolist(), len(codes)] for codes, _ in runs]
+        return [
+            [
+                (codes[c[i] : c[i + 1]], counts[c[i] : c[i + 1]])
+                for (codes, counts), c in zip(runs, cuts, strict=True)
+            ]
+            for i in range(num_ranges)
+        ]
+
+
+def _merged(parts: list[Counted], min_count: int = 1) -> Counted:
+    """One sorted part with the counts of equal codes summed, those below ``min_count`` left out."""
+    if not parts:
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    codes = np.concatenate([codes for codes, _ in parts])
+    counts = np.concatenate([counts for _, counts in parts])
+    if len(codes) and len(parts) > 1:
+        order = np.argsort(codes, kind="stable")
+        codes = codes[order]
+        counts = counts[order]
+        firsts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+        codes = codes[firsts]
+        counts = np.add.reduceat(counts, firsts)
+    kept = counts >= min_count
+    return codes[kept], counts[kept]

@@ -8,7 +8,7 @@ from benchmarks import channel_section, lagged_data, lagged_sections
 from benchmarks.topics import bounded_lag
 from benchmarks.workers import lagged
 
-from pibroch.collectives.bounded_lag.max_plus import removed, total_time
+from pibroch.collectives.bounded_lag.jitter import removed, total_time
 
 DELAYS = np.random.default_rng(3).uniform(0, 0.01, (400, 4))
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pibroch.collectives.bounded_lag.jitter import BOUNDS, choose_bound, find_straggler
-from pibroch.collectives.bounded_lag.max_plus import total_time
+from pibroch.collectives.bounded_lag.jitter import BOUNDS, choose_bound, find_straggler, total_time
 
 
 def drawn(seed, high=0.01, shape=(64, 4)):

@@ -7,11 +7,10 @@ import pytest
 
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.loader import Loader
-from pibroch.data.planted import CLICK_RATE
+from pibroch.data.planted import CLICK_RATE, TruthMeter
 from pibroch.data.skew import CRITEO_SKEW, Skew, rank_probabilities
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import Generator, SyntheticOptions, planted_groups, synthesize
-from pibroch.data.truth import TruthMeter
 from pibroch.errors import ConfigError, DataError
 
 

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pibroch.data.counting import CodeCounter
+from pibroch.data.vocabulary import CodeCounter
 
 
 def expected(codes: np.ndarray, min_count: int) -> list[tuple[int, int]]:
