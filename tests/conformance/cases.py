@@ -18,8 +18,8 @@ from pibroch.embedding.row_set import ids_of
 from pibroch.embedding.rows import update_rows
 from pibroch.errors import NotAllowedError
 from pibroch.exchange.compression import exchange_compressed
-from pibroch.exchange.lookahead import reach as lookahead_reach
 from pibroch.exchange.lookahead import server_homes
+from pibroch.exchange.lookahead import window as lookahead_window
 from pibroch.exchange.lookahead.announcement import (
     Announcer,
     BytesByPurpose,
@@ -369,7 +369,7 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
     )
     num_read = 0
     ahead = []
-    before = lookahead_reach.AHEAD_BYTES
+    before = lookahead_window.AHEAD_BYTES
 
     def batches():
         nonlocal num_read
@@ -377,13 +377,13 @@ def read_ahead(channel, sizes, ahead_bytes, exchange="alltoall", **options):
             num_read += 1
             yield ragged_batch(tables, size if rank == 1 else 3, seed=i + rank)
 
-    lookahead_reach.AHEAD_BYTES = ahead_bytes
+    lookahead_window.AHEAD_BYTES = ahead_bytes
     try:
         for num_handed_out, batch in enumerate(embeddings.feed(batches())):
             ahead.append(num_read - num_handed_out - 1)
             loss_of(embeddings(batch)).backward()
     finally:
-        lookahead_reach.AHEAD_BYTES = before
+        lookahead_window.AHEAD_BYTES = before
     return ahead, [view.weights.copy() for view in embeddings.pieces()]
 
 

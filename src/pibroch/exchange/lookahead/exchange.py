@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -37,12 +37,11 @@ from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.lookahead.oracle.thread import pass_on
 from pibroch.exchange.lookahead.planners import Planner
-from pibroch.exchange.lookahead.reach import Reach
-from pibroch.exchange.lookahead.step import Step
-from pibroch.exchange.lookahead.window import FeedWindow
+from pibroch.exchange.lookahead.window import FeedWindow, Reach
 from pibroch.exchange.messages import together
 from pibroch.exchange.rows import pool
 from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.scatter_update import Hyper
 from pibroch.kernels.window import Transfer
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
@@ -66,6 +65,43 @@ class PlannedLanes:
     shards: Sequence[Shard]
     carriers: Sequence[Carrier]
     planner: Planner
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One batch, from its reading to the end of its updates.
+
+    The training thread makes it and passes it to tasks of the other threads. A field that another
+    thread writes is read only after the future that says so: ``announced``, ``plan`` and ``places``
+    bring their own value, ``local`` says that the planner thread is done with ``gradients``.
+
+    Attributes:
+        batch: this rank's part.
+        is_real: unless it is a filler after this rank's last batch.
+        feed: number of its feed.
+        announced: what all ranks say about it.
+        number: among the steps that the oracle gets, from 1.
+        plan: of what happens after it, for each lane.
+        places: where its rows are read, for each lane, once they are there.
+        num_fetched: how many of its rows other ranks have sent, or will send, for it.
+        gradients: this rank's sums and room for those of other ranks, for each lane, once computed.
+        hyper: of its update, for each lane; ``None`` where nothing is updated.
+        update: its number, from 1.
+        local: done when the rows that this rank alone touched are updated.
+    """
+
+    batch: JaggedBatch
+    is_real: bool
+    feed: int
+    announced: Future[Announcement] = field(default_factory=Future)
+    number: int = 0
+    plan: Future[list[StepPlan]] = field(default_factory=Future)
+    places: Future[list[Ints]] = field(default_factory=Future)
+    num_fetched: int = 0
+    gradients: list[Records] = field(default_factory=list)
+    hyper: Sequence[Hyper | None] = field(default_factory=list)
+    update: int = 0
+    local: Future[None] = field(default_factory=Future)
 
 
 class LookaheadExchange(Exchange[Step | Routed]):

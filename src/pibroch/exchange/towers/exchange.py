@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.data.batch import one_hot_offsets
 from pibroch.embedding import TableGroup
 from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.agreement import bad_batch
@@ -31,13 +32,20 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import together
 from pibroch.exchange.prefetching import PrefetchingExchange
-from pibroch.exchange.rows import resolve
-from pibroch.exchange.towers.peer_batch import kind_of, packed, unpacked
+from pibroch.exchange.rows import is_one_hot, resolve
 from pibroch.exchange.towers.places import TowerPlaces
 from pibroch.exchange.towers.slots import AnySlots, slots_of
 from pibroch.exchange.towers.tables import TablesHere, empty_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Bytes
+
+ONE_HOT = 1
+WEIGHTED = 2
+BY_ID = 4
+"""Marks of a batch in a head.
+
+Each bag has one id, so that lengths do not travel; ids have weights; rows are wanted id by id.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,7 +286,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
 
     def _nothing(self, batch: JaggedBatch) -> JaggedBatch:
         return unpacked(
-            np.empty(0, np.uint8), 0, kind_of(batch) & ~2, self.here.features, self._id_type
+            np.empty(0, np.uint8), 0, kind_of(batch) & ~WEIGHTED, self.here.features, self._id_type
         )
 
     def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
@@ -378,3 +386,54 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         self._bytes[purpose] += self.wire.sent - before
         ends = [0, *accumulate(receive_counts)]
         return [received[ends[rank] : ends[rank + 1]] for rank in by]
+
+
+def kind_of(batch: JaggedBatch) -> int:
+    """The marks that a batch has, added."""
+    return (
+        ONE_HOT * is_one_hot(batch) + WEIGHTED * (batch.weights is not None) + BY_ID * batch.by_id
+    )
+
+
+def packed(batch: JaggedBatch, kind: int, id_type: DTypeLike) -> Bytes:
+    """Ids, then int32 lengths of bags unless all are one, then float32 weights if there are any."""
+    parts = [batch.values.numpy().astype(id_type)]
+    if not kind & ONE_HOT:
+        parts.append(batch.lengths().numpy().astype(np.int32))
+    if batch.weights is not None:
+        parts.append(batch.weights.detach().contiguous().float().numpy())
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+def unpacked(
+    message: Bytes, num_samples: int, kind: int, features: tuple[str, ...], id_type: DTypeLike
+) -> JaggedBatch:
+    """The batch of :func:`packed`, without dense features and labels."""
+    num_bags = len(features) * num_samples
+    data = message.tobytes()  # copied: a message may lie unaligned
+    id_bytes = np.dtype(id_type).itemsize
+    weight_bytes = 4 * bool(kind & WEIGHTED)
+    num_ids = num_bags
+    if not kind & ONE_HOT:
+        num_ids = (len(data) - 4 * num_bags) // (id_bytes + weight_bytes)
+    values = np.frombuffer(data, id_type, num_ids).astype(np.int64)
+    offsets = one_hot_offsets(num_bags)
+    at = num_ids * id_bytes
+    weights = None
+    if not kind & ONE_HOT:
+        lengths = np.frombuffer(data, np.int32, num_bags, at)
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+        at += 4 * num_bags
+    if kind & WEIGHTED:
+        weights = torch.from_numpy(np.frombuffer(data, np.float32, num_ids, at).copy())
+    nothing = torch.empty(num_samples, 0)
+    labels = torch.zeros(num_samples)
+    return JaggedBatch(
+        nothing,
+        features,
+        torch.from_numpy(values),
+        offsets,
+        labels,
+        weights,
+        by_id=bool(kind & BY_ID),
+    )

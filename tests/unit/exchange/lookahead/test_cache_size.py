@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pibroch as pb
 from pibroch.embedding import RowSpace
 from pibroch.exchange.layout import lay_out, plan_for
-from pibroch.exchange.lookahead import cache_size
+from pibroch.exchange.lookahead import build
 
 ROW_BYTES = 4 * (4 + 1)  # dim 4, row-wise state
 
@@ -15,8 +15,8 @@ def slots(world_size, free, monkeypatch, cache_rows=None):
     (layout,) = lay_out(space, plan_for(space.tables, "row_wise", world_size, "ranks"), 0)
     ranks = SimpleNamespace(rank=0, world_size=world_size)
     channel = SimpleNamespace(ranks=ranks, gather=lambda offered: [offered] * world_size)
-    monkeypatch.setattr(cache_size, "free_memory", lambda: free)
-    return cache_size.spare_rows([layout], [pb.RowWiseAdagrad(lr=1.0)], cache_rows, channel)[0]
+    monkeypatch.setattr(build, "free_memory", lambda: free)
+    return build.spare_rows([layout], [pb.RowWiseAdagrad(lr=1.0)], cache_rows, channel)[0]
 
 
 def test_half_of_what_is_left_when_the_own_rows_are_there(monkeypatch):
