@@ -1,4 +1,4 @@
-"""Being a data processor."""
+"""Being a data processor; apart from :mod:`~pibroch.processors.processor`, which peers may call."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from pibroch.rpc.transport import frames, stall
+from pibroch.rpc.transport import frames
 from pibroch.rpc.transport import stream as stream_module
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
 from pibroch.rpc.transport.reactor import Reactor
@@ -168,7 +168,7 @@ def test_a_peer_that_writes_on_and_on_but_reads_nothing_does_not_keep_the_loop(m
 
 
 def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 0.2)
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
     ends = make_ends()
     good = header(Kind.NOTE, 0, 4, 0) + b"good"
     run_on(loop, lambda: ends.stream.start(b""))
@@ -181,8 +181,8 @@ def test_a_frame_whose_length_is_wrong_closes_the_stream_soon(loop, make_ends, m
 
 
 def test_a_frame_that_comes_slowly_is_waited_for(loop, make_ends, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 0.2)
-    monkeypatch.setattr(stall, "STALL_BYTES", 10)
+    monkeypatch.setattr(stream_module, "STALL_S", 0.2)
+    monkeypatch.setattr(stream_module, "STALL_BYTES", 10)
     ends = make_ends()
     run_on(loop, lambda: ends.stream.start(b""))
     ends.theirs.sendall(header(Kind.NOTE, 0, 900, 0))

@@ -3,23 +3,25 @@
 Threads: searches and runs of the engine take long, so requests for them run on the pool; gradients
 and aborts are handled on the loop, and only wake the threads that wait. ``Pass`` and ``Contexts``
 have locks of their own.
+
+An error of a pass is always a ``RuntimeError``, as in torch, and also of the type that it had.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from pibroch.errors import ProtocolError, RpcError
+from pibroch.errors import ProtocolError, RemoteError, RpcError
 from pibroch.rpc.autograd.contexts import MAX_PASSES, Context, Contexts
 from pibroch.rpc.autograd.discovery import Instruction, SearchRequest
 from pibroch.rpc.autograd.messages import Abort, Discover, GradientsMessage, Start
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
-from pibroch.rpc.autograd.runtime_errors import as_runtime_error
 from pibroch.rpc.autograd.send_receive import Received
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
@@ -287,3 +289,35 @@ def _check_roots(context_id: object, roots: Sequence[Tensor]) -> None:
                 f"got a root of shape {tuple(root.shape)}, which is not a scalar, all roots need to"
                 " be scalar; do: sum it up"
             )
+
+
+def as_runtime_error(error: Exception, worker: WorkerInfo) -> Exception:
+    """An error of the type of ``error`` that is a ``RuntimeError`` too and names the worker.
+
+    >>> both = as_runtime_error(ValueError("a hook that fails"), WorkerInfo("worker1", 1))
+    >>> isinstance(both, ValueError), isinstance(both, RuntimeError), str(both)
+    (True, True, 'Error on Node 1: a hook that fails')
+    """
+    if isinstance(error, RuntimeError):
+        return error
+    message = f"Error on Node {worker.id}: {error}"
+    try:
+        both: Any = _as_both(cast(Any, type(error)))
+        result: Exception = both.__new__(both, message)
+        result.args = (message,)
+        vars(result).update(vars(error))
+        if str(error) not in str(result):
+            raise TypeError("its str() does not show its message")
+    except Exception:  # a type with a constructor, memory layout or str() of its own
+        result = RemoteError(f"{message} ({type(error).__qualname__})")
+    result.__cause__ = error.__cause__ or error
+    return result
+
+
+@functools.cache
+def _as_both(kind: Any) -> object:
+    return type(
+        kind.__name__,
+        (kind, RuntimeError),
+        {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
+    )

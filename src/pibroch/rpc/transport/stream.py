@@ -17,6 +17,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,6 @@ from pibroch.rpc.transport.descriptors import (
 )
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
 from pibroch.rpc.transport.reactor import READ, SPIN_S, WRITE, Reactor
-from pibroch.rpc.transport.stall import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ _READS_AT_A_TIME = 16  # then the loop turns to the other sockets
 _LONGEST_SLEEP_S = 3600.0
 _READER_LEAVES_S = 0.05  # how long a broken stream waits for the caller that reads it
 _LAST_ROUNDS = 16  # of reads once nothing can be written: more than the kernel holds
+STALL_S = 10.0
+STALL_BYTES = 10 << 10  # even a slow link delivers so much in that time
 
 
 class FrameStream:
@@ -380,3 +382,43 @@ class FrameStream:
         if is_cut or len(self._descriptors) > MAX_DESCRIPTORS:
             raise ProtocolError("too many descriptors at once", f"at most {MAX_DESCRIPTORS}")
         return num_bytes
+
+
+class StallWatch:
+    """Closes a stream whose begun frame is not completed, as all later frames would be lost in it.
+
+    A sender writes whole frames, so the length in the header of such a frame is wrong. There is one
+    timer at a time, on the loop.
+    """
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._is_on = False
+
+    def watch(self, stream: FrameStream) -> None:
+        """Plan to check in a while whether the frame that was begun is complete."""
+        if not self._is_on:
+            self._is_on = True
+            before = stream.num_begun
+            # a timer must not keep a closed stream, and its buffer
+            reference = weakref.ref(stream)
+
+            def check() -> None:
+                stream = reference()
+                if stream is not None:
+                    self._check(stream, before)
+
+            self._reactor.call_at(time.monotonic() + STALL_S, check)
+
+    def _check(self, stream: FrameStream, before: tuple[int, int]) -> None:
+        self._is_on = False
+        num_frames, num_staged = stream.num_begun
+        if stream.is_closed or not num_staged:
+            return
+        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
+            stream.close(
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header"
+                " may be damaged"
+            )
+        else:
+            self.watch(stream)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from pibroch.errors import RemoteError, RpcTimeoutError
-from pibroch.rpc.autograd.runtime_errors import as_runtime_error
+from pibroch.rpc.autograd.coordinator import as_runtime_error
 from pibroch.rpc.info import WorkerInfo
 
 BEN = WorkerInfo("ben", 3)
