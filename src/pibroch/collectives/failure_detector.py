@@ -161,9 +161,8 @@ class FailureDetector:
         """
         failure = self.failure(REASON_TIMEOUT_S)
         if failure is None and self._call_roll() and self.rank != 0:
-            self._has_failure.wait(
-                REASON_TIMEOUT_S + ROLL_S
-            )  # rank 0 is there, and asks the others
+            # rank 0 is there, and asks the others
+            self._has_failure.wait(REASON_TIMEOUT_S + ROLL_S)
         failure = self.failure()
         if failure is not None:
             return failure.error()

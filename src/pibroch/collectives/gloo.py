@@ -170,10 +170,8 @@ class GlooTransport(PairTransport):
         """
         work = self._open_group().allreduce([tensor])
         self._connection.sums.append(work)
-        with (
-            span("sum dense gradients"),
-            suppress(RuntimeError),
-        ):  # whoever wants the sum is told what went wrong
+        # an error is raised where the sum is waited for
+        with span("sum dense gradients"), suppress(RuntimeError):
             work.wait(timedelta(seconds=COURTESY_S))
 
         def wait() -> None:

@@ -119,9 +119,8 @@ class GradientReducer:
     def _send_rest(self) -> None:
         while self._num_sent < len(self.buckets):
             self._send()
-        Variable._execution_engine.queue_callback(
-            self._receive
-        )  # last: what others start now runs beside the waiting
+        # last: what others start now runs beside the waiting
+        Variable._execution_engine.queue_callback(self._receive)
 
     def _receive(self) -> None:
         agree = [bucket.receive(self.is_mean) for bucket in self.buckets]

@@ -149,9 +149,8 @@ class HostTransport(Transport):
                 continue
             lost = [p for p in missing if mailbox.is_lost(p)]
             late = time.monotonic() - start > self._timeout_s
-            if (lost or late) and (
-                missing := self._advance(mailbox, messages)
-            ):  # a rank that has ended may have sent it before
+            # once more, as a rank that has ended may have sent its messages before
+            if (lost or late) and (missing := self._advance(mailbox, messages)):
                 self._give_up([p for p in lost if p in missing], missing)
         for each in messages:
             if each.work is not None:

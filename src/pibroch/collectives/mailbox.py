@@ -223,9 +223,8 @@ class Mailbox:
         """
         for link in self._links.values():
             with suppress(OSError):
-                link.shutdown(
-                    socket.SHUT_RDWR
-                )  # a process that this one has forked may have the socket, too
+                # a process that this one has forked may have the socket, too
+                link.shutdown(socket.SHUT_RDWR)
             link.close()
 
     def _leave(self, p: int, place: int, address: int, nbytes: int) -> None:

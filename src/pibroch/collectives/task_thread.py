@@ -73,9 +73,8 @@ def _finish() -> None:
     peers miss rows.
     """
     deadline = time.monotonic() + END_S
-    running = [
-        each for each in _RUNNING if each.thread.is_alive()
-    ]  # not those of who forked this process
+    # not those of a process that forked this one
+    running = [each for each in _RUNNING if each.thread.is_alive()]
     for _ in range(2):  # tasks of one lead to some of another
         wait([each.submit(lambda: None) for each in running], max(0.0, deadline - time.monotonic()))
     for each in running:

@@ -42,9 +42,10 @@ class DataConfig(Section):
     prepare: str | None = None
     synthesize: SynthesizeConfig | None = None
     processors: int = Field(default=0, ge=0)
+    # `meet` is its former name
     rendezvous: str | None = Field(
         default=None, validation_alias=AliasChoices("rendezvous", "meet")
-    )  # its name before
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -263,9 +263,8 @@ def allow(*modules: str) -> None:
 
 
 def _import(name: str, what: str) -> ModuleType:
-    if (
-        os.getcwd() not in sys.path
-    ):  # where a user's own module lies, and an installed command's does not look
+    # a user's own module lies there, and an installed command does not look there
+    if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return import_module(name)

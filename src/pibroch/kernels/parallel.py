@@ -83,7 +83,6 @@ def _run_on_pool(kernel: Callable[..., T], bounds: list[int], *args: object) -> 
     try:
         first = kernel(*args, bounds[0], bounds[1])
     finally:
-        others_results = [
-            future.result() for future in pending
-        ]  # bounded: a kernel's range is finite
+        # without a timeout: a kernel's range is finite
+        others_results = [future.result() for future in pending]
     return [first, *others_results]

@@ -58,13 +58,11 @@ def load_compiled() -> Iterator[None]:
     """
     for kernel in _KERNELS:
         cache = getattr(kernel, "_cache", None)
-        if cache is None or not hasattr(
-            cache, "_cache_file"
-        ):  # uncompiled, or not numba's as it was
+        # uncompiled, or of a numba that keeps it elsewhere
+        if cache is None or not hasattr(cache, "_cache_file"):
             return
-        with suppress(
-            Exception
-        ):  # what cannot be read now is read, or made anew, when the kernel is called
+        # what cannot be read now is read, or made anew, when the kernel is called
+        with suppress(Exception):
             codegen = kernel.targetctx.codegen()
             for key in cache._cache_file._load_index():
                 if key not in kernel.overloads and key == cache._index_key(key[0], codegen):

@@ -193,6 +193,5 @@ def _call(builder: Any, name: str, returns: Any, values: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, PREFIX + name), values)
 
 
-run_on_team: Callable[..., None] = intrinsic(
-    _run_on_team
-)  # (kernel, bounds, results, num_threads, args)
+# (kernel, bounds, results, num_threads, args)
+run_on_team: Callable[..., None] = intrinsic(_run_on_team)

@@ -204,9 +204,8 @@ class TowerModel(Model):
     def _embeddings(self, embedded: Embedded, num_samples: int) -> Tensor:
         if isinstance(self.towers, Towers):
             return super()._embeddings(embedded, num_samples)
-        return (
-            embedded if isinstance(embedded, Tensor) else embedded()
-        )  # of other samples, see place_towers
+        # of other samples, see place_towers
+        return embedded if isinstance(embedded, Tensor) else embedded()
 
     def bottom_vector(self, dense: Tensor) -> Tensor:
         """``[B, D]`` of the dense features, or learned where there are none."""

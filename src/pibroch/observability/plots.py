@@ -164,10 +164,8 @@ def to_svg(figure: Figure, axes: Axes) -> str:
         figure.savefig(
             text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
         )
-    svg = text.getvalue()
-    svg = re.sub(
-        r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL
-    )  # it only links to vocabularies on the web
+    # metadata only link to vocabularies on the web
+    svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
     return svg[svg.index("<svg") :]
 
 

@@ -71,9 +71,8 @@ def worst_link(
         gradients, sums = (
             np.bincount(home, each, num_shards) for each in (reads, summed * everywhere)
         )
-        bytes_got = (
-            bytes_got + gradients[:, None] + sums[None, :]
-        )  # a home gets the ones, and gives the others to all
+        # a home gets gradients, and gives sums to all
+        bytes_got = bytes_got + gradients[:, None] + sums[None, :]
     links = costs.links(bytes_got * topology.cost)
     return float(links.max(initial=0.0))
 

@@ -137,9 +137,8 @@ class AccessProfile:
         Raises:
             StorageError: when the disk refuses.
         """
-        from pibroch.state.tensor_file import (
-            write_tensors,
-        )  # with threads behind it, which planning needs not
+        # it loads threads, which planning does not need
+        from pibroch.state.tensor_file import write_tensors
 
         header = {
             "format": FORMAT,

@@ -90,9 +90,8 @@ class GlooStreamTransport(StreamTransport):
                     : 2 if len(frame.part) else 1
                 ]:
                     self._sent[peer].append((self._group.send([tensor], peer, 0), tensor))
-                while len(self._sent[peer]) > max(
-                    _NUM_KEPT, 8 * self.num_slots
-                ):  # of messages that were taken
+                # these messages were taken
+                while len(self._sent[peer]) > max(_NUM_KEPT, 8 * self.num_slots):
                     self._sent[peer].popleft()[0].wait()
         except RuntimeError:
             return  # its thread has noticed

@@ -319,9 +319,8 @@ class MpiTransport(LaggedTransport):
     def _note(self, text: int) -> None:
         word = np.array([text], np.int64)
         for p in self.peers:
-            if (
-                not has_hung_up(self._links[p]) or p in self._processes
-            ):  # memory of this host outlives its process
+            # memory of this host outlives its process
+            if not has_hung_up(self._links[p]) or p in self._processes:
                 self._send(word.ctypes.data, 8, p, 8 * self.rank)
                 self._inbox.Flush(p)
 

@@ -186,9 +186,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         if not (output_split_sizes or input_split_sizes):
             _check_equal(input, output, self._size)
             each = input.nbytes // self._size
-            is_waited_for = opts is not None and not getattr(
-                opts, "asyncOp", True
-            )  # not in torch 2.6
+            # torch 2.6 has no asyncOp
+            is_waited_for = opts is not None and not getattr(opts, "asyncOp", True)
             if exchange is not None:
                 source = input.data_ptr()
                 target = output.data_ptr()

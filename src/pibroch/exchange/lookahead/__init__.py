@@ -39,9 +39,10 @@ class LookaheadSection(PlacedSection):
     delayed_sync: bool = True
     servers: int | None = Field(default=None, ge=1)
     oracle: Literal["replicated", "central"] = "replicated"
+    # `meet` is its former name
     rendezvous: str | None = Field(
         default=None, validation_alias=AliasChoices("rendezvous", "meet")
-    )  # its name before
+    )
 
     @model_validator(mode="after")
     def _somebody_there(self) -> Self:

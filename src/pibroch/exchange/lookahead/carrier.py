@@ -183,9 +183,8 @@ class Carrier:
         In both the servers' parts are at the end.
         """
         size = self._num_ranks
-        spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(
-            0, 2, 1
-        )  # [out or in, peer, kind]
+        # [out or in, peer, kind]
+        spans = (transfer.counts.reshape(2, 2, -1) * widths[:, None]).transpose(0, 2, 1)
         out, into = spans[:, :size].sum((1, 2)).tolist()
         answers = None
         if self._homes is not None:

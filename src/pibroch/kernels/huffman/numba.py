@@ -144,9 +144,8 @@ def _find_lengths(counts: Ints, lengths: Ints) -> None:
         weight[each] = counts[order[each]]
     leaf = 0
     node = num
-    for made in range(
-        num, 2 * num - 1
-    ):  # the two lightest of leaves and nodes, both of which are in order of weight
+    # each node joins the two lightest of leaves and nodes, both of which are in order of weight
+    for made in range(num, 2 * num - 1):
         weight[made] = 0
         for _ in range(2):
             if node == made or (leaf < num and weight[leaf] <= weight[node]):

@@ -107,9 +107,8 @@ def _transpose_tile(
             lower = _shuffle(builder, c, d, mask)
             for odd in (0, 1):
                 mask = [k + 2 * odd for q in quarters for k in (q, q + 1, LANES + q, LANES + q + 1)]
-                columns = _shuffle(
-                    builder, upper, lower, mask
-                )  # in each quarter q, column q + half + odd
+                # in each quarter q, column q + half + odd
+                columns = _shuffle(builder, upper, lower, mask)
                 for q in quarters:
                     four = _shuffle(builder, columns, columns, [q, q + 1, q + 2, q + 3])
                     out_.store(four, builder.add(args[3], INT64(q + half + odd)), args[2])

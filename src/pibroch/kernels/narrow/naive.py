@@ -70,7 +70,6 @@ def _bits(numbers: Records) -> Words:
 
 def _rounded(bits: Words, added: Words) -> Halves:
     special = bits & SPECIAL == SPECIAL
-    kept = bits | np.where(bits & MANTISSA != 0, QUIET, 0).astype(
-        np.uint64
-    )  # a NaN of lower bits alone were an infinity
+    # quiet: a NaN all of whose bits are among the lower ones would become an infinity
+    kept = bits | np.where(bits & MANTISSA != 0, QUIET, 0).astype(np.uint64)
     return (np.where(special, kept, bits + added) >> 16).astype(np.uint16)

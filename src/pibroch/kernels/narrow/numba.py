@@ -37,9 +37,8 @@ def rounded(bits: np.uint32, added: np.uint32) -> np.uint32:
     Added are random bits, or one less than half of what is cut and the lowest bit that stays, for
     the nearest or even one.
     """
-    kept = (
-        bits | QUIET if (bits & MANTISSA) != 0 else bits
-    )  # a NaN of lower bits alone were an infinity
+    # quiet: a NaN all of whose bits are among the lower ones would become an infinity
+    kept = bits | QUIET if (bits & MANTISSA) != 0 else bits
     result = kept if (bits & SPECIAL) == SPECIAL else bits + added
     return np.uint32(result & np.uint32(0xFFFF0000))
 

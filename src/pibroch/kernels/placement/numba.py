@@ -352,9 +352,8 @@ def replicate(
             relief = _relief(
                 reader, shard, order, weight, memory, available[reader], source, offers
             )
-            if (
-                relief < 0
-            ):  # nothing that fits: for good, unless the reader turns to this shard later
+            # nothing that fits: for good, unless the reader turns to this shard later
+            if relief < 0:
                 num_links[reader] = drop_top(
                     worst_first[reader], num_links[reader], place_of[reader], link[reader]
                 )

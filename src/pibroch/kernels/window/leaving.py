@@ -37,9 +37,8 @@ def close(window: Window, slots: Slots, begin: int, end: int) -> tuple[Places, P
     for at in range(begin, end):
         prefetch(newest, np.int64(number_of[min(at + AHEAD, end - 1)]))
         last[num_last] = at
-        num_last += np.uint64(
-            newest[np.uint64(number_of[at])] == at + 1
-        )  # no later touch in the window
+        # no later touch in the window
+        num_last += np.uint64(newest[np.uint64(number_of[at])] == at + 1)
     leaving = np.empty(num_last, np.int32)
     num_leaving = np.uint64(0)
     for at in last[:num_last]:

@@ -106,9 +106,8 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
         for word in range(len(words)):
             then_of[word, at] = 0
         behind = np.int64(behind_of[at])
-        is_again = (behind != 0) & (
-            behind <= at - begin + gap
-        )  # not further back than the step before begins
+        # not further back than where the step before begins
+        is_again = (behind != 0) & (behind <= at - begin + gap)
         touches[0, num_fresh] = at
         touches[1, num_again] = at
         num_fresh += not is_again

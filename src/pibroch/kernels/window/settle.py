@@ -52,9 +52,8 @@ def settle(
     sum_of = np.empty(end - begin, np.int32)  # by touch, the number of this rank's sum of gradients
     for i in range(len(own)):
         sum_of[own[i] - begin] = i
-    kinds = np.empty(
-        (5, len(touches)), np.int32
-    )  # owned and critical, owned and deferred, given (both), alone
+    # owned and critical, owned and deferred, given and critical, given and deferred, alone
+    kinds = np.empty((5, len(touches)), np.int32)
     num_owned = np.uint64(0)
     num_deferred = np.uint64(0)
     num_alone = np.uint64(0)
@@ -167,9 +166,8 @@ def _sums(
         places[i] = place_of[at]
         for word in range(len(words)):
             rest = np.int64(readers_of[word, at])
-            while (
-                rest
-            ):  # from the lowest rank up: gradients are added in rank order (design, section 2)
+            # from the lowest rank up: gradients are added in rank order
+            while rest:
                 rank = BITS * word + lowest(rest)
                 source[filled] = sum_of[at - begin] if rank == here else position[1, rank]
                 position[1, rank] += 1
