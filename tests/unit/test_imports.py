@@ -21,6 +21,7 @@ LAYERS = [
         "version",
         "torch_backend",
         "process",
+        "title",
         "ports",
         "host",
         "integers",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pibroch.cli.console import console
 from pibroch.cli.launch import redirect_output
+from pibroch.title import name_of_role, show_as
 
 if TYPE_CHECKING:
     from pibroch.config import RunConfig
@@ -86,6 +87,8 @@ def _serve(launcher: Launcher, layout: RankLayout, role: Role, number: int) -> N
     from pibroch.roles.group import leave
     from pibroch.roles.serving import serve_as
 
+    title = role.member(number, layout.split.counts[role])
+    show_as(title, name_of_role(role.command, number))
     torch.set_num_threads(threads_of_rank())
     serve_as(role, layout.rendezvous, number, opens=False)
     console.quiet = True  # when a launcher stops all processes, the trainers speak

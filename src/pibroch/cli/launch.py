@@ -20,6 +20,7 @@ from pibroch.errors import PibrochError
 from pibroch.forkserver import ForkedProcess, ForkServer
 from pibroch.ports import free_port
 from pibroch.process import LAST_WORDS, LAUNCHER, threads_of_rank
+from pibroch.title import show_as
 
 END_S = 10.0
 """How long ranks may go on after one has failed.
@@ -57,6 +58,21 @@ def signal_of(code: int) -> str | None:
 def is_rank() -> bool:
     """Whether this process is a rank, started by :class:`RankProcesses` or by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def show_rank(title: str) -> None:
+    """Show this process as one of the ranks.
+
+    Args:
+        title: of a rank that does what this one does.
+    """
+    rank = os.environ.get("RANK", "0")
+    show_as(f"{title} {rank} of {os.environ.get('WORLD_SIZE', '1')}", f"rank {rank}")
+
+
+def show_launcher(num_ranks: int, title: str) -> None:
+    """Show this process as the one that starts the ranks."""
+    show_as(f"launcher of {num_ranks} {title}{'s' * (num_ranks > 1)}", "launcher")
 
 
 def has_launcher() -> bool:

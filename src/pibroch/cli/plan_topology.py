@@ -10,7 +10,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import RankProcesses, die_with_launcher, is_rank
+from pibroch.cli.launch import (
+    RankProcesses,
+    die_with_launcher,
+    is_rank,
+    show_launcher,
+    show_rank,
+)
 from pibroch.errors import StorageError
 from pibroch.process import tune_process
 
@@ -34,6 +40,7 @@ def plan_topology(
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
     if ranks > 1 and not is_rank():
+        show_launcher(ranks, "measurer")
         with RankProcesses(ranks, []) as processes:
             failed = processes.wait()
         raise typer.Exit(0 if failed is None else 1)
@@ -41,6 +48,7 @@ def plan_topology(
     from pibroch.planner.topology import ClusterTopology
     from pibroch.train.measured_topology import measure
 
+    show_rank("measurer")
     with world_of_environment(leave_with) as world:
         size = world.ranks.world_size
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("pairs"))

@@ -12,7 +12,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import RankProcesses, die_with_launcher, is_rank, signal_of
+from pibroch.cli.launch import (
+    RankProcesses,
+    die_with_launcher,
+    is_rank,
+    show_launcher,
+    show_rank,
+    signal_of,
+)
 from pibroch.errors import PibrochError, RankFailedError
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
@@ -58,6 +65,7 @@ def predict(
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
     if is_rank():
+        show_rank("scorer")
         _as_rank(checkpoint, data, out, split, bound)
         return
     from pibroch.data import EncodedDataset
@@ -110,6 +118,7 @@ def _launch(num_ranks: int) -> int:
 
     The exit code of the first that failed, 0 when all are done.
     """
+    show_launcher(num_ranks, "scorer")
     with RankProcesses(num_ranks, []) as processes:
         failed = processes.wait()
     if failed is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pibroch.cli.console import results
 from pibroch.cli.launch import die_with_parent
 from pibroch.process import threads_of_rank, tune_process
 from pibroch.roles.role import Role
+from pibroch.title import TITLE, name_of_role, show_as
 
 _KEYWORD = Parameter.KEYWORD_ONLY
 
@@ -30,6 +32,8 @@ def command_of(role: Role) -> Callable[..., None]:
         with_servers: bool = False,
         **own: Any,
     ) -> None:
+        title = os.environ.get(TITLE) or role.member(number)
+        show_as(title, name_of_role(role.command, number))
         _tune(1 if role.is_one else threads, until_input_ends)
         from pibroch.roles.serving import serve_as
 

@@ -17,6 +17,7 @@ from pibroch.cli.launch import die_with
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.process import num_processors, tune_process
 from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
+from pibroch.title import show_as
 
 if TYPE_CHECKING:
     from pibroch.serve.server import ServerOptions
@@ -295,6 +296,7 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         results.print(f"{store.name}, version {store.current.version}, at {url}")
 
     if workers == 1:
+        show_as(f"server of {store.name}", "server")
         run_server(store, options, announce)
         return
 
@@ -302,6 +304,10 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         import torch
 
         die_with(launcher)
+        show_as(
+            f"serving worker {place.number} of {place.count} ({store.name})",
+            f"worker {place.number}",
+        )
         torch.set_num_threads(num_threads)
         store.refresh()
         run_server(
@@ -312,6 +318,7 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         )
 
     launcher = os.getpid()
+    show_as(f"launcher of {workers} serving workers ({store.name})", "launcher")
     run_workers(work, workers, options, results.print)
 
 

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import die_with_launcher, is_rank, redirect_output
+from pibroch.cli.launch import (
+    die_with_launcher,
+    is_rank,
+    redirect_output,
+    show_launcher,
+    show_rank,
+)
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
+from pibroch.title import RUN_NAME
 
 if TYPE_CHECKING:
     from pibroch.collectives.world import World
@@ -120,6 +127,7 @@ def train(
         if os.environ.get("RANK", "0") == "0":
             _show_roles(recipe, changes, ranks, by_role, is_kept=ranks > 1 or bool(restarts))
         return
+    os.environ[RUN_NAME] = Path(recipe or (run_dir if resume else None) or DEFAULT_RECIPE).stem
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
     begin = partial(_begin, recipe, changes, run_dir, resume)
@@ -141,6 +149,7 @@ def train(
     if configured is not None and (ranks > 1 or restarts):
         from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
 
+        show_launcher(ranks, "trainer")
         restarts = DEFAULT_RESTARTS if restarts is None else restarts
         main = context.find_root().obj
         code = supervise(ranks, configured[1], restarts, least_ranks, main)
@@ -173,6 +182,7 @@ def _join_and_train(
     from pibroch.collectives.world import world_of_environment
     from pibroch.train.run_directory import RunDirectory
 
+    show_rank("trainer")
     with world_of_environment(leave_with) as world:
         console.quiet = not world.is_first  # until it has a log
         config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)

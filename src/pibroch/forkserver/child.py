@@ -6,7 +6,6 @@ Its arguments and its environment are others.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import signal
@@ -19,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from pibroch.title import set_name
+
 _POLL_S = 0.002
-_PR_SET_NAME = 15
-_NAME_BYTES = 15
 
 
 class ForkedProcess:
@@ -72,7 +71,7 @@ class ChildPlan:
     Attributes:
         arguments: of the program, without its name.
         environment: all variables.
-        name: under which ``ps`` and ``top`` show it; 15 letters at most.
+        name: under which ``ps`` and ``top`` show it until it says what it is; 15 letters at most.
         streams: its own descriptors, by the number that they are to have.
         closed: descriptors of the parent that are none of its business.
         leads_session: whether signals of the parent's terminal pass it by.
@@ -113,8 +112,7 @@ def _be(plan: ChildPlan, program: Callable[[], NoReturn]) -> NoReturn:
             os.dup2(descriptor, number)
         for descriptor in {*plan.closed, *plan.streams.values()} - {0, 1, 2}:
             os.close(descriptor)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_NAME, plan.name.encode()[:_NAME_BYTES], 0, 0, 0)
+        set_name(plan.name)
         os.environ.clear()
         os.environ.update(plan.environment)
         sys.argv = [sys.argv[0], *plan.arguments]

@@ -38,6 +38,7 @@ from pibroch.forkserver.messages import (
     receive_request,
     send,
 )
+from pibroch.title import name_of_role
 
 logger = logging.getLogger(__name__)
 _DEV_NULL = os.devnull
@@ -190,10 +191,9 @@ class ForkServer:
         log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             streams = {0: theirs_in, 1: theirs_out, 2: log}
-            name = name_of(request.arguments)
-            started = self._fork(
-                request.arguments, request.environment, name, streams, (ours_in, ours_out)
-            )
+            arguments = request.arguments
+            name = name_of_role(arguments[0], arguments[arguments.index("--number") + 1])
+            started = self._fork(arguments, request.environment, name, streams, (ours_in, ours_out))
             child.started[started.process.pid] = started
             send(link, Started(started.process.pid), [ours_in, ours_out])
         finally:
@@ -247,12 +247,3 @@ class ForkServer:
 def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:
     adopt(descriptor)
     program()
-
-
-def name_of(arguments: Sequence[str]) -> str:
-    """Of a process of a role: its command and number.
-
-    >>> name_of(["embedding-server", "--rendezvous", "tcp://127.0.0.1:9", "--number", "1"])
-    'embedding-se 1'
-    """
-    return f"{arguments[0]:.12} {arguments[arguments.index('--number') + 1]}"

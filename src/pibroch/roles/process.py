@@ -23,6 +23,7 @@ from pibroch.roles.group import say_lost
 from pibroch.roles.registry import BUILT_IN, VARIABLE
 from pibroch.roles.role import Role
 from pibroch.stores import tcp_store
+from pibroch.title import TITLE
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
@@ -194,6 +195,7 @@ def _start(share: Share, number: int, rendezvous: str, threads: int) -> _Running
     arguments = [share.role.command, "--rendezvous", rendezvous, "--number", str(number)]
     arguments += ["--threads", str(threads), "--until-input-ends"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    environment[TITLE] = share.role.member(number, share.count)
     link = link_to_server()
     if link is not None and share.role in BUILT_IN:
         return link.start(arguments, environment, _log(share, number).resolve())

@@ -89,6 +89,12 @@ class Role:
         """The worker that number ``number`` is."""
         return f"{self.worker}{number}"
 
+    def member(self, number: int, count: int | None = None) -> str:
+        """Number ``number`` in words, of so many where that is known."""
+        if self.is_one:
+            return self.title
+        return f"{self.title} {number}" + (f" of {count}" if count else "")
+
     def count(self, config: RunConfig) -> int:
         """How many of them a run has."""
         return (
