@@ -11,6 +11,8 @@ LAUNCHER = "PIBROCH_LAUNCHER"
 """The process that started this one as a rank."""
 LAST_WORDS = "PIBROCH_LAST_WORDS"
 """A file for the reason of the first rank that ends because something was lost."""
+RENDEZVOUS = "PIBROCH_RENDEZVOUS"
+"""Where the processes of a job meet that a launcher started; rank 0 opens it."""
 # glibc's mallopt: parameter numbers from malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4

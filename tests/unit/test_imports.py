@@ -34,6 +34,7 @@ LAYERS = [
     {"embedding", "models"},
     {"planner", "rpc", "collectives", "state", "exchange.lookahead.oracle"},
     {"roles"},
+    {"launch"},
     {"servers", "processors"},
     {"exchange"},
     {"train", "serve", "sim", "torchrec", "metrics"},

@@ -28,8 +28,8 @@ def split_of(config: RunConfig, num_ranks: int) -> RankSplit:
     Raises:
         ConfigError: when none is left to train.
     """
+    from pibroch.launch.roles import rendezvous_of_roles, wanted
     from pibroch.roles.launched import RankSplit
-    from pibroch.train.roles import rendezvous_of_roles, wanted
 
     places = rendezvous_of_roles(config)
     return RankSplit.of(
@@ -64,7 +64,7 @@ def as_trainer(begin: Callable[[], Begun]) -> Iterator[tuple[str, Begun | None] 
 
 @contextmanager
 def _led(launcher: Launcher, begin: Callable[[], Begun]) -> Iterator[tuple[RankLayout, Begun]]:
-    from pibroch.train.roles import rendezvous_of_roles
+    from pibroch.launch.roles import rendezvous_of_roles
 
     try:
         config, folder = begin()

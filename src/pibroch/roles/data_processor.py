@@ -26,6 +26,8 @@ ROLE = Role(
     folder="processors",
     serving="pibroch.processors:serve",
     first="embedding server 0, or the oracle,",
+    restarts=10,
+    is_needed=False,  # others make its batches
     options={
         "data": RoleOption(
             Path | None, "The trainers' dataset, where it lies elsewhere on this machine."

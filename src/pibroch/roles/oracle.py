@@ -11,6 +11,7 @@ ROLE = Role(
     folder="oracle",
     serving="pibroch.servers:serve_plans",
     is_one=True,  # it has a thread for each trainer
+    restarts=10,  # trainers can send it again what it kept
     help="""Plan for all trainers which rows travel when.
 
     With the exchange `lookahead` each trainer plans for itself, from the ids of all. One oracle for

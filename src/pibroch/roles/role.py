@@ -52,6 +52,9 @@ class Role:
             threads.
         first: of which role number 0 opens the rendezvous where a run has that role, in words;
             ``None`` for its own.
+        restarts: how often within an hour one that is lost is started again alone, as it keeps
+            nothing that others need; 0 where then all have to start again.
+        is_needed: whether a run cannot go on without one that is not started again.
         counted: how many of them a recipe asks for; when absent what its exchange says in
             ``helpers()``.
         rendezvous: where those of a recipe that run already are; when absent what its exchange says
@@ -72,6 +75,8 @@ class Role:
     options: Mapping[str, RoleOption] = field(default_factory=dict, repr=False, compare=False)
     is_one: bool = False
     first: str | None = field(default="embedding server 0", repr=False)
+    restarts: int = field(default=0, repr=False)
+    is_needed: bool = field(default=True, repr=False)
     counted: Callable[[RunConfig], int] | None = field(default=None, repr=False, compare=False)
     rendezvous: Callable[[RunConfig], str | None] | None = field(
         default=None, repr=False, compare=False

@@ -12,15 +12,10 @@ from pibroch.collectives.agreement import on_first, together
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
+from pibroch.launch.roles import rendezvous_of_roles, wanted
 from pibroch.process import threads_of_rank
-from pibroch.roles import DATA_PROCESSOR, ORACLE, Role, roles
+from pibroch.roles import DATA_PROCESSOR, Role
 from pibroch.train.run_directory import RunDirectory
-
-RESTARTS = {DATA_PROCESSOR: 10, ORACLE: 10}
-"""How often a run restarts such a process, by role.
-
-A processor keeps nothing, and trainers can send an oracle again what it kept: no step is repeated.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +33,6 @@ class Helpers:
     def processors(self) -> tuple[str, ...]:
         """Those that make batches."""
         return self.workers.get(DATA_PROCESSOR.command, ())
-
-
-def wanted(config: RunConfig) -> dict[Role, int]:
-    """How many processes of each role a recipe asks for.
-
-    Roles of which there are none are left out.
-    """
-    return {role: count for role in roles() if (count := role.count(config))}
-
-
-def rendezvous_of_roles(config: RunConfig) -> dict[Role, str | None]:
-    """Where processes of each role are met, as far as the recipe says that they run already."""
-    return {role: role.rendezvous_of(config) for role in roles()}
 
 
 @contextmanager
@@ -90,7 +72,7 @@ def helper_processes(
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
             shares = [
-                Share(role, count, run.path / role.folder, RESTARTS.get(role, 0))
+                Share(role, count, run.path / role.folder, role.restarts)
                 for role, count in own.items()
             ]
             how = shares, threads, rendezvous, partial(run.note_restart, from_step=None)

@@ -22,9 +22,9 @@ from pibroch.config.exchange import (
     register_exchange,
 )
 from pibroch.errors import ConfigError
+from pibroch.launch.roles import rendezvous_of_roles, wanted
 from pibroch.roles import Role, RoleOption, register_role, registry, roles
 from pibroch.roles.launched import RankSplit
-from pibroch.train.roles import rendezvous_of_roles, wanted
 
 ROLE = Role(
     title="score keeper",

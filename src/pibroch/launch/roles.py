@@ -1,0 +1,61 @@
+"""Roles as groups of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pibroch.config import RunConfig
+from pibroch.launch.job import TRAINER, Group, Restarts
+from pibroch.roles import roles
+from pibroch.roles.registry import BUILT_IN, VARIABLE
+from pibroch.roles.role import Role
+
+
+def wanted(config: RunConfig) -> dict[Role, int]:
+    """How many processes of each role a recipe asks for.
+
+    Roles of which there are none are left out.
+    """
+    return {role: count for role in roles() if (count := role.count(config))}
+
+
+def rendezvous_of_roles(config: RunConfig) -> dict[Role, str | None]:
+    """Where processes of each role are met, as far as the recipe says that they run already."""
+    return {role: role.rendezvous_of(config) for role in roles()}
+
+
+def groups_of(counts: Mapping[Role, int], threads: int | None = None) -> tuple[Group, ...]:
+    """Groups of a job, for so many processes of each role.
+
+    Args:
+        counts: of processes.
+        threads: of each one's kernels; as many as its machine has processors when absent.
+    """
+    own = () if threads is None else ("--threads", str(threads))
+    return tuple(
+        Group(
+            role=role.command,
+            title=role.title,
+            count=count,
+            command=(role.command, *own),
+            is_numbered=True,
+            environment=_environment(role),
+            needs=(TRAINER,),
+            restarts=Restarts(role.restarts, or_without=not role.is_needed)
+            if role.restarts
+            else None,
+            logs=role.folder,
+        )
+        for role, count in counts.items()
+        if count
+    )
+
+
+def _environment(role: Role) -> dict[str, str]:
+    """Where a program of this machine registered a role, its processes find it, too."""
+    if role in BUILT_IN or VARIABLE in os.environ:
+        return {}
+    places = os.pathsep.join(place for place in sys.path if place)
+    return {VARIABLE: role.functions, "PYTHONPATH": places}
