@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pibroch.config.row_index import RowIndexConfig
 from pibroch.embedding.row_index import IndexKind, RowIndex
 
 
@@ -28,9 +29,14 @@ class ShuffledIndex(RowIndex):
         self.row_of = state["row_of"].copy()
 
 
+class ShuffledConfig(RowIndexConfig):
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Shuffled(IndexKind):
     name = "shuffled"
+    section = ShuffledConfig
     note: str = ""
 
     def index(self, capacity):

@@ -19,6 +19,7 @@ from pibroch.planner.topology import ClusterTopology
 EXCERPTS = {
     "docs/extending.md": "own_exchange.py",
     "docs/extending/optimizer.md": "own_optimizer.py",
+    "docs/extending/row-index.md": "own_row_index.py",
     "docs/extending/data-source.md": "own_data_source.py",
     "docs/extending/role.md": "own_role.py",
     "docs/extending/transport.md": "own_transport.py",

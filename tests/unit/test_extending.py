@@ -64,6 +64,11 @@ def test_the_optimizer_learns_beside_another_one(lion, capsys):
     assert float(output.split(" to ")[1].split(";")[0]) < 0.3 and "item.exp_avg" in output
 
 
+def test_the_row_index_lets_ids_share_rows(capsys):
+    runpy.run_path(str(EXAMPLES / "own_row_index.py"))["main"]()
+    assert capsys.readouterr().out == "3 and 7 share a row: True; 3 and 2**40: False\n"
+
+
 def test_the_data_source_becomes_a_dataset(tmp_path, capsys):
     example = runpy.run_path(str(EXAMPLES / "own_data_source.py"))
     example["main"](tmp_path)

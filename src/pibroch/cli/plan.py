@@ -324,12 +324,19 @@ def _tables(
     """The profile's tables and what trains them, by a recipe or by options."""
     if recipe is not None:
         from pibroch.config import load_recipe
+        from pibroch.embedding.row_index import must_be_rows
         from pibroch.train.optimizers import build_sparse_optimizer
         from pibroch.train.session import build_tables
 
         config = load_recipe(recipe)
         sparse = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
-        return build_tables(config, counts.num_rows), sparse
+        tables = build_tables(config, counts.num_rows)
+        must_be_rows(
+            {table.name: table.rows.described() for table in tables},
+            "a plan from a data set, which counts ids,",
+            "plan with a recipe without [embedding.rows], or give a kind of placement",
+        )
+        return tables, sparse
     from pibroch.config.optimizer import SPARSE_OPTIMIZERS
 
     if optimizer not in SPARSE_OPTIMIZERS.all():

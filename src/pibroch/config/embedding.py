@@ -1,4 +1,4 @@
-"""The embedding tables of a run: initial values, optimizer, exchange.
+"""The embedding tables of a run: initial values, optimizer, exchange, ids and rows.
 
 Their width is the model's ``dim``.
 """
@@ -16,6 +16,7 @@ from pibroch.config.base import Section
 from pibroch.config.exchange import ExchangeSection, exchanges
 from pibroch.config.initializer import InitializerConfig, NormalConfig
 from pibroch.config.optimizer import SparseAdamConfig, SparseOptimizerConfig
+from pibroch.config.row_index import IdentityConfig, RowIndexConfig
 from pibroch.errors import ConfigError
 
 MOVED = {
@@ -36,6 +37,16 @@ MOVED = {
 logger = logging.getLogger(__name__)
 
 
+class TableSection(Section):
+    """A ``[embedding.tables.COLUMN]`` table: what one column has of its own.
+
+    Attributes:
+        rows: in place of all that ``[embedding.rows]`` says.
+    """
+
+    rows: RowIndexConfig | None = None
+
+
 class EmbeddingSection(Section):
     """The ``[embedding]`` table.
 
@@ -49,12 +60,21 @@ class EmbeddingSection(Section):
             exchange: ``auto`` is ``local`` for one process and ``alltoall`` for several;
             ``lookahead`` reads batches ahead and keeps the rows that they need where they are
             needed next.
+        rows: which row an id has, by name or as a table with the settings of that kind.
+        tables: what single columns have of their own.
     """
 
     init: InitializerConfig = NormalConfig(name="normal", std=0.01)
     dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer: SparseOptimizerConfig = SparseAdamConfig(name="adam", lr=1e-3)
     exchange: ExchangeSection = Field(default={"name": "auto"}, validate_default=True)
+    rows: RowIndexConfig = IdentityConfig()
+    tables: dict[str, TableSection] = Field(default_factory=dict)
+
+    def rows_of(self, column: str) -> RowIndexConfig:
+        """Which row an id of a column has."""
+        own = self.tables.get(column, TableSection()).rows
+        return self.rows if own is None else own
 
     @model_validator(mode="before")
     @classmethod

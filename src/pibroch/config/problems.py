@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -92,17 +92,26 @@ def _fields_at(
     model: type[BaseModel], path: tuple[str, ...], raw: Mapping[str, object]
 ) -> set[str]:
     """Field names of the section at ``path``, of the variant that ``raw`` chose there."""
-    sections = [_chosen(model, raw)]
+    types: list[object] = [model]
     at: object = raw
     for part in path:
+        types = [inner for each in types for inner in _types_at(each, part, at)]
         at = at.get(part) if isinstance(at, Mapping) else None
-        fields = [
-            section.model_fields[part] for section in sections if part in section.model_fields
-        ]
-        sections = [
-            _chosen(inner, at) for field in fields for inner in _sections_in(field.annotation)
-        ]
+    sections = [_chosen(inner, at) for each in types for inner in _sections_in(each)]
     return {name for section in sections for name in section.model_fields}
+
+
+def _types_at(annotation: object, part: str, raw: object) -> Iterator[object]:
+    """Types that the value of a key may have, in a table of some type."""
+    if get_origin(annotation) is dict:
+        yield get_args(annotation)[1]
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        section = _chosen(annotation, raw)
+        if part in section.model_fields:
+            yield section.model_fields[part].annotation
+    else:
+        for inner in get_args(annotation):
+            yield from _types_at(inner, part, raw)
 
 
 def _chosen(section: type[BaseModel], raw: object) -> type[BaseModel]:

@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).parents[1]
 # In a wheel the recipes lie inside the package, in a checkout at its root.
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 # Tables whose keys depend on their `name`; all others keep their keys when it changes.
-_VARIANTS = ("optimizer", "init", "exchange", "model", "loss")
+_VARIANTS = ("optimizer", "init", "exchange", "model", "loss", "rows")
 
 # Of these, settings that another variant has, too, stay.
 _SHARING: dict[str, Registry[Any]] = {"exchange": EXCHANGES, "model": MODELS}
@@ -114,9 +114,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, object]:
 def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
     """``base`` with the values of ``change``; tables are merged key by key.
 
-    An optimizer, loss or initialiser whose ``name`` changes is replaced whole: the settings of one
-    mean nothing to another. Of an exchange's and a model's those stay that the other has too. Of
-    ``epochs`` and ``steps``, which exclude each other, the change's wins.
+    An optimizer, loss, initialiser or row index whose ``name`` changes is replaced whole: the
+    settings of one mean nothing to another. Of an exchange's and a model's those stay that the
+    other has too. Of ``epochs`` and ``steps``, which exclude each other, the change's wins.
 
     >>> base = {"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}
     >>> merge(base, {"optimizer": {"name": "sgd", "lr": 1.0}})

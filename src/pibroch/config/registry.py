@@ -1,4 +1,4 @@
-"""One registry for all that users add: exchanges, models, losses, optimizers, initialisers.
+"""One registry for all that users add: exchanges, models, losses, optimizers, row indices, ...
 
 What is added has a :class:`Spec`: a name, the section that recipes have for it, and where it is
 built. A registry finds a spec by its name, which is one of four:
@@ -202,7 +202,8 @@ class Choice(Section):
     """A section whose fields depend on its ``name``.
 
     The base of a kind has the class variable ``registry``: a field of its type takes the section of
-    whichever spec is named, and is written with all of that one's fields.
+    whichever spec is named, and is written with all of that one's fields. A name alone is a section
+    without settings.
     """
 
     registry: ClassVar[Registry[Any]]
@@ -225,6 +226,8 @@ class Choice(Section):
     def _chosen(cls, value: object, info: ValidationInfo) -> Self:
         if isinstance(value, cls):
             return value
+        if isinstance(value, str):
+            value = {"name": value}
         if not isinstance(value, Mapping):
             raise PydanticCustomError("union_tag_not_found", "a table with a `name`")
         default = cls.model_fields["name"].default

@@ -6,6 +6,7 @@ Everything behind this (addresses, plans, caches, servers, files of rows) knows 
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pibroch.errors import CheckpointError, RowIdError
+from pibroch.config.row_index import ROW_INDICES, RowIndexConfig
+from pibroch.errors import CheckpointError, ConfigError, RowIdError
 from pibroch.kernels.arrays import Array, Ints
 
 if TYPE_CHECKING:
@@ -79,14 +81,17 @@ class IndexKind(ABC):
 
     name: ClassVar[str]
     """Of the kind, for good: it stands in checkpoints."""
+    section: ClassVar[type[RowIndexConfig]]
+    """Its settings in a recipe, where recipes are to choose it."""
 
     @abstractmethod
     def index(self, capacity: int) -> RowIndex:
         """A fresh index for a table of so many rows."""
 
     def described(self) -> dict[str, Any]:
-        """As checkpoints keep it."""
-        return {"name": self.name, **asdict(self)}
+        """As checkpoints keep it, in JSON."""
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {"name": self.name, **settings}
 
 
 class IdentityIndex(RowIndex):
@@ -110,6 +115,29 @@ class Identity(IndexKind):
     def index(self, capacity: int) -> RowIndex:
         """See :class:`IndexKind`."""
         return IdentityIndex(capacity)
+
+
+def kind_of(section: RowIndexConfig) -> IndexKind:
+    """The kind that a recipe chose."""
+    kind: IndexKind = ROW_INDICES.find(section.name).build(**section.options())
+    return kind
+
+
+def must_be_rows(kinds: Mapping[str, Mapping[str, Any] | None], what: str, do: str) -> None:
+    """Raise ConfigError unless the ids of all tables are their rows.
+
+    Args:
+        kinds: of tables by name, as checkpoints keep them.
+        what: needs it, for the message.
+        do: what to do instead.
+    """
+    for table, kind in kinds.items():
+        if kind is not None and kind.get("name") != Identity.name:
+            raise ConfigError(
+                f"{what} of table {table!r}, whose ids have rows by the index {kind.get('name')!r}",
+                f"tables of the index {Identity.name!r} alone",
+                do,
+            )
 
 
 class ReaderIndices:

@@ -23,7 +23,14 @@ from pibroch.serve.changed_rows import (
     find_touched,
     touched_rows,
 )
-from pibroch.serve.export import ExportOptions, check_options, content_version, publish, write_dense
+from pibroch.serve.export import (
+    ExportOptions,
+    check_options,
+    content_version,
+    must_be_exportable,
+    publish,
+    write_dense,
+)
 from pibroch.serve.from_checkpoint import version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
@@ -85,6 +92,7 @@ def export_delta(
     based_on = [] if base.files is None else [Path(path).parent for path in base.files.paths]
     refuse_overlap(out, [folder, options.data, since, *based_on])
     manifest = read_manifest(folder)
+    must_be_exportable(manifest)
     rows = base.lookup
     assert isinstance(rows, MappedRows) and base.sha256 is not None, "an export's rows are mapped"
     if options.version == base.version:

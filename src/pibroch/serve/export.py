@@ -20,6 +20,7 @@ from pibroch.data.encode import index_of
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD
 from pibroch.embedding.piece import Piece
+from pibroch.embedding.row_index import must_be_rows
 from pibroch.embedding.row_set import RowSet
 from pibroch.embedding.shard import MemoryShard
 from pibroch.errors import CheckpointError, ConfigError
@@ -107,6 +108,7 @@ def export_checkpoint(
     folder = find_checkpoint(checkpoint)
     refuse_overlap(out, [folder, options.data])
     manifest = read_verified(folder)
+    must_be_exportable(manifest)
     vocabularies = vocabularies_of(manifest, options.data)
     if vocabularies is None:
         raise CheckpointError(
@@ -153,6 +155,15 @@ def check_options(out: Path, options: ExportOptions) -> None:
             "up to 80 letters, digits, dots, - and _",
             "choose another",
         )
+
+
+def must_be_exportable(manifest: Manifest) -> None:
+    """Raise ConfigError for a checkpoint whose ids are not its rows: exports know rows alone."""
+    must_be_rows(
+        {name: saved.index for name, saved in manifest.tables.items()},
+        "an export",
+        "serve or predict from the checkpoint itself: pass it as --checkpoint",
+    )
 
 
 def refuse_taken(out: Path, overwrite: bool) -> None:

@@ -16,14 +16,15 @@ from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD, Table, Zeros
+from pibroch.embedding.row_index import kind_of
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.dense import AVERAGES, WEIGHTS, load_row_indices, tensors_in
 from pibroch.state.files import CHECKPOINT, verify_files
 from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
-from pibroch.state.tables import load_averages, load_tables
+from pibroch.state.tables import check_tables_match, load_averages, load_tables, saved_tables
 from pibroch.state.tensor_file import load_tensors
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,8 @@ def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 def plain_table(name: str, num_rows: int, dim: int, config: RunConfig) -> Table:
     """A float32 table for a checkpoint's weights or their averages."""
     dtype = config.embedding.dtype if config.train.average is None else "float32"
-    return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype)
+    rows = kind_of(config.embedding.rows_of(name))
+    return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype, rows=rows)
 
 
 def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = None) -> Embeddings:
@@ -162,10 +164,12 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
         plain_table(name, saved.num_rows, saved.dim, manifest.config)
         for name, saved in manifest.tables.items()
     ]
+    check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
     exchange = "local" if channel is None else "alltoall"  # whose default placement is by rows
     embeddings = Embeddings(tables, SGD(lr=1.0), exchange, channel=channel)
     if decay is None:
         load_tables(folder, manifest.tables, embeddings.pieces())
     else:
         load_averages(folder, manifest.tables, embeddings.pieces(), decay, step)
+    load_row_indices(tensors_in(folder), embeddings)
     return embeddings.eval()

@@ -83,7 +83,12 @@ class Replanner:
             self._is_moving = False
             self._note_arrival(step)
         if self._watch is not None:
-            self._watch.add(ids_by_table(batch, self._features), batch.batch_size)
+            indices = self._session.embeddings.row_indices
+            rows = {
+                table: [indices[table].rows_of(ids) for ids in each]
+                for table, each in ids_by_table(batch, self._features).items()
+            }
+            self._watch.add(rows, batch.batch_size)
             idle = self._found is None and not self._session.embeddings.is_moving
             if idle and step % STEPS_PER_LOOK == 0 and self._watch.num_batches >= STEPS_PER_LOOK:
                 self._found = self._planner.submit(self._watch.look, self._watch.profiles())

@@ -21,6 +21,8 @@ from pibroch.config.loss import LOSSES
 from pibroch.config.model import TowerConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Table
+from pibroch.embedding.row_index import kind_of
+from pibroch.errors import ConfigError
 from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
@@ -206,15 +208,38 @@ def _processors(names: tuple[str, ...], world: World) -> Processors | None:
 
 
 def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
-    """A table for each feature, in the order of ``num_rows``, as wide as the model wants."""
+    """A table for each feature, in the order of ``num_rows``, as wide as the model wants.
+
+    Args:
+        config: of the run.
+        num_rows: ids of each feature in the data.
+
+    Raises:
+        ConfigError: where the configuration names other columns.
+    """
+    for column in config.embedding.tables:
+        if column not in num_rows:
+            raise ConfigError(
+                f"[embedding.tables.{column}]",
+                f"a column of the data, one of {', '.join(num_rows)}",
+                "correct the name",
+            )
     dim = config.model.dim
     table_dim = model_class(config.model.name).table_dim(dim)
     init = config.embedding.init
     initializer = INITIALIZERS.find(init.name).build(**init.options(table_dim - dim))
     dtype = config.embedding.dtype
+    indices = {name: config.embedding.rows_of(name) for name in num_rows}
     return [
-        Table(name, rows, table_dim, initializer=initializer, dtype=dtype)
-        for name, rows in num_rows.items()
+        Table(
+            name,
+            indices[name].num_rows(num_ids),
+            table_dim,
+            initializer=initializer,
+            dtype=dtype,
+            rows=kind_of(indices[name]),
+        )
+        for name, num_ids in num_rows.items()
     ]
 
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 
@@ -12,19 +10,9 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def shuffled_rows(monkeypatch):
-    """Gives the tables of runs indices with a state, which recipes do not name yet.
-
-    Returns all that are made.
-    """
-    from pibroch.train import session
+    """All indices that are made of the kind ``shuffled_rows:Shuffled``."""
     from shuffled_rows import Shuffled, ShuffledIndex
 
-    tables = session.build_tables
-    monkeypatch.setattr(
-        session,
-        "build_tables",
-        lambda *args: [replace(table, rows=Shuffled()) for table in tables(*args)],
-    )
     made = []
 
     def index(kind, capacity):

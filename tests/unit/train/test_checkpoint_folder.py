@@ -40,8 +40,8 @@ def weights(session):
     return [view.weights.copy() for view in session.embeddings.pieces()]
 
 
-def resumed(data, path, full_every=1):
-    session = build_session(make_config(data, "seed=9"), EncodedDataset.open(data))
+def resumed(data, path, full_every=1, settings=()):
+    session = build_session(make_config(data, "seed=9", *settings), EncodedDataset.open(data))
     CheckpointFolder(path, 9, full_every).resume(session)
     return session
 
@@ -160,10 +160,11 @@ def test_what_else_lies_among_checkpoints_is_left_alone(tmp_path):
     assert folder.latest() == tmp_path / "step-00000007"
 
 
-def test_full_and_incremental_ones_have_the_state_of_row_indices(data, shuffled_rows, tmp_path):
-    session = build_session(make_config(data), EncodedDataset.open(data))
+def test_full_and_incremental_ones_have_the_state_of_row_indices(data, tmp_path):
+    settings = ["embedding.rows=shuffled_rows:Shuffled"]
+    session = build_session(make_config(data, *settings), EncodedDataset.open(data))
     folder = CheckpointFolder(tmp_path, keep=1, full_every=2)
     for step in (1, 2):  # a full one, and one with touched rows
         save_steps(folder, session, [step])
-        result = state_of(resumed(data, tmp_path).embeddings.row_indices)
+        result = state_of(resumed(data, tmp_path, settings=settings).embeddings.row_indices)
         np.testing.assert_equal(result, state_of(session.embeddings.row_indices))

@@ -133,7 +133,8 @@ def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(
 
 
 def test_the_state_of_row_indices_is_in_them(data, shuffled_rows, tmp_path):
-    config = make_config(data, "train.steps=6", "train.checkpoint_every=1000", EVERY_STEP)
+    rows = "embedding.rows=shuffled_rows:Shuffled"
+    config = make_config(data, "train.steps=6", "train.checkpoint_every=1000", EVERY_STEP, rows)
     run = RunDirectory(tmp_path / "run")
     train_until(config, run, 4)
     states = [index.row_of for index in shuffled_rows]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pibroch.embedding import SGD, MemoryShard, Table, Zeros
+from pibroch.embedding.row_index import must_be_rows
 from pibroch.errors import ConfigError
 from pibroch.state.dense import AVERAGES, WEIGHTS
 from pibroch.state.files import explained_refusal, verify_file
@@ -46,6 +47,11 @@ def export_checkpoint(
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new file", "name another, or remove it")
     manifest = read_manifest(folder)
+    must_be_rows(
+        {name: saved.index for name, saved in manifest.tables.items()},
+        f"a {format_name} file",
+        "predict from the checkpoint itself",
+    )
     for name, digest in manifest.files.items():
         verify_file(folder, name, digest)
         advance(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pibroch.config import RunConfig
 from pibroch.config.model import DLRMConfig
 from pibroch.data import EncodedDataset
+from pibroch.embedding.row_index import must_be_rows
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.state.manifest import Progress
@@ -47,6 +48,11 @@ def import_checkpoint(
     run.must_be_new()
     model = FORMATS[format_name].read(read_source(source), list(dataset.num_rows))
     session = build_session(config, dataset)
+    must_be_rows(
+        {table.name: table.rows.described() for table in session.embeddings.tables},
+        "weights from a file",
+        "import them into a recipe without [embedding.rows]",
+    )
     fill_session(session, model)
     run.create(config)
     CheckpointFolder(run.checkpoints_path, config.train.keep).save(session, Progress())
