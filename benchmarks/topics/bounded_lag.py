@@ -1,6 +1,6 @@
-"""Bounded lag: its all-to-all beside gloo's and MPICH's (BLS, Fig.
+"""Bounded lag: its all-to-all beside gloo's and MPICH's (BLS, Fig. 6).
 
-6), and what a bound removes of random delays (Fig. 7).
+And what a bound removes of random delays (Fig. 7).
 
 Inference on several kinds of data is in :mod:`benchmarks.lagged_sections`. Ranks are processes of
 one host. Delays are sleeps, so that ranks need no core of their own; what is measured stands beside

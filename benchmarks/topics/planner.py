@@ -1,9 +1,8 @@
-"""Plans in the terms of OPER (ATC'24, Sec.
+"""Plans in the terms of OPER (ATC'24, Sec. 6), beside its figures.
 
-6): Fig. 8 and 10, Table 2 and 3, in accesses and transfers, beside its figures.
-
-Plans are arithmetic; only section ``copies`` trains, on hosts of the lab, and needs root.
-``benchmarks.planner_cases`` says what is planned.
+Fig. 8 and 10 and Tables 2 and 3, in accesses and transfers. Plans are arithmetic; only section
+``copies`` trains, on hosts of the lab, and needs root. ``benchmarks.planner_cases`` says what is
+planned.
 """
 
 from __future__ import annotations

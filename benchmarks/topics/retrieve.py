@@ -1,6 +1,6 @@
-"""Rows read where they are (OPER, Fig.
+"""Rows read where they are (OPER, Fig. 6, 7 and 9a).
 
-6, 7 and 9a): lookups and training on hosts of two ranks, and what each part gains.
+Lookups and training on hosts of two ranks, and what each part gains.
 """
 
 from __future__ import annotations

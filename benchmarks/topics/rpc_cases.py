@@ -1,6 +1,6 @@
-"""Whole programs over remote calls: the case studies of the paper (Sec.
+"""Whole programs over remote calls: the case studies of the paper (Sec. 4.3 to 4.6).
 
-4.3 to 4.6), the same lines with pibroch and torch.
+The same lines run with pibroch and with torch.
 """
 
 from __future__ import annotations

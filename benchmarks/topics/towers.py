@@ -1,6 +1,6 @@
-"""Towers (DMT, MLSys'24): steps on hosts with slow links (its Fig.
+"""Towers (DMT, MLSys'24).
 
-10 to 12), and what towers do to quality (Tables 3 to 6).
+Steps on hosts with slow links (Fig. 10 to 12), and what towers do to quality (Tables 3 to 6).
 """
 
 from __future__ import annotations

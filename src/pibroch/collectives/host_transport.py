@@ -1,11 +1,10 @@
-"""Messages within a host by way of shared memory, where the network between processes is slow.
+"""Messages within a host through shared memory, all others over the network.
 
-All else goes over the network.
-
-Within a host messages of up to LARGEST_BYTES go through a :class:`Mailbox`: both ends know the
-sizes, so they agree on the way. Whoever sends copies at once and waits for nobody. Without room, 64
-MiB that the others have not taken, a message stays where it is until there is some, or until its
-receiver expects it, and has memory for it: then a copy of it goes over the network.
+Between processes of one host the network is slow. There messages of up to LARGEST_BYTES go through
+a :class:`Mailbox`; both ends know the sizes, so they agree on the way. A sender copies its message
+at once and waits for nobody. There is room for 64 MiB that the others have not taken. Without room
+a message stays where it is until there is some, or until its receiver expects it and so has memory
+for it: then a copy goes over the network.
 """
 
 from __future__ import annotations
@@ -25,21 +24,18 @@ from pibroch.collectives.transport import PairTransport, Transport, Wait
 
 IN_TURN = 0
 WITHOUT_ROOM = 1
-"""Tags of messages over the network.
-
-Those that are too large, and those that found no room and are announced.
-"""
+"""Tags over the network: of messages that are too large, and of announced ones without room."""
 
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """One that is to come, or waits for room.
+    """A message to be received, or one that waits for room to be sent.
 
     Attributes:
-        peer: from, or to, whom.
-        tensor: where it goes, or lies.
-        is_done: whether it is there, or was sent.
-        work: of the network, which has it then.
+        peer: the rank at its other end.
+        tensor: to be filled, or to be sent.
+        is_done: whether it has arrived, or was sent.
+        work: torch's handle, where it goes over the network.
     """
 
     peer: int
@@ -110,10 +106,7 @@ class HostTransport(Transport):
         return wait
 
     def reduce(self, tensor: Tensor) -> Wait:
-        """See :class:`Transport`; sums go over the network.
-
-        Its order of additions is that of every other run.
-        """
+        """See :class:`Transport`; sums go over the network, so all runs add in the same order."""
         return self._network.reduce(tensor)
 
     def close(self) -> None:
@@ -157,9 +150,9 @@ class HostTransport(Transport):
                 each.work.wait()
 
     def _advance(self, mailbox: Mailbox, messages: Sequence[_Message]) -> list[int]:
-        """Take what has come for these messages, and send what waits for room.
+        """Take what has arrived for these messages, and send what waits for room.
 
-        The ranks of those that are not done.
+        Returns the ranks of those that are not done.
         """
         with self._lock:
             for p, waiting in self._going.items():

@@ -14,22 +14,22 @@ from pibroch.errors import ConfigError
 
 TRANSPORT_VARIABLE = "PIBROCH_CHANNEL_TRANSPORT"
 CHOICES = ("auto", "gloo")
-"""``auto`` is shared memory within a host.
-
-``gloo`` in the environment of a rank leaves its messages to gloo.
-"""
+"""``auto`` is shared memory within a host; with ``gloo`` all messages of a rank go over gloo."""
 DEFAULT_CHOICE = "auto"
-"""Of channels; a step of training takes 1.05 to 1.2 times as long over gloo, see design note 0022.
-"""
+"""For channels: with gloo a training step takes 1.05 to 1.2 times as long, see design note 0022."""
 
 
 def open_host_transport(ranks: Group, choice_when_absent: str = "auto") -> Transport:
     """Gloo, and shared memory between the ranks of a host that all allow it. Blocks.
 
+    Args:
+        ranks: the members of the group.
+        choice_when_absent: one of CHOICES, where the environment has none.
+
     Raises:
         ConfigError: for a transport in the environment that is not known.
     """
-    # one process needs none of these
+    # imported here, as a run of one process does not need them
     from pibroch.collectives.bounded_lag.rendezvous import rendezvous_on_host
     from pibroch.kernels.atomics import FUTEX_CALL
 
@@ -45,7 +45,7 @@ def open_host_transport(ranks: Group, choice_when_absent: str = "auto") -> Trans
     )
     if not links:
         return network
-    # nor do systems without shared memory
+    # imported here, as systems without shared memory do not need them
     from pibroch.collectives.host_transport import HostTransport
     from pibroch.collectives.mailbox import Mailbox
 
@@ -67,7 +67,7 @@ def open_transport(ranks: Group) -> Transport:
     NCCL is used where torch.distributed's default group uses it.
 
     Raises:
-        ConfigError: without a default ranks.
+        ConfigError: without torch.distributed's default group.
     """
     if not dist.is_initialized():
         raise ConfigError(

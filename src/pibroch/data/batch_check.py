@@ -1,7 +1,7 @@
-"""What a minibatch must be before kernels read it, which follow its offsets unchecked.
+"""Checks of a minibatch before kernels read it, as these follow its offsets unchecked.
 
-Costs O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F features, B
-samples, V ids.
+They cost O(F * B), and O(V) where a batch has weights: 10 and 30 us at F = 26, B = 2048. F
+features, B samples, V ids.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
 
     Args:
         jagged: the object.
-        keys: what its ``keys()`` gave, and so on.
-        values: ids.
-        lengths: ids per bag.
+        keys: what its ``keys()`` returned.
+        values: likewise, ids.
+        lengths: likewise, ids per bag.
     """
     for name, tensor in (("values", values), ("lengths", lengths)):
         _check_tensor(name, tensor)
@@ -144,7 +144,7 @@ def check_keyed(jagged: Any, keys: Sequence[str], values: Any, lengths: Any) -> 
 
 
 def _call(thing: object, name: str) -> Any:
-    """What a method gives, ``None`` where there is no such method."""
+    """What a method returns, ``None`` where there is no such method."""
     method: Callable[[], Any] | None = getattr(thing, name, None)
     return method() if callable(method) else None
 

@@ -38,7 +38,7 @@ class TableStates(nn.Module):
     def pieces(self) -> list[PieceView]:
         """The parts of the tables that this process holds; waits for updates that are under way.
 
-        Views stay valid, but between a step and the next look at them call this again.
+        Views stay valid, but after a step call this again before you look at them.
         """
         self.exchange.flush()
         return [view for shard in self.exchange.shards for view in shard.views()]
@@ -99,14 +99,12 @@ class TableStates(nn.Module):
             self.exchange.forget()
 
     def move_rows(self, plan: Plan, rows_per_step: int = 1024) -> None:
-        """Let all rows go to their homes under another plan while training goes on where they are.
+        """Move all rows to their homes under another plan while training goes on; returns at once.
 
-        Returns at once.
-
-        Each step sends some of them ahead. When all that can be sent ahead were, a step ends with
-        the rest, and the new plan is used from then on. No number depends on it. Until then
-        checkpoints are of the old homes, and memory is taken twice. All ranks call it at the same
-        place. Every lookup that trains must be followed by its backward pass.
+        Each step sends some rows ahead. Once there are no more to send ahead, a step ends by
+        sending the rest, and from then on the new plan is used. Until then checkpoints are of the
+        old homes, and memory is taken twice. No number depends on it. All ranks call it at the
+        same place. Every lookup that trains must be followed by its backward pass.
 
         Args:
             plan: for as many ranks.
@@ -214,7 +212,7 @@ class TableStates(nn.Module):
             collected += names
 
     def _refuse_index_state(self) -> None:
-        """Tables alone would be rows that no id has."""
+        """Refuse tables whose row index has a state, without which no id leads to their rows."""
         for name, index in self.row_indices.items():
             if index.state():
                 raise ConfigError(

@@ -1,8 +1,8 @@
-"""What functions that write LLVM code for numba take and give, by the names that signatures use.
+"""Names for the types of functions that write LLVM code for numba.
 
-An intrinsic is such a function: numba tells it the types of a call's arguments, and it answers with
-the call's signature and a ``generate`` that writes the code. Of these types llvmlite publishes
-none, and numba few: LLVM itself checks what comes out.
+An *intrinsic* is such a function: numba passes it the types of a call's arguments, and it returns
+the call's signature and a function that writes the code. llvmlite publishes no types for these, and
+numba few: LLVM itself checks the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Value: TypeAlias = ir.Value
 
 Values = Sequence[Value]
 Context = Any
-"""Of numba: of the types when a call is typed, of the target when its code is written."""
+"""numba's typing context while a call is typed, its target context while the code is written."""
 
 Kind = Any
 """A type of numba's."""

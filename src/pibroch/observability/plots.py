@@ -134,8 +134,8 @@ def map_plot(points: Sequence[Sequence[float]], names: Sequence[str], groups: Se
     """Named points of a plane, in the colours of their groups."""
     figure, axes = new_axes("", "")
     for group in sorted(set(groups)):
-        here = [point for point, number in zip(points, groups, strict=True) if number == group]
-        axes.scatter([x for x, _ in here], [y for _, y in here], s=28, label=f"tower {group}")
+        members = [point for point, number in zip(points, groups, strict=True) if number == group]
+        axes.scatter([x for x, _ in members], [y for _, y in members], s=28, label=f"tower {group}")
     for (x, y), name in zip(points, names, strict=True):
         axes.annotate(name, (x, y), (3, 3), textcoords="offset points", fontsize=7.5)
     axes.set_aspect("equal")
@@ -156,7 +156,7 @@ def new_axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def to_svg(figure: Figure, axes: Axes) -> str:
-    """The figure as SVG text, with a legend if anything in it has a name."""
+    """The figure as SVG text, with a legend if anything in it has a label."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8.5)
     text = io.StringIO()

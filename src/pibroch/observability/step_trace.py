@@ -18,10 +18,9 @@ STEPS = 200
 class StepTrace:
     """Traces steps 11 to 210 of this process, then writes the file.
 
-    Sooner when the ``with`` block is left.
-
-    Of a run of fewer than 20 steps the second half is traced: the first steps compile kernels and
-    fill caches. A disk that refuses the file is a warning.
+    It is written sooner when the ``with`` block is left. Of a run of fewer than 20 steps the second
+    half is traced: the first steps compile kernels and fill caches. When the disk refuses the file,
+    there is a warning.
 
     Args:
         path: of the file.

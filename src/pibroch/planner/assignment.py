@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Homes and static replicas of all rows, partition by partition (OPER, Sec.
+    """Homes and static replicas of all rows, partition by partition.
 
-    4.1: rows that are placed together).
+    A partition is a set of rows that are placed together (OPER, Sec. 4.1).
 
     Attributes:
         partition_of: by table, uint16 ``[num_rows]``: the partition of each row. A partition may

@@ -1,6 +1,6 @@
-"""Balanced homes (OPER, Sec.
+"""Balanced homes (OPER, Sec. 4.2).
 
-4.2): partitions that many read to the least loaded shard, large ones to the emptiest.
+Partitions that are read often go to the least loaded shard, large ones to the emptiest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a plan is measured against (OPER, Sec.
+"""What a plan is measured against (OPER, Sec. 6.4).
 
-6.4): placements that look at memory, accesses or tables alone.
-
-Each is a cost, not a plan: memory, lookups and traffic of W shards a step. None has copies.
+These placements look at memory, accesses or tables alone. Each is a cost, not a plan: memory,
+lookups and traffic of W shards a step. None has copies.
 
 - ``memory_greedy``: equal bytes of each table's rows on each shard, in the order of the rows.
 - ``access_greedy``: row by row by falling accesses, to the shard with the fewest so far.

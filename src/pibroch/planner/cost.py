@@ -66,10 +66,7 @@ def memory(record_bytes: Floats, held: NDArray[np.bool_]) -> Floats:
 
 
 def served(weight: Floats, source: Shards, num_shards: int) -> Floats:
-    """Eq.
-
-    2 without its factor: what each shard looks up for all readers, itself included, ``[W]``.
-    """
+    """Eq. 2 without its factor: what each shard looks up for all readers and itself, ``[W]``."""
     return np.asarray(traffic(weight, source, num_shards).sum(axis=0))
 
 
@@ -81,10 +78,7 @@ def traffic(weight: Floats, source: Shards, num_shards: int) -> Floats:
 
 
 def workload(weight: Floats, source: Shards, cost: Floats) -> Floats:
-    """Eq.
-
-    2: time of lookups on each shard, ``[W]``; where own memory costs nothing, their bytes.
-    """
+    """Eq. 2: time of lookups on each shard, ``[W]``; their bytes where own memory is free."""
     own = np.diag(cost)
     return served(weight, source, len(cost)) * np.where(own > 0, own, 1.0)
 
@@ -100,9 +94,9 @@ def links(matrix: Floats) -> Floats:
 
 
 def degree_of_balance(values: Floats) -> float:
-    """Least over most, 1 where all are equal: of memory and workload (Sec.
+    """Least over most, 1 where all are equal.
 
-    4.2), or of links (Table 3).
+    The paper uses it for memory and workload (Sec. 4.2), and for links (Table 3).
 
     >>> degree_of_balance(np.array([3.0, 4.0]))
     0.75

@@ -1,11 +1,10 @@
-"""Access- and memory-aware partitioning (OPER, Sec.
+"""Access- and memory-aware partitioning (OPER, Sec. 4.1).
 
-4.1): rows that are read alike and small enough to balance.
-
+A partition has rows that are read about equally often, and is small enough to balance shards with.
 Rows are ordered by falling count and cut where one more row would pass the threshold on accesses or
 on memory. Only rows of the same bytes share a partition, so tables are cut by kind, those of one
-dim and optimizer together. A threshold is tried on histograms of counts: what it gives is known
-before any row is looked at again.
+dim and optimizer together. A threshold is tried on histograms of counts, which tell what it gives
+without another look at the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes that a step of ``alltoall`` sends from rank to rank, predicted from a profile.
 
 A row that a rank reads costs once a step, however often the rank reads it: its number to the owner,
-its weights back, and its gradient there again; a rank's own rows cost nothing. Numbers of copied
+its weights back, and its gradient to the owner; a rank's own rows cost nothing. Numbers of copied
 rows are bits where most are read.
 """
 
@@ -37,14 +37,14 @@ class _Reads(NamedTuple):
         place: int64 ``[K]``, the shard, or W for everywhere.
         num_rows: ``[K]``.
         read: ``[K]``, distinct rows that a rank reads, expected.
-        heard: ``[K]``, distinct rows that any rank reads.
+        read_by_any: ``[K]``, distinct rows that any rank reads.
         columns: ``[K]``, floats of each row that lie there.
     """
 
     place: NDArray[np.int64]
     num_rows: Floats
     read: Floats
-    heard: Floats
+    read_by_any: Floats
     columns: Floats
 
 
@@ -129,8 +129,8 @@ def payload_of_batches(
     )
     size = assignment.num_shards
     place = np.where(assignment.is_everywhere, size, assignment.home).astype(np.int64)
-    heard = num_rows * distinct(share, size)
-    parts = _Reads(place, num_rows, num_rows * share, heard, np.array(reads.dims, float))
+    read_by_any = num_rows * distinct(share, size)
+    parts = _Reads(place, num_rows, num_rows * share, read_by_any, np.array(reads.dims, float))
     return _payload(parts, size, replicas, 1, True)
 
 
@@ -151,8 +151,8 @@ def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size:
     """
     if batch_size == counted:
         return share
-    # of a row that was in nearly every batch the share tells little of smaller ones: its accesses
-    # do
+    # the share of a row that was in nearly every batch says little about smaller batches; its
+    # accesses do
     by_share = distinct(share, batch_size / counted)
     by_accesses = distinct(accesses, batch_size)
     return np.where(share < 0.5, by_share, by_accesses)
@@ -167,12 +167,12 @@ def _reads_of(plan: Plan, table: Table, share: Floats) -> _Reads:
         assert row_map is not None, "checked with the plan"
         partition = row_map.partition[row_map.rows_of(table.name)]
         num_partitions = len(row_map.home)
-        num_rows, read, heard = (
+        num_rows, read, read_by_any = (
             np.asarray(np.bincount(partition, amount, num_partitions), np.float64)
             for amount in (np.ones(table.num_rows), share, distinct(share, size))
         )
         place = np.array([*placement.shards, size], np.int64)[row_map.place_of]
-        return _Reads(place, num_rows, read, heard, np.full(num_partitions, float(table.dim)))
+        return _Reads(place, num_rows, read, read_by_any, np.full(num_partitions, float(table.dim)))
     parts = [*plan.homes(table), *((size, piece) for _, piece in plan.copies(table)[:1])]
     shares = [share[ids_of(piece.rows)] for _, piece in parts]
     return _Reads(
@@ -193,16 +193,22 @@ def _payload(reads: _Reads, size: int, replicas: Replicas, num_groups: int, trai
     is_copied = reads.place == size
     for columns in np.unique(reads.columns[is_copied]) if trains else ():
         chosen = is_copied & (reads.columns == columns)
-        num_rows, read, heard = (
-            float(amount[chosen].sum()) for amount in (reads.num_rows, reads.read, reads.heard)
+        num_rows, read, read_by_any = (
+            float(amount[chosen].sum())
+            for amount in (reads.num_rows, reads.read, reads.read_by_any)
         )
-        sent += _copies_payload(replicas, size, num_rows, read, heard, FLOAT_BYTES * columns)
+        sent += _copies_payload(replicas, size, num_rows, read, read_by_any, FLOAT_BYTES * columns)
     np.fill_diagonal(sent, 0.0)
     return sent
 
 
 def _copies_payload(
-    replicas: Replicas, size: int, num_rows: float, read: float, heard: float, row_bytes: float
+    replicas: Replicas,
+    size: int,
+    num_rows: float,
+    read: float,
+    read_by_any: float,
+    row_bytes: float,
 ) -> float:
     """Bytes on each link for the gradients of copied rows of one width."""
     if replicas == "gather":  # ranks send each other all of them
@@ -210,10 +216,10 @@ def _copies_payload(
     # owners sum; they take turns, so that each has about the same of them
     owned = num_rows / size
     read = read / size
-    heard = heard / size
+    read_by_any = read_by_any / size
     words = _words(owned)
-    ids = min(read, words) + (words if words <= BITS_AT_ONCE else heard)
-    return (2 * owned if replicas == "dense" else read + heard) * row_bytes + ID_BYTES * ids
+    ids = min(read, words) + (words if words <= BITS_AT_ONCE else read_by_any)
+    return (2 * owned if replicas == "dense" else read + read_by_any) * row_bytes + ID_BYTES * ids
 
 
 def _words(num_rows: float) -> float:

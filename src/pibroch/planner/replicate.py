@@ -1,12 +1,12 @@
-"""Copies of partitions (OPER, Sec.
+"""Copies of partitions (OPER, Sec. 4.3).
 
-4.3): along the worst links for inference, everywhere or nowhere for training.
+For inference they are made along the worst links, for training everywhere or nowhere.
 
 Policies:
 
 - ``links``: Algorithm 1. Any shard may hold a copy, so an address depends on the reader: for
   inference alone.
-- ``everywhere``: the most worthy partitions on all shards, while they fit.
+- ``everywhere``: the most read partitions for their bytes on all shards, while they fit.
 - ``frequency``: of them, those read more often than ``BW_p2p / (B BW_ar)`` a sample (Eq. 4 and 5),
   for training. It counts accesses; where duplicates are combined before they travel, as here, it
   sends more than it saves.

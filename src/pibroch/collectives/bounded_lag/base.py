@@ -114,14 +114,12 @@ class LaggedTransport(ABC):
         """
 
     def wait_for_news(self, seen: int, missing: Slot) -> int:
-        """Wait until something has arrived since ``seen``, a result of this method, was returned.
-
-        0 at first.
+        """Wait until something has arrived since an earlier call; returns how much in all.
 
         Args:
-            seen: see above.
-            missing: of those peers whose part of it is not there one is named if nothing ever
-                comes.
+            seen: what the last call returned, 0 at first.
+            missing: the message for which the caller waits; if nothing ever arrives, the error
+                names a peer whose part of it is not there.
         """
         policy = WaitPolicy(self.members, self.timeout_s)
         while (news := self.sleep(seen)) == seen:
@@ -131,17 +129,14 @@ class LaggedTransport(ABC):
 
     @abstractmethod
     def sleep(self, seen: int) -> int:
-        """Wait until something has arrived, a tenth of a second at most.
+        """Wait until something has arrived since ``seen``, a tenth of a second at most.
 
-        What :meth:`wait_for_news` returns.
+        Returns what :meth:`wait_for_news` returns.
         """
 
     @abstractmethod
     def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
-        """Raise for a rank that is lost.
-
-        One that is missing, or any that another rank has given up for.
-        """
+        """Raise for a rank that is lost: a missing one, or one that another rank has given up."""
 
     def judge(
         self, states: Mapping[int, str], notes: Mapping[int, int], number: int, policy: WaitPolicy

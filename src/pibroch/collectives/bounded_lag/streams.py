@@ -59,7 +59,7 @@ class StreamTransport(LaggedTransport):
         members: the group's ranks by their numbers in the run.
         num_slots: of each stream of messages.
         timeout_s: how long a wait may take.
-        on_news: called when something came, from any thread.
+        on_news: called when something has arrived, from any thread.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class StreamTransport(LaggedTransport):
         self._on_news = on_news
         self._changed = threading.Condition()
         self._news = 0
-        self._came: dict[tuple[int, int, int], Bytes] = {}
+        # those that have arrived, by stream, number of the message, and peer
+        self._parts: dict[tuple[int, int, int], Bytes] = {}
         self._ended: dict[int, str] = {}
         self._blamed: tuple[int, int] | None = None  # by whom, and who
         self._pinged: set[int] = set()
@@ -120,8 +121,8 @@ class StreamTransport(LaggedTransport):
         with self._changed:
             # parts that were only looked at, by `view`: the window says that nobody needs them now
             oldest = slot.number - self.num_slots // 2
-            for key in [key for key in self._came if key[0] == slot.stream and key[1] <= oldest]:
-                del self._came[key]
+            for key in [key for key in self._parts if key[0] == slot.stream and key[1] <= oldest]:
+                del self._parts[key]
         for p in self.peers if only is None else (only,):
             self.send(
                 p,
@@ -149,7 +150,7 @@ class StreamTransport(LaggedTransport):
                         slot.number,
                         policy,
                     )
-            part = self._came[slot.stream, slot.number, p]
+            part = self._parts[slot.stream, slot.number, p]
             expected = int(coming.sizes[p])
             if len(part) != expected:
                 raise InputError(
@@ -159,15 +160,15 @@ class StreamTransport(LaggedTransport):
                 )
             copy_bytes(int(coming.addresses[p]), part.ctypes.data, expected)
             with self._changed:
-                del self._came[slot.stream, slot.number, p]
+                del self._parts[slot.stream, slot.number, p]
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:
         """See :class:`LaggedTransport`."""
-        return (slot.stream, slot.number, peer) in self._came
+        return (slot.stream, slot.number, peer) in self._parts
 
     def view(self, slot: Slot, peer: int) -> Bytes:
         """See :class:`LaggedTransport`."""
-        return self._came[slot.stream, slot.number, peer]
+        return self._parts[slot.stream, slot.number, peer]
 
     def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`."""
@@ -225,7 +226,7 @@ class StreamTransport(LaggedTransport):
                 elif frame.stream == GOODBYE:
                     self._ended[peer] = LEFT
                 elif frame.stream >= 0:
-                    self._came[frame.stream, frame.number, peer] = frame.part
+                    self._parts[frame.stream, frame.number, peer] = frame.part
                 self._news += 1
                 self._changed.notify_all()
             self._on_news()

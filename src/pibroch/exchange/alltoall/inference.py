@@ -83,7 +83,7 @@ class InferenceLookup:
         return Question(batch, messages, lanes)
 
     def nothing(self, width: int, is_real: bool, took_ns: int = 0) -> Question:
-        """The question of a batch without samples, of so many dense features."""
+        """The question of a batch without samples, with ``width`` dense features."""
         none = torch.empty(0)
         offsets = torch.zeros(1, dtype=torch.int64)
         keys = self._exchange.features

@@ -194,12 +194,12 @@ def has_arrived(links: Ints, p: int, place: int, sequence: int) -> bool:
 
 
 @kernel
-def _any_news(links: Ints, place: int, sequence: int, pending: Ints) -> bool:
-    has_one = False
+def _any_has_arrived(links: Ints, place: int, sequence: int, pending: Ints) -> bool:
+    has_any = False
     for p in range(len(links)):
         if pending[p] != 0:
-            has_one |= load(links[p, READ] + place + SEQUENCE) >= sequence
-    return has_one
+            has_any |= load(links[p, READ] + place + SEQUENCE) >= sequence
+    return has_any
 
 
 @kernel
@@ -309,13 +309,13 @@ def take(
             # is seen
             add(futex + SLEEPERS, 1)
             value = load(futex)
-            is_news = _any_news(links, place, sequence, pending)
-            if not is_news:
+            has_arrival = _any_has_arrived(links, place, sequence, pending)
+            if not has_arrival:
                 sleep_on(futex, value, sleep_us)
             add(futex + SLEEPERS, -1)
             if (
-                not is_news
-                and not _any_news(links, place, sequence, pending)
+                not has_arrival
+                and not _any_has_arrived(links, place, sequence, pending)
                 and load(futex) == value
             ):
                 return PENDING

@@ -1,4 +1,4 @@
-"""Sets of ranks as bits: a number each while few ranks take part, words of a number for more.
+"""Sets of ranks as bits: one word for a set while few ranks take part, several for more.
 
 Masks ``[K, n]`` are n sets in K words; bit b of word k says whether rank ``BITS * k + b`` is in.
 Kernels take the words' numbers as a tuple, whose length is a constant to the compiler: with one
@@ -16,16 +16,16 @@ from pibroch.kernels.bits import lowest
 from pibroch.kernels.policy import kernel
 
 BITS = 62
-"""Ranks a word: it is positive, and so is the number above it."""
+"""Ranks in a word: few enough for words, and ``1 << BITS``, to be positive as int64."""
 MAX_RANKS = 16 * BITS
 
 Words = tuple[int, ...]
 
 
 def words_for(num_ranks: int) -> Words:
-    """The words of masks of so many ranks.
+    """The words' numbers in masks of ``num_ranks`` ranks.
 
-    Of few different lengths, since code is compiled for each.
+    There are few different lengths, since code is compiled for each.
 
     Example:
         >>> words_for(62), words_for(63)
@@ -35,12 +35,12 @@ def words_for(num_ranks: int) -> Words:
 
 
 def mask_type(num_ranks: int) -> np.dtype[Any]:
-    """The smallest type of words of masks of so many ranks."""
+    """The smallest type for the words of masks of ``num_ranks`` ranks."""
     return np.dtype(np.uint8 if num_ranks <= 8 else np.uint16 if num_ranks <= 16 else np.int64)
 
 
 def rank_type(num_ranks: int) -> np.dtype[Any]:
-    """The smallest type of a rank, or ``HOME`` in its place."""
+    """The smallest type for the number of a rank, or ``HOME`` in its place."""
     return np.dtype(np.int8 if num_ranks <= 128 else np.int16)
 
 
@@ -70,7 +70,7 @@ def first_bits(words: Words, word: int, num_ranks: int) -> np.int64:
 
 @kernel
 def lowest_in(words: Words, masks: Array, at: int) -> int:
-    """The lowest rank in a set that has some."""
+    """The lowest rank in a set, which is not empty."""
     rank = lowest(np.int64(masks[0, at]))
     for word in range(1, len(words)):
         rank = rank if rank < BITS * word else BITS * word + lowest(np.int64(masks[word, at]))
@@ -82,7 +82,8 @@ def add_bits(masks: Array, first_rank: int, amount: int, totals: Ints) -> None:
     """Add ``amount`` to ``totals`` ``[P]`` for each rank in each of the masks ``[n]`` of a word."""
     num_ranks = min(BITS, len(totals) - first_rank)
     if masks.itemsize < 8:
-        for rank in range(num_ranks):  # few ranks: a walk for each, many masks an instruction
+        # few ranks: one pass over the masks for each, in which an instruction takes many masks
+        for rank in range(num_ranks):
             count = 0
             for i in range(len(masks)):
                 count += (masks[i] >> rank) & 1

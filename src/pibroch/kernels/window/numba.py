@@ -132,16 +132,16 @@ def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) ->
         holder = np.int64(window.holder[window.number[at]])
         source = home if holder == HOME else holder
         owner = owner_of(site, words, window.readers, window.then, at, source, home, row)
-        is_lent = np.int64(0)  # to the source, which keeps its slot for the step
+        is_borrowed = np.int64(0)  # by the source, which keeps its slot for the step
         for word in range(len(words)):
             borrowers = np.int64(window.readers[word, at]) | always_reading(site, words, word)
             had = bit_in(words, word, source)
             owns = bit_in(words, word, owner)
             taken = slots_taken(borrowers, had, owns, owner == home)
-            is_lent |= borrowers & had
+            is_borrowed |= borrowers & had
             for place in range(min(BITS, len(needed) - BITS * word)):
                 needed[BITS * word + place] += (taken >> place) & 1
-        if owner != source and holder != HOME and is_lent == 0:
+        if owner != source and holder != HOME and is_borrowed == 0:
             needed[source] -= 1
 
 

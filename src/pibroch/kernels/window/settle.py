@@ -1,7 +1,4 @@
-"""What becomes of a step's gradients.
-
-Who gives which of them to whom, and which records are updated by them here.
-"""
+"""What becomes of a step's gradients: who sends which to whom, and what is updated by them here."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ def settle(
     own: Places,
     delayed: bool,
 ) -> tuple[Gradients, Gradients, Gradients]:
-    """Who gives which gradients to whom after a step, and what is updated of them here.
+    """Decide who sends which gradients to whom after a step, and what is updated by them here.
 
-    Returns critical ones, deferred ones, and those of rows that this rank alone touched. Received
-    gradients are numbered after this rank's own sums, critical ones first. Slots with weights for
-    this step only are free afterwards.
+    Returns the critical gradients, the deferred ones, and those of rows that this rank alone
+    touched. Received gradients are numbered after this rank's own sums, critical ones first. Slots
+    with weights for this step only are free afterwards.
 
     Args:
         window: of all touches.
@@ -125,7 +122,7 @@ def _sums(
     begin: int,
     num_before: int,
 ) -> Gradients:
-    """The gradients that are given for, and received for, some rows.
+    """The gradients that this rank sends for the rows ``given_here``, and receives for ``owned``.
 
     Received ones are numbered from ``num_before`` on.
     """

@@ -80,7 +80,7 @@ class OwnerSide:
         return True
 
     def expects(self, place: ValuePlace, asker: int | None = None) -> bool:
-        """Handle a mention of a value by another worker: whether it is created or expected.
+        """Handle a mention of a value by another worker; returns whether it is created or expected.
 
         ``asker`` is the other worker's id, if it certainly has not sent ``Dropped`` yet: a creator
         that mentions its own value needs no ``CreationQuery``.

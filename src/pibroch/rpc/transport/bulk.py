@@ -65,7 +65,7 @@ class BulkSender:
             self._num_waiting_bytes = 0
 
     def send(self, data: memoryview) -> int:
-        """Queue a transfer and return its number. ``data`` must not change until they are sent."""
+        """Queue a transfer and return its number; ``data`` must not change until it is sent."""
         number = next(self._numbers)
         chunks = []
         for offset in range(0, data.nbytes, CHUNK_BYTES):
@@ -143,7 +143,7 @@ class BulkReceiver:
         return [transfer.memory[offset:end]]
 
     def arrived(self, frame: Frame) -> bool:
-        """Count a chunk that has arrived; whether its transfer is complete."""
+        """Count a chunk that has arrived; returns whether its transfer is complete."""
         transfer = self._transfers.get(frame.number)
         if transfer is None or not frame.payload_bytes:
             raise ProtocolError("an empty chunk", "bytes")

@@ -238,7 +238,7 @@ def is_of_another_user(sock: socket.socket) -> bool:
 class Listener:
     """Accepts connections and admits those that know the secret, on the loop's thread.
 
-    Who has connected and not yet proved that it knows the secret is a *stranger*; at most
+    A client that has connected and not yet proved that it knows the secret is a *stranger*; at most
     ``max_strangers`` wait at a time. At a Unix socket, processes of other users are refused first.
 
     Args:
