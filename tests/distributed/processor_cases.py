@@ -113,7 +113,7 @@ def is_refused(channel, rendezvous):
     (name, _) = join(rendezvous, {DATA_PROCESSOR: 2}, 0)[DATA_PROCESSOR]
     refused = []
     try:
-        for function in (server.track_touched, join, EncodedDataset.open):
+        for function in (server.start_marks, join, EncodedDataset.open):
             try:
                 rpc.rpc_sync(name, function, ("x",))
             except NotAllowedError:

@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pibroch.embedding.row_marks import MEMORY, RowMarks
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
@@ -33,7 +33,11 @@ Of rows those of the copy and of the journal.
 """
 COPY, JOURNAL, JOURNAL_ROWS = range(3)
 MARKS = slice(3, 5)
-"""Whose marks lie where, by step plus one."""
+"""Of which steps there are marks, plus one."""
+MOST_NAMES = 8
+NAME_BYTES = 32
+_NAMES_AT = 1024
+"""Where the head says under which names rows are marked."""
 _ROWS_PER_COPY = 1 << 16
 
 
@@ -42,13 +46,7 @@ class MarkedRows(Protocol):
 
     space: Records
     records: Records
-    recent: NDArray[np.bool_] | None
-    changed: NDArray[np.bool_] | None
-    touched: NDArray[np.bool_] | None
-
-    @property
-    def unsaved(self) -> Ints:
-        """Rows of a cut that may yet turn out not to be saved."""
+    marks: RowMarks
 
 
 def steps_in(head: Bytes) -> set[int]:
@@ -87,7 +85,9 @@ class KeptRows:
             part.view(np.float32).reshape(num_rows, width) for part in parts[:2]
         )
         self._journal_rows: Ints = parts[2].view(np.int64)
-        self._marks = parts[3].view(np.bool_).reshape(2, 2, num_rows)
+        names = memory[_NAMES_AT : _NAMES_AT + 2 * MOST_NAMES * NAME_BYTES]
+        self._names = names.view(f"S{NAME_BYTES}").reshape(2, MOST_NAMES)
+        self._marks = parts[3].view(np.bool_).reshape(2, MOST_NAMES, num_rows)
 
     @classmethod
     def open(cls, shard: MarkedRows, key: str, tag: str) -> KeptRows | None:
@@ -111,7 +111,7 @@ class KeptRows:
     def _sizes(num_rows: int, width: int) -> Sequence[int]:
         """Bytes of the copy, the journal, its row numbers and marks; unused pages take none."""
         records = num_rows * width * 4
-        return records, records, num_rows * 8, 4 * num_rows
+        return records, records, num_rows * 8, 2 * MOST_NAMES * num_rows
 
     def steps(self) -> set[int]:
         """Of which :meth:`restore` is possible."""
@@ -127,30 +127,26 @@ class KeptRows:
             _copy(self._shard.records, self._copy)
             self._write_marks(step)
             self._head[COPY] = step + 1
-        self._track()
+        self._shard.marks.start(MEMORY)
 
     def go_on(self) -> None:
         """As :meth:`begin`, after :meth:`restore`: the rows are there already."""
-        self._track()
+        self._shard.marks.start(MEMORY)
 
     def cut(self, step: int) -> None:
         """Keep the rows as they are after a step; every process has finished its last cut.
 
         Time grows with the rows that were updated since the last one.
         """
-        assert self._shard.recent is not None, "see begin"
         with self._is_writing:
-            self._cut(step, self._shard.recent)
-
-    def _cut(self, step: int, recent: NDArray[np.bool_]) -> None:
-        self._bring_in()
-        rows = np.flatnonzero(recent[: len(self._copy)])
-        self._journal_rows[: len(rows)] = rows
-        routing.gather_rows(self._shard.space, rows, self._journal)
-        self._write_marks(step)
-        self._head[JOURNAL_ROWS] = len(rows)
-        self._head[JOURNAL] = step + 1
-        recent[rows] = False
+            self._bring_in()
+            rows = self._shard.marks.rows(MEMORY)
+            self._journal_rows[: len(rows)] = rows
+            routing.gather_rows(self._shard.space, rows, self._journal)
+            self._write_marks(step)
+            self._head[JOURNAL_ROWS] = len(rows)
+            self._head[JOURNAL] = step + 1
+            self._shard.marks.clear(MEMORY, rows)
 
     def settle(self) -> None:
         """See :class:`~pibroch.embedding.KeptShard`; brings the journal in on another thread."""
@@ -172,11 +168,12 @@ class KeptRows:
         # marks of a cut that was cut short would count as the newer one of two
         steps[steps != step + 1] = 0
         (slot,) = np.flatnonzero(steps)[:1]
-        for marks, kept in zip(
-            (self._shard.changed, self._shard.touched), self._marks[slot], strict=True
-        ):
-            if marks is not None:
-                marks[: len(kept)] = kept
+        kept = dict(zip(self._names[slot].tolist(), self._marks[slot], strict=True))
+        for name in self._marked_names():
+            if name.encode() in kept:
+                self._shard.marks.of(name)[:] = kept[name.encode()]
+            else:
+                self._shard.marks.set_all(name)  # nobody marked them before
 
     def _bring_in(self) -> None:
         if not self._head[JOURNAL]:
@@ -190,21 +187,22 @@ class KeptRows:
         self._head[JOURNAL] = 0
 
     def _write_marks(self, step: int) -> None:
-        """Marks of rows that checkpoints are to write, with those of a cut that may yet fail."""
+        """Marks of all names, with the rows of cuts that may yet turn out not to be saved."""
         others = self._head[MARKS]
         slot = int(np.argmin(others))
         others[slot] = 0
-        for marks, kept in zip(
-            (self._shard.changed, self._shard.touched), self._marks[slot], strict=True
-        ):
-            if marks is not None:
-                kept[:] = marks[: len(kept)]
-        if self._shard.changed is not None:
-            self._marks[slot, 0, self._shard.unsaved] = True
+        self._names[slot] = b""
+        for place, name in enumerate(self._marked_names()):
+            self._marks[slot, place] = self._shard.marks.of(name)
+            self._marks[slot, place, self._shard.marks.unsaved(name)] = True
+            self._names[slot, place] = name.encode()
         others[slot] = step + 1
 
-    def _track(self) -> None:
-        self._shard.recent = np.zeros(len(self._shard.space), np.bool_)
+    def _marked_names(self) -> list[str]:
+        """Under which others want rows marked."""
+        names = [name for name in self._shard.marks.names if name != MEMORY]
+        assert len(names) <= MOST_NAMES and all(len(name) <= NAME_BYTES for name in names)
+        return names
 
 
 def _copy(source: Records, target: Records) -> None:

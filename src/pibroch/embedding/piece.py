@@ -6,7 +6,7 @@ Whoever moves or saves rows works piece by piece.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,14 +80,19 @@ class PieceView:
         weights: float32 ``[rows, columns]``.
         state: optimizer state by field, each ``[rows, floats]``: a field of a number for each
             column has the piece's columns, a field of one number a row has it whole.
-        touched: bool ``[rows]``, set where a row was updated since it was last cleared; ``None``
-            where rows are not tracked.
+        marks: by name bool ``[rows]``, set where a row was updated, see
+            :class:`~pibroch.embedding.row_marks.RowMarks`.
     """
 
     piece: Piece
     weights: RowArray
     state: Mapping[str, RowArray]
-    touched: RowArray | None = None
+    marks: Mapping[str, RowArray] = field(default_factory=dict)
+
+    def mark(self, rows: slice | Array) -> None:
+        """Say under all names that rows were written to."""
+        for marks in self.marks.values():
+            marks[rows] = True
 
 
 class KeptShard(Protocol):
@@ -132,23 +137,20 @@ class Shard(Protocol):
     def views(self) -> list[PieceView]:
         """The pieces with their numbers."""
 
-    def track_touched(self) -> None:
-        """Mark updated rows from now on, see :attr:`PieceView.touched`."""
+    def start_marks(self, name: str) -> None:
+        """Mark updated rows under a name from now on, as if none had been updated before."""
 
-    def track_changed(self) -> None:
-        """Remember from now on which rows are updated, for :meth:`cut`."""
+    def mark_all(self, name: str) -> None:
+        """As if all rows had been updated since the last cut of that name."""
 
-    def mark_all_changed(self) -> None:
-        """As if all rows had been updated since the last cut."""
+    def cut(self, name: str) -> Shard | None:
+        """The rows updated since the last cut of that name, as they are now.
 
-    def cut(self) -> Shard | None:
-        """The rows updated since the last cut as they are now, whatever becomes of them.
-
-        ``None`` without memory for them.
+        They stay so, whatever becomes of the shard's. ``None`` without memory for them.
         """
 
-    def end_cut(self, is_saved: bool) -> None:
-        """The last cut is not needed any more.
+    def end_cut(self, name: str, is_saved: bool) -> None:
+        """The last cut of that name is not needed any more.
 
         Where it was not saved, its rows belong to the next one.
         """

@@ -192,8 +192,7 @@ def _write(view: PieceView, rows: Ints, weights: Records, step: int) -> None:
     if "average" in view.state:
         view.state["average"][places] = part
         view.state["averaged_at"][places] = step
-    if view.touched is not None:
-        view.touched[places] = True
+    view.mark(places)
 
 
 def _chunks(matrix: _Matrix) -> Iterator[tuple[int, Records]]:

@@ -17,6 +17,7 @@ from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
+from pibroch.embedding.row_marks import RowMarks
 from pibroch.embedding.row_set import ListedRows, ids_at, ids_of
 from pibroch.embedding.table import Table
 from pibroch.errors import ConfigError
@@ -84,12 +85,7 @@ class MemoryShard:
             :data:`pibroch.kernels.arrays.Stored`: what kernels read.
         progress: uint8 ``[num_rows]``, of rows on their way to other homes, see :data:`UNTOUCHED`;
             ``None`` where they stay.
-        touched: bool ``[num_rows + spare_rows]``, rows updated since it was cleared; ``None`` until
-            :meth:`track_touched`.
-        changed: likewise, rows updated since the last :meth:`cut`; ``None`` until
-            :meth:`track_changed`.
-        recent: likewise, rows updated since the last cut in memory; ``None`` until there is one,
-            see :meth:`kept`.
+        marks: of updated rows, by name.
     """
 
     def __init__(
@@ -110,11 +106,8 @@ class MemoryShard:
         self._bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         width = optimizer.record_width(dim, dtype)
         self._hold(_space(pieces, self._bounds[-1], spare_rows, width, make_room))
-        self.touched: NDArray[np.bool_] | None = None
+        self.marks = RowMarks(len(self.records), len(self.space))
         self.progress: NDArray[np.uint8] | None = None
-        self.changed: NDArray[np.bool_] | None = None
-        self.recent: NDArray[np.bool_] | None = None
-        self._cut_rows: Ints = np.empty(0, np.int64)
         if self.dtype != "float32":
             self.stored[:, dim : 2 * self._width] = 0  # the half that an odd dim leaves
         self._optimizer = optimizer
@@ -188,53 +181,39 @@ class MemoryShard:
         """Of all records: weights and optimizer state."""
         return int(self.records.nbytes)
 
-    def track_touched(self) -> None:
-        """Mark updated rows in ``touched`` from now on."""
-        if self.touched is None:
-            self.touched = np.zeros(len(self.space), np.bool_)
-
     def mark(self, rows: Ints) -> None:
         """Say that rows were updated."""
-        for marks in (self.touched, self.changed, self.recent):
-            if marks is not None:
-                marks[rows] = True
+        self.marks.mark(rows)
         if self.progress is not None:
             self.progress[rows] = UPDATED
 
-    def track_changed(self) -> None:
-        """Mark updated rows in ``changed`` from now on, as if none had been updated before."""
-        self.changed = np.zeros(len(self.space), np.bool_)
+    def start_marks(self, name: str) -> None:
+        """Mark updated rows under a name from now on, as if none had been updated before."""
+        self.marks.start(name)
 
-    def mark_all_changed(self) -> None:
-        """As if all rows had been updated since the last cut."""
-        if self.changed is not None:
-            self.changed[:] = True
+    def mark_all(self, name: str) -> None:
+        """As if all rows had been updated since the last cut of that name."""
+        self.marks.set_all(name)
 
-    def cut(self) -> MemoryShard | None:
-        """A copy of the rows that were updated since the last cut, as a shard of its own.
+    def cut(self, name: str) -> MemoryShard | None:
+        """A copy of the rows that were updated since the last cut of that name, as a shard.
 
         Their marks are cleared. Time and memory grow with these rows (and by a byte a row with
         all). ``None``, and all as it was, where the copy would take more than half of the memory
         that is free. :meth:`end_cut` says when the copy is not needed any more.
         """
-        assert self.changed is not None, "see track_changed"
-        rows = np.flatnonzero(self.changed[: len(self.records)])
+        rows = self.marks.rows(name)
         if rows.size * self.records[:1].nbytes > free_memory() // 2:
             return None
-        self.changed[rows] = False
-        self._cut_rows = rows
+        self.marks.cut(name, rows)
         return self._copy_of(rows)
 
-    def end_cut(self, is_saved: bool) -> None:
-        """The last cut was saved, or its rows count as updated since the one before."""
-        if not is_saved and self.changed is not None:
-            self.changed[self._cut_rows] = True
-        self._cut_rows = np.empty(0, np.int64)
+    def end_cut(self, name: str, is_saved: bool) -> None:
+        """The last cut of that name was saved, or its rows count as updated since the one before.
 
-    @property
-    def unsaved(self) -> Ints:
-        """Rows of the last cut, until :meth:`end_cut`."""
-        return self._cut_rows
+        Nothing where there is none.
+        """
+        self.marks.end_cut(name, is_saved)
 
     def kept(self, key: str, tag: str) -> KeptRows | None:
         """These rows in memory that outlives this process, see :meth:`KeptRows.open`."""
@@ -252,9 +231,7 @@ class MemoryShard:
             )
         )
         other._bounds = bounds
-        other.touched = None
-        other.changed = None
-        other.recent = None
+        other.marks = RowMarks(len(rows), len(rows))
         space = np.empty((len(rows), self.space.shape[1]), np.float32)
         routing.gather_rows(self.space, rows, space)
         other._hold(space)
@@ -284,8 +261,8 @@ class MemoryShard:
         views = []
         for piece, first in zip(self.pieces, self._bounds, strict=False):
             here = slice(first, first + len(piece.rows))
-            touched = None if self.touched is None else self.touched[here]
-            views.append(PieceView(piece, self._weights_in(here), self._fields_in(here), touched))
+            marks = {name: self.marks.of(name)[here] for name in self.marks.names}
+            views.append(PieceView(piece, self._weights_in(here), self._fields_in(here), marks))
         return views
 
     def weights(self, table: str) -> RowArray:

@@ -58,10 +58,10 @@ class TableStates(nn.Module):
             lr = each.optimizer.lr
             shown["lr"] = rate if lr == usual else lr * (rate / usual)
 
-    def track_touched(self) -> None:
-        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
+    def start_marks(self, name: str) -> None:
+        """Mark the rows that are updated from now on, see :attr:`PieceView.marks`."""
         for shard in self.exchange.shards:
-            shard.track_touched()
+            shard.start_marks(name)
 
     @property
     def row_indices(self) -> dict[str, RowIndex]:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 class RemoteRows:
     """A field of consecutive rows on a server, ``[rows, columns]``.
 
-    Of whether rows were touched, ``[rows]``.
+    Of marks of a name, ``[rows]``: then it stands for the field, and there are no columns.
 
     A :class:`~pibroch.embedding.RowArray`: slices and lists of rows are read and written in pieces
     that fit a buffer.
@@ -41,14 +41,14 @@ class RemoteRows:
         rows: range,
         columns: range | None,
         field: str = "",
-        in_cut: bool = False,
+        cut: str | None = None,
     ) -> None:
         self._servers = servers
         self._number = number
         self._rows = rows
         self._columns = columns
         self._field = field
-        self._in_cut = in_cut
+        self._cut = cut
         self.dtype = np.dtype(np.bool_ if columns is None else np.float32)
         self.shape = (len(rows),) if columns is None else (len(rows), len(columns))
         self.ndim = len(self.shape)
@@ -71,9 +71,9 @@ class RemoteRows:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for at, part in self._parts(rows):
             if self._columns is None:
-                values = self._servers.ask(self._number, server.read_touched, part)
+                values = self._servers.ask(self._number, server.read_marks, self._field, part)
             else:
-                how = self._field, part, _slice(self._columns), self._in_cut
+                how = self._field, part, _slice(self._columns), self._cut
                 values = self._servers.ask(self._number, server.read, *how)
             out[at] = values.numpy()
         return out
@@ -98,7 +98,8 @@ class RemoteRows:
 
     def _write(self, rows: slice | torch.Tensor, columns: range | None, values: Any) -> None:
         if columns is None:
-            self._servers.ask(self._number, server.write_touched, rows, bool(values))
+            how = self._field, rows, bool(values)
+            self._servers.ask(self._number, server.write_marks, *how)
         else:
             given = torch.from_numpy(np.ascontiguousarray(values, np.float32))
             self._servers.ask(self._number, server.write, self._field, rows, _slice(columns), given)
@@ -120,7 +121,7 @@ class RemoteShard:
         number: of the server.
         pieces: that it holds.
         optimizer: of all rows.
-        is_cut: whether it is the server's last cut.
+        cut: the name of the server's cut that it is; ``None`` for the shard itself.
     """
 
     def __init__(
@@ -129,15 +130,15 @@ class RemoteShard:
         number: int,
         pieces: Sequence[Piece],
         optimizer: SparseOptimizer,
-        is_cut: bool = False,
+        cut: str | None = None,
     ) -> None:
         self._optimizer = optimizer
-        self._is_cut = is_cut
+        self._cut = cut
         self.pieces = tuple(pieces)
         self._fields = {"": servers.dim} | optimizer.state_fields(servers.dim)
         self._servers = servers
         self._number = number
-        self._is_tracking = False
+        self._marked: list[str] = []
         bounds = np.cumsum([0, *(len(piece.rows) for piece in pieces)]).tolist()
         self._spans = [range(begin, end) for begin, end in pairwise(bounds)]
         self.num_bytes = 4 * servers.width * bounds[-1]
@@ -146,44 +147,41 @@ class RemoteShard:
         """See :meth:`MemoryShard.fill`."""
         self._servers.ask(self._number, server.fill, seed)
 
-    def track_touched(self) -> None:
-        """Mark updated rows from now on."""
-        self._is_tracking = True
-        self._servers.ask(self._number, server.track_touched)
+    def start_marks(self, name: str) -> None:
+        """See :meth:`MemoryShard.start_marks`."""
+        self._servers.ask(self._number, server.start_marks, name)
+        if name not in self._marked:
+            self._marked.append(name)
 
-    def track_changed(self) -> None:
-        """Remember from now on which rows are updated, for :meth:`cut`."""
-        self._servers.ask(self._number, server.track_changed)
+    def mark_all(self, name: str) -> None:
+        """See :meth:`MemoryShard.mark_all`."""
+        self._servers.ask(self._number, server.mark_all, name)
 
-    def mark_all_changed(self) -> None:
-        """As if all rows had been updated since the last cut."""
-        self._servers.ask(self._number, server.mark_all_changed)
-
-    def cut(self) -> RemoteShard | None:
+    def cut(self, name: str) -> RemoteShard | None:
         """See :meth:`MemoryShard.cut`.
 
         The copy lies on the server, and may be read beside what goes on.
         """
-        counts = self._servers.ask(self._number, server.cut)
+        counts = self._servers.ask(self._number, server.cut, name)
         if counts is None:
             return None
         pieces = [
-            replace(piece, rows=ListedRows(count, partial(self._cut_ids, place)))
+            replace(piece, rows=ListedRows(count, partial(self._cut_ids, name, place)))
             for place, (piece, count) in enumerate(zip(self.pieces, counts, strict=True))
         ]
-        return RemoteShard(self._servers, self._number, pieces, self._optimizer, is_cut=True)
+        return RemoteShard(self._servers, self._number, pieces, self._optimizer, name)
 
-    def end_cut(self, is_saved: bool) -> None:
+    def end_cut(self, name: str, is_saved: bool) -> None:
         """See :meth:`MemoryShard.end_cut`."""
-        self._servers.ask(self._number, server.end_cut, is_saved)
+        self._servers.ask(self._number, server.end_cut, name, is_saved)
 
     def kept(self, key: str, tag: str) -> RemoteKeptRows | None:
         """See :meth:`MemoryShard.kept`; the memory is of the server's machine."""
         steps = self._servers.ask(self._number, server.keep, key, tag)
         return None if steps is None else RemoteKeptRows(self._servers, self._number, set(steps))
 
-    def _cut_ids(self, piece: int) -> Ints:
-        ids: Ints = self._servers.ask(self._number, server.cut_ids, piece).numpy()
+    def _cut_ids(self, name: str, piece: int) -> Ints:
+        ids: Ints = self._servers.ask(self._number, server.cut_ids, name, piece).numpy()
         return ids
 
     def views(self) -> list[PieceView]:
@@ -198,12 +196,12 @@ class RemoteShard:
     def _view(self, piece: Piece, rows: range) -> PieceView:
         way = self._servers, self._number, rows
         fields = {
-            name: RemoteRows(*way, range(width), name, self._is_cut)
+            name: RemoteRows(*way, range(width), name, self._cut)
             for name, width in self._fields.items()
         }
         weights = fields.pop("")
-        touched = RemoteRows(*way, None) if self._is_tracking else None
-        return PieceView(piece, weights, fields, touched)
+        marks = {name: RemoteRows(*way, None, name) for name in self._marked}
+        return PieceView(piece, weights, fields, marks)
 
 
 class RemoteKeptRows:

@@ -93,7 +93,7 @@ class ServedShard:
         num_trainers: that send requests.
 
     Attributes:
-        last_cut: a copy of rows that trainers read beside what goes on; see
+        cuts: by name copies of rows that trainers read beside what goes on; see
             :meth:`MemoryShard.cut`.
         kept: the rows in memory that outlives this process; ``None`` until a trainer asks for it.
     """
@@ -101,7 +101,7 @@ class ServedShard:
     def __init__(self, shard: MemoryShard, optimizer: SparseOptimizer, num_trainers: int) -> None:
         self.shard = shard
         self.optimizer = optimizer
-        self.last_cut: MemoryShard | None = None
+        self.cuts: dict[str, MemoryShard] = {}
         self.kept: KeptRows | None = None
         self._rounds: Rounds[_Pending] = Rounds(num_trainers)
         self._num_over = 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
@@ -91,12 +90,13 @@ def read_after(key: str, number: int, rows: Tensor) -> Future[Tensor]:
     return SHARDS.find(key).read_after(number, _rows(rows))
 
 
-def read(key: str, field: str, rows: slice, columns: slice, in_cut: bool = False) -> Tensor:
+def read(key: str, field: str, rows: slice, columns: slice, cut: str | None = None) -> Tensor:
     """Columns of a field of optimizer state, or of the weights by the name ``""``, as float32.
 
-    Outside of rounds: between steps, when all are done; those of the last cut at any time.
+    Outside of rounds: between steps, when all are done; those of the last cut of a name at any
+    time.
     """
-    return torch.from_numpy(np.array(_array(key, field, in_cut)[rows, columns]))
+    return torch.from_numpy(np.array(_array(key, field, cut)[rows, columns]))
 
 
 def fill(key: str, seed: int) -> None:
@@ -104,38 +104,38 @@ def fill(key: str, seed: int) -> None:
     SHARDS.find(key).shard.fill(seed)
 
 
-def track_changed(key: str) -> None:
-    """Remember from now on which rows are updated, for cuts."""
-    SHARDS.find(key).shard.track_changed()
+def start_marks(key: str, name: str) -> None:
+    """Mark updated rows under a name from now on."""
+    SHARDS.find(key).shard.start_marks(name)
 
 
-def mark_all_changed(key: str) -> None:
-    """As if all rows had been updated since the last cut."""
-    SHARDS.find(key).shard.mark_all_changed()
+def mark_all(key: str, name: str) -> None:
+    """As if all rows had been updated since the last cut of that name."""
+    _marked(key, name).mark_all(name)
 
 
-def cut(key: str) -> list[int] | None:
-    """Keep a copy of the rows updated since the last cut; how many of each piece.
+def cut(key: str, name: str) -> list[int] | None:
+    """Keep a copy of the rows updated since the last cut of that name; how many of each piece.
 
     ``None`` without memory for it.
     """
+    copy = _marked(key, name).cut(name)
+    if copy is None:
+        return None
+    SHARDS.find(key).cuts[name] = copy
+    return [len(piece.rows) for piece in copy.pieces]
+
+
+def cut_ids(key: str, name: str, piece: int) -> Tensor:
+    """Ids of the rows of a piece in the last cut of that name, int64."""
+    return torch.from_numpy(ids_of(_cut(key, name).pieces[piece].rows))
+
+
+def end_cut(key: str, name: str, is_saved: bool) -> None:
+    """Forget the last cut of that name; if it was not saved, its rows belong to the next one."""
     served = SHARDS.find(key)
-    served.last_cut = served.shard.cut()
-    return (
-        None if served.last_cut is None else [len(piece.rows) for piece in served.last_cut.pieces]
-    )
-
-
-def cut_ids(key: str, piece: int) -> Tensor:
-    """Ids of the rows of a piece in the last cut, int64."""
-    return torch.from_numpy(ids_of(_cut(key).pieces[piece].rows))
-
-
-def end_cut(key: str, is_saved: bool) -> None:
-    """Forget the last cut; where it was not saved, its rows belong to the next one."""
-    served = SHARDS.find(key)
-    served.last_cut = None
-    served.shard.end_cut(is_saved)
+    served.cuts.pop(name, None)
+    served.shard.end_cut(name, is_saved)
 
 
 def keep(key: str, name: str, tag: str) -> list[int] | None:
@@ -188,43 +188,36 @@ def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Te
     array[_checked(rows, len(array)), columns] = values.numpy()
 
 
-def track_touched(key: str) -> None:
-    """Mark updated rows from now on."""
-    SHARDS.find(key).shard.track_touched()
+def read_marks(key: str, name: str, rows: slice) -> Tensor:
+    """Whether rows are marked under a name, bool."""
+    return torch.from_numpy(_marked(key, name).marks.of(name)[rows].copy())
 
 
-def read_touched(key: str, rows: slice) -> Tensor:
-    """Whether rows were touched, bool."""
-    return torch.from_numpy(_touched(key)[rows].copy())
+def write_marks(key: str, name: str, rows: slice | Tensor, is_marked: bool) -> None:
+    """Say whether rows are marked."""
+    marks = _marked(key, name).marks.of(name)
+    marks[_checked(rows, len(marks))] = is_marked
 
 
-def write_touched(key: str, rows: slice | Tensor, is_touched: bool) -> None:
-    """Say whether rows were touched."""
-    touched = _touched(key)
-    touched[_checked(rows, len(touched))] = is_touched
-
-
-def _cut(key: str) -> MemoryShard:
-    cut = SHARDS.find(key).last_cut
+def _cut(key: str, name: str) -> MemoryShard:
+    cut = SHARDS.find(key).cuts.get(name)
     if cut is None:
         raise TrainingError("rows wanted of a cut that is over", "cut before")
     return cut
 
 
-def _array(key: str, field: str, in_cut: bool = False) -> RowArray:
-    shard = _cut(key) if in_cut else SHARDS.find(key).shard
+def _array(key: str, field: str, cut: str | None = None) -> RowArray:
+    shard = SHARDS.find(key).shard if cut is None else _cut(key, cut)
     if field and field not in shard.fields:
         raise ProtocolError(f"{field!r} of rows", f"one of {list(shard.fields)}, or '' for weights")
     return shard.array(field)
 
 
-def _touched(key: str) -> NDArray[np.bool_]:
-    touched = SHARDS.find(key).shard.touched
-    if touched is None:
-        raise TrainingError(
-            "touched rows wanted of a server that does not track them", "track_touched before"
-        )
-    return touched
+def _marked(key: str, name: str) -> MemoryShard:
+    shard = SHARDS.find(key).shard
+    if name not in shard.marks:
+        raise TrainingError(f"marks {name!r} of a server that has none", "start_marks before")
+    return shard
 
 
 def _rows(rows: Tensor) -> Ints:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pibroch.collectives import Channel, Ranks
 from pibroch.collectives.agreement import agreed, on_first
 from pibroch.config import RunConfig
+from pibroch.embedding.row_marks import FULL
 from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
 from pibroch.state.checkpoint import (
     Base,
@@ -144,10 +145,7 @@ class CheckpointFolder:
                 path, save_checkpoint(path, session.embeddings, content, self.channel, base)
             )
             if self.full_every > 1 and base is None:
-                session.embeddings.track_touched()
-                for view in session.embeddings.pieces():
-                    assert view.touched is not None
-                    view.touched[:] = False
+                session.embeddings.start_marks(FULL)
         on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
 
     def resume(self, session: Trained) -> Progress:
@@ -163,7 +161,7 @@ class CheckpointFolder:
                 settings, tables or data.
         """
         if self.full_every > 1:
-            session.embeddings.track_touched()
+            session.embeddings.start_marks(FULL)
         self.resumed = self._restore_newest(session)
         progress = Progress() if self.resumed is None else self.resumed.manifest.progress
         self._last = self._base_at(progress.step)

@@ -105,8 +105,7 @@ class EmbeddingState:
                 }
                 blocks.spread(table, self._saved[table.name], numbers, cut)
             for view in views:
-                if view.touched is not None:
-                    view.touched[:] = True
+                view.mark(slice(None))
         embeddings.step = int(state_dict[STEP])
         for group in embeddings.fused_optimizer.param_groups:
             group["lr"] = float(state_dict[f"learning_rates.{group['tables'][0]}"])

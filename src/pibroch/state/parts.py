@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.piece import Piece, PieceView, RowArray
+from pibroch.embedding.row_marks import FULL
 from pibroch.embedding.row_set import (
     ListedRows,
     RowSet,
@@ -89,10 +90,10 @@ def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | Non
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
-    assert view.touched is not None, (
+    assert FULL in view.marks, (
         "rows are tracked from the start of a run with incremental checkpoints"
     )
-    touched: NDArray[np.bool_] = np.asarray(view.touched)
+    touched: NDArray[np.bool_] = np.asarray(view.marks[FULL])
     num_rows = int(np.count_nonzero(touched))
     if num_rows == 0:
         return None
@@ -145,14 +146,10 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
 
 def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
     """Mark the rows of a piece that a part of touched rows lists."""
-    if (
-        part.is_delta
-        and view.touched is not None
-        and common(range(*part.columns), view.piece.columns)
-    ):
+    if part.is_delta and FULL in view.marks and common(range(*part.columns), view.piece.columns):
         with TensorFile(folder, part.file) as file:
             for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece):
-                view.touched[rows] = True
+                view.marks[FULL][rows] = True
 
 
 def _may_meet(part: range, wanted: RowSet) -> bool:

@@ -19,6 +19,7 @@ from pibroch.embedding.initializers import Zeros
 from pibroch.embedding.optimizers import SGD
 from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.row_index import Identity
+from pibroch.embedding.row_marks import FULL
 from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.rows import read_rows
 from pibroch.embedding.shard import MemoryShard
@@ -174,7 +175,7 @@ def save_tables(
         folder: exists.
         views: the pieces that are here.
         names: of the parts, see :func:`part_names`.
-        only_touched: write the rows that the pieces mark as touched, as ``<name>@delta``; nothing
+        only_touched: write the rows updated since the last full one, as ``<name>@delta``; nothing
             where there are none.
 
     Raises:
@@ -197,8 +198,8 @@ def save_tables(
 def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
     """Fill pieces, however they are cut, from a checkpoint whose files were verified.
 
-    Reads weights, and what optimizer state the pieces have room for. Where touched rows are
-    tracked, all are marked. Memory does not grow with the tables; time grows with the bytes of the
+    Reads weights, and what optimizer state the pieces have room for. All rows
+    are marked. Memory does not grow with the tables; time grows with the bytes of the
     parts that have rows of the pieces.
 
     Raises:
@@ -208,8 +209,7 @@ def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[P
         table = saved[view.piece.table.name]
         for part in table.parts:
             read_part(folder, part, table.by_columns, view)
-        if view.touched is not None:
-            view.touched[:] = True
+        view.mark(slice(None))
 
 
 def load_averages(
@@ -251,8 +251,8 @@ def load_averages(
 def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
     """Mark exactly the rows that an incremental checkpoint has anew, none for a full one."""
     for view in views:
-        if view.touched is not None:
-            view.touched[:] = False
+        if FULL in view.marks:
+            view.marks[FULL][:] = False
         for part in saved[view.piece.table.name].parts:
             mark_touched(folder, part, view)
 

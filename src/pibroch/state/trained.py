@@ -64,8 +64,8 @@ class TablesOfRanks(Protocol):
     def rewriting(self) -> AbstractContextManager[list[PieceView]]:
         """The same, to be written to."""
 
-    def track_touched(self) -> None:
-        """Mark the rows that are updated from now on, see :attr:`PieceView.touched`."""
+    def start_marks(self, name: str) -> None:
+        """Mark the rows that are updated from now on, see :attr:`PieceView.marks`."""
 
 
 class Averages(Protocol):

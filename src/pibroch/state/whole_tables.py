@@ -78,8 +78,7 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
             ):
                 view.state["average"][:] = view.weights
                 view.state["averaged_at"][:] = embeddings.step
-            if view.touched is not None:
-                view.touched[:] = True
+            view.mark(slice(None))
 
 
 def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

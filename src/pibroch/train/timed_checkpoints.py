@@ -28,6 +28,7 @@ from pibroch.collectives.agreement import on_first, together
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
+from pibroch.embedding.row_marks import TIMED
 from pibroch.errors import StorageError
 from pibroch.observability.trace import span
 from pibroch.state.checkpoint import (
@@ -84,7 +85,7 @@ class TimedCheckpoints:
         self._writing: Future[Base | None] | None = None
         self._pace = Pace(self._control, seconds)
         if self._interval_s:
-            self._track_changed()
+            self._start_marks()
 
     @property
     def base_step(self) -> int | None:
@@ -94,8 +95,8 @@ class TimedCheckpoints:
     def mark_all(self) -> None:
         """The next one has all rows: it is not known which of them are in the one before."""
         for shard in self._shards() if self._interval_s else ():
-            shard.end_cut(is_saved=True)
-            shard.mark_all_changed()
+            shard.end_cut(TIMED, is_saved=True)
+            shard.mark_all(TIMED)
 
     def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
         """Make one of this step, if it is due; every rank calls it after each step.
@@ -141,7 +142,7 @@ class TimedCheckpoints:
             return
         self._base = base
         self._pace.restart()
-        self._track_changed()
+        self._start_marks()
         on_first(self._control, lambda: _remove(self.folder, 0))
 
     def _shards(self) -> Sequence[Shard]:
@@ -149,9 +150,9 @@ class TimedCheckpoints:
         exchange.flush()
         return exchange.shards
 
-    def _track_changed(self) -> None:
+    def _start_marks(self) -> None:
         for shard in self._shards():
-            shard.track_changed()
+            shard.start_marks(TIMED)
 
     def _settle(self) -> None:
         """What became of the last one, which has ended."""
@@ -160,12 +161,12 @@ class TimedCheckpoints:
         base = self._writing.result()
         self._writing = None
         for shard in self._session.embeddings.exchange.shards:
-            shard.end_cut(base is not None)
+            shard.end_cut(TIMED, base is not None)
         self._base = base or self._base
 
     def _begin(self, progress: Progress) -> None:
         session = self._session
-        cuts = [shard.cut() for shard in self._shards()]
+        cuts = [shard.cut(TIMED) for shard in self._shards()]
         there = [cut for cut in cuts if cut is not None]
         if not all(self._control.gather(len(there) == len(cuts))):
             logger.warning(
@@ -173,7 +174,7 @@ class TimedCheckpoints:
             )
             for shard, cut in zip(session.embeddings.exchange.shards, cuts, strict=True):
                 if cut is not None:
-                    shard.end_cut(is_saved=False)
+                    shard.end_cut(TIMED, is_saved=False)
             return
         content = content_of(session, progress, self._control)
         copied = {

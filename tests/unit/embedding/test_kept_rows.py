@@ -68,28 +68,30 @@ def test_rows_come_back_as_they_were_at_the_cut(dtype):
     assert np.array_equal(other.space.view(np.uint32), wanted.view(np.uint32))
 
 
-def test_marks_for_checkpoints_come_back_with_those_of_a_cut_that_may_not_have_been_saved():
+def test_marks_of_all_names_come_back_with_those_of_a_cut_that_may_not_have_been_saved():
     shard = shard_of()
-    shard.track_changed()
-    shard.track_touched()
+    for name in ("cut", "other", "stays"):
+        shard.start_marks(name)
     memory = memory_of(shard)
     kept = KeptRows(shard, memory)
     kept.begin(0)
     shard.mark(np.array([1, 4]))
     kept.cut(1)
-    assert shard.cut() is not None
+    assert shard.cut("cut") is not None
     shard.mark(np.array([2]))
+    shard.start_marks("other")
     kept.cut(2)
-    shard.end_cut(is_saved=True)
-    for step, changed, touched in ((2, {1, 2, 4}, {1, 2, 4}),):
-        other = shard_of()
-        other.track_changed()
-        other.track_touched()
-        KeptRows(other, memory).restore(step)
-        assert (set(np.flatnonzero(other.changed)), set(np.flatnonzero(other.touched))) == (
-            changed,
-            touched,
-        )
+    shard.end_cut("cut", is_saved=True)
+    other = shard_of()
+    for name in ("stays", "other", "cut", "later"):  # in another order than before
+        other.start_marks(name)
+    KeptRows(other, memory).restore(2)
+    assert {name: other.marks.rows(name).tolist() for name in other.marks.names} == {
+        "cut": [1, 2, 4],
+        "stays": [1, 2, 4],
+        "other": [],
+        "later": list(range(ROWS)),
+    }
 
 
 @settings(max_examples=150, deadline=None)

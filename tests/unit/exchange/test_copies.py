@@ -89,11 +89,11 @@ def test_torch_record_of_touched_rows_and_torchrec_modules_are_copied():
 
     config = EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="a", feature_names=["a"])
     original = EmbeddingBagCollection(tables=[config], optimizer=pb.SGD(lr=1.0))
-    original.track_touched()
+    original.start_marks("full")
     copied = deepcopy(original)
     copied(ids(1, 2)).values().sum().backward()
-    assert copied.shard.touched.tolist() == [False, True, True, False, False, False]
-    assert not original.shard.touched.any()
+    assert copied.shard.marks.of("full").tolist() == [False, True, True, False, False, False]
+    assert not original.shard.marks.of("full").any()
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])

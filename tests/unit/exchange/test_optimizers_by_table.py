@@ -32,15 +32,17 @@ def test_a_frozen_table_does_not_move_by_a_bit():
     embeddings = pb.Embeddings(TABLES, {"": pb.Adam(lr=0.1, weight_decay=0.1), "b": pb.Frozen()})
     for view in embeddings.pieces():
         view.weights[0] = -0.0  # of which x - 0 is another zero
-    embeddings.track_touched()
+    embeddings.start_marks("full")
     before = weights_of(embeddings)
     train(embeddings, steps=3)
     after = weights_of(embeddings)
     assert before["b"].tobytes() == after["b"].tobytes()
     assert (before["a"] != after["a"]).any() and (before["c"] != after["c"]).any()
-    assert not next(
-        view for view in embeddings.pieces() if view.piece.table.name == "b"
-    ).touched.any()
+    assert (
+        not next(view for view in embeddings.pieces() if view.piece.table.name == "b")
+        .marks["full"]
+        .any()
+    )
 
 
 def test_schedulers_of_torch_drive_the_rates_of_rows():

@@ -47,7 +47,7 @@ def want(whole=(), borrowed=()):
 def test_a_round_brings_home_before_it_lends_whoever_comes_first():
     for order in permutations(range(2)):
         home = make()
-        home.shard.track_touched()
+        home.shard.start_marks("a")
         errands = [bring(3, 7.0, borrowed=(8,)), want(whole=(3,), borrowed=(3, 0))]
         expected = home.shard.records.copy()
         answers = {trainer: home.request(trainer, 0, errands[trainer]) for trainer in order}
@@ -56,7 +56,7 @@ def test_a_round_brings_home_before_it_lends_whoever_comes_first():
         assert np.array_equal(
             answers[1].value().numpy(), np.concatenate([seven, seven[:DIM], expected[0, :DIM]])
         )
-        assert home.shard.touched.nonzero()[0].tolist() == [3]
+        assert home.shard.marks.rows("a").tolist() == [3]
 
 
 def test_a_round_waits_for_all_and_for_the_round_before():

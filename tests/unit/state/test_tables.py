@@ -5,6 +5,7 @@ import pytest
 
 from pibroch.config.exchange import PLACEMENTS
 from pibroch.embedding import SGD, Adam, MemoryShard, RowWiseAdagrad, RowWiseAdam, Table
+from pibroch.embedding.row_marks import FULL
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import CheckpointError
 from pibroch.planner import Plan
@@ -42,7 +43,7 @@ def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
             for same, width in zip(by_width, widths, strict=True)
         ]
         for shard in shards:
-            shard.track_touched()
+            shard.start_marks(FULL)
         ranks.append([view for shard in shards for view in shard.views()])
     return ranks
 
@@ -68,7 +69,7 @@ def fill(ranks, optimizer, tables=TABLES):
                 target[:] = whole[name][rows][
                     :, columns if fields[name] == table.dim else slice(None)
                 ]
-            view.touched[:] = touched[table.name][rows]
+            view.marks[FULL][:] = touched[table.name][rows]
     return touched
 
 
@@ -132,7 +133,7 @@ def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
             for views, right in zip(loaded, expected, strict=True):
                 load_tables(tmp_path / str(number), saved, views)
                 assert_equal(views, right)
-                assert all(view.touched.all() for view in views)
+                assert all(view.marks[FULL].all() for view in views)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -188,7 +189,7 @@ def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
             load_touched(tmp_path / "all", delta, views)
             for view, other, (weights, state) in zip(views, right, fresh, strict=True):
                 mask = touched[view.piece.table.name][np.array(view.piece.rows, dtype=np.int64)]
-                np.testing.assert_array_equal(view.touched, mask, f"{number}: {view.piece}")
+                np.testing.assert_array_equal(view.marks[FULL], mask, f"{number}: {view.piece}")
                 np.testing.assert_array_equal(
                     view.weights, np.where(mask[:, None], other.weights, weights)
                 )

@@ -10,6 +10,7 @@ import pytest
 
 from pibroch.data import EncodedDataset
 from pibroch.embedding.row_index import state_of
+from pibroch.embedding.row_marks import FULL
 from pibroch.errors import CheckpointError
 from pibroch.state import files as storage
 from pibroch.state.checkpoint_folder import CheckpointFolder
@@ -27,7 +28,7 @@ def touch(session, rows=2):
     """As an update of the first rows of each table would."""
     for view in session.embeddings.pieces():
         view.weights[:rows] += 1
-        view.touched[:rows] = True
+        view.mark(slice(rows))
 
 
 def save_steps(folder, session, steps):
@@ -80,7 +81,7 @@ def test_full_ones_come_when_they_are_due(session, tmp_path):
 def test_touched_rows_come_back_when_resumed(data, session, tmp_path):
     save_steps(CheckpointFolder(tmp_path, keep=9, full_every=3), session, [1, 2])
     touched = [
-        view.touched[:].tolist()
+        view.marks[FULL][:].tolist()
         for view in resumed(data, tmp_path, full_every=3).embeddings.pieces()
     ]
     assert all(rows[0] and not any(rows[1:]) for rows in touched)

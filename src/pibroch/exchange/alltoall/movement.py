@@ -129,15 +129,10 @@ class LaneMovement:
         return int(answer.tensor[:, 1].sum())
 
     def finish(self) -> None:
-        """Make the new homes the valid ones, whose rows all count as touched."""
-        if self.before.shard.touched is not None:
-            self.after.shard.track_touched()
-            assert self.after.shard.touched is not None, "just now"
-            self.after.shard.touched[:] = True  # the next increment has all rows of this shard
-        if self.before.shard.changed is not None:
-            self.after.shard.track_changed()
-            assert self.after.shard.changed is not None, "just now"
-            self.after.shard.changed[:] = True
+        """Make the new homes the valid ones, whose rows all count as updated."""
+        for name in self.before.shard.marks.names:
+            self.after.shard.start_marks(name)
+            self.after.shard.mark_all(name)
 
 
 class RowMovement:
