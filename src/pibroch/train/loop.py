@@ -24,9 +24,9 @@ from pibroch.train.exchanged_bytes import ExchangedBytes
 from pibroch.train.meter import Meter
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.replanning import Replanner
+from pibroch.train.saver import Saver
 from pibroch.train.session import Session
 from pibroch.train.stopwatch import Stopwatch
-from pibroch.train.timed_checkpoints import Saver
 
 logger = logging.getLogger(__name__)
 _SECONDS_UNTIL_NOTICE = 3.0

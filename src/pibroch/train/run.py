@@ -35,10 +35,11 @@ from pibroch.train.replanning import Replanner
 from pibroch.train.roles import helper_processes
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
 from pibroch.train.sameness import check_same_run
+from pibroch.train.saver import Saver
 from pibroch.train.session import Session, build_session
 from pibroch.train.stopwatch import Stopwatch
 from pibroch.train.summary import Summary
-from pibroch.train.timed_checkpoints import Saver, TimedCheckpoints
+from pibroch.train.timed_checkpoints import TimedCheckpoints
 
 logger = logging.getLogger(__name__)
 MakeSink = Callable[[int], Sink]

@@ -2,22 +2,18 @@
 
 What a run goes on from that ended between two checkpoints of its own.
 
-The thread that trains copies what changed since the last one, and goes on; another thread writes
-the copy. Each is a folder like all checkpoints, with the files of the one before by links, and so
-complete in itself; rows that never changed are where the run began: in the checkpoint that it went
-on from, or in its seed. With the next checkpoint of the run's own they go.
+They are written beside training (:mod:`pibroch.train.beside`). Each is a folder like all
+checkpoints, with the files of the one before by links, and so complete in itself; rows that never
+changed are where the run began: in the checkpoint that it went on from, or in its seed. With the
+next checkpoint of the run's own they go.
 ``docs/design/0019-recovery.md`` explains.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +21,9 @@ from pydantic import TypeAdapter
 
 from pibroch.collectives import Channel
 from pibroch.collectives.agreement import on_first, together
-from pibroch.collectives.task_thread import TaskThread
-from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
 from pibroch.embedding.row_marks import TIMED
 from pibroch.errors import StorageError
-from pibroch.observability.trace import span
 from pibroch.state.checkpoint import (
     Base,
     Content,
@@ -39,20 +32,17 @@ from pibroch.state.checkpoint import (
     finish_folder,
     must_be_shared,
 )
-from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.state.deltas import Chain, chains, merge, write_deltas
 from pibroch.state.dense import save_dense
 from pibroch.state.files import FileDigest, explained_refusal, flush_to_disk, temporary_name
 from pibroch.state.manifest import FORMAT_VERSION, Manifest, Progress
 from pibroch.state.parts import WrittenPart
 from pibroch.state.tables import SavedTable, saved_tables
-from pibroch.train.memory_cuts import MemoryCuts
-from pibroch.train.pace import Pace
+from pibroch.train.beside import BesideTraining
 
 if TYPE_CHECKING:
     from pibroch.train.session import Session
 
-logger = logging.getLogger(__name__)
 KEEP = 2
 LONGEST_CHAIN = 8
 """Deltas of a table, one on the other, before they become one."""
@@ -66,141 +56,87 @@ class TimedCheckpoints:
         seconds: between two; 0 for none.
         session: what is trained; rows count as changed from now on.
         base: where the session is; ``None`` for a fresh one.
-
-    Attributes:
-        count: made so far by this process.
-        seconds_taken: from the thread that trains.
     """
 
     def __init__(self, folder: Path, seconds: float, session: Session, base: Base | None) -> None:
-        self.folder = folder
-        self._interval_s = seconds
-        self._session = session
-        self._base = base
-        self.count = 0
-        self.seconds_taken = 0.0
+        self._sink = _CheckpointSink(folder, session, base)
         self._control = session.world.control
-        self._channel: Channel | None = None
-        self._thread: TaskThread | None = None
-        self._writing: Future[Base | None] | None = None
-        self._pace = Pace(self._control, seconds)
-        if self._interval_s:
-            self._start_marks()
+        self._beside = BesideTraining(self._sink, seconds, session) if seconds else None
+
+    @property
+    def count(self) -> int:
+        """Made so far by this process."""
+        return 0 if self._beside is None else self._beside.count
+
+    @property
+    def seconds_taken(self) -> float:
+        """From the thread that trains."""
+        return 0.0 if self._beside is None else self._beside.seconds_taken
 
     @property
     def base_step(self) -> int | None:
         """Of the checkpoint since which rows are marked; ``None`` for where the run began."""
-        return None if self._base is None else self._base.manifest.progress.step
+        base = self._sink.base
+        return None if base is None else base.manifest.progress.step
 
     def mark_all(self) -> None:
-        """The next one has all rows: it is not known which of them are in the one before."""
-        for shard in self._shards() if self._interval_s else ():
-            shard.end_cut(TIMED, is_saved=True)
-            shard.mark_all(TIMED)
+        """See :meth:`BesideTraining.mark_all`."""
+        if self._beside is not None:
+            self._beside.mark_all()
 
     def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
-        """Make one of this step, if it is due; every rank calls it after each step.
-
-        Returns whether one was made.
-
-        Args:
-            step: that was trained.
-            progress: gives where the run is.
-
-        Raises:
-            TrainingError: when a parameter is NaN or infinite.
-            RankFailedError: when a rank was lost.
-        """
-        if not self._interval_s:
-            return False
-        start = time.perf_counter()
-        is_idle = self._writing is None or self._writing.done()
-        is_due = self._pace.is_due(step, is_idle)
-        if is_due:
-            with span("cut"):
-                self._settle()
-                self._begin(progress())
-            self._pace.restart()
-        self.seconds_taken += time.perf_counter() - start
-        return is_due
+        """See :meth:`BesideTraining.after_step`."""
+        return self._beside is not None and self._beside.after_step(step, progress)
 
     def drain(self) -> None:
         """Wait until what was begun is on the disk.
 
         Every rank calls it, before files are removed on which it rests.
         """
-        if self._writing is not None:
-            self._writing.exception()
-            self._settle()
+        if self._beside is not None:
+            self._beside.drain()
 
     def rest_on(self, base: Base) -> None:
         """A checkpoint of the run's own has all that these had.
 
         They go, and the next ones rest on it. After :meth:`drain`.
         """
-        if not self._interval_s:
-            return
-        self._base = base
-        self._pace.restart()
-        self._start_marks()
-        on_first(self._control, lambda: _remove(self.folder, 0))
+        if self._beside is not None:
+            self._sink.base = base
+            self._beside.restart()
+            on_first(self._control, lambda: _remove(self._sink.folder, 0))
 
-    def _shards(self) -> Sequence[Shard]:
-        exchange = self._session.embeddings.exchange
-        exchange.flush()
-        return exchange.shards
 
-    def _start_marks(self) -> None:
-        for shard in self._shards():
-            shard.start_marks(TIMED)
+class _CheckpointSink:
+    """Writes a checkpoint of each copy, see :class:`pibroch.train.beside.Sink`.
 
-    def _settle(self) -> None:
-        """What became of the last one, which has ended."""
-        if self._writing is None:
-            return
-        base = self._writing.result()
-        self._writing = None
-        for shard in self._session.embeddings.exchange.shards:
-            shard.end_cut(TIMED, base is not None)
-        self._base = base or self._base
+    Attributes:
+        base: the last one.
+    """
 
-    def _begin(self, progress: Progress) -> None:
-        session = self._session
-        cuts = [shard.cut(TIMED) for shard in self._shards()]
-        there = [cut for cut in cuts if cut is not None]
-        if not all(self._control.gather(len(there) == len(cuts))):
-            logger.warning(
-                "no checkpoint beside training at step %d: no memory for its rows", progress.step
-            )
-            for shard, cut in zip(session.embeddings.exchange.shards, cuts, strict=True):
-                if cut is not None:
-                    shard.end_cut(TIMED, is_saved=False)
-            return
-        content = content_of(session, progress, self._control)
+    marks = TIMED
+    kind = "checkpoint beside training"
+    wants_all = False
+
+    def __init__(self, folder: Path, session: Session, base: Base | None) -> None:
+        self.folder = folder
+        self.base = base
+        self._session = session
+
+    def copied(self, progress: Progress) -> Content:
+        content = content_of(self._session, progress, self._session.world.control)
         copied = {
             file: {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
             for file, tensors in content.dense.items()
         }
-        if self._thread is None:
-            self._thread = TaskThread("pibroch-checkpoint")
-            self._channel = session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
-        self.count += 1
-        self._writing = self._thread.submit(
-            partial(self._write, there, replace(content, dense=copied), progress.step)
-        )
+        return replace(content, dense=copied)
 
-    def _write(self, cuts: Sequence[Shard], content: Content, step: int) -> Base | None:
-        """Write a checkpoint with all ranks; ``None``, with a warning, where the disk refuses.
-
-        On a thread of its own.
-        """
-        channel = self._channel
-        base = self._base
-        assert channel is not None
+    def write(self, cuts: Sequence[Shard], copied: Content, step: int, channel: Channel) -> Base:
+        base = self.base
         folder = self.folder / f"step-{step:08d}"
         try:
             temporary = self.folder / on_first(channel, lambda: self._begin_folder(folder))
-            manifest = _write(temporary, channel, self._session, cuts, content, base)
+            manifest = _write(temporary, channel, self._session, cuts, copied, base)
             shared = (
                 {}
                 if base is None
@@ -208,14 +144,16 @@ class TimedCheckpoints:
             )
             on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
             on_first(channel, lambda: _remove(self.folder, KEEP))
-        except StorageError as error:
-            logger.warning("no checkpoint beside training at step %d: %s", step, error.got)
+        except StorageError:
             on_first(
                 channel,
                 lambda: shutil.rmtree(self.folder / temporary_name(folder), ignore_errors=True),
             )
-            return None
+            raise
         return Base(folder, manifest)
+
+    def settled(self, written: Base) -> None:
+        self.base = written
 
     def _begin_folder(self, folder: Path) -> str:
         temporary = self.folder / temporary_name(folder)
@@ -223,36 +161,6 @@ class TimedCheckpoints:
             self.folder.mkdir(exist_ok=True)
         begin_folder(temporary, folder)
         return temporary.name
-
-
-@dataclass(frozen=True, slots=True)
-class Saver:
-    """A run's checkpoints: those of its own, and those by time between them.
-
-    Attributes:
-        checkpoints: of its own.
-        timed: by time.
-        cuts: in memory.
-    """
-
-    checkpoints: CheckpointFolder
-    timed: TimedCheckpoints
-    cuts: MemoryCuts
-
-    def save(self, session: Session, progress: Progress) -> None:
-        """A checkpoint of the run's own, see :meth:`CheckpointFolder.save`."""
-        self.timed.drain()
-        self.checkpoints.save(session, progress)
-        if self.checkpoints.last is not None:
-            self.timed.rest_on(self.checkpoints.last)
-        self.cuts.after_step(
-            progress.step, lambda: progress, self.timed.base_step, is_wanted=True
-        )  # so that no checkpoint is newer for long
-
-    def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
-        """Make what is due after a step."""
-        was_made = self.timed.after_step(step, progress)
-        self.cuts.after_step(step, progress, self.timed.base_step, is_wanted=was_made)
 
 
 def _write(

@@ -46,7 +46,7 @@ class Until(FanOut):
 
     def training(self, record):
         for thread in list(task_thread._RUNNING):
-            if thread.thread.name == "pibroch-checkpoint":
+            if thread.thread.name == "pibroch-timed":
                 thread.flush()
         self._before(record.step)
         if record.step == self._last:

@@ -1,0 +1,187 @@
+"""What is written beside training, of rows that changed, while the steps go on.
+
+All ranks copy the same step, when it is due: the rows that were updated since the last copy, under
+marks of its own, and whatever else is to be written. Another thread writes the copy, with a channel
+of its own to the other ranks' threads. What becomes of it is known when the next one is due: if
+nothing was written, its rows belong to the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from pibroch.collectives import Channel
+from pibroch.collectives.task_thread import TaskThread
+from pibroch.collectives.world import CONTROL_TIMEOUT_S
+from pibroch.embedding import Shard
+from pibroch.errors import StorageError
+from pibroch.observability.trace import span
+from pibroch.state.manifest import Progress
+from pibroch.train.pace import Pace
+
+if TYPE_CHECKING:
+    from pibroch.train.session import Session
+
+logger = logging.getLogger(__name__)
+Copied = TypeVar("Copied")
+Written = TypeVar("Written")
+
+
+class Sink(Protocol[Copied, Written]):
+    """What is written, and where. Every rank has one; all are called alike.
+
+    Attributes:
+        marks: the name of its marks of rows.
+        kind: what it writes, for messages.
+    """
+
+    marks: str
+    kind: str
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next copy is to have all rows, not only those that changed."""
+
+    def copied(self, progress: Progress) -> Copied:
+        """What is written besides rows, copied from the session; on the thread that trains."""
+
+    def write(
+        self, cuts: Sequence[Shard], copied: Copied, step: int, channel: Channel
+    ) -> Written | None:
+        """Write a copy with all ranks; ``None`` where it cannot be written. On the other thread.
+
+        Raises:
+            StorageError: (on all ranks) when the disk refuses.
+        """
+
+    def settled(self, written: Written) -> None:
+        """The last copy was written; on the thread that trains."""
+
+
+class BesideTraining(Generic[Copied, Written]):
+    """Copies for a sink, at most one of them under way; rank 0's clock counts.
+
+    Args:
+        sink: writes them.
+        seconds: between two.
+        session: what is trained; rows count as changed from now on.
+
+    Attributes:
+        count: copies made so far by this process.
+        seconds_taken: from the thread that trains.
+    """
+
+    def __init__(self, sink: Sink[Copied, Written], seconds: float, session: Session) -> None:
+        self._sink = sink
+        self._session = session
+        self.count = 0
+        self.seconds_taken = 0.0
+        self._control = session.world.control
+        self._channel: Channel | None = None
+        self._thread: TaskThread | None = None
+        self._writing: Future[Written | None] | None = None
+        self._pace = Pace(self._control, seconds)
+        self.restart()
+
+    def restart(self) -> None:
+        """Rows and time count from now on; while nothing is under way."""
+        self._pace.restart()
+        for shard in self._shards():
+            shard.start_marks(self._sink.marks)
+
+    def mark_all(self) -> None:
+        """The next copy has all rows: it is not known which of them the last one had."""
+        for shard in self._shards():
+            shard.end_cut(self._sink.marks, is_saved=True)
+            shard.mark_all(self._sink.marks)
+
+    def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
+        """Make a copy of this step, if it is due; every rank calls it after each step.
+
+        Returns whether one was made.
+
+        Args:
+            step: that was trained.
+            progress: gives where the run is.
+
+        Raises:
+            TrainingError: when a parameter is NaN or infinite.
+            RankFailedError: when a rank was lost.
+        """
+        start = time.perf_counter()
+        is_idle = self._writing is None or self._writing.done()
+        is_due = self._pace.is_due(step, is_idle)
+        if is_due:
+            self.write_now(progress())
+        self.seconds_taken += time.perf_counter() - start
+        return is_due
+
+    def write_now(self, progress: Progress) -> None:
+        """Make a copy of this step, due or not. Waits for the one before."""
+        with span("cut"):
+            self._settle()
+            self._begin(progress)
+        self._pace.restart()
+
+    def drain(self) -> None:
+        """Wait until what was begun is on the disk; every rank calls it."""
+        if self._writing is not None:
+            self._writing.exception()
+            self._settle()
+
+    def _shards(self) -> Sequence[Shard]:
+        exchange = self._session.embeddings.exchange
+        exchange.flush()
+        return exchange.shards
+
+    def _settle(self) -> None:
+        """What became of the last one, which ends before."""
+        if self._writing is None:
+            return
+        written = self._writing.result()
+        self._writing = None
+        for shard in self._session.embeddings.exchange.shards:
+            shard.end_cut(self._sink.marks, written is not None)
+        if written is not None:
+            self._sink.settled(written)
+
+    def _begin(self, progress: Progress) -> None:
+        shards = self._shards()
+        marks = self._sink.marks
+        if self._sink.wants_all:
+            for shard in shards:
+                shard.mark_all(marks)
+        cuts = [shard.cut(marks) for shard in shards]
+        copies = [cut for cut in cuts if cut is not None]
+        if not all(self._control.gather(len(copies) == len(cuts))):
+            self._warn(progress.step, "no memory for its rows")
+            for shard, cut in zip(shards, cuts, strict=True):
+                if cut is not None:
+                    shard.end_cut(marks, is_saved=False)
+            return
+        copied = self._sink.copied(progress)
+        if self._thread is None:
+            self._thread = TaskThread(f"pibroch-{marks}")
+            self._channel = self._session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
+        self.count += 1
+        self._writing = self._thread.submit(partial(self._write, copies, copied, progress.step))
+
+    def _write(self, cuts: Sequence[Shard], copied: Copied, step: int) -> Written | None:
+        """Have the sink write; ``None``, with a warning, where the disk refuses.
+
+        On a thread of its own.
+        """
+        assert self._channel is not None, "opened before the thread had anything to do"
+        try:
+            return self._sink.write(cuts, copied, step, self._channel)
+        except StorageError as error:
+            self._warn(step, error.got)
+            return None
+
+    def _warn(self, step: int, why: str) -> None:
+        logger.warning("no %s at step %d: %s", self._sink.kind, step, why)
