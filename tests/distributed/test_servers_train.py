@@ -6,6 +6,7 @@ A lost server is named.
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -16,6 +17,7 @@ import training_cases as cases
 from launched_team import Team, lives, processes_of, stands_still, steps, wait_until
 from test_lookahead_train import COMMON, PURPOSES, check_same_files, curve
 
+from doc_pages import ROOT
 from pibroch.config import to_toml
 from pibroch.errors import TrainingError
 from pibroch.ports import free_port
@@ -131,6 +133,37 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
     assert [
         name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"
     ] == []
+
+
+def test_an_optimizer_of_one_s_own_is_made_by_those_who_were_told_its_module(
+    data, tmp_path, monkeypatch
+):
+    """Servers of the run inherit the recipe's consent; one that runs already has to be told."""
+    shutil.copy(ROOT / "examples" / "own_optimizer.py", tmp_path / "lions.py")
+    monkeypatch.chdir(tmp_path)
+    lion = ["--set", "embedding.optimizer={name='lions:Lion', lr=0.01, betas=[0.8, 0.9]}"]
+    short = ["train.epochs=none", "train.steps=8", "train.evaluate_every=1000"]
+    recipe = recipe_of(data, tmp_path, *short)
+    with Team(recipe, "--run-dir", tmp_path / "own", "--ranks", 2, *lion) as team:
+        assert team.end() == 0, team.output
+    for told in (False, True):
+        rendezvous = f"tcp://127.0.0.1:{free_port()}"
+        words = ["embedding-server", "--rendezvous", rendezvous, "--number"]
+        before = ["--import", "lions"] if told else []
+        settings = [*lion, "--set", f"embedding.exchange.rendezvous={rendezvous}"]
+        with ExitStack() as stack:
+            for number in (0, 1):
+                stack.enter_context(start_command(*before, *words, number))
+            run = tmp_path / f"told-{told}"
+            with Team(recipe, "--run-dir", run, "--ranks", 2, *settings) as team:
+                assert team.end() == (0 if told else 2), team.output
+        refusal = r"got: +sparse optimizer 'lions:Lion' for an embedding server.*--import lions emb"
+        assert told or re.search(refusal, team.output, re.S), team.output
+    exchange = ["--set", "embedding.exchange=alltoall"]
+    with Team(recipe, "--run-dir", tmp_path / "alltoall", "--ranks", 2, *lion, *exchange) as team:
+        assert team.end() == 0, team.output
+    for folder in ("own", "told-True"):
+        check_same_files(tmp_path / folder, tmp_path / "alltoall")
 
 
 def test_what_cannot_be_met_is_said(data, tmp_path):

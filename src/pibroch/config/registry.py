@@ -10,8 +10,8 @@ built. A registry finds a spec by its name, which is one of four:
   ``section``, or a spec.
 
 To find what a path names is to import its module, and that is to run it. So a path in a file that
-a stranger may have written leads only to modules that the user imported, or named in a recipe, by
-``--import`` or in ``PIBROCH_IMPORT``.
+a stranger may have written, or from another process, leads only to modules that the user imported,
+or named in a recipe, by ``--import`` or in ``PIBROCH_IMPORT``.
 """
 
 from __future__ import annotations
@@ -129,6 +129,19 @@ class Registry(Generic[S]):
             raise ConfigError(f"a second {self.kind} {spec.name!r}", "a name of its own")
         self._registered[spec.name] = spec
 
+    def name_of(self, kind: type[Any]) -> str | None:
+        """A name by which another process may find a class; ``None`` for one without.
+
+        Names of this process alone come last, for the other one has to register them, too.
+        """
+        path = f"{kind.__module__}:{kind.__name__}"
+        named = {**self.built_in, **self._installed}
+        named |= {name: spec for name, spec in self._registered.items() if ":" in name}
+        if getattr(kind, "section", None) is not None and _attribute(path) is kind:
+            named[path] = self._spec_of(path, kind, path)
+        named |= {name: spec for name, spec in self._registered.items() if ":" not in name}
+        return next((name for name, spec in named.items() if spec.load() is kind), None)
+
     def find(self, name: str, may_import: bool = False) -> S:
         """The spec of that name.
 
@@ -145,7 +158,11 @@ class Registry(Generic[S]):
             spec = self._registered[name] = self._by_path(name, may_import)
         spec = spec or self._installed.get(name)
         if spec is None:
-            raise ConfigError(f"{self.kind} {name!r}", f"one of {sorted(self.all())}")
+            raise ConfigError(
+                f"{self.kind} {name!r}",
+                f"one of {sorted(self.all())}",
+                "correct the name, or install here what has it",
+            )
         return spec
 
     def _by_path(self, path: str, may_import: bool) -> S:
@@ -244,6 +261,13 @@ class Choice(Section):
         raw = {**value, "name": name}
         section: Self = spec.section.model_validate(raw, context=info.context)
         return section
+
+
+def _attribute(path: str) -> object:
+    """What a path names, where its module is imported and not the program itself."""
+    module_name, _, attribute = path.partition(":")
+    module = sys.modules.get(module_name) if module_name != "__main__" else None
+    return vars(module).get(attribute) if module else None
 
 
 def _load(path: str) -> object:

@@ -1,49 +1,35 @@
 """What a server has to hold, as plain data.
 
-Pieces of tables, how their weights begin, and their optimizer.
+Pieces of tables, how their weights begin, and their optimizer. Classes go by the names that
+registries have for them; to import what it was not started with, a server refuses.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pibroch.embedding import (
-    SGD,
-    Adagrad,
-    Adam,
-    Frozen,
-    Initializer,
-    MemoryShard,
-    Normal,
-    Piece,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    SparseOptimizer,
-    Table,
-    Uniform,
-    Zeros,
-)
+from pibroch.config.initializer import INITIALIZERS
+from pibroch.config.optimizer import SPARSE_OPTIMIZERS
+from pibroch.config.registry import Registry
+from pibroch.embedding import Frozen, Initializer, MemoryShard, Piece, SparseOptimizer, Table
 from pibroch.embedding.dtype import Dtype
 from pibroch.embedding.row_set import ListedRows, RowSet
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints
 
-OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
-    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Frozen)
-}
-INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in (Zeros, Uniform, Normal)}
+FROZEN = "frozen"
+"""The optimizer of tables that do not learn, which recipes do not choose."""
 
-T = TypeVar("T")
 Plain = dict[str, Any]
 Named = list[str | Plain]
-"""A class of ours by name, and its fields."""
+"""A class by its name in a registry, and its fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +63,7 @@ class ShardSpec:
         """What a shard of these pieces needs.
 
         Raises:
-            ConfigError: for an optimizer or initializer that is not pibroch's own.
+            ConfigError: for an optimizer or initializer that has no name for others.
         """
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         plain_tables = {piece.table.name: _plain(piece.table) for piece in pieces}
@@ -85,7 +71,9 @@ class ShardSpec:
         return cls(
             [plain_tables[name] for name in tables],
             rows,
-            _named(optimizer, OPTIMIZERS),
+            [FROZEN, asdict(optimizer)]
+            if isinstance(optimizer, Frozen)
+            else _named(optimizer, SPARSE_OPTIMIZERS),
             seed,
             dtype,
         )
@@ -96,7 +84,7 @@ class ShardSpec:
         ``listed`` as from :func:`listed_rows`.
 
         Raises:
-            ConfigError: for what cannot be.
+            ConfigError: for what cannot be, or is not known here.
         """
         try:
             tables = [
@@ -104,7 +92,7 @@ class ShardSpec:
                     each["name"],
                     each["num_rows"],
                     each["dim"],
-                    initializer=_made(each["initializer"], INITIALIZERS),
+                    initializer=_made(each["initializer"], INITIALIZERS, Initializer),
                     dtype=self.dtype,
                 )
                 for each in self.tables
@@ -113,7 +101,12 @@ class ShardSpec:
             pieces = [
                 Piece(tables[n], _rows(rows, ids), range(tables[n].dim)) for n, *rows in self.pieces
             ]
-            optimizer = _made(self.optimizer, OPTIMIZERS)
+            name, fields = self.optimizer
+            optimizer: SparseOptimizer = (
+                Frozen(**fields)
+                if name == FROZEN and isinstance(fields, dict)
+                else _made(self.optimizer, SPARSE_OPTIMIZERS, SparseOptimizer)
+            )
         except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
             raise ConfigError(
                 f"a shard that cannot be made: {error}", "tables, pieces and an optimizer"
@@ -172,19 +165,33 @@ def _plain(table: Table) -> Plain:
     }
 
 
-def _named(value: Any, kinds: Mapping[str, object]) -> Named:
-    name = type(value).__name__
-    if kinds.get(name) is not type(value):
+def _named(value: Any, registry: Registry[Any]) -> Named:
+    kind = type(value)
+    name = registry.name_of(kind)
+    if name is None or not is_dataclass(value) or isinstance(value, type):
         raise ConfigError(
-            f"a {name}, which servers do not know",
-            f"one of {', '.join(kinds)}",
-            "train without servers, or use one",
+            f"the {registry.kind} {kind.__module__}:{kind.__name__}, which servers cannot make",
+            f"one of {sorted(registry.all())}, or a dataclass of a module that has its `section`",
+            "give the class a `section`, or train without servers",
         )
     return [name, asdict(value)]
 
 
-def _made(named: Named, kinds: Mapping[str, Callable[..., T]]) -> T:
+def _made(named: Named, registry: Registry[Any], kind: type[Any]) -> Any:
     name, fields = named
     if not isinstance(name, str) or not isinstance(fields, dict):
         raise TypeError("no name and fields")
-    return kinds[name](**fields)
+    try:
+        spec = registry.find(name)
+    except ConfigError as error:
+        module = name.partition(":")[0]
+        raise ConfigError(
+            f"{registry.kind} {name!r} for an embedding server that does not have it",
+            "one of pibroch's own, of a distribution that is installed there, or of a module that"
+            " the server was started with",
+            f"if you trust it, start the server by `pibroch --import {module} embedding-server`",
+        ) from error
+    made = spec.build(**fields)
+    if not isinstance(made, kind):
+        raise TypeError(f"{name!r} makes a {type(made).__name__}")
+    return made

@@ -3,6 +3,8 @@
 What comes home is there before anything is borrowed, and an error reaches all who wait.
 """
 
+import importlib
+import sys
 from itertools import permutations
 from threading import Thread
 
@@ -10,6 +12,10 @@ import numpy as np
 import pytest
 
 import pibroch as pb
+from doc_pages import ROOT
+from pibroch.config.initializer import INITIALIZERS
+from pibroch.config.optimizer import SPARSE_OPTIMIZERS
+from pibroch.config.registry import IMPORTS, Spec
 from pibroch.embedding import MemoryShard
 from pibroch.errors import ConfigError, ProtocolError, TrainingError
 from pibroch.rpc.info import WorkerInfo
@@ -198,18 +204,52 @@ def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run(homes):
         homes.find("k")
 
 
+def test_what_is_one_s_own_goes_by_its_name_and_imports_nothing(monkeypatch):
+    """Lion and a constant, which the trainer has imported; the server, at first, has not."""
+    for registry in (SPARSE_OPTIMIZERS, INITIALIZERS):
+        monkeypatch.setattr(registry, "_registered", {})
+    for folder in ("examples", "tests/own_components"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    own = [importlib.import_module(name) for name in ("own_optimizer", "own_initializer")]
+    tables = [pb.Table("a", 5, DIM, initializer=own[1].Constant(0.25))]
+    lion = own[0].Lion(lr=0.1, betas=(0.8, 0.9), decoupled=True, weight_decay=0.1)
+    (spec, dim, _) = wanted(tables, lion)
+    assert spec[2][0] == "own_optimizer:Lion"
+    assert spec[0][0]["initializer"] == ["own_initializer:Constant", {"value": 0.25}]
+    shard, optimizer = ShardSpec(*spec).build(dim)
+    assert optimizer == lion and (shard.records[:, :DIM] == 0.25).all()
+    for module in ("own_optimizer", "own_initializer"):
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, module)
+            for registry in (SPARSE_OPTIMIZERS, INITIALIZERS):
+                patch.setattr(registry, "_registered", {})
+            with pytest.raises(ConfigError, match=f"not have it.*--import {module}"):
+                ShardSpec(*spec).build(dim)
+            assert module not in sys.modules
+            patch.setenv(IMPORTS, "own_optimizer,own_initializer")
+            ShardSpec(*spec).build(dim)
+    SPARSE_OPTIMIZERS.register(Spec("a_lion", "", own[0].LionConfig, own[0].Lion))
+    assert SPARSE_OPTIMIZERS.name_of(own[0].Lion) == "own_optimizer:Lion", "which others can find"
+    assert SPARSE_OPTIMIZERS.name_of(pb.Adam) == "adam"
+
+
 def test_what_a_server_cannot_make_is_refused():
     class Own:
         def fill(self, weights, rows, key):
             pass
 
-    with pytest.raises(ConfigError, match="a Own, which servers do not know"):
+    with pytest.raises(ConfigError, match=r"initializer .*:Own, which servers.*its `section`; do"):
         wanted([pb.Table("a", 3, 2, initializer=Own())])
     for change in (
         {"pieces": [[0, 0, 6, 1]]},
         {"pieces": [[7, 0, 1, 1]]},
-        {"optimizer": ["SGD", {"lr": -1}]},
+        {"optimizer": ["sgd", {"lr": -1}]},
+        {"optimizer": ["sgd", {"lr": 1, "momentum": 1}]},
+        {"optimizer": ["frozen", []]},
+        {"optimizer": [["sgd"], {}]},
         {"optimizer": ["open", {}]},
+        {"optimizer": ["os:system", {"command": "true"}]},
+        {"optimizer": ["pibroch.embedding:Zeros", {}]},
         {"tables": [{}]},
         {"pieces": [[0, -1, 2, 1]]},
     ):
