@@ -161,7 +161,7 @@ def check_program(words):
     elif program in ("python", "pytest") or "/" in program:
         assert (ROOT / (program if "/" in program else rest[0])).exists(), words
     else:
-        assert program in {"export", "pip", "zcat", "tail", "curl", "jq"}, (
+        assert program in {"export", "pip", "zcat", "tail", "curl", "jq", "kubectl", "openssl"}, (
             f"an unknown program: {words}"
         )
 

@@ -55,6 +55,7 @@ _GROUPS = {
         " known."
     ),
     "checkpoint": "Inspect, verify and convert checkpoints.",
+    "job": "Write a run's processes down for a cluster that starts them.",
     "plan": (
         "Place all rows by how often they are read, copy the hottest, group features into towers;"
         " explain and compare."
