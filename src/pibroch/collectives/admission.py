@@ -38,7 +38,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def key_of_run() -> bytes | None:
-    """What the ranks of this run alone know.
+    """A key that only the ranks of this run know.
 
     ``None`` where several machines were started without a secret.
 
@@ -239,7 +239,7 @@ def credentials(link: socket.socket) -> tuple[int, int, int]:
 
 
 def _receive(link: socket.socket, side: Client | Server) -> None:
-    """Take what has come of a handshake, and answer.
+    """Take what has arrived of a handshake, and answer.
 
     What the other end sends after it stays in the socket.
     """

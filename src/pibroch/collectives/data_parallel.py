@@ -193,9 +193,9 @@ def _learns(parameter: nn.Parameter) -> bool:
 
 
 def _own_parameters(model: nn.Module, parts: Iterable[str]) -> list[nn.Parameter]:
-    """Modules to be trained now.
+    """Parameters of a model to be trained now.
 
-    Without parts that groups hold or that are data-parallel themselves.
+    Those of parts that groups hold, or that are data-parallel themselves, are left out.
     """
     others = {
         parameter

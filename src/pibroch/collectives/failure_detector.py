@@ -152,9 +152,9 @@ class FailureDetector:
             link.send({"step": step})
 
     def explain(self, error: Exception) -> Exception:
-        """The error to raise for a collective's.
+        """The error to raise in place of a collective's: the failure that broke it.
 
-        The failure that broke it, waiting some seconds for news of one.
+        It waits some seconds to learn of one.
 
         Without news the ranks call the roll: one that lives but does not answer is the one that was
         waited for in vain.
@@ -178,9 +178,9 @@ class FailureDetector:
         return None if self._failure is None or self._failure.rank == self.rank else self._failure
 
     def _call_roll(self) -> bool:
-        """Ask whom this rank has a link to whether they are there; all others hear who is not.
+        """Ask the ranks to which this one has a link whether they are there.
 
-        Whether all are.
+        All others hear who is not. Returns whether all are.
         """
         peers = sorted(set(self._links) - self._ended)
         with self._roll:
@@ -225,7 +225,7 @@ class FailureDetector:
     def close(self) -> None:
         """Say goodbye and end the thread; blocks for a second at most.
 
-        What becomes of other ranks is not heard any more.
+        From then on it learns nothing about other ranks.
         """
         for link in self._links.values():
             link.send({"ended": True})

@@ -13,7 +13,7 @@ _NAME = "gloo_tcp_loop"
 def let_senders_finish() -> None:
     """Let gloo's network threads of this process wait for their turn.
 
-    Call it when a process group was made. Linux only.
+    Call it once a process group was made. Linux only.
 
     A thread that sends holds its connection's lock. If the answer wakes gloo's thread on the same
     core before the lock is free, that thread asks for events again and again until its time is

@@ -40,7 +40,7 @@ EXPECTED = 8
 LINE = 64
 SLEEP_US = 100_000
 EFFORT = (20, 0, 50, 0, 32)
-"""Of a wait, see :data:`pibroch.kernels.ring.SPINS`.
+"""How a wait spends its time, see :data:`pibroch.kernels.ring.SPINS`.
 
 It sleeps soon, since the cores have models to compute.
 """
@@ -143,7 +143,7 @@ class Mailbox:
     def put(self, p: int, address: int, nbytes: int) -> bool:
         """Leave a rank a message of at most LARGEST_BYTES.
 
-        False, and nothing done, when there is no room for it.
+        Returns false, with nothing done, when there is no room for it.
         """
         self._make_room()
         place = self._arena.allocate(nbytes)
@@ -156,9 +156,9 @@ class Mailbox:
         return True
 
     def announce(self, p: int, nbytes: int) -> bool:
-        """Leave a rank word of a message that comes by another way, in its turn.
+        """Announce to a rank a message that comes by another way, in its turn.
 
-        False when no slot is free.
+        Returns false when no slot is free.
         """
         self._make_room()
         if self._free_slots:

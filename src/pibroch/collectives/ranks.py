@@ -114,7 +114,7 @@ class Ranks:
     def joined(cls, timeout_s: float = DEFAULT_TIMEOUT_S) -> Ranks:
         """The members of torch.distributed's default group, one object for all callers.
 
-        Alone when there is none.
+        Without such a group it is this process alone.
 
         Args:
             timeout_s: of collectives; taken from the first call.
@@ -337,7 +337,7 @@ class Channel:
         return wait
 
     def _count_sum(self, num_bytes: int) -> None:
-        """Bytes as in gloo's ring: 2 (W - 1) / W of the data each way.
+        """Bytes that gloo's ring sends: 2 (W - 1) / W of the data each way.
 
         They go to the rank before this one, and come from the one after it.
         """

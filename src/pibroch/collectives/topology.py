@@ -40,7 +40,7 @@ class Topology:
 
     @classmethod
     def gather(cls, channel: Channel) -> Topology:
-        """That of a channel's ranks; each of them calls it.
+        """The topology of a channel's ranks; each of them calls it.
 
         Hosts are machines, or network namespaces of one. Blocks.
         """

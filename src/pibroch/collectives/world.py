@@ -154,7 +154,7 @@ def _store(rank: int, timeout: timedelta) -> PrefixStore:
 
 
 def _keep_gloo_to_loopback() -> None:
-    """Where all ranks are on this machine and nothing else was said.
+    """Use loopback where all ranks are on this machine and nothing else was chosen.
 
     Gloo would listen where the machine's name leads.
     """

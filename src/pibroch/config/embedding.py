@@ -103,7 +103,7 @@ def with_exchange_section(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def _own_keys(name: object, moved: Mapping[str, object]) -> dict[str, object]:
-    """Of the moved keys those that an exchange has.
+    """Those of the moved keys that an exchange has.
 
     Others may only have their defaults, or concern other exchanges alike.
     """

@@ -96,7 +96,7 @@ class ExchangeSection(Choice):
     def duties(self) -> dict[str, str]:
         """What is done beside training, by the same commands.
 
-        By the trainers themselves where no process is wanted for it.
+        The trainers do it themselves where no process is wanted for it.
         """
         return {}
 

@@ -1,6 +1,6 @@
 """Turn pydantic's errors into one ConfigError.
 
-It names the recipe's key and suggests the one that was meant.
+It names the key of the recipe, and suggests the one that was probably meant.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class RowIndexConfig(Choice):
     def num_rows(self, num_ids: int) -> int:
         """Rows of a table whose column has so many ids in the data.
 
-        As many, unless a kind with a capacity of its own says otherwise.
+        There are as many, unless a kind with a capacity of its own says otherwise.
         """
         return num_ids
 

@@ -88,7 +88,7 @@ class JaggedBatch:
     def select(self, keys: tuple[str, ...]) -> JaggedBatch:
         """The batch with exactly these features in this order, of which one may stand there twice.
 
-        Itself where that is what it holds.
+        Where it has exactly these already, the batch itself is returned.
 
         Raises:
             DataError: when a feature is not in the batch, or :meth:`validate` refuses it.
@@ -145,7 +145,7 @@ class JaggedBatch:
     ) -> JaggedBatch:
         """A batch of parts of this one, which was checked, without checking them again.
 
-        With a key twice where a table lies in blocks of columns.
+        A key stands there twice where a table lies in blocks of columns.
         """
         made = object.__new__(JaggedBatch)
         for name in self.__slots__:

@@ -8,10 +8,7 @@ from typing import Literal
 
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
 ITEM_END = "\x1f"
-"""Stands after each item of a list column in the text that a Parquet file becomes.
-
-ASCII's unit separator.
-"""
+"""Stands after each item of a list column in text made of Parquet: ASCII's unit separator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Loader:
     def batch_at(self, position: LoaderPosition) -> JaggedBatch:
         """The batch that begins at a position, wherever the loader stands.
 
-        Quickest where positions follow each other.
+        It is quickest where positions follow each other.
         """
         start = position.sample
         (rank, size) = self.part

@@ -14,7 +14,7 @@ NUM_CRITEO_CATEGORICAL = 26
 def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
     """The Criteo Display Advertising and 1 TB logs: a label, 13 integers and 26 hashed categories.
 
-    Separated by tabs, without a header.
+    Fields are separated by tabs, and there is no header.
 
     Args:
         bins: give each integer a second life as a category, ``I1_bin`` and so on: F = 39 instead of

@@ -240,7 +240,7 @@ class Generator:
     def _dense(self, first: int, count: int) -> NDArray[np.float32]:
         """Transformed dense values ``[count, n]``.
 
-        log(1 + floor(x)) with exponential logarithms, 0 where missing.
+        They are log(1 + floor(x)) with exponential logarithms, 0 where missing.
         """
         columns = []
         keys = self._keys[2 * len(self.num_rows) :]

@@ -433,7 +433,7 @@ class Embeddings(TableStates):
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, ``torch.save`` and ``copy.deepcopy``.
 
-        Rows, their optimizers' state and the step.
+        It holds rows, their optimizers' state and the step.
 
         Raises:
             ConfigError: where other processes take part in what this module does.

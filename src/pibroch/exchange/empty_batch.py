@@ -63,7 +63,7 @@ class Filler(Generic[B]):
 def is_same(one: Any, other: Any) -> bool:
     """Whether both are one object, or ragged ids over the same tensor objects.
 
-    Such are copies to the device where the tensors are already.
+    The latter are made by a copy to the device where the tensors are already.
     """
     if one is other:
         return True

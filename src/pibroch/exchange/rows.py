@@ -102,7 +102,7 @@ class BatchIds:
 def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdError | None]:
     """The ids of a batch with the group's features as row ids of its row space.
 
-    And the error for one that has no row.
+    Also returns the error for an id that has no row.
     """
     space = of_tables.space
     offsets = batch.offsets.numpy()

@@ -258,9 +258,9 @@ give_way: Callable[..., None] = _give_way_once
 nanoseconds: Callable[..., int] = time.monotonic_ns
 """``nanoseconds()``: of a clock that never goes back."""
 sleep_on: Callable[..., None] = _give_way_once
-"""``sleep_on(address, value, microseconds)``.
+"""``sleep_on(address, value, microseconds)``: sleep until somebody wakes this address.
 
-Until somebody wakes this address, if the int64 there still is ``value``.
+It sleeps only if the int64 there still is ``value``.
 
 Returns at once if it is not, after the time at the latest, and now and then for no reason.
 Little-endian machines alone.

@@ -25,7 +25,7 @@ MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 def _hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
     """The function ``llvm.prefetch`` and its arguments after the address.
 
-    For reading, to which cache, data.
+    They say that it is for reading, to which cache it fetches, and that it fetches data.
     """
     int32 = ir.IntType(32)
     byte = ir.IntType(8).as_pointer()
@@ -155,9 +155,9 @@ prefetch: Callable[..., None] = _no_hint
 Begin to fetch the line with ``numbers[place]`` of a contiguous array ``[N]``.
 """
 prefetch_row: Callable[..., None] = _no_hint
-"""``prefetch_row(records, row, width, is_long)``.
+"""``prefetch_row(records, row, width, is_long)``: begin to fetch the first floats of a row.
 
-Begin to fetch the first floats of a row of ``records`` ``[rows, W]``.
+``records`` are ``[rows, W]``.
 
 ``is_long`` says that they may go to the second-level cache; one answer, ``dim > MAX_SHORT_DIM``,
 for all a kernel reads. On the way to the first they queue for its few miss buffers: two cores of
@@ -167,9 +167,9 @@ gradients are, or where only some of the lines have it: 1.5 ms for an update of 
 takes 0.7.
 """
 stream_line: Callable[..., None] = _copy_line
-"""``stream_line(source, start, target, place)``.
+"""``stream_line(source, start, target, place)``: copy 16 floats past the caches.
 
-Copy 16 floats, or as many bfloat16 as floats, past the caches.
+Or as many bfloat16 as floats.
 
 Indices are into the flat arrays, both contiguous; the target's place must begin a cache line
 (:func:`can_stream`). For large outputs: an ordinary store first reads the line that it is about to
@@ -178,7 +178,7 @@ overwrite.
 float_at: Callable[..., np.float32] = _flat
 """``float_at(numbers, place)``: the ``place``-th float of a contiguous array of any shape.
 
-For what begins in one row and goes on in the next ones.
+It is for what begins in one row and goes on in the next ones.
 """
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     prefetch = intrinsic(_prefetch)

@@ -31,12 +31,9 @@ def kernel(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _compile_once(kernel: Any) -> None:
-    """Have processes that share a cache compile a kernel one after the other.
-
-    The first does, the others load it.
-    """
+    """Have one of the processes that share a cache compile a kernel, and the others load it."""
     cache: Any = getattr(kernel, "_cache", None)
-    if not hasattr(cache, "_cache_file"):  # uncompiled, or not numba's as it was
+    if not hasattr(cache, "_cache_file"):  # uncompiled, or of a numba that keeps it elsewhere
         return
     compile_or_load = kernel.compile
 

@@ -72,7 +72,7 @@ def is_there() -> bool:
 def can_run(kernel: Callable[..., Any]) -> bool:
     """Whether a kernel can run on the calling thread's team.
 
-    A compiled one, in any thread but ours.
+    A compiled kernel can, in any thread but the team's own.
 
     Not in a forked process: OpenMP would wait for threads that are not there where the parent,
     torch included, has used them.

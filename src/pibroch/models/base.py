@@ -88,7 +88,7 @@ class Model(nn.Module, ABC):
     def begin(self, dense: Tensor) -> Tensor | None:
         """What of :meth:`forward` needs no embeddings, to be worked out while they travel.
 
-        ``None`` for nothing.
+        ``None`` where there is nothing.
 
         Raises:
             DataError: when the shape is not the one the model was built for.

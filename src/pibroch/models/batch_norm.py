@@ -27,7 +27,7 @@ Blocks, and all ranks must call it.
 class BatchNorm(nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` for ``[B, C]``, with moments over all ranks.
 
-    So once :attr:`gather` is set; until then over this process's samples.
+    They are over all ranks once :attr:`gather` is set; until then over this process's samples.
 
     A global batch of fewer than two samples passes by the running statistics: one sample has no
     variance, and the last batch of an epoch may hold just one. A rank's own part may be empty. In
@@ -117,7 +117,7 @@ def _combine(moments: Tensor) -> tuple[int, Tensor, Tensor]:
 class _Normalise(torch.autograd.Function):
     """Normalise by moments to which the samples of all ranks contributed.
 
-    float64 moments in, gradients float32.
+    Moments are float64, gradients float32.
 
     A rank's loss is the mean over its own samples, and its gradients are later weighted with its
     share of the global batch (``n_r / N``), or weighted already. So with g the gradient of the

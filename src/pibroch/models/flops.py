@@ -13,7 +13,7 @@ from pibroch.models.base import Model
 def training_flops(model: Model) -> int:
     """Operations a sample of a step's forward and backward pass.
 
-    Matrix products alone, an addition and a product each.
+    Only matrix products count, an addition and a product each.
 
     A layer takes three products, or two where nobody wants the gradient of its input, as with dense
     features; the dot interaction is one product of all its vectors with all of them.

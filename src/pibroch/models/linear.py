@@ -37,9 +37,9 @@ class Linear(nn.Linear):
     few_samples = 0
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """``[B, I]`` to ``[B, O]``.
+        """Map ``[B, I]`` to ``[B, O]``.
 
-        In oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`.
+        It runs in oneDNN: float32 on CPU outside autocast, but for :attr:`few_samples`.
         """
         out: Tensor
         computes_gradients = torch.is_grad_enabled()

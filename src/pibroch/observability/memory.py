@@ -66,7 +66,7 @@ def most_that_fits(proc: Path = Path("/proc")) -> int | None:
 def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
     """The groups that this process is in, as far as it sees them.
 
-    Inside of a container the outermost is the container's.
+    In a container the outermost one is the container's.
     """
     yield groups
     cgroups = proc / "self" / "cgroup"
@@ -82,7 +82,7 @@ def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
 def _left_in(group: Path) -> Iterator[int]:
     """Bytes that a group may still take, where it has a limit.
 
-    Files that were read give way to what is asked for.
+    Cached files count as free, as they give way.
     """
     for limit, used, cached in _GROUP_FILES:
         if not ((group / limit).exists() and (group / used).exists()):

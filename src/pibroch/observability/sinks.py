@@ -93,7 +93,7 @@ class JsonLines:
 class TensorBoard:
     """Writes scalars for TensorBoard, up to the first that the disk refuses.
 
-    That it does, and what is lost, is said once.
+    Then it says once what is lost.
 
     Raises:
         MissingDependencyError: when the extra is not installed.

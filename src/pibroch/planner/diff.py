@@ -1,7 +1,4 @@
-"""What changes from one plan to another.
-
-Rows that move, copies that come and go, and what is predicted of each.
-"""
+"""What changes from one plan to another: rows that move, copies that come and go, predictions."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def worst_link(
     topology: ClusterTopology,
     mode: Mode,
 ) -> float:
-    """Cost a step of the dearest pair of shards, distinct rows of a batch once.
+    """Cost a step of the dearest pair of shards; each distinct row of a batch counts once.
 
-    Gradients and sums too for training.
+    Training adds gradients and sums.
 
     >>> from pibroch.planner.profile import TableCounts
     >>> profile = AccessProfile({"a": TableCounts(np.array([4, 4]), np.array([2, 1]))}, 8, 2, 4, "")
@@ -165,7 +165,7 @@ class DriftWatch:
     def look(self, profiles: tuple[AccessProfile, AccessProfile] | None = None) -> Decay:
         """Make a fresh plan and compare.
 
-        Takes as long as a plan does, and may be called on another thread.
+        It takes as long as planning does, and may be called on another thread.
 
         Args:
             profiles: as of when; those of now when absent.

@@ -137,7 +137,7 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
 def dual_bound(case: Case, link_prices: Floats, memory_prices: Floats) -> float:
     """The bound that prices give.
 
-    Valid for any that are not negative, those of links summing up to 1.
+    It is valid for any prices that are not negative, those of links summing up to 1.
     """
     num_shards = len(case.room)
     price = link_prices * case.cost

@@ -126,7 +126,7 @@ def _batches(
 ) -> NDArray[np.int32]:
     """Batches in which rows occur, when accesses are spread by chance.
 
-    Rounded so that sums stay right.
+    They are rounded so that sums stay right.
     """
     share = np.minimum(accesses / num_samples, 1.0)
     with np.errstate(divide="ignore"):

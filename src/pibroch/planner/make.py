@@ -1,7 +1,4 @@
-"""From a profile and a topology to a plan.
-
-Homes and copies of all rows, and what they are predicted to cost.
-"""
+"""From a profile and a topology to a plan: homes and copies of all rows, and what they cost."""
 
 from __future__ import annotations
 
@@ -158,7 +155,7 @@ def make_plan(
 def rooms(tables: Sequence[TableSize], topology: ClusterTopology, extra: float) -> Floats:
     """Bytes that each shard may hold, ``[W]``.
 
-    Its part of the tables and of the budget, at most its memory.
+    These are its part of the tables and of the budget, at most its memory.
 
     Raises:
         ConfigError: when the tables do not fit.
@@ -312,7 +309,7 @@ def _backtrack(
 ) -> _Trial:
     """Cut finer until the plan is good enough or nothing finer can be numbered.
 
-    The best that was found.
+    Returns the best that was found.
     """
     thresholds = _thresholds(partitioner, topology.num_ranks, options)
     best: tuple[tuple[int, bool, float], _Trial] | None = None

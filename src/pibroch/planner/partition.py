@@ -98,7 +98,7 @@ class Partitions:
     def weight(self, form: Form) -> NDArray[np.float64]:
         """Bytes that one rank reads of each partition in a step, ``[P]``.
 
-        In the form ``accesses`` or ``transfers``.
+        Counted in the form ``accesses`` or ``transfers``.
         """
         return np.asarray(
             (self.accesses if form == "accesses" else self.transfers) * self.weight_bytes

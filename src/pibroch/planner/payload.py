@@ -147,7 +147,7 @@ def _shares(profile: AccessProfile, name: str, batch_size: int | None) -> Floats
 def _share_of_batches(accesses: Floats, share: Floats, counted: int, batch_size: float) -> Floats:
     """The share of batches of ``batch_size`` in which rows occur.
 
-    From accesses a sample and the ``share`` of batches of ``counted``.
+    It is worked out from accesses a sample and from the ``share`` of batches of ``counted``.
     """
     if batch_size == counted:
         return share

@@ -102,7 +102,7 @@ def along_links(
 ) -> PlacedPartitions:
     """Algorithm 1, mended: the shard with most room copies what relieves its worst link.
 
-    Until nothing fits.
+    It goes on until nothing fits.
 
     Differs from the paper, beside what ``kernels.placement`` says: shards do not take turns, the
     one with most free memory is next. Else one that is full early keeps the links that others'

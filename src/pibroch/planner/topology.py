@@ -1,6 +1,6 @@
-"""Who reads from whom at which cost.
+"""Who reads from whom at which cost: ranks, their hosts and memory, and OPER's cost matrix.
 
-Ranks, their hosts and memory, and the cost matrix of OPER, Sec. 3.2.
+See Sec. 3.2.
 
 A topology is given by a file, or made by :meth:`ClusterTopology.uniform` and
 :meth:`ClusterTopology.hierarchical`. Of a file::

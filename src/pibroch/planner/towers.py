@@ -102,7 +102,7 @@ class Similarity:
 def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims: int = 2) -> Floats:
     """Points ``[F, num_dims]`` whose distances are those of features, as near as there is room.
 
-    By Adam on the stress, from some starts, of which the best is kept.
+    They are found by Adam on the stress, from some starts, of which the best is kept.
 
     Args:
         similarity: ``[F, F]``, see :class:`Similarity`.
@@ -134,7 +134,7 @@ def balanced_groups(
 ) -> list[list[int]]:
     """Groups of points near each other.
 
-    K-means whose assignment is the best that is balanced, by HiGHS.
+    By k-means, whose assignment is the best that is balanced (by HiGHS).
 
     Args:
         points: ``[F, d]``.

@@ -1,6 +1,4 @@
-"""A trainer's way to data processors.
-
-What its loader would give, made elsewhere, in the loader's order.
+"""A trainer's way to data processors: what its loader would give, in its order, made elsewhere.
 
 Who asks says everything, so what one that is lost had to make, another one makes, or its successor.
 """
@@ -82,7 +80,7 @@ class Processors:
     ) -> Iterator[JaggedBatch]:
         """What ``loader`` would give from where it stands, over the ends of epochs.
 
-        It stays where it stands.
+        The loader itself does not move.
 
         Args:
             dataset: whose split the loader reads.

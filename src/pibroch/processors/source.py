@@ -1,7 +1,4 @@
-"""What a processor has to know to make a trainer's batches, as plain data.
-
-And batches as plain data.
-"""
+"""What a processor has to know to make a trainer's batches, and these batches, as plain data."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class Source:
 def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
     """A loader's batch as tensors and numbers.
 
-    Ids in 4 bytes, no offsets where every bag has one id.
+    Ids take 4 bytes, and there are no offsets where every bag has one id.
     """
     assert batch.position is not None and batch.weights is None, "made by a loader"
     values = batch.values.to(torch.int32)

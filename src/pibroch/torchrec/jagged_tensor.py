@@ -122,7 +122,7 @@ class JaggedTensor:
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """As ``[B, T]`` or ``[B, T, D]``.
+        """The values as ``[B, T]`` or ``[B, T, D]``.
 
         The first T values of each sample, ``padding_value`` behind them.
 

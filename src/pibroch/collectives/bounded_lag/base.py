@@ -53,7 +53,7 @@ class RankParts(NamedTuple):
 class LaggedTransport(ABC):
     """Carries messages between this rank and some or all others of a group.
 
-    What is for oneself is not looked at.
+    A rank's part for itself is not looked at.
 
     Nobody acknowledges a message. A slot, ``number % num_slots`` of a stream, is used again without
     asking, so whoever calls keeps to a :class:`~pibroch.collectives.bounded_lag.window.LagWindow`
@@ -141,9 +141,9 @@ class LaggedTransport(ABC):
     def judge(
         self, states: Mapping[int, str], notes: Mapping[int, int], number: int, policy: WaitPolicy
     ) -> None:
-        """:meth:`look_at_others` by what was found.
+        """:meth:`look_at_others` by states and notes that were read.
 
-        States were read before notes, as who ends has left its note before.
+        States were read before notes, as a rank leaves its note before it ends.
 
         Args:
             states: of the processes of those that are missing, see :func:`state_of`.
@@ -167,7 +167,7 @@ class LaggedTransport(ABC):
     def whole(self) -> LaggedTransport:
         """The transport of which this one is a part, or this one.
 
-        Those who must hear of a loss are its peers.
+        Its peers must hear of a loss.
         """
         return self._whole or self
 

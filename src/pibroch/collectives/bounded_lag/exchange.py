@@ -18,7 +18,7 @@ from pibroch.errors import PibrochError
 class LaggedAllToAll:
     """The requests of one group, from any thread.
 
-    Memory belongs to a request until it is waited for.
+    Memory belongs to a request until it was waited for.
 
     After a failure every later call gets the same error: the ranks do not agree any more on what
     was exchanged.
@@ -109,9 +109,9 @@ class LaggedAllToAll:
             return True
 
     def exchange(self, source: int, target: int, nbytes: int) -> bool:
-        """A request of equal parts, waited for.
+        """Make a request of equal parts and wait for it.
 
-        False, and nothing done, where it takes the long way.
+        Returns false, with nothing done, where it must take the long way.
 
         Args:
             source: address of the parts that go out, contiguous in rank order.

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 FOREVER = timedelta(days=365)
-"""A thread that reads waits as long as the group lives.
+"""How long a thread that reads waits: as long as the group lives.
 
-Who takes messages has a time limit of its own.
+Taking messages has a time limit of its own.
 """
 _NUM_KEPT = 64
 

@@ -1,6 +1,6 @@
-"""How long a rank waits in vain, and what becomes of the others meanwhile.
+"""How long a rank waits in vain, and what has become of the others meanwhile.
 
-Killed, stopped, gone, or merely slow.
+They are killed, stopped, gone, or merely slow.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class WaitPolicy:
 
 
 def state_of(process: int) -> str:
-    """What the system says of a process.
-
-    ``T`` for one that is stopped, empty when it is gone or has ended.
+    """The state of a process as the system has it: ``T`` when stopped, empty when gone or ended.
 
     Of 0, a process that cannot be seen from here, it says nothing: ``?``.
     """

@@ -1,6 +1,4 @@
-"""The backend ``bls`` of torch.distributed.
-
-All-to-all with bounded lag, everything else by an inner gloo group.
+"""The backend ``bls`` of torch.distributed: all-to-all with bounded lag, all else by an inner gloo.
 
 The group's C++ half knows gloo as its backend, so that whatever is not overridden here goes there
 without passing through Python.

@@ -1,6 +1,4 @@
-"""How the ranks of a group get a socket to each other.
-
-Over a Unix socket within a host, over TCP between hosts.
+"""How the ranks of a group get sockets to each other: Unix sockets in a host, TCP between hosts.
 
 Each rank says in the group's store where it listens; the later of two ranks calls the earlier one,
 and both prove who they are. The store need not be trusted. At a Unix socket the system also says
@@ -97,7 +95,7 @@ def _rendezvous(
 ) -> ConnectedPeers:
     """See :func:`rendezvous`; ``ways`` are the kinds of sockets to meet at.
 
-    Unix sockets, and TCP where they cannot be.
+    Unix sockets are taken, and TCP where they cannot be.
     """
     deadline = time.monotonic() + timeout_s
     own_key = key_of_run()

@@ -306,7 +306,7 @@ class SharedMemoryTransport(LaggedTransport):
     ) -> Ints:
         """The segments in which messages travel: those of the slot, or larger ones.
 
-        None where the slot will do.
+        There is none where the slot itself will do.
         """
         # mostly so: no copy of the table for it
         if int(going.sizes.max()) <= self.slot_bytes:

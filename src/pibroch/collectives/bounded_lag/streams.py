@@ -1,6 +1,6 @@
 """Bounded-lag messages over a stream to each peer.
 
-Frames of a head and a part, read as they come by a thread a peer.
+They are frames of a head and a part, which a thread for each peer reads as they arrive.
 
 The threads keep what came until it is taken, two windows' worth at most, so that nobody who sends
 waits for somebody who computes. They also answer pings: a process that is stopped does not.

@@ -1,6 +1,6 @@
 """Frames over sockets, between hosts.
 
-Sent at once as far as the system takes them, the rest by a thread.
+A frame is sent at once as far as the system takes it, the rest by a thread.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class LagWindow:
         return instructions
 
     def rebound(self, bound: int) -> None:
-        """From the next event on, another bound, up to the largest one.
+        """Change the bound from the next event on, up to the largest one.
 
         Other ranks may change theirs at other times.
 

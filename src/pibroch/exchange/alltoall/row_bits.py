@@ -13,7 +13,7 @@ from pibroch.kernels.arrays import Ints
 class RowSeries(NamedTuple):
     """The offsets ``first``, ``first + step``, ... below ``stop``.
 
-    All copied rows, or those of one owner.
+    They are all copied rows, or those of one owner.
     """
 
     first: int

@@ -243,7 +243,7 @@ class RowLane(Lane):
     ) -> tuple[BatchIds, RowIdError | None]:
         """The batch's ids as addresses, by the layout's homes or others.
 
-        Where one has no row, no ids and the error, for all ranks to hear of.
+        Where one has no row, there are no ids, and the error is for all ranks to hear of.
         """
         layout = self.layout
         rows = layout.index.rows_of(batch)

@@ -122,9 +122,9 @@ class Carrier:
             self._homes.early.ask(plan.number, plan.early)
 
     def carry(self, transfers: dict[str, Transfer]) -> Messages[None]:
-        """Send the rows that leave, receive those that come.
+        """Send the rows that leave, receive those that arrive.
 
-        Transfers by purpose, in one message to each rank.
+        All transfers, by purpose, go in one message to each rank.
         """
         records = self.shard.space
         stored = self.shard.stored_space

@@ -305,7 +305,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
     def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
         """Send the gradients of rows that the next step reads, and update those owned here.
 
-        On the communication thread, beside the rest of the backward pass.
+        It runs on the communication thread, beside the rest of the backward pass.
         """
         lanes = zip(self._carriers, plans, step.gradients, num_sums, step.hyper, strict=True)
         with span("critical gradients"):

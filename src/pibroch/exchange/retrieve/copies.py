@@ -85,7 +85,7 @@ class HostCopies:
 class CopyRows:
     """One holder's copies for a lane, see :class:`pibroch.embedding.rows.ReadableRows`.
 
-    No optimizer state.
+    They have no optimizer state.
 
     Attributes:
         dim: weights in a row.

@@ -195,7 +195,7 @@ class RetrieveExchange(AllToAllExchange):
     def _look_up_alone(self, batch: JaggedBatch, averaged_at: int | None) -> list[Tensor]:
         """Look up rows that are all of one version, which is not before this rank's.
 
-        Where it meets a load on some rank it begins again.
+        It begins again where some rank is loading rows.
         """
         batch.validate()
         least = 0

@@ -156,10 +156,7 @@ class TablesHere:
 
 
 def empty_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> list[Tensor]:
-    """Room for the embeddings of all tables.
-
-    A tensor for each group, the same for all that are pooled.
-    """
+    """Room for the embeddings of all tables: a tensor for each group, one for all pooled groups."""
     room = room_for(groups, batch)
     sizes = [(int(batch.offsets_of(each.space.features)[-1]), each.space.dim) for each in groups]
     return [

@@ -100,7 +100,7 @@ def gradient_sources(offsets: Ints, first_rows: Ints, rows_per_sample: int, out:
 def pooling_scale(offsets: Ints, weights: Records, mean_of_feature: Array, out: Records) -> None:
     """Write the factor of each position in its bag's sum.
 
-    Its weight, over the bag's length where the feature's bags are averaged.
+    It is the position's weight, over the bag's length where the feature's bags are averaged.
 
     Args:
         offsets: ``[F * B + 1]``.

@@ -40,7 +40,7 @@ def codes(lengths: Mapping[int, int]) -> dict[int, str]:
 def encode(numbers: bytes) -> bytes:
     """256 lengths of four bits, then the codes, each from its first bit on.
 
-    As bits of 32-bit words, the lowest bit first.
+    They are bits of 32-bit words, the lowest bit first.
     """
     lengths = code_lengths(numbers)
     nibbles = [lengths.get(number, 0) for number in range(256)]

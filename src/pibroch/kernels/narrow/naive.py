@@ -54,9 +54,9 @@ def stochastic(numbers: Records, keys: NDArray[np.uint32]) -> Halves:
 
 
 def mixed(numbers: Words) -> Words:
-    """A bijection of 32 bits: each bit of the result depends on all bits (the constants are C.
+    """A bijection of 32 bits: each bit of the result depends on all bits.
 
-    Wellons' *lowbias32*).
+    The constants are C. Wellons' *lowbias32*.
     """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF

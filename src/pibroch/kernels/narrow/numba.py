@@ -69,7 +69,7 @@ def round_rows(
 ) -> None:
     """Round the first ``dim`` numbers of each row in place.
 
-    To a neighbour by chance, or to the nearest without ``keys``.
+    With ``keys`` to a neighbour by chance, without to the nearest.
 
     Args:
         words: ``[R, W]``, the bits of float32.

@@ -51,7 +51,7 @@ def redirect(
 ) -> None:
     """Write to ``out`` the ids ``start`` to ``stop``.
 
-    One of a changed row becomes ``first`` plus the row's last place.
+    The id of a changed row becomes ``first`` plus the row's last place.
     """
     mask = len(slots) - 1
     for position in range(start, stop):

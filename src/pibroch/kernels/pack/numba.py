@@ -1,6 +1,4 @@
-"""Rows into messages and out of them.
-
-Whole records, and weights alone, for several ranks in one buffer.
+"""Rows into messages and out of them: whole records, and weights alone, for several ranks at once.
 
 The buffer has for each rank in turn its records ``[whole, W]``, then its weights ``[borrowed, D]``,
 which are float32 there.
@@ -22,7 +20,7 @@ def copy_out(
 ) -> int:
     """Write ``width`` numbers of each of ``places[begin:end]`` to ``out`` from ``at`` on.
 
-    As float32; returns where they end.
+    They are written as float32; returns where they end.
     """
     last = len(places) - 1
     floats = (width * records.itemsize + 3) // 4

@@ -1,6 +1,4 @@
-"""Cut rows, sorted by their count, into partitions of bounded accesses and bounded size.
-
-Without sorting them.
+"""Cut rows, by falling count, into partitions of bounded accesses and size, without sorting them.
 
 Rows of one count are alike, so a *run* of them is cut by arithmetic, and the partition of each row
 follows from how many of its count came before it. Cost O(N) in row order, two streaming passes: a

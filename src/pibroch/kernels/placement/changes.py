@@ -1,7 +1,4 @@
-"""Changes that a search tries.
-
-A copy, a move of a home, a swap of two, another source for a reader.
-"""
+"""Changes that a search tries: a copy, a move of a home, a swap of two, or another source."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pibroch.kernels.arrays import Array
 def sources_of(held: Array, home: int, cost: Array) -> list[int]:
     """From which shard each reads a partition: itself, or the cheapest.
 
-    Of equals the home, else the next cyclically.
+    Of equally cheap ones it is the home, else the next cyclically.
     """
     num_shards = len(cost)
     out = []

@@ -98,9 +98,9 @@ def is_nearer(reader: int, shard: int, other: int, home: int, cost: Floats) -> b
 
 
 class Nearer(NamedTuple):
-    """Of each reader the shards that cost it less than its dearest.
+    """The shards that cost a reader less than its dearest one, for each reader.
 
-    All that can be nearer to it than a home.
+    Only these can be nearer to it than a home.
 
     Attributes:
         starts: int64 ``[W + 1]``, where each reader's shards begin.
@@ -165,9 +165,9 @@ def _seen_from_shards(nearer: Nearer) -> Nearer:
 
 @kernel
 def find_sources(home: Ints, held: Flags, cost: Floats, nearer: Nearer, source: Shards) -> None:
-    """From which shard each reads each partition, into ``source`` ``[P, W]``.
+    """Write from which shard each reads each partition to ``source`` ``[P, W]``.
 
-    The rule of ``cost.sources``.
+    The rule is that of ``cost.sources``.
     """
     num_shards = len(cost)
     for partition in range(len(home)):

@@ -1,6 +1,4 @@
-"""Rows of bytes, halves or floats, looked up where they lie.
-
-In a file that is mapped, of which there may be several.
+"""Rows of bytes, halves or floats, looked up where they lie: in one of several mapped files.
 
 B samples, F features, D weights in a row, V ids, R rows here, W bytes of a row
 (:func:`naive.record_bytes`). Bags are feature-major: bag ``f * B + b`` holds ``row_ids[offsets[bag]

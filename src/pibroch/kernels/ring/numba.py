@@ -71,7 +71,7 @@ LONG_NS = 100_000
 
 @kernel
 def copy_bytes(target: int, source: int, nbytes: int) -> None:
-    """Between addresses of memory that does not overlap.
+    """Copy between addresses of memory that does not overlap.
 
     Past the caches where these would not hold it anyway.
 

@@ -32,7 +32,7 @@ def check_numbers(
 ) -> int:
     """As :func:`number_rows`, but compare.
 
-    The first row of an unknown partition or another number, or -1.
+    Returns the first row of an unknown partition or another number, or -1.
     """
     expected = np.empty_like(index)
     bad = number_rows(partition, place_of, counts, expected)

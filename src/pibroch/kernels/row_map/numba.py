@@ -50,7 +50,7 @@ def check_numbers(
 ) -> int:
     """As :func:`number_rows`, but compare.
 
-    The first row of an unknown partition or another number, or -1.
+    Returns the first row of an unknown partition or another number, or -1.
     """
     for row in range(len(partition)):
         group = np.int64(partition[row])

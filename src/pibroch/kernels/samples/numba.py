@@ -25,7 +25,7 @@ def gather_samples(
 ) -> None:
     """Records of the samples, feature-major.
 
-    Transposed in tiles of samples, so that whole cache lines are written.
+    They are transposed in tiles of samples, so that whole cache lines are written.
     """
     num_samples = len(samples)
     num_dense = dense.shape[1]
@@ -60,7 +60,7 @@ def gather_bags(
 def first_fall(offsets: NDArray[np.int64]) -> int:
     """The first place whose successor is smaller, or -1.
 
-    Compares, since a difference of extreme offsets wraps.
+    It compares, since a difference of extreme offsets wraps.
 
     >>> first_fall(np.array([0, 2, 2, 1, 5]))
     2

@@ -1,6 +1,6 @@
 """Draw ids from given distributions in constant time each (Walker's alias method).
 
-By counters instead of a state.
+Draws depend on counters, not on a state.
 
 The random number of a draw is a hash of (seed, stream, counter), so that any part of the data can
 be generated alone and chunks of any size give the same data.

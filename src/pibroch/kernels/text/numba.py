@@ -195,9 +195,7 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
 def cut_characters(
     text: Bytes, starts: Positions, ends: Positions, first: int, end: int
 ) -> tuple[Positions, Positions]:
-    """Starts and ends of characters ``first`` to ``end`` of each field.
-
-    One that is shorter gives what it has.
+    """Starts and ends of characters ``first`` to ``end`` of each field; fewer of a shorter field.
 
     A byte that does not continue a character of UTF-8 begins one, so that no text is refused.
     """

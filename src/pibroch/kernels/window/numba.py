@@ -1,6 +1,4 @@
-"""The lookahead oracle's bookkeeping.
-
-Who touches which row when, where its record is, and what must travel.
+"""The lookahead oracle's bookkeeping: who touches which row when, where its record is, what moves.
 
 A **touch** is a row in a step. Touches are numbered in the order of their steps and lie in a ring;
 kernels name them by their index there. All ranks keep the same touches; only ``place``, and
@@ -87,7 +85,7 @@ def enter(
 def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Places]:
     """Touches of a complete step whose rows are new, and those that the step before has, too.
 
-    The latter step learns of it.
+    In touches of the step before it is noted who reads the latter next.
 
     Args:
         window: of all touches.
@@ -121,9 +119,9 @@ def split(window: Window, begin: int, end: int, gap: int) -> tuple[Places, Place
 
 @kernel
 def count_arrivals(window: Window, site: Site, touches: Places, needed: Ints) -> None:
-    """Add the slots that the arrival of touches takes on each rank to ``needed`` ``[P]``.
+    """Add to ``needed`` ``[P]`` the slots that the arrival of touches takes on each rank.
 
-    Less those that it frees.
+    Slots that it frees are subtracted.
     """
     words = window.words
     for at in touches:

@@ -1,7 +1,4 @@
-"""What the lookahead oracle's kernels share.
-
-Their arrays, and the rules of design note 0005 for one row.
-"""
+"""What the lookahead oracle's kernels share: arrays, and rules for one row (design note 0005)."""
 
 from __future__ import annotations
 
@@ -164,7 +161,7 @@ def owner_of(
 ) -> int:
     """The rank that updates a row in touch ``at``.
 
-    From its readers in this step and the next, and the rank of its record.
+    It follows from the row's readers in this step and the next, and the rank of its record.
 
     Decision 2 of design note 0005.
     """

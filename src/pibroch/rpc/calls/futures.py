@@ -93,7 +93,7 @@ class Future(torch.futures.Future[Any]):
     def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
         """A future of all ``futures`` (this one and others).
 
-        Done when all are, or with the first error of one like this.
+        It is done when all are, or with the first error of one like this.
         """
         group = _Group(self._pool, self._loop)
         torch._C._collect_all(cast(Any, list(futures))).then(group.all_done)

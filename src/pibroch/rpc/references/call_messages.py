@@ -20,7 +20,7 @@ class FunctionCall(msgspec.Struct, frozen=True, array_like=True, tag="function")
 class MethodCall(msgspec.Struct, frozen=True, array_like=True, tag="method"):
     """Call a method of the value at ``place``.
 
-    Also sent as a request of its own, whose value is ``[args, kwargs]``.
+    It is also sent as a request of its own, whose value is ``[args, kwargs]``.
     """
 
     place: ValuePlace

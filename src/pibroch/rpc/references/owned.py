@@ -80,7 +80,7 @@ class OwnedValue:
         return self.get()
 
     def is_done_within(self, agent: Agent, timeout_s: float) -> bool:
-        """Wait for value or error, without limit for 0; whether one is set.
+        """Wait for value or error, without limit for 0; returns whether one is set.
 
         The pool may run another thread meanwhile.
         """

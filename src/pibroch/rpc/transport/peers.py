@@ -87,7 +87,7 @@ class Peers:
     def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
         """Call ``callback(worker, incarnation)`` on the loop when a worker is lost or leaves.
 
-        Also when it cannot be reached: then the incarnation is 0.
+        It is also called when a worker cannot be reached: then the incarnation is 0.
         """
         self._lost_callbacks.append(callback)
 

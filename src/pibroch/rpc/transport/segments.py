@@ -59,7 +59,7 @@ _move.restype = _move_holding_gil.restype = None
 class _Map:
     """A shared, writable map of a whole memfd.
 
-    Not ``mmap.mmap``, which would keep a descriptor open for each map.
+    It is no ``mmap.mmap``, which would keep a descriptor open for each map.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:

@@ -127,7 +127,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
     """The sender wants to leave together with all others.
 
-    Answered when all have arrived, with whether they may leave.
+    The answer comes when all have arrived, and says whether they may leave.
 
     Attributes:
         round: 0, 1, …: all workers go through the rounds together.

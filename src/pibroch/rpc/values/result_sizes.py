@@ -28,7 +28,7 @@ def argument(args: Args, kwargs: Kwargs, place: int, name: str, default: object 
 def product(sizes: Iterable[object]) -> int:
     """The product of sizes, without those below 1 and what is not an integer.
 
-    Huge for more dimensions than a tensor may have.
+    It is huge for more dimensions than a tensor may have.
     """
     kept = [size for size in map(integer, sizes) if size is not None and size > 0]
     return math.prod(kept) if len(kept) <= MAX_DIMS else _HUGE

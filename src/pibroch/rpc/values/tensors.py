@@ -83,7 +83,7 @@ def in_memory_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
 def in_own_order(tensor: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     """A received tensor with the layout that it had at the sender.
 
-    Either the same memory, or a copy with gaps between the rows.
+    It has the same memory, or is a copy with gaps between the rows.
 
     Raises:
         ProtocolError: for a layout that does not fit the shape.

@@ -42,9 +42,9 @@ _FIRST_TOUCHES = 1 << 16
 
 
 def early_steps(lookahead: int) -> int:
-    """How many steps before it is read a row may be requested of a server; 0 for not at all.
+    """How many steps before it is read a row may be requested of a server, 0 for not at all.
 
-    So the server may be late. Plans move rows two steps ahead.
+    So long may the server be late. Plans move rows two steps ahead.
 
     >>> [early_steps(lookahead) for lookahead in (1, 5, 6, 40, 200)]
     [0, 0, 3, 20, 32]

@@ -1,6 +1,4 @@
-"""What the oracle knows of rows.
-
-Of all of them while they are few, else of those in the window alone.
+"""What the oracle knows of rows: of all while they are few, else of those in the window alone.
 
 A row is in the window from the step that touches it first until nobody in the window touches it
 again; before and after it is at home, and there is nothing to know. So a table of addresses numbers
