@@ -55,12 +55,15 @@ class RowIndex(ABC):
     def state(self) -> dict[str, Array]:
         """What is saved with the table: arrays by name, as they are between two steps.
 
-        Nothing where the kind says all. Shapes and types are the same for the index's life.
+        It belongs to the table, not to a rank: equal on all ranks, and the same however many there
+        are, so that rank 0 writes it and any number reads it. Nothing where the kind says all.
+        Shapes and types are the same for the index's life. Each checkpoint and each cut in memory
+        has all of it; whoever keeps it longer than until the next step copies.
         """
         return {}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take over what :meth:`state` gave, of the same names, shapes and types."""
+        """Take over a copy of what :meth:`state` gave, of the same names, shapes and types."""
         assert not state, "of a kind without state"
 
     def refusal(self, id_: int, place: str) -> RowIdError:
