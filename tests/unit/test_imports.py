@@ -27,6 +27,7 @@ LAYERS = [
         "integers",
         "stores",
         "secret_file",
+        "storage",
         "config",
         "forkserver",
     },

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pibroch.data.storage import append_json_line, read_json_lines, storage_errors
+from pibroch.data.storage import append_json_line, read_json_lines
 from pibroch.data.writer import MANIFEST
 from pibroch.errors import DataError
+from pibroch.storage import give_name, storage_errors
 
 log = logging.getLogger(__name__)
 _LOCK = "lock"
@@ -37,13 +38,8 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 
 def publish(folder: Path, out: Path) -> None:
     """Give a finished dataset its name; an older one of that name goes."""
-    old = out.with_name(out.name + ".old")
     with storage_errors(out):
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        folder.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
+        give_name(folder, out)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ import numpy as np
 from pibroch.data.parse import Codes, ParsedPiece
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place
-from pibroch.data.storage import append_json_line, read_json_lines, storage_errors
+from pibroch.data.storage import append_json_line, read_json_lines
 from pibroch.kernels.arrays import Array
+from pibroch.storage import storage_errors
 
 
 @dataclass(frozen=True, slots=True)

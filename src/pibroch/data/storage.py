@@ -5,35 +5,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pibroch.errors import StorageError
 from pibroch.kernels.arrays import Array
+from pibroch.storage import new_file, storage_errors
 
 _CHECKSUM_BLOCK_BYTES = 1 << 22
-RUN_AGAIN = (
-    "free space or choose another --out, then run the same command again: finished parts are reused"
-)
-
-
-@contextmanager
-def storage_errors(
-    path: Path,
-    need: str = "a writable folder with enough space",
-    do: str = RUN_AGAIN,
-    kinds: tuple[type[Exception], ...] = (OSError,),
-) -> Iterator[None]:
-    """Turn a refusal, an exception of ``kinds``, into a StorageError that names ``path``."""
-    try:
-        yield
-    except kinds as error:
-        what = getattr(error, "strerror", None) or error
-        raise StorageError(f"{what} while writing {path}", need, do) from error
 
 
 class ArrayFile:
@@ -78,13 +58,8 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> int:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file in one step: it is there whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    with storage_errors(path):
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
 
 
 def append_json_line(path: Path, content: object) -> None:

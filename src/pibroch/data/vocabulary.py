@@ -17,10 +17,10 @@ from pibroch.data.encode import FeatureEncoder
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
-from pibroch.data.storage import storage_errors
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
 from pibroch.kernels.text import EMPTY_CODE
+from pibroch.storage import storage_errors
 
 _UINT64_RANGE = 1 << 64
 Counted = tuple[NDArray[np.uint64], NDArray[np.int64]]

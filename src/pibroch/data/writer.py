@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SPLITS
-from pibroch.data.storage import ArrayFile, checksum, storage_errors, write_json
+from pibroch.data.storage import ArrayFile, checksum, write_json
 from pibroch.kernels.arrays import Array
+from pibroch.storage import storage_errors
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pibroch.errors import InputError, StorageError
+from pibroch.errors import InputError
 from pibroch.observability import plots
+from pibroch.storage import new_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,8 @@ def write_report(folder: Path, out: Path) -> Path:
     page = environment.get_template("report.html").render(
         run=run, tiles=_tiles(run), figures=_figures(run)
     )
-    temporary = out.with_name(f".{out.name}.new")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror} while writing {out}", "a place to write to", "pass --out FILE"
-        ) from error
+    with new_file(out, "a place to write to", "pass --out FILE") as file:
+        file.write_text(page, encoding="utf-8")
     return out
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pibroch.errors import StorageError
 from pibroch.observability import plan_plots as plots
 from pibroch.planner.cost import Floats, links
 from pibroch.planner.measured import MEASURED_COLUMNS, measured_rows
 from pibroch.planner.prediction import PlanPrediction
+from pibroch.storage import new_file
 
 Row = list[str]
 
@@ -217,14 +216,8 @@ def write_page(
         + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else [])
         + ([("Policies", POLICY_COLUMNS, policy_rows(prediction))] if prediction.policies else []),
     )
-    temporary = out.with_name(f".{out.name}.new")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror} while writing {out}", "a place to write to", "pass --html FILE"
-        ) from error
+    with new_file(out, "a place to write to", "pass --html FILE") as file:
+        file.write_text(page, encoding="utf-8")
     return out
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from pibroch.data.storage import storage_errors
 from pibroch.errors import DataError
 from pibroch.kernels import profile as kernels
 from pibroch.kernels.arrays import Array
+from pibroch.storage import storage_errors
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 
 FORMAT = "pibroch-profile"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pibroch.data.storage import storage_errors
 from pibroch.embedding import Table
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Array
@@ -19,6 +18,7 @@ from pibroch.planner.plan import Plan, rows_path
 from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
 from pibroch.planner.row_map_file import open_array
+from pibroch.storage import storage_errors
 
 _PREDICTION = "prediction"
 _READ_BYTES = "read_bytes"

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
 
 from pibroch.data import EncodedDataset
-from pibroch.data.storage import storage_errors
 from pibroch.errors import ConfigError, StorageError
 from pibroch.state.manifest import MANIFEST
+from pibroch.storage import new_file, storage_errors
 
 MOST_SAMPLES = 1 << 20
 PARTS_WANTED = 64
@@ -29,20 +26,12 @@ PARTS_WANTED = 64
 _WHAT = "of.json"
 
 
-@contextmanager
-def writing_scores(out: Path, temporary: Path | None = None) -> Iterator[None]:
-    """As :func:`~pibroch.data.storage.storage_errors`; removes what is half written."""
-    need = "a folder with room that this process may write to"
-    do = "free some space, or choose another file"
-    kinds = (OSError, pl.exceptions.ComputeError)  # the latter from Parquet on a full disk
-    try:
-        with storage_errors(out, need, do, kinds):
-            yield
-    except StorageError:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        raise
+SCORES = (
+    "a folder with room that this process may write to",
+    "free some space, or choose another file",
+    (OSError, pl.exceptions.ComputeError),  # the latter from Parquet on a full disk
+)
+"""What files of scores need, what to do where there is none, and what a full disk raises."""
 
 
 class ScoreParts:
@@ -88,7 +77,7 @@ class ScoreParts:
             },
             sort_keys=True,
         )
-        with writing_scores(self.out):
+        with storage_errors(self.out, *SCORES):
             self.folder.mkdir(exist_ok=True)
         what = self.folder / _WHAT
         if what.exists() and what.read_text(encoding="utf-8") != text:
@@ -97,10 +86,8 @@ class ScoreParts:
                 "parts of the same scores",
                 "remove that folder, or choose another --out",
             )
-        temporary = what.with_suffix(".tmp")
-        with writing_scores(self.out, temporary):
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, what)
+        with new_file(what, *SCORES) as file:
+            file.write_text(text, encoding="utf-8")
 
     def missing(self) -> list[int]:
         """Parts that are not there."""
@@ -108,10 +95,8 @@ class ScoreParts:
 
     def publish(self, number: int, frame: pl.DataFrame) -> None:
         """A part is there, all of it or none."""
-        temporary = self._file(number).with_suffix(".tmp")
-        with writing_scores(self.out, temporary):
-            frame.write_parquet(temporary)
-            os.replace(temporary, self._file(number))
+        with new_file(self._file(number), *SCORES) as file:
+            frame.write_parquet(file)
 
     def merge(self) -> None:
         """Put all parts together and remove them.
@@ -127,10 +112,8 @@ class ScoreParts:
                 "choose an --out on a file system that all hosts have, and give the command again",
             )
         whole = pl.scan_parquet(self._files())
-        temporary = self.folder / f"whole{self.out.suffix}"
-        with writing_scores(self.out, temporary):
-            (whole.sink_parquet if self.out.suffix == ".parquet" else whole.sink_csv)(temporary)
-            os.replace(temporary, self.out)
+        with new_file(self.out, *SCORES) as file:
+            (whole.sink_parquet if self.out.suffix == ".parquet" else whole.sink_csv)(file)
         shutil.rmtree(self.folder)
 
     def _files(self) -> list[Path]:

@@ -5,7 +5,6 @@ In order, part by part, so that a run that was cut off goes on where it was.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from pibroch.data import EncodedDataset, Split
 from pibroch.data.dataset import SplitName
 from pibroch.data.loader import batch_of
 from pibroch.errors import ConfigError, DataError
-from pibroch.score.parts import ScoreParts, writing_scores
+from pibroch.score.parts import SCORES, ScoreParts
 from pibroch.serve.predictor import Predictor
+from pibroch.storage import new_file, storage_errors
 from pibroch.train.metrics import Predictions
 
 FORMATS = (".parquet", ".csv")
@@ -95,10 +95,8 @@ def write_predictions(predictions: Predictions, out: Path) -> None:
     """The same file from predictions that were collected; each logit becomes a probability."""
     logits, labels = predictions.arrays()
     frame = frame_of([(logits, labels.astype(np.float32))], 0)
-    temporary = out.with_name(f"{out.name}.tmp")
-    with writing_scores(out, temporary):
-        (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(temporary)
-        os.replace(temporary, out)
+    with new_file(out, *SCORES) as file:
+        (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(file)
 
 
 def check_out(out: Path) -> None:
@@ -118,7 +116,7 @@ def check_out(out: Path) -> None:
         )
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent}, which is no folder", "a folder for the scores", "make it")
-    with writing_scores(out), tempfile.TemporaryFile(dir=out.parent):
+    with storage_errors(out, *SCORES), tempfile.TemporaryFile(dir=out.parent):
         pass
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +18,8 @@ from pibroch.serve.model import dense_layers
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import is_delta
 from pibroch.state.export_format import WRITE_AGAIN, is_export
-from pibroch.state.files import explained_refusal, flush_to_disk, temporary_name
 from pibroch.state.manifest import schema_of
+from pibroch.storage import new_file
 
 DENSE = "dense"
 EMBEDDING = "embedding"
@@ -160,15 +159,6 @@ def write_onnx(part: DensePart, out: Path) -> None:
     assert program is not None, "given for no file"
     about = {"version": part.version, "features": json.dumps(part.features)}
     program.model.metadata_props.update({f"pibroch.{name}": value for name, value in about.items()})
-    temporary = out.with_name(temporary_name(out))
-    try:
-        with explained_refusal(out, "ONNX file", WRITE_AGAIN):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            program.save(temporary, external_data=False)
-            flush_to_disk(temporary)
-            temporary.replace(out)
-            flush_to_disk(out.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with new_file(out, "a disk with room for the ONNX file", WRITE_AGAIN) as file:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        program.save(file, external_data=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,10 +48,11 @@ from pibroch.state.export_format import (
     is_export,
     write_checked,
 )
-from pibroch.state.files import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.state.files import FileDigest
 from pibroch.state.manifest import Manifest, schema_of
 from pibroch.state.tables import load_averages, load_tables
 from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
+from pibroch.storage import new_folder
 from pibroch.version import __version__
 
 SHARD_BYTES = 4 << 30
@@ -133,17 +133,8 @@ def publish(out: Path, write: Callable[[Path], Written]) -> Written:
     Raises:
         StorageError: when the disk refuses.
     """
-    temporary = out.with_name(temporary_name(out))
-    try:
-        with explained_refusal(out, "export", WRITE_AGAIN):
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            written = write(temporary)
-            _publish(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return written
+    with new_folder(out, "a disk with room for the export", WRITE_AGAIN) as folder:
+        return write(folder)
 
 
 def check_options(out: Path, options: ExportOptions) -> None:
@@ -298,19 +289,3 @@ def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
     codes = {f"{name}.codes": codes for name, codes in vocabularies.codes.items()}
     slots = {f"{name}.slots": index_of(codes) for name, codes in vocabularies.codes.items()}
     return write_tensors(path, {**codes, **slots})
-
-
-def _publish(temporary: Path, out: Path) -> None:
-    """Give a finished export its name.
-
-    One that had the name goes, and stays mapped where it is in use.
-    """
-    for path in [*temporary.rglob("*"), temporary]:
-        flush_to_disk(path)
-    replaced = out.with_name(f".{out.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if out.exists():
-        out.rename(replaced)
-    temporary.rename(out)
-    flush_to_disk(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -33,14 +33,7 @@ from pibroch.state.dense import (
     save_dense,
     tensors_in,
 )
-from pibroch.state.files import (
-    FileDigest,
-    explained_refusal,
-    flush_to_disk,
-    link_or_copy,
-    temporary_name,
-    verify_file,
-)
+from pibroch.state.files import FileDigest, explained_refusal, verify_file
 from pibroch.state.manifest import FORMAT_VERSION, MANIFEST, Manifest, Progress
 from pibroch.state.parts import WrittenPart
 from pibroch.state.resumption import check_settings
@@ -56,6 +49,7 @@ from pibroch.state.tables import (
     saved_tables,
 )
 from pibroch.state.trained import TablesOfRanks, Trained
+from pibroch.storage import flush_to_disk, give_name, link_or_copy, temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +276,7 @@ def finish_folder(
         manifest.write(temporary)
         for path in (temporary / MANIFEST, temporary / FOLDER, temporary):
             flush_to_disk(path)
-        if (
-            folder.exists()
-        ):  # a crash between the two leaves the old one under a name by which it is found
-            folder.rename(replaced_name(folder))
-        temporary.rename(folder)
-        flush_to_disk(folder.parent)
-        shutil.rmtree(replaced_name(folder), ignore_errors=True)
-
-
-def replaced_name(folder: Path) -> Path:
-    """Where a checkpoint is kept while another one takes its name."""
-    return folder.with_name(f"{folder.name}.replaced")
+        give_name(temporary, folder)
 
 
 def _load_weights(folder: Path, manifest: Manifest, session: Trained) -> None:

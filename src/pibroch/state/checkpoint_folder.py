@@ -22,10 +22,11 @@ from pibroch.state.checkpoint import (
     restore_weights,
     save_checkpoint,
 )
-from pibroch.state.files import explained_refusal, remove_leftovers
+from pibroch.state.files import explained_refusal
 from pibroch.state.manifest import MANIFEST, Manifest, Progress, read_manifest
 from pibroch.state.resumption import warn_of_settings
 from pibroch.state.trained import Trained
+from pibroch.storage import remove_leftovers
 
 logger = logging.getLogger(__name__)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from pibroch.data.storage import storage_errors
 from pibroch.errors import DamagedCheckpointError
+from pibroch.storage import storage_errors
 from pibroch.untrusted import Refusal, open_file
 
 CHECKPOINT = Refusal(
@@ -35,31 +33,8 @@ class FileDigest:
 def explained_refusal(
     path: Path, kind: str = "checkpoint", do: str = GO_ON
 ) -> AbstractContextManager[None]:
-    """As :func:`~pibroch.data.storage.storage_errors`, while a ``kind`` of thing is saved."""
+    """As :func:`~pibroch.storage.storage_errors`, while a ``kind`` of thing is saved."""
     return storage_errors(path, f"a disk with room for the {kind}", do)
-
-
-def temporary_name(folder: Path) -> str:
-    """The name, beside ``folder``, under which this process prepares it."""
-    return f".{folder.name}.{os.getpid()}.tmp"
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary folders of killed processes inside ``folder``."""
-    for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Make ``target`` the same file as ``source``, or a copy where the file system takes no links.
-
-    Raises:
-        OSError: when the disk refuses.
-    """
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def verify_file(folder: Path, name: str, digest: FileDigest, refusal: Refusal = CHECKPOINT) -> None:
@@ -108,19 +83,3 @@ def _check_size(path: Path, file: BufferedReader, digest: FileDigest, refusal: R
     size = os.fstat(file.fileno()).st_size
     if size != digest.size_bytes:
         raise refusal(f"{path} of {size} bytes", f"{digest.size_bytes} bytes, as its manifest says")
-
-
-def flush_to_disk(path: Path) -> None:
-    """Block until a file's bytes, or a folder's names, are on the disk.
-
-    Windows has no such thing for folders.
-    """
-    is_windows = sys.platform == "win32"
-    if is_windows and path.is_dir():
-        return
-    # Windows flushes what may be written to
-    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

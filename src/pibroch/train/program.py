@@ -30,11 +30,12 @@ from pibroch.state.checkpoint_folder import (
     step_of,
 )
 from pibroch.state.dense import load_row_indices, row_indices_state, tensors_in
-from pibroch.state.files import CHECKPOINT, explained_refusal, remove_leftovers
+from pibroch.state.files import CHECKPOINT, explained_refusal
 from pibroch.state.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
 from pibroch.state.optimizer_state import is_alike
 from pibroch.state.tables import load_tables, load_touched
 from pibroch.state.values import decode, encode
+from pibroch.storage import remove_leftovers
 from pibroch.train.program_state import (
     EncodedPart,
     HasState,

@@ -20,6 +20,7 @@ from typing import Any, Self
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
+from pibroch.storage import new_file
 from pibroch.train.summary import Summary
 
 try:
@@ -267,14 +268,6 @@ class RunDirectory:
             StorageError: when the disk refuses.
         """
         path = self.path / name
-        temporary = self.path / f"{name}.new"
-        try:
+        with new_file(path, "a disk with room", "free some space") as file:
             path.parent.mkdir(exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
-            raise StorageError(
-                f"{error.strerror} while writing {path}", "a disk with room", "free some space"
-            ) from error
+            file.write_text(text, encoding="utf-8")

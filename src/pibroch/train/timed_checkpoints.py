@@ -34,10 +34,11 @@ from pibroch.state.checkpoint import (
 )
 from pibroch.state.deltas import Chain, chains, merge, write_deltas
 from pibroch.state.dense import save_dense
-from pibroch.state.files import FileDigest, explained_refusal, flush_to_disk, temporary_name
+from pibroch.state.files import FileDigest, explained_refusal
 from pibroch.state.manifest import FORMAT_VERSION, Manifest, Progress
 from pibroch.state.parts import WrittenPart
 from pibroch.state.tables import SavedTable, saved_tables
+from pibroch.storage import flush_to_disk, temporary_name
 from pibroch.train.beside import BesideTraining
 
 if TYPE_CHECKING:

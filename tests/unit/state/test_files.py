@@ -4,13 +4,8 @@ import pytest
 
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.state import files
-from pibroch.state.files import (
-    FileDigest,
-    explained_refusal,
-    link_or_copy,
-    remove_leftovers,
-    verify_file,
-)
+from pibroch.state.files import FileDigest, explained_refusal, verify_file
+from pibroch.storage import link_or_copy, remove_leftovers
 
 DIGEST_OF_X = FileDigest(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881")
 

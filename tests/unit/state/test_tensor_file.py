@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from pibroch.embedding import tensor_file
 from pibroch.errors import CheckpointError, TrainingError
+from pibroch.state import tensor_file
 from pibroch.state.files import verify_file
 from pibroch.state.tensor_file import Stream, TensorFile, write_tensors
 

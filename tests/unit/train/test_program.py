@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import pibroch as pb
+from pibroch import storage
 from pibroch.errors import (
     CheckpointError,
     ConfigError,
@@ -322,7 +323,7 @@ def test_killed_while_one_checkpoint_takes_the_place_of_another(tmp_path, monkey
     program.train(1, 1)
     path = pb.save(tmp_path, program.embeddings, **program.parts)
     before = program.numbers()
-    path.rename(checkpoint.replaced_name(path))  # as far as it came
+    path.rename(storage.replaced_name(path))  # as far as it came
     other = Program(2)
     assert pb.load(tmp_path, other.embeddings, **other.parts).step == 1
     assert_same(other.numbers(), before)

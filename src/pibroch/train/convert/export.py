@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,10 +12,11 @@ from pibroch.embedding import SGD, MemoryShard, Table, Zeros
 from pibroch.embedding.row_index import must_be_rows
 from pibroch.errors import ConfigError
 from pibroch.state.dense import AVERAGES, WEIGHTS
-from pibroch.state.files import explained_refusal, verify_file
+from pibroch.state.files import verify_file
 from pibroch.state.manifest import Manifest, read_manifest
 from pibroch.state.tables import load_averages, load_tables
 from pibroch.state.tensor_file import load_tensors
+from pibroch.storage import new_file
 from pibroch.train.convert.formats import FORMATS
 from pibroch.train.convert.plain import PlainModel, from_state
 
@@ -58,16 +57,11 @@ def export_checkpoint(
     content = FORMATS[format_name].write(
         read_plain(folder, manifest, advance), manifest.progress.step
     )
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with explained_refusal(out, "file", "free some space, or choose another place"):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save(content, file)
-            temporary.rename(out)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    do = "free some space, or choose another place"
+    with new_file(out, "a disk with room for the file", do) as temporary:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(content, file)
 
 
 def read_plain(
