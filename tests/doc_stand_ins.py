@@ -175,7 +175,6 @@ def torch_tools():
     return here | averages | {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
 
 
-@for_block("docs/checkpoints.md", 2)
 def predicting():
     data, run = trained()
     run.rename(Path("runs/first").absolute())
