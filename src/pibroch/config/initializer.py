@@ -34,7 +34,7 @@ class InitializerConfig(Choice):
 class UniformConfig(InitializerConfig):
     """Uniform in ``[-bound, bound]``.
 
-    ``1 / sqrt(num_rows)`` of each table when ``bound`` is absent.
+    When ``bound`` is absent, it is ``1 / sqrt(num_rows)`` of each table.
     """
 
     name: Literal["uniform"] = "uniform"

@@ -1,6 +1,6 @@
 """Opening a transport between the ranks of a group.
 
-Who shares a host, and what carries the messages of whom.
+Who shares a host decides what carries which messages.
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ class LagWindow:
         return self.num_initiated - 1
 
     def wait(self, number: int) -> list[Complete]:
-        """Somebody waits for a request.
+        """Somebody waits for a request: it completes, with all before it.
 
-        Everything up to and including it completes, nothing if it is complete.
+        Nothing happens if it is complete.
 
         Raises:
             ConfigError: for a request that was not initiated.

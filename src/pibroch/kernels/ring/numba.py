@@ -305,8 +305,8 @@ def take(
             return ARRIVED
         turns += 1
         if not _bide(effort, turns):
-            # count as a sleeper first, look once more, then sleep: what comes in between rings, or
-            # is seen
+            # count as a sleeper first, look once more, then sleep: what arrives in between wakes
+            # this process, or is seen
             add(futex + SLEEPERS, 1)
             value = load(futex)
             has_arrival = _any_has_arrived(links, place, sequence, pending)

@@ -147,9 +147,9 @@ class Pool:
         return worker
 
     def _is_brisk(self) -> bool:
-        """Whether tasks are so short that further threads would only wait for the GIL.
+        """Whether tasks are so short that more threads would only wait for the GIL.
 
-        Under the lock.
+        The caller holds the lock.
         """
         return self._num_busy() > 0 and time.monotonic() - self._last_start < _QUICK_S
 
