@@ -7,14 +7,15 @@ has all of it, equal between two steps; so it does not depend on how many there 
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from launched_team import Team, steps, wait_until
+from test_recovery import ALL_ROLES
 from test_timed_checkpoints import check_same
 
+from doc_pages import ROOT
 from pibroch.config import to_toml
 from pibroch.config.registry import IMPORTS
 from pibroch.state.dense import ROW_INDICES
@@ -50,7 +51,7 @@ def losses_of(run):
 def beside_the_module():
     """Processes find what is one's own in the working directory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parents[1])
+        patch.chdir(ROOT / "tests")
         yield
 
 
@@ -122,3 +123,17 @@ def test_any_number_of_ranks_scores_by_it(data, expected, tmp_path):
     of_label = np.where(scores["label"] == 1, scores["score"], 1 - scores["score"])
     summary = json.loads((expected / "summary.json").read_text())
     assert -np.log(of_label).mean() == pytest.approx(summary["logloss"], rel=1e-5)
+
+
+def test_rows_on_servers_with_every_role_are_those_of_alltoall(data, tmp_path, monkeypatch):
+    """Ids share rows, so that a role that took ids for rows would be out of its tables."""
+    monkeypatch.chdir(ROOT / "examples")
+    shared = "embedding.rows={name='own_row_index:Shared', capacity=7}"
+    short = ["train.epochs=none", "train.steps=30", "train.checkpoint_every=15"]
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(make_config(data, *short).model_dump()))
+    for name, settings in {"roles": ALL_ROLES, "alltoall": ["embedding.exchange=alltoall"]}.items():
+        words = [word for each in (shared, *settings) for word in ("--set", each)]
+        with Team(path, "--run-dir", tmp_path / name, "--ranks", 2, *words) as team:
+            assert team.end() == 0, team.output
+    check_same(tmp_path / "roles", tmp_path / "alltoall")

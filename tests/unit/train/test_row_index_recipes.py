@@ -3,8 +3,10 @@
 Over real processes: tests/distributed/test_row_index_train.py.
 """
 
+import os
 import shutil
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from doc_pages import ROOT
 from pibroch.cli.main import main
 from pibroch.config import load_recipe, to_toml
+from pibroch.config.recipes import check_config
 from pibroch.config.registry import IMPORTS
 from pibroch.config.row_index import ROW_INDICES
 from pibroch.data import EncodedDataset, Loader
@@ -22,6 +25,7 @@ from pibroch.serve.predictor import Predictor
 from pibroch.train import convert
 from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import build_session
+from served import serving
 from small_run import make_config, run_command, train_here
 
 SHARED = "embedding.rows={name='own_row_index:Shared', capacity=50}"  # more than any column has ids
@@ -47,7 +51,9 @@ def test_a_column_s_own_stands_in_place_of_that_of_all(data):
     small = "{name='own_row_index:Shared', capacity=7}"
     own = f"embedding.tables={{C3={{rows='identity'}}, C4={{rows={small}}}}}"
     dataset = EncodedDataset.open(data)
-    tables = sizes(build_session(make_config(data, SHARED, own), dataset))
+    config = make_config(data, SHARED, own)
+    assert check_config(tomllib.loads(to_toml(config.model_dump())), "as a file") == config
+    tables = sizes(build_session(config, dataset))
     assert tables.pop("C3") == (dataset.num_rows["C3"], "identity")
     assert tables.pop("C4") == (7, "shared")
     assert set(tables.values()) == {(50, "shared")}
@@ -158,3 +164,7 @@ def test_the_command_line_opens_it_with_consent(data, tmp_path):
     assert refused.returncode == 2 and "--import rows_of_mine" in refused.stderr
     evaluated = run_command("--import", "rows_of_mine", *evaluate, **here)
     assert evaluated.returncode == 0 and "AUC" in evaluated.stdout, evaluated.stderr
+    consent = {"PYTHONPATH": "", IMPORTS: "rows_of_mine"}
+    with serving(tmp_path / "run", env=os.environ | consent, cwd=tmp_path) as server:
+        answer = server.ask("GET", "/v2/models/run")
+        assert answer.status == 200, server.complaints()
