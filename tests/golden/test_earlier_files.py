@@ -39,6 +39,19 @@ def test_an_export_gives_the_logits_that_it_gave():
     torch.testing.assert_close(predictor.logits(batch), expected)
 
 
+def test_a_delta_of_the_first_layout_gives_the_logits_that_it_gave():
+    predictor = pb.Predictor.open(EARLIER / "deltas" / "2")
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.linspace(0, 1, 26).view(2, 13),
+        list(predictor.features),
+        torch.tensor([[2, 0]] * 26),
+        torch.zeros(2),
+    )
+    expected = torch.tensor([-0.30430012941360474, -0.45265597105026245])
+    torch.testing.assert_close(predictor.logits(batch), expected)
+    assert predictor.step == 4 and predictor.version == "4-f46d3459-int8"
+
+
 def test_programs():
     """``ModelConfig`` is the section of whichever model it names."""
     raw = {"name": "dcnv2", "cross_layers": 2, "towers": {"count": 3}}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from pibroch.embedding.row_set import ListedRows
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.export import weights_of
-from pibroch.serve.row_files import MappedRows, encoded
+from pibroch.serve.row_files import MappedRows
 from pibroch.state.export_format import ExportedTable
+from pibroch.state.exported_rows import RowVersions, encoded
 from pibroch.state.files import verify_file, verify_files
 from pibroch.state.manifest import Manifest
 from pibroch.state.parts import listed_ids
@@ -30,16 +31,6 @@ TOUCHED_BYTES = 64 << 20
 
 Advance = Callable[[int], None]
 Array = NDArray[Any]
-
-
-class RowVersions(NamedTuple):
-    """Some rows as they are now.
-
-    Their ids among the rows of all tables, rising, and their bytes ``[r, W]``.
-    """
-
-    row_ids: Ints
-    rows: Array
 
 
 def compared_rows(

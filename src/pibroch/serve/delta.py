@@ -18,7 +18,6 @@ from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.changed_rows import (
     Advance,
-    RowVersions,
     compared_rows,
     find_touched,
     touched_rows,
@@ -26,12 +25,9 @@ from pibroch.serve.changed_rows import (
 from pibroch.serve.export import (
     ExportOptions,
     check_options,
-    content_version,
     must_be_exportable,
-    publish,
     write_dense,
 )
-from pibroch.serve.from_checkpoint import version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
@@ -42,11 +38,14 @@ from pibroch.state.delta_format import (
     ROWS,
     DeltaBase,
     DeltaManifest,
+    DeltaRows,
     is_delta,
     read_origin,
 )
 from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.export_files import content_version, publish
 from pibroch.state.export_format import DENSE, is_export
+from pibroch.state.exported_rows import RowVersions
 from pibroch.state.files import FileDigest, verify_file
 from pibroch.state.manifest import Manifest, read_manifest
 from pibroch.state.tensor_file import BUFFER_BYTES, Stream, write_tensors
@@ -116,14 +115,13 @@ def export_delta(
         files[CHANGED], count = _write_rows(temporary / CHANGED, versions, rows)
         files[DENSE] = write_dense(temporary, folder, manifest)
         dtype = rows.manifest.dtype
-        of_checkpoint = version_of(folder, manifest)
+        step = manifest.progress.step
         written = DeltaManifest(
-            version=options.version
-            or content_version(of_checkpoint, dtype, files, str(base.sha256)),
+            version=options.version or content_version(step, dtype, files, str(base.sha256)),
             base=DeltaBase(version=base.version, sha256=str(base.sha256)),
-            step=manifest.progress.step,
+            step=step,
             made_by=__version__,
-            num_rows=count,
+            rows=(DeltaRows(file=CHANGED, num_rows=count),),
             bf16=manifest.config.train.bf16,
             files=files,
         )

@@ -5,17 +5,14 @@ Tables pass through in bounded memory, whatever their size.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from pibroch.data.encode import index_of
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD
 from pibroch.embedding.piece import Piece
@@ -29,18 +26,23 @@ from pibroch.serve.from_checkpoint import (
     dense_state,
     plain_table,
     read_verified,
-    version_of,
     vocabularies_of,
 )
-from pibroch.serve.row_files import row_bytes, row_stream
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_delta
+from pibroch.state.export_files import (
+    SHARD_BYTES,
+    content_version,
+    publish,
+    shards_of,
+    tables_of,
+    write_vocabularies,
+)
 from pibroch.state.export_format import (
     DENSE,
     ROWS,
     VERSION_NAME,
     VOCABULARIES,
-    WRITE_AGAIN,
     ExportDtype,
     ExportedTable,
     ExportManifest,
@@ -48,14 +50,13 @@ from pibroch.state.export_format import (
     is_export,
     write_checked,
 )
+from pibroch.state.exported_rows import row_stream
 from pibroch.state.files import FileDigest
 from pibroch.state.manifest import Manifest, schema_of
 from pibroch.state.tables import load_averages, load_tables
 from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
-from pibroch.storage import new_folder
 from pibroch.version import __version__
 
-SHARD_BYTES = 4 << 30
 Advance = Callable[[int], None]
 Written = TypeVar("Written")
 
@@ -127,16 +128,6 @@ def export_checkpoint(
     return publish(out, write)
 
 
-def publish(out: Path, write: Callable[[Path], Written]) -> Written:
-    """Write a folder under a temporary name, and give it its own when it is whole and on the disk.
-
-    Raises:
-        StorageError: when the disk refuses.
-    """
-    with new_folder(out, "a disk with room for the export", WRITE_AGAIN) as folder:
-        return write(folder)
-
-
 def check_options(out: Path, options: ExportOptions) -> None:
     """Raise ConfigError unless ``out`` and the version's name can be had."""
     refuse_taken(out, options.overwrite)
@@ -182,35 +173,25 @@ def _write(
     dims = {saved.dim for saved in manifest.tables.values()}
     assert len(dims) == 1, "tables of a run are of one width"
     (dim,) = dims
-    tables = []
-    first = 0
-    for name, saved in manifest.tables.items():
-        tables.append(ExportedTable(name=name, first_row=first, num_rows=saved.num_rows))
-        first += saved.num_rows
-    rows_per_shard = max(1, options.shard_bytes // row_bytes(dim, options.dtype))
-    shards = []
+    tables = tables_of({name: saved.num_rows for name, saved in manifest.tables.items()})
+    shards = shards_of(tables, dim, options.dtype, options.shard_bytes)
     files = {}
-    starts = range(0, first, rows_per_shard)
-    for number, start in enumerate(starts):
-        name = f"tables/rows-{number:05}-of-{len(starts):05}.safetensors"
-        shard = RowShard(file=name, first_row=start, num_rows=min(rows_per_shard, first - start))
+    for shard in shards:
         chunks = _chunks(folder, manifest, tables, shard, advance)
-        files[name] = write_tensors(
-            out / name, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)}
+        files[shard.file] = write_tensors(
+            out / shard.file, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)}
         )
-        shards.append(shard)
     files[DENSE] = write_dense(out, folder, manifest)
     if vocabularies.codes:
-        files[VOCABULARIES] = _write_vocabularies(out / VOCABULARIES, vocabularies)
+        files[VOCABULARIES] = write_vocabularies(out / VOCABULARIES, vocabularies)
     return ExportManifest(
-        version=options.version
-        or content_version(version_of(folder, manifest), options.dtype, files),
+        version=options.version or content_version(manifest.progress.step, options.dtype, files),
         step=manifest.progress.step,
         made_by=__version__,
         dtype=options.dtype,
         dim=dim,
-        tables=tuple(tables),
-        shards=tuple(shards),
+        tables=tables,
+        shards=shards,
         schema=schema_of(manifest),
         fingerprint=manifest.dataset_fingerprint,
         model=manifest.config.model,
@@ -219,22 +200,12 @@ def _write(
     )
 
 
-def content_version(
-    of_checkpoint: str, dtype: ExportDtype, files: dict[str, FileDigest], base: str = ""
-) -> str:
-    """Of the step and all content, such as ``1125-0c3f9a51-int8``.
-
-    The same content has the same name.
-    """
-    step = of_checkpoint.partition("-")[0]
-    content = base + json.dumps(
-        {name: asdict(digest) for name, digest in files.items()}, sort_keys=True
-    )
-    return f"{step}-{hashlib.sha256(content.encode()).hexdigest()[:8]}-{dtype}"
-
-
 def _chunks(
-    folder: Path, manifest: Manifest, tables: list[ExportedTable], shard: RowShard, advance: Advance
+    folder: Path,
+    manifest: Manifest,
+    tables: Sequence[ExportedTable],
+    shard: RowShard,
+    advance: Advance,
 ) -> Iterator[Records]:
     """Weights or averages of a shard's rows, float32 ``[r, D]``, in chunks of bounded size."""
     end = shard.first_row + shard.num_rows
@@ -282,10 +253,3 @@ def _write_origin(out: Path, manifest: Manifest) -> None:
             tables={file: manifest.files[file].sha256 for file in sorted(files)},
         ),
     )
-
-
-def _write_vocabularies(path: Path, vocabularies: Vocabularies) -> FileDigest:
-    """Codes first, the wider numbers: each tensor begins at a multiple of its own width."""
-    codes = {f"{name}.codes": codes for name, codes in vocabularies.codes.items()}
-    slots = {f"{name}.slots": index_of(codes) for name, codes in vocabularies.codes.items()}
-    return write_tensors(path, {**codes, **slots})

@@ -8,26 +8,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from pibroch.errors import CheckpointError
 from pibroch.serve.from_export import open_export, watched
 from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.serve.row_files import MappedRows, check_finite, check_written
+from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
 from pibroch.state.delta_format import (
-    CHANGED,
-    ROW_IDS,
-    ROWS,
     DeltaManifest,
     checksum_in,
     is_delta,
     read_delta,
 )
+from pibroch.state.delta_rows import opened_rows
 from pibroch.state.export_format import DENSE, EXPORT
 from pibroch.state.files import verify_file
-from pibroch.state.tensor_file import TensorFile, load_tensors
+from pibroch.state.tensor_file import load_tensors
 
 MOST_LINKS = 256
 """Deltas in a chain; each costs a lookup a kernel call."""
@@ -89,20 +86,9 @@ def _with_delta(
     watch = watched(folder, manifest.files)
     for name, digest in manifest.files.items():
         verify_file(folder, name, digest, EXPORT)
-    path = folder / CHANGED
-    with TensorFile(folder, CHANGED, EXPORT) as file:
-        row_ids = file.mapped(ROW_IDS)
-        changed = file.mapped(ROWS)
+    export = rows.manifest
+    versions = opened_rows(folder, manifest.rows, rows.num_rows, export.dim, export.dtype)
     state = load_tensors(folder, DENSE, EXPORT)
-    check_written(path, changed, manifest.num_rows, rows.manifest)
-    check_finite(folder, CHANGED)
-    is_rising = (
-        row_ids.dtype == np.int64
-        and row_ids.shape == (len(changed),)
-        and bool((np.diff(row_ids) > 0).all())
-    )
-    if not is_rising or (len(row_ids) and not 0 <= row_ids[0] <= row_ids[-1] < rows.num_rows):
-        raise EXPORT(f"{path} with other row ids", f"rising ones below {rows.num_rows}")
     watch.check_names()
     features = [table.name for table in rows.manifest.tables]
     return replace(
@@ -110,7 +96,7 @@ def _with_delta(
         source=str(folder),
         version=manifest.version,
         step=manifest.step,
-        lookup=rows.changed(row_ids, changed) if len(row_ids) else rows,
+        lookup=rows.changed(versions) if versions else rows,
         dense=dense_layers(
             rows.manifest.model, len(base.schema.dense), features, state, str(folder)
         ),

@@ -11,10 +11,11 @@ from pibroch.data.transform import FIRST_ROW
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import DamagedCheckpointError
 from pibroch.serve.model import OpenedModel, dense_layers
-from pibroch.serve.row_files import MappedRows, check_finite
+from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit, SplitRows
 from pibroch.state.delta_format import read_export_with_checksum
 from pibroch.state.export_format import DENSE, EXPORT, VOCABULARIES, ExportManifest
+from pibroch.state.exported_rows import check_finite
 from pibroch.state.files import check_sizes, verify_file
 from pibroch.state.tensor_file import TensorFile, load_tensors
 from pibroch.untrusted import open_file

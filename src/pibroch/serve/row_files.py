@@ -1,16 +1,13 @@
 """Rows of all tables in files.
 
-float32, float16 or row-wise int8, written shard by shard and looked up where they lie.
-
-A shard is a safetensors file with one tensor ``rows``: float32 or float16 ``[R, D]``, or uint8
-``[R, W]`` as :mod:`pibroch.kernels.quantise` describes.
+Looked up where they lie; how they are written: :mod:`pibroch.state.exported_rows`.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,55 +19,14 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, Table, group_tables
-from pibroch.errors import TrainingError
 from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import overlay, quantise
-from pibroch.kernels.arrays import Ints, Records
-from pibroch.state.export_format import EXPORT, ROWS, ExportDtype, ExportManifest, RowShard
-from pibroch.state.tensor_file import Stream, TensorFile
+from pibroch.kernels.arrays import Ints
+from pibroch.state.export_format import EXPORT, ROWS, ExportManifest, RowShard
+from pibroch.state.exported_rows import RowVersions, check_written, row_bytes, written_as
+from pibroch.state.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)
-_MOST_OF_FLOAT16 = float(np.finfo(np.float16).max)
-
-
-def row_bytes(dim: int, dtype: ExportDtype) -> int:
-    """Bytes of a row of ``dim`` weights."""
-    return {"float32": 4 * dim, "float16": 2 * dim, "int8": quantise.record_bytes(dim)}[dtype]
-
-
-def row_stream(dim: int, dtype: ExportDtype, num_rows: int, chunks: Iterator[Records]) -> Stream:
-    """The tensor of a shard, made while it is written.
-
-    From float32 weights ``[r, D]`` in consecutive chunks.
-    """
-    kinds: dict[str, tuple[type[Any], int]] = {
-        "float32": (np.float32, dim),
-        "float16": (np.float16, dim),
-        "int8": (np.uint8, quantise.record_bytes(dim)),
-    }
-    kind, width = kinds[dtype]
-    return Stream(np.dtype(kind), (num_rows, width), (encoded(chunk, dtype) for chunk in chunks))
-
-
-def encoded(weights: Records, dtype: ExportDtype) -> NDArray[Any]:
-    """Rows as they are written.
-
-    Raises:
-        TrainingError: for numbers that are not finite, or too large for float16.
-    """
-    largest = float(np.abs(weights).max(initial=0))
-    if not np.isfinite(largest) or (dtype == "float16" and largest > _MOST_OF_FLOAT16):
-        raise TrainingError(
-            f"an embedding weight of {largest:g} to be exported as {dtype}",
-            "finite ones" if dtype != "float16" else f"at most {_MOST_OF_FLOAT16:g}",
-            "export another checkpoint, or as float32",
-        )
-    if dtype == "int8":
-        records = np.empty((len(weights), quantise.record_bytes(weights.shape[1])), np.uint8)
-        whole = np.ascontiguousarray(weights)
-        quantise.quantise(whole, records)
-        return records
-    return weights.astype(np.float16 if dtype == "float16" else np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +117,23 @@ class MappedRows:
         """In the order of the model."""
         return self._tables.space.features
 
-    def changed(self, row_ids: Ints, rows: NDArray[Any]) -> MappedRows:
+    def changed(self, versions: Sequence[RowVersions]) -> Self:
         """These tables with newer versions of some rows; both share all that is in memory.
 
         Args:
-            row_ids: int64 ``[U]``, rising.
-            rows: ``[U, W]``, as they are written.
+            versions: no two of which have the same row.
         """
         before = self._changes
-        first = self.num_rows + (0 if before is None else len(before.changed))
+        changed = [] if before is None else [before.changed]
+        first = self.num_rows + sum(map(len, changed))
         newer = copy.copy(self)
-        newer._shards = [*self._shards, _MappedShard(rows, first)]
+        newer._shards = list(self._shards)
+        for each in versions:
+            newer._shards.append(_MappedShard(each.rows, first))
+            changed.append(each.row_ids)
+            first += len(each.row_ids)
         newer._arrays = [kernel_arrays(shard.rows) for shard in newer._shards]
-        newer._changes = _Changes.of(
-            row_ids if before is None else np.concatenate([before.changed, row_ids]), self.num_rows
-        )
+        newer._changes = _Changes.of(np.concatenate(changed), self.num_rows)
         return newer
 
     @property
@@ -201,7 +159,7 @@ class MappedRows:
 
     def empty(self, count: int) -> NDArray[Any]:
         """Room for rows as they are written, ``[V, W]``."""
-        kind, width = _written_as(self.manifest)
+        kind, width = written_as(self.manifest.dim, self.manifest.dtype)
         return np.empty((count, width), kind)
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
@@ -249,44 +207,5 @@ def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedS
     path = folder / shard.file
     with TensorFile(folder, shard.file, EXPORT) as file:
         rows = file.mapped(ROWS)
-    check_written(path, rows, shard.num_rows, manifest)
+    check_written(path, rows, shard.num_rows, manifest.dim, manifest.dtype)
     return _MappedShard(rows, shard.first_row)
-
-
-def check_finite(folder: Path, name: str) -> None:
-    """Read the rows in a file once.
-
-    Raise DamagedCheckpointError for one with NaN or infinite numbers.
-
-    Reads through a small buffer: a map's pages would count as this process's memory.
-    """
-    with TensorFile(folder, name, EXPORT) as file:
-        for first, chunk in file.chunks(ROWS, range(*file.shape(ROWS)[:1])):
-            numbers = chunk
-            if chunk.dtype == np.uint8:  # of int8 rows scale and offset
-                numbers = np.ascontiguousarray(chunk[:, :8]).view(np.float32)
-            if not _all_finite(numbers):
-                row = first + int(np.flatnonzero(~np.isfinite(numbers).all(1))[0])
-                raise EXPORT(
-                    f"NaN or infinite numbers in row {row:,} of {file.path}", "finite numbers"
-                )
-
-
-def _all_finite(numbers: NDArray[Any]) -> bool:
-    if numbers.dtype == np.float16:  # NumPy's own check of these takes ten times as long
-        return bool((numbers.view(np.uint16) & 0x7FFF).max(initial=0) < 0x7C00)
-    return bool(np.isfinite(numbers).all())
-
-
-def check_written(path: Path, rows: NDArray[Any], num_rows: int, manifest: ExportManifest) -> None:
-    """Raise DamagedCheckpointError unless a file has as many rows of the type as manifests say."""
-    kind, width = _written_as(manifest)
-    if rows.shape != (num_rows, width) or rows.dtype != kind:
-        need = f"{np.dtype(kind)} {[num_rows, width]}"
-        raise EXPORT(f"{path} with {rows.dtype} {list(rows.shape)}", need)
-
-
-def _written_as(manifest: ExportManifest) -> tuple[type[Any], int]:
-    """Type and width of rows."""
-    width = quantise.record_bytes(manifest.dim) if manifest.dtype == "int8" else manifest.dim
-    return {"float32": np.float32, "float16": np.float16, "int8": np.uint8}[manifest.dtype], width

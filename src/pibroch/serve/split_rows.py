@@ -11,12 +11,12 @@ of an export alone, which never change.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from pibroch.kernels.arrays import Ints
 from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, kernel_arrays
 from pibroch.state.export_format import ExportManifest, RowShard
+from pibroch.state.exported_rows import RowVersions
 
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
@@ -161,11 +162,11 @@ class SplitRows(MappedRows):
         )
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
 
-    def changed(self, row_ids: Ints, rows: NDArray[Any]) -> SplitRows:
+    def changed(self, versions: Sequence[RowVersions]) -> Self:
         """See :meth:`MappedRows.changed`."""
-        newer = super().changed(row_ids, rows)
-        assert isinstance(newer, SplitRows)
-        newer._file_ends = np.append(self._file_ends, self._file_ends[-1] + len(rows))
+        newer = super().changed(versions)
+        sizes = [len(each.row_ids) for each in versions]
+        newer._file_ends = np.append(self._file_ends, self._file_ends[-1] + np.cumsum(sizes))
         return newer
 
     def reach(self) -> None:

@@ -6,14 +6,16 @@ The layout: docs/export.md.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pibroch.config.base import Section
 from pibroch.errors import CheckpointError
 from pibroch.state.export_format import (
+    DENSE,
     EXPORT,
+    MOST_ROWS,
     VERSION_NAME,
     ExportManifest,
     read_checked,
@@ -26,10 +28,13 @@ from pibroch.untrusted import InnerPath, read_manifest
 
 FORMAT = "pibroch-delta"
 MANIFEST = "delta.json"
+FORMAT_VERSION = 2
 CHANGED = "rows.safetensors"
+"""The file of rows, where there is one."""
 ROW_IDS = "row_ids"
 ROWS = "rows"
-"""Tensors in the file of changed rows."""
+DELETED = "deleted"
+"""Tensors in a file of rows."""
 
 ORIGIN = "origin.json"
 
@@ -46,30 +51,63 @@ class DeltaBase(Section):
     sha256: str
 
 
+class DeltaRows(Section):
+    """A file of rows; no row is in two of them.
+
+    Attributes:
+        file: inside the delta.
+        num_rows: that changed.
+        num_deleted: that are no more: lookups find zeros.
+    """
+
+    file: InnerPath
+    num_rows: int = Field(ge=0, le=MOST_ROWS)
+    num_deleted: int = Field(default=0, ge=0, le=MOST_ROWS)
+
+
 class DeltaManifest(Section):
     """What is in a delta.
 
     Attributes:
         format: always ``pibroch-delta``.
-        format_version: of the layout.
+        format_version: of the layout; 1, which had one file of rows, is read too.
         version: a name of the weights that base and delta are together.
         base: an export, or another delta.
         step: of training, after which the weights were saved.
+        time: seconds since 1970 when they were as they are here; ``None`` where nobody knows.
         made_by: version of pibroch.
-        num_rows: that changed.
+        rows: files of rows.
         bf16: whether the dense model computes in bfloat16.
         files: every other file with its size and checksum.
     """
 
     format: Literal["pibroch-delta"] = "pibroch-delta"
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     version: str = Field(pattern=f"^{VERSION_NAME}$")
     base: DeltaBase
     step: int = Field(ge=0)
+    time: float | None = Field(default=None, ge=0)
     made_by: str
-    num_rows: int = Field(ge=0)
+    rows: tuple[DeltaRows, ...]
     bf16: bool
     files: dict[InnerPath, FileDigest]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [each.file for each in self.rows]
+        if len(set(names)) < len(names) or not {DENSE, *names} <= self.files.keys():
+            raise ValueError("dense layers and rows in files of the delta, each named once")
+        return self
+
+    @property
+    def num_rows(self) -> int:
+        """That changed."""
+        return sum(each.num_rows for each in self.rows)
+
+    @property
+    def num_deleted(self) -> int:
+        """That are no more."""
+        return sum(each.num_deleted for each in self.rows)
 
     def write(self, folder: Path) -> None:
         """Write ``delta.json``.
@@ -108,7 +146,14 @@ def read_delta(folder: Path) -> tuple[DeltaManifest, str]:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
-    return read_checked(folder, MANIFEST, FORMAT, DeltaManifest)
+    return read_checked(folder, MANIFEST, FORMAT, DeltaManifest, {1: _of_first, 2: dict})
+
+
+def _of_first(content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of the first layout as one of today's."""
+    rows = [{"file": CHANGED, "num_rows": content.get("num_rows")}]
+    kept = {key: value for key, value in content.items() if key != "num_rows"}
+    return {**kept, "format_version": FORMAT_VERSION, "rows": rows}
 
 
 def read_export_with_checksum(folder: Path) -> tuple[ExportManifest, str]:

@@ -5,9 +5,9 @@ The layout: docs/export.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -154,23 +154,37 @@ def write_checked(path: Path, section: Section) -> None:
 
 
 def read_checked(
-    folder: Path, name: str, of_format: str, kind: type[AnyManifest]
+    folder: Path,
+    name: str,
+    of_format: str,
+    kind: type[AnyManifest],
+    layouts: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] | None = None,
 ) -> tuple[AnyManifest, str]:
     """A manifest, itself checked, and its checksum.
+
+    Args:
+        folder: that has it.
+        name: of the file.
+        of_format: which it must say.
+        kind: of manifest.
+        layouts: of each version that is understood, what makes today's of it.
 
     Raises:
         DamagedCheckpointError: when there is none, or when it is damaged.
         CheckpointError: when it is of another layout.
     """
     content, sha256 = untrusted.read_manifest(folder, name, EXPORT)
-    if content.get("format") != of_format or content.get("format_version") != FORMAT_VERSION:
-        got = f"{content.get('format')} {content.get('format_version')}"
+    layouts = layouts or {FORMAT_VERSION: dict}
+    version = content.get("format_version")
+    if content.get("format") != of_format or type(version) is not int or version not in layouts:
+        got = f"{content.get('format')} {version}"
         raise CheckpointError(
             f"{folder} of format {got[:80]}",
-            f"{of_format} {FORMAT_VERSION}",
+            f"{of_format} {' or '.join(map(str, layouts))}",
             "export the checkpoint again with this version of pibroch",
         )
-    return untrusted.checked(kind, content, str(folder / name), EXPORT), sha256
+    today = layouts[version](content)
+    return untrusted.checked(kind, today, str(folder / name), EXPORT), sha256
 
 
 def read_export(folder: Path) -> ExportManifest:

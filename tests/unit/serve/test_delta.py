@@ -10,11 +10,17 @@ import torch
 
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
-from pibroch.errors import CheckpointError, ConfigError, StorageError
+from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, StorageError
 from pibroch.serve.delta import export_delta
-from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.export import ExportOptions, export_checkpoint, weights_of
+from pibroch.serve.from_delta import open_exported
 from pibroch.serve.vocabularies import find_vocabularies
-from pibroch.state.delta_format import read_delta
+from pibroch.state.delta_format import CHANGED, ROW_IDS, DeltaRows, read_delta
+from pibroch.state.delta_rows import RowsToWrite, write_rows
+from pibroch.state.export_format import DENSE, read_export
+from pibroch.state.exported_rows import encoded
+from pibroch.state.manifest import read_manifest
+from pibroch.state.tensor_file import TensorFile
 from small_run import files_below, make_config, run_command, train_here
 
 DTYPES = ("float32", "float16", "int8")
@@ -215,3 +221,85 @@ def test_the_command(steps, data, tmp_path):
         "export", steps[20], "--since", tmp_path / "1", "--out", tmp_path / "3", "--dtype", "int8"
     )
     assert ran.returncode == 2 and "--dtype" in ran.stderr
+
+
+def all_weights(checkpoint):
+    """Of all rows of all tables, end to end."""
+    manifest = read_manifest(checkpoint)
+    return np.concatenate(
+        [
+            weights_of(checkpoint, manifest, name, range(table.num_rows))
+            for name, table in manifest.tables.items()
+        ]
+    )
+
+
+def rewritten(delta, out, weights, files, deleted):
+    """A delta of the same base and dense layers, with these rows in files of their own."""
+    out.mkdir()
+    shutil.copy(delta / DENSE, out / DENSE)
+    manifest, _ = read_delta(delta)
+    digests = {DENSE: manifest.files[DENSE]}
+    rows = []
+    for number, ids in enumerate(files):
+        name = f"rows-{number}.safetensors"
+        gone = deleted if number == 0 else deleted[:0]
+        parts = [RowsToWrite(some, weights[some]) for some in (ids[:3], ids[3:])]
+        dtype = read_export(out.parent / "1").dtype
+        digests[name] = write_rows(out / name, parts, weights.shape[1], dtype, gone)
+        rows.append(DeltaRows(file=name, num_rows=len(ids), num_deleted=len(gone)))
+    manifest.model_copy(
+        update={"version": out.name, "rows": tuple(rows), "files": digests, "time": 1.5}
+    ).write(out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_may_lie_in_several_files_and_those_that_are_no_more_count_as_zeros(
+    steps, batch, tmp_path, dtype
+):
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions(dtype))
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    weights = all_weights(steps[10])
+    with TensorFile(tmp_path / "2", CHANGED) as file:
+        changed = np.array(file.mapped(ROW_IDS))
+    deleted = np.setdiff1d(np.arange(len(weights)), changed)[::2]
+    files = [changed[0::2], changed[1::2]]
+    rewritten(tmp_path / "2", tmp_path / "3", weights, files, deleted)
+    expected = weights.copy()
+    expected[deleted] = 0
+    base = open_exported(tmp_path / "1")
+    for opened in (open_exported(tmp_path / "3"), open_exported(tmp_path / "3", base)):
+        stored = opened.lookup.stored(np.arange(len(weights)))
+        assert np.array_equal(stored, encoded(expected, dtype))
+    export_checkpoint(steps[15], tmp_path / "whole", ExportOptions(dtype))
+    export_delta(steps[15], tmp_path / "3", tmp_path / "4")
+    assert torch.equal(logits(tmp_path / "4", batch), logits(tmp_path / "whole", batch))
+    assert read_delta(tmp_path / "3")[0].time == 1.5 and len(deleted) > 10
+
+
+@pytest.mark.parametrize("kind", ["twice", "falling", "beyond", "deleted twice"])
+def test_files_that_do_not_fit_together_are_refused(steps, tmp_path, kind):
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions())
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    weights = all_weights(steps[10])
+    ids = np.arange(10)
+    files = {
+        "twice": [ids, ids[3:4]],
+        "falling": [ids[::-1]],
+        "beyond": [np.array([1, len(weights)])],
+        "deleted twice": [ids],
+    }[kind]
+    weights = np.concatenate([weights, weights[:1]])
+    rewritten(
+        tmp_path / "2", tmp_path / "3", weights, files, ids[4:5] if "del" in kind else ids[:0]
+    )
+    with pytest.raises(DamagedCheckpointError, match=r"two places|other row ids"):
+        pb.Predictor.open(tmp_path / "3")
+
+
+def test_a_base_that_is_not_there_is_named(steps, tmp_path):
+    export_checkpoint(steps[5], tmp_path / "1", ExportOptions(version="the-first"))
+    export_delta(steps[10], tmp_path / "1", tmp_path / "2")
+    shutil.rmtree(tmp_path / "1")
+    with pytest.raises(CheckpointError, match="put the-first into"):
+        pb.Predictor.open(tmp_path / "2")

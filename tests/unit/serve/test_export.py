@@ -137,7 +137,7 @@ def test_whole_or_not_at_all(clicks, exports, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--overwrite"):
         export_checkpoint(clicks.run, out)
     with monkeypatch.context() as patch:
-        patch.setattr("pibroch.serve.export._write_vocabularies", fail)
+        patch.setattr("pibroch.serve.export.write_vocabularies", fail)
         with pytest.raises(pb.errors.StorageError, match="No space left"):
             export_checkpoint(clicks.run, out, ExportOptions(overwrite=True))
         with pytest.raises(pb.errors.StorageError):
