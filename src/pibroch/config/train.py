@@ -36,6 +36,13 @@ class TrainConfig(Section):
         replan_above: under a plan by rows, plan anew where it costs this many times what a fresh
             plan would, and let rows move while training goes on; never when absent. No number of a
             run depends on it.
+        publish_to: a folder to which the run writes numbered exports and deltas beside training,
+            for ``pibroch serve``; none when absent.
+        publish_every_seconds: interval between two of them.
+        publish_dtype: of their rows, see ``pibroch export``.
+        publish_compact_every: after so many deltas a whole export follows.
+        publish_keep_seconds: how long an export and its deltas stay at least after the next whole
+            one has come; the newest two stay in any case.
         threads: CPU threads of a process; when absent all that it may use, divided by the ranks on
             its machine.
     """
@@ -57,6 +64,11 @@ class TrainConfig(Section):
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=50, ge=1)
     replan_above: float | None = Field(default=None, gt=1)
+    publish_to: str | None = None
+    publish_every_seconds: float = Field(default=60.0, gt=0)
+    publish_dtype: Literal["float32", "float16", "int8"] = "float32"
+    publish_compact_every: int = Field(default=20, ge=1, le=200)
+    publish_keep_seconds: float = Field(default=300.0, ge=0)
     threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

@@ -17,6 +17,8 @@ FULL = "full"
 """Rows since the last full checkpoint, see :class:`pibroch.train.checkpoint_folder`."""
 TIMED = "timed"
 """Since the last checkpoint beside training, see :mod:`pibroch.train.timed_checkpoints`."""
+PUBLISHED = "published"
+"""Since the last version that training published, see :mod:`pibroch.train.publishing`."""
 MEMORY = "memory"
 """Since the last cut in memory, see :mod:`pibroch.embedding.kept_rows`."""
 

@@ -224,13 +224,18 @@ def begin_folder(temporary: Path, folder: Path) -> None:
         (temporary / FOLDER).mkdir(parents=True)
 
 
-def must_be_shared(folder: Path) -> None:
-    """Raise StorageError where this rank does not see what :func:`begin_folder` made on rank 0."""
+def must_be_shared(folder: Path, option: str = "--run-dir") -> None:
+    """Raise StorageError where this rank does not see what :func:`begin_folder` made on rank 0.
+
+    Args:
+        folder: that it made.
+        option: that chooses the place.
+    """
     if not (folder / FOLDER).is_dir():
         raise StorageError(
-            f"{folder.parent}, in which rank 0 began a checkpoint that this rank does not see",
+            f"{folder.parent}, in which rank 0 began a folder that this rank does not see",
             "a folder that all ranks share",
-            "choose one on a shared file system (--run-dir)",
+            f"choose one on a shared file system ({option})",
         )
 
 

@@ -65,6 +65,17 @@ def gather_session(session: Trained, channel: Channel) -> DenseState:
     )
 
 
+def gather_weights(session: Trained, channel: Channel) -> dict[str, Tensor]:
+    """The dense layers' weights and buffers, on rank 0; nothing on the others.
+
+    Otherwise as :func:`gather_dense`.
+    """
+    held = {WEIGHTS: all_parts(session.model)}
+    return gather_dense(channel, lambda: {WEIGHTS: session.model.state_dict()}, held).get(
+        WEIGHTS, {}
+    )
+
+
 def gather_dense(
     channel: Channel, make: Callable[[], DenseState], held: Mapping[str, Parts]
 ) -> DenseState:

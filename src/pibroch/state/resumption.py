@@ -33,6 +33,11 @@ _WITHOUT_EFFECT = (
     "train.checkpoint_every_seconds",
     "train.cut_every_seconds",
     "train.keep",
+    "train.publish_to",
+    "train.publish_every_seconds",
+    "train.publish_dtype",
+    "train.publish_compact_every",
+    "train.publish_keep_seconds",
     "train.log_every",
     "train.threads",
 )

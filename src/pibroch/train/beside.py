@@ -158,18 +158,26 @@ class BesideTraining(Generic[Copied, Written]):
                 shard.mark_all(marks)
         cuts = [shard.cut(marks) for shard in shards]
         copies = [cut for cut in cuts if cut is not None]
-        if not all(self._control.gather(len(copies) == len(cuts))):
-            self._warn(progress.step, "no memory for its rows")
+        is_copied = all(self._control.gather(len(copies) == len(cuts)))
+        if not is_copied:
             for shard, cut in zip(shards, cuts, strict=True):
                 if cut is not None:
                     shard.end_cut(marks, is_saved=False)
-            return
+            if not self._sink.wants_all:
+                self._warn(progress.step, "no memory for its rows")
+                return
+            logger.info("training waits for the %s: no memory for all rows", self._sink.kind)
         copied = self._sink.copied(progress)
         if self._thread is None:
             self._thread = TaskThread(f"pibroch-{marks}")
             self._channel = self._session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         self.count += 1
-        self._writing = self._thread.submit(partial(self._write, copies, copied, progress.step))
+        rows = copies if is_copied else list(shards)
+        self._writing = self._thread.submit(partial(self._write, rows, copied, progress.step))
+        if not is_copied:
+            self.drain()
+            for shard in () if self._sink.wants_all else shards:
+                shard.start_marks(marks)
 
     def _write(self, cuts: Sequence[Shard], copied: Copied, step: int) -> Written | None:
         """Have the sink write; ``None``, with a warning, where the disk refuses.

@@ -121,6 +121,7 @@ class Trainer:
                 if self.is_finished:
                     break
         self.stopwatch.pause()
+        self.saver.finish(self._progress())
         self.bytes_sent_to_each = self._exchanged.a_step(
             self.step - self._first_step, session.world.ranks.world_size
         )

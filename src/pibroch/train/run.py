@@ -31,6 +31,7 @@ from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_s
 from pibroch.train.memory_cuts import MemoryCuts, has_state
 from pibroch.train.meter import hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.publishing import Publishing, check_publishing
 from pibroch.train.replanning import Replanner
 from pibroch.train.roles import helper_processes
 from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
@@ -89,6 +90,7 @@ def run_training(
     """
     world = world or World.alone()
     check_splits(config, dataset)
+    check_publishing(config, run)
     check_same_run(world.control, config, dataset)
     with helper_processes(config, world, run, rendezvous) as helpers:
         session = build_session(
@@ -107,7 +109,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     how = settings.keep, settings.full_checkpoint_every, channel, run.recovery_path
     checkpoints = CheckpointFolder(run.checkpoints_path, *how)
     cuts = MemoryCuts(session)
-    progress, timed = _go_on(session, run, checkpoints, cuts)
+    progress, saver = _go_on(session, run, checkpoints, cuts)
     on_first(
         channel,
         lambda: _note_surroundings(session, run, checkpoints.latest() is not None, progress.step),
@@ -135,7 +137,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
         with tracing as trace:
             trainer = Trainer(
                 session,
-                Saver(checkpoints, timed, cuts),
+                saver,
                 sink,
                 progress,
                 stopwatch,
@@ -162,30 +164,39 @@ def goes_on(run: RunDirectory) -> bool:
 
 def _go_on(
     session: Session, run: RunDirectory, checkpoints: CheckpointFolder, cuts: MemoryCuts
-) -> tuple[Progress, TimedCheckpoints]:
-    """Bring a fresh session to where the run is.
+) -> tuple[Progress, Saver]:
+    """Bring a fresh session to where the run is, and begin to mark rows for what it writes.
 
     To the newest cut in memory, else to the newest checkpoint.
     """
-    seconds = session.config.train.checkpoint_every_seconds
+    settings = session.config.train
+    seconds = settings.checkpoint_every_seconds
     step = cuts.newest(checkpoints.newest_step())
     if step is None:
         progress = checkpoints.resume(session)
         session.fill_rows()
         timed = TimedCheckpoints(run.recovery_path, seconds, session, checkpoints.resumed)
+        publishing = _publishing(session, run, progress.step)
         cuts.begin(progress, timed.base_step)
-        return progress, timed
-    if session.config.train.full_checkpoint_every > 1:
+        return progress, Saver(checkpoints, timed, cuts, publishing)
+    if settings.full_checkpoint_every > 1:
         session.embeddings.start_marks(FULL)
     state = cuts.state_of(step)
     base = checkpoints.newest_before(step)
     timed = TimedCheckpoints(run.recovery_path, seconds, session, base)
+    publishing = _publishing(session, run, None)
     cuts.restore(step, state)
     if state.base_step is not None and (timed.base_step or 0) < state.base_step:
         timed.mark_all()
     checkpoints.pass_by(state.progress)
     logger.info("resumed from memory, step %d", step)
-    return state.progress, timed
+    return state.progress, Saver(checkpoints, timed, cuts, publishing)
+
+
+def _publishing(session: Session, run: RunDirectory, since: int | None) -> Publishing | None:
+    if session.config.train.publish_to is None:
+        return None
+    return Publishing(session, run, since)
 
 
 def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step: int) -> None:
@@ -250,6 +261,7 @@ def _summary(
     traffic = session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
+    publishing = trainer.saver.publishing
     figures = [
         own_samples,
         traffic.sent,
@@ -285,6 +297,8 @@ def _summary(
         restarts=num_restarts,
         timed_checkpoints=trainer.saver.timed.count,
         timed_checkpoint_seconds=round(trainer.saver.timed.seconds_taken, 3),
+        versions_published=0 if publishing is None else publishing.count,
+        publishing_seconds=0.0 if publishing is None else round(publishing.seconds_taken, 3),
         memory_cuts=trainer.saver.cuts.count,
         memory_cut_seconds=round(trainer.saver.cuts.seconds_taken, 3),
     )

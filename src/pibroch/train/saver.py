@@ -1,4 +1,4 @@
-"""All that a run saves: checkpoints of its own, those by time, and cuts in memory."""
+"""All that a run writes: checkpoints of its own, those by time, cuts in memory, versions."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from dataclasses import dataclass
 from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.state.manifest import Progress
 from pibroch.train.memory_cuts import MemoryCuts
+from pibroch.train.publishing import Publishing
 from pibroch.train.session import Session
 from pibroch.train.timed_checkpoints import TimedCheckpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Saver:
-    """A run's checkpoints: those of its own, and those by time between them.
+    """What a run writes between two steps, or begins to write.
 
     Attributes:
         checkpoints: of its own.
         timed: by time.
         cuts: in memory.
+        publishing: of versions for servers; ``None`` where the run publishes none.
     """
 
     checkpoints: CheckpointFolder
     timed: TimedCheckpoints
     cuts: MemoryCuts
+    publishing: Publishing | None = None
 
     def save(self, session: Session, progress: Progress) -> None:
         """A checkpoint of the run's own, see :meth:`CheckpointFolder.save`."""
@@ -35,8 +38,17 @@ class Saver:
         self.cuts.after_step(
             progress.step, lambda: progress, self.timed.base_step, is_wanted=True
         )  # so that no checkpoint is newer for long
+        if self.publishing is not None:
+            self.publishing.after_step(progress.step, lambda: progress)
 
     def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
         """Make what is due after a step."""
         was_made = self.timed.after_step(step, progress)
         self.cuts.after_step(step, progress, self.timed.base_step, is_wanted=was_made)
+        if self.publishing is not None:
+            self.publishing.after_step(step, progress)
+
+    def finish(self, progress: Progress) -> None:
+        """The run has trained its last step, or none."""
+        if self.publishing is not None:
+            self.publishing.finish(progress)

@@ -36,6 +36,7 @@ class Summary:
         timed_checkpoint_seconds: that these took from the thread that trains; they are within
             ``seconds``.
         memory_cuts, memory_cut_seconds: the same of cuts in memory.
+        versions_published, publishing_seconds: the same of versions for servers.
     """
 
     steps: int
@@ -59,3 +60,5 @@ class Summary:
     timed_checkpoint_seconds: float = 0.0
     memory_cuts: int = 0
     memory_cut_seconds: float = 0.0
+    versions_published: int = 0
+    publishing_seconds: float = 0.0

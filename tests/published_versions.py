@@ -1,0 +1,45 @@
+"""Versions that a run published, compared with exports of checkpoints of their steps."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.from_delta import open_exported
+from pibroch.state.delta_format import read_delta
+from pibroch.state.export_format import is_export
+from small_run import files_below
+
+
+def versions(folder: Path) -> list[Path]:
+    """The numbers in a folder of exports, rising."""
+    return sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    return int(path.name)
+
+
+def check_same(folder: Path, checkpoints: Path, dtype: str = "float32") -> list[int]:
+    """Each version has what an export of a checkpoint of its step has; the steps."""
+    steps = []
+    for path in versions(folder):
+        opened = open_exported(path)
+        whole = folder.parent / f"whole-{dtype}-{opened.step}"
+        if not whole.exists():
+            export_checkpoint(checkpoints / f"step-{opened.step:08d}", whole, ExportOptions(dtype))
+        expected = open_exported(whole)
+        rows = np.arange(expected.lookup.num_rows)
+        assert np.array_equal(opened.lookup.stored(rows), expected.lookup.stored(rows))
+        state, right = (each.dense.state_dict() for each in (opened, expected))
+        assert all(np.array_equal(state[name], right[name]) for name in right)
+        if is_export(path):
+            assert opened.version == expected.version
+            files = files_below(whole)
+            del files["origin.json"]
+            assert files_below(path) == files
+        else:
+            manifest, _ = read_delta(path)
+            assert manifest.step == opened.step and manifest.time > 1e9
+        steps.append(opened.step)
+    return steps
