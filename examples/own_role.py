@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pibroch import rpc
-from pibroch.roles import Role, group, process, register_role
+from pibroch.launch.beside import started
+from pibroch.roles import Role, group, register_role
 
 _seen: Counter[int] = Counter()
 
@@ -49,7 +50,7 @@ ROLE = Role(
 def main() -> None:
     """Start two of them, be a trainer that tells them what it reads, and ask."""
     register_role(ROLE)
-    with process.started([process.Share(ROLE, 2, Path("runs/counters"))], threads=1) as rendezvous:
+    with started({ROLE: 2}, Path("runs"), threads=1) as rendezvous:
         counters = group.join(rendezvous, {ROLE: 2}, rank=0)[ROLE]
         for step in range(10):
             ids = torch.arange(100) % (step + 1)

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,13 +24,12 @@ from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Self
+from typing import Self
 
 import torch
 
-from pibroch.cli import launch
+from pibroch.launch import life
 from pibroch.ports import free_port
-from pibroch.roles import process
 
 HERE = Path(__file__).parent
 PRELOADED = [
@@ -177,12 +175,7 @@ def fork_children(setattr: Callable[[object, str, object], None] = setattr) -> N
     """Have what this process starts (see :class:`Program`) be forked from it."""
     spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
     setattr(torch.multiprocessing, "spawn", spawn)
-    for module in (launch, process):
-        names = ("TimeoutExpired", "PIPE", "DEVNULL")
-        stand_in = SimpleNamespace(
-            Popen=_popen, **{name: getattr(subprocess, name) for name in names}
-        )
-        setattr(module, "subprocess", stand_in)
+    setattr(life, "subprocess", SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL))
 
 
 def _run(arguments: list[str], env: dict[str, str]) -> None:
@@ -218,22 +211,16 @@ class Child:
         env: dict[str, str],
         stdin: int | None = None,
         stdout: int | None = None,
-        stderr: IO[bytes] | None = None,
+        stderr: int | None = None,
         start_new_session: bool = False,
     ) -> None:
         assert args[0] == sys.executable
         descriptors: dict[int, int] = (
             {0: os.open(os.devnull, os.O_RDONLY)} if stdin == subprocess.DEVNULL else {}
         )
-        self.stdin = self.stdout = None
-        if stdin == subprocess.PIPE:
-            descriptors[0], ours = os.pipe()
-            self.stdin = open(ours, "wb")  # noqa: SIM115, closed by who has the process
-        if stdout == subprocess.PIPE:
-            ours, descriptors[1] = os.pipe()
-            self.stdout = open(ours, "rb")  # noqa: SIM115
         copies = list(descriptors.values())
-        descriptors |= {} if stderr is None else {2: stderr.fileno()}
+        descriptors |= {} if stdout is None else {1: stdout}
+        descriptors |= {} if stderr is None else {2: stderr}
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -251,20 +238,9 @@ class Child:
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
-    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
-        deadline = time.monotonic() + timeout_s
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(title(dict(os.environ), []), timeout_s)
-            time.sleep(0.002)
-        return self._status
-
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _popen(*args: object, **options: object) -> object:

@@ -50,7 +50,8 @@ TORCHRUN = [
 ]  # fmt: skip
 LOST = {
     "embedding-server": (
-        r"embedding server 'embedding\d' out of reach|rank \d failed in step \d+: TrainingError"
+        r"embedding server \d ended with signal SIGKILL|embedding server 'embedding\d' out of reach"
+        r"|rank \d failed in step \d+: TrainingError"
     ),
     "rank": r"rank \d ended with signal SIG(KILL|TERM)",
 }

@@ -39,7 +39,7 @@ LAUNCHER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", '''
 import time
-from pibroch.cli.launch import die_with_launcher
+from pibroch.launch.child import die_with_launcher
 die_with_launcher()
 print("ready", flush=True)
 time.sleep(100)

@@ -72,7 +72,7 @@ def leave(exit_code: int) -> NoReturn:
 
 def leave_with(error: PibrochError) -> NoReturn:
     """Show an error and end the process, from any thread."""
-    from pibroch.cli.launch import tell_launcher
+    from pibroch.launch.child import tell_launcher
 
     show_error(error)
     leave(tell_launcher(error))

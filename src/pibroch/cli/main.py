@@ -20,7 +20,6 @@ import typer
 from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
 from pibroch.cli.export import export
-from pibroch.cli.launch import has_launcher
 from pibroch.cli.predict import predict
 from pibroch.cli.profile import profile
 from pibroch.cli.report import report
@@ -28,6 +27,7 @@ from pibroch.cli.role_commands import command_of
 from pibroch.cli.serve import serve
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import ConfigError, PibrochError, StorageError
+from pibroch.launch.child import has_launcher
 from pibroch.roles import roles
 from pibroch.version import __version__
 

@@ -10,14 +10,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import (
-    RankProcesses,
-    die_with_launcher,
-    is_rank,
-    show_launcher,
-    show_rank,
-)
 from pibroch.errors import StorageError
+from pibroch.launch.child import die_with_launcher, is_rank, show_launcher, show_rank
 from pibroch.process import tune_process
 
 
@@ -40,10 +34,10 @@ def plan_topology(
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
     if ranks > 1 and not is_rank():
+        from pibroch.launch.local import run_ranks
+
         show_launcher(ranks, "measurer")
-        with RankProcesses(ranks, []) as processes:
-            failed = processes.wait()
-        raise typer.Exit(0 if failed is None else 1)
+        raise typer.Exit(0 if run_ranks(ranks) is None else 1)
     from pibroch.collectives.world import world_of_environment
     from pibroch.planner.topology import ClusterTopology
     from pibroch.train.measured_topology import measure

@@ -12,15 +12,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import (
-    RankProcesses,
-    die_with_launcher,
-    is_rank,
-    show_launcher,
-    show_rank,
-    signal_of,
-)
 from pibroch.errors import PibrochError, RankFailedError
+from pibroch.launch.child import die_with_launcher, is_rank, show_launcher, show_rank
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
@@ -118,18 +111,15 @@ def _launch(num_ranks: int) -> int:
 
     The exit code of the first that failed, 0 when all are done.
     """
+    from pibroch.launch.local import run_ranks
+
     show_launcher(num_ranks, "scorer")
-    with RankProcesses(num_ranks, []) as processes:
-        failed = processes.wait()
-    if failed is None:
+    death = run_ranks(num_ranks)
+    if death is None:
         return 0
-    rank, code = failed
-    name = signal_of(code)
-    if name is not None:
-        console.print(
-            f"rank {rank} ended with signal {name}; the same command goes on where it was"
-        )
-    return code if code > 0 else 128 - code
+    if death.signal is not None:
+        console.print(f"{death}; the same command goes on where it was")
+    return death.exit_code
 
 
 @contextmanager

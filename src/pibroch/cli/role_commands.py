@@ -12,12 +12,13 @@ from typing import Any
 import typer
 
 from pibroch.cli.console import results
-from pibroch.cli.launch import die_with_parent
-from pibroch.process import threads_of_rank, tune_process
+from pibroch.launch.child import die_with_launcher, is_orphan
+from pibroch.process import RENDEZVOUS, threads_of_rank, tune_process
 from pibroch.roles.role import Role
 from pibroch.title import TITLE, name_of_role, show_as
 
 _KEYWORD = Parameter.KEYWORD_ONLY
+_LOOK_S = 1.0
 
 
 def command_of(role: Role) -> Callable[..., None]:
@@ -28,23 +29,23 @@ def command_of(role: Role) -> Callable[..., None]:
         rendezvous: str,
         number: int,
         threads: int | None,
-        until_input_ends: bool,
         with_servers: bool = False,
         **own: Any,
     ) -> None:
-        title = os.environ.get(TITLE) or role.member(number)
-        show_as(title, name_of_role(role.command, number))
-        _tune(1 if role.is_one else threads, until_input_ends)
+        title = None if role.is_one else os.environ.get(TITLE)
+        show_as(title or role.member(number), name_of_role(role.command, number))
+        die_with_launcher()
+        _tune(1 if role.is_one else threads)
         from pibroch.roles.serving import serve_as
 
         serve_as(
             role,
             rendezvous,
             number,
-            opens=number == 0 and not until_input_ends and not with_servers,
+            opens=number == 0 and RENDEZVOUS not in os.environ and not with_servers,
             **own,
         )
-        _stay(f"{role.name(number)} is ready at {rendezvous}", until_input_ends)
+        _stay(f"{role.name(number)} is ready at {rendezvous}")
 
     parameters = _parameters(role)
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -66,7 +67,10 @@ def _parameters(role: Role) -> list[Parameter]:
         "rendezvous": (
             str,
             typer.Option(
-                ..., help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it."
+                ...,
+                envvar=RENDEZVOUS,  # of a launcher: rank 0 opens it
+                show_envvar=False,
+                help=f"tcp://HOST:PORT, the same for all. {host}, as all others reach it.",
             ),
         ),
         "number": (int, _number(word, one)),
@@ -80,8 +84,6 @@ def _parameters(role: Role) -> list[Parameter]:
         options["with_servers"] = bool, typer.Option(False, "--with-servers", help=text)
     text = "Threads of this process; by default as many as there are processors."
     options["threads"] = int | None, typer.Option(None, min=1, hidden=one, help=text)
-    text = "For a program that starts this process, opens the rendezvous, and ends it."
-    options["until_input_ends"] = bool, typer.Option(False, "--until-input-ends", help=text)
     return [
         Parameter(name, _KEYWORD, default=default, annotation=kind)
         for name, (kind, default) in options.items()
@@ -96,19 +98,16 @@ def _number(word: str, one: bool) -> Any:
     )
 
 
-def _tune(threads: int | None, until_input_ends: bool) -> None:
-    if until_input_ends:
-        die_with_parent()  # also when this process is stopped, and reads nothing
+def _tune(threads: int | None) -> None:
     tune_process(is_alone=False)
     import torch
 
     torch.set_num_threads(threads or threads_of_rank(1))
 
 
-def _stay(ready: str, until_input_ends: bool) -> None:
+def _stay(ready: str) -> None:
     results.print(ready)
     sys.stdout.flush()
-    if until_input_ends:
-        sys.stdin.buffer.read()
-    else:
-        threading.Event().wait()
+    forever = threading.Event()
+    while not is_orphan():  # where the system does not kill those whose launcher is gone
+        forever.wait(_LOOK_S)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from pibroch.cli.by_role import split_of
 from pibroch.config import RunConfig
+from pibroch.launch.job import Restarts
 from pibroch.roles import EMBEDDING_SERVER, Role, roles
 
 
@@ -24,15 +24,23 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
     Raises:
         ConfigError: when roles leave no process to train.
     """
+    from pibroch.launch.torchrun import shared
+    from pibroch.train.job import training_job
+
     launched = "WORLD_SIZE" in os.environ
     size = int(os.environ["WORLD_SIZE"]) if launched else ranks
     starters = dict.fromkeys(roles(), "trainer 0" if launched else "this command")
     starter = "the launcher" if launched else "this command"
     if by_role:
-        split = split_of(config, size)
-        size = split.num_trainers
+        job = shared(training_job(config, Path(), (), 1, Restarts()), size)
+        size = job.num_ranks
         starter = f"the launcher: {_ranks(range(size))}"
-        starters = {role: f"the launcher: {_ranks(split.ranks(role))}" for role in roles()}
+        by_command = {role.command: role for role in roles()}
+        first = size
+        for group in job.groups[1:]:
+            ranks_of_role = range(first, first + group.count)
+            starters[by_command[group.role]] = f"the launcher: {_ranks(ranks_of_role)}"
+            first = ranks_of_role.stop
     rows = [
         ("trainer", str(size), starter, _of_trainer(config, size)),
         *_beside(config, size, starters),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pibroch.cli.console import results
-from pibroch.cli.launch import die_with
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.process import num_processors, tune_process
 from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
@@ -292,18 +292,17 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
             " serve an export)"
         )
 
-    def announce(url: str) -> None:
-        results.print(f"{store.name}, version {store.current.version}, at {url}")
+    def ready(url: str) -> str:
+        return f"{store.name}, version {store.current.version}, at {url}"
 
     if workers == 1:
         show_as(f"server of {store.name}", "server")
-        run_server(store, options, announce)
+        run_server(store, options, lambda url: results.print(ready(url)))
         return
 
-    def work(place: WorkerPlace, shared_port: int) -> None:
+    def work(place: WorkerPlace, shared_port: int, say: Callable[[str], None]) -> None:
         import torch
 
-        die_with(launcher)
         show_as(
             f"serving worker {place.number} of {place.count} ({store.name})",
             f"worker {place.number}",
@@ -313,11 +312,10 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         run_server(
             store,
             replace(options, port=shared_port, shares_port=True),
-            announce,
+            lambda url: say(ready(url)),
             place.open_metrics(),
         )
 
-    launcher = os.getpid()
     show_as(f"launcher of {workers} serving workers ({store.name})", "launcher")
     run_workers(work, workers, options, results.print)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pibroch.cli.console import console, leave_with, results
-from pibroch.cli.launch import (
+from pibroch.launch.child import (
     die_with_launcher,
     is_rank,
     redirect_output,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pibroch.train.run_directory import RunDirectory
 
 DEFAULT_RECIPE = "synthetic_small"
+DEFAULT_RESTARTS = 10
+"""Of several ranks."""
 logger = logging.getLogger(__name__)
 
 Recipe = Annotated[
@@ -67,6 +70,17 @@ Trace = Annotated[
     ),
 ]
 
+LauncherName = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        metavar="NAME",
+        help=(
+            "Who starts the run's processes: local (the default with --ranks), torchrun (as"
+            " --by-role), or an installed one."
+        ),
+    ),
+]
 ByRole = Annotated[
     bool,
     typer.Option(
@@ -116,6 +130,7 @@ def train(
     tensorboard: TensorBoard = False,
     ranks: Ranks = 1,
     trace: Trace = False,
+    launcher: LauncherName = None,
     by_role: ByRole = False,
     roles: Roles = False,
     restarts: Restarts = None,
@@ -130,31 +145,45 @@ def train(
     os.environ[RUN_NAME] = Path(recipe or (run_dir if resume else None) or DEFAULT_RECIPE).stem
     die_with_launcher()
     tune_process(is_alone=False if ranks > 1 else None)
+    from pibroch.launch.base import LOCAL, TORCHRUN, find_launcher
+
     begin = partial(_begin, recipe, changes, run_dir, resume)
+    train_here = partial(_join_and_train, resume=resume, tensorboard=tensorboard, trace=trace)
+    if launcher is None and (ranks > 1 or restarts):
+        launcher = LOCAL.name
     if by_role:
-        from pibroch.cli.by_role import as_trainer
-
-        with as_trainer(begin) as trainer:
-            if trainer is not None:
-                rendezvous, begun = trainer
-                _join_and_train(
-                    begin if begun is None else lambda: begun,
-                    resume,
-                    tensorboard,
-                    trace,
-                    rendezvous,
-                )
+        launcher = TORCHRUN.name
+    if launcher is None or (is_rank() and launcher != TORCHRUN.name):
+        configured = None if is_rank() else begin()  # before what takes seconds to import
+        train_here(begin if configured is None else lambda: configured)
         return
-    configured = None if is_rank() else begin()  # before what takes seconds to import
-    if configured is not None and (ranks > 1 or restarts):
-        from pibroch.cli.supervise import DEFAULT_RESTARTS, supervise
+    from pibroch.launch.job import Restarts
+    from pibroch.train.job import TrainingRun
 
+    if launcher != TORCHRUN.name:
         show_launcher(ranks, "trainer")
-        restarts = DEFAULT_RESTARTS if restarts is None else restarts
-        main = context.find_root().obj
-        code = supervise(ranks, configured[1], restarts, least_ranks, main)
-        raise typer.Exit(code)
-    _join_and_train(begin if configured is None else lambda: configured, resume, tensorboard, trace)
+    restarts = DEFAULT_RESTARTS if restarts is None else restarts
+    code = (
+        find_launcher(launcher, may_import=True)
+        .build()
+        .run(
+            TrainingRun(
+                begin,
+                train_here,
+                sys.argv[1:],
+                ranks,
+                Restarts(restarts),
+                least_ranks,
+                _say,
+                context.find_root().obj,
+            )
+        )
+    )
+    raise typer.Exit(code)
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_roles(
@@ -176,7 +205,6 @@ def _join_and_train(
     resume: bool,
     tensorboard: bool,
     trace: bool,
-    rendezvous: str | None = None,
 ) -> None:
     """What a rank does once it knows that it is one."""
     from pibroch.collectives.world import world_of_environment
@@ -188,7 +216,7 @@ def _join_and_train(
         config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)
         run = RunDirectory(folder, world.ranks.rank)
         dataset = _open(config, run, world, resume)
-        _train(config, dataset, run, world, tensorboard, trace, rendezvous)
+        _train(config, dataset, run, world, tensorboard, trace)
 
 
 def _train(
@@ -198,7 +226,6 @@ def _train(
     world: World,
     tensorboard: bool,
     trace: bool,
-    rendezvous: str | None,
 ) -> None:
     """What every rank does; rank 0 shows it."""
     from pibroch.train.run import run_training
@@ -215,7 +242,6 @@ def _train(
         lambda total_steps: _sink(run, total_steps, tensorboard),
         world,
         trace,
-        rendezvous,
     )
     if not world.is_first:
         return

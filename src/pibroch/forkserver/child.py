@@ -9,18 +9,14 @@ import atexit
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from pibroch.title import set_name
-
-_POLL_S = 0.002
 
 
 class ForkedProcess:
@@ -41,27 +37,10 @@ class ForkedProcess:
             self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
         return self._exit_code
 
-    def wait(self, timeout: float) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: when it runs on.
-        """
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(_POLL_S)
-        return code
-
     def send_signal(self, number: int) -> None:
         """Send a signal, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,42 +17,6 @@ MAX_BYTES = 1 << 17
 MAX_DESCRIPTORS = 4
 
 
-class StartProcess(msgspec.Struct, tag=True):
-    """Fork a process; it ends with the one that asks. Answered by :class:`Started`.
-
-    Attributes:
-        arguments: of ``pibroch``.
-        environment: all variables.
-        log: a file, to the end of which standard error goes.
-    """
-
-    arguments: list[str]
-    environment: dict[str, str]
-    log: str
-
-
-class Started(msgspec.Struct, tag=True):
-    """Descriptors beside it: where its standard input is written, and its output read."""
-
-    pid: int
-
-
-class Signal(msgspec.Struct, tag=True):
-    """Send a signal, 0 for none, to a process that the asking one has started.
-
-    Answered by :class:`ExitState`.
-    """
-
-    pid: int
-    number: int
-
-
-class ExitState(msgspec.Struct, tag=True):
-    """The exit code, negative for a signal; ``None`` while it runs."""
-
-    exit_code: int | None
-
-
 class Keep(msgspec.Struct, tag=True):
     """Memory that stays when processes end. Answered by :class:`KeptDescriptor`.
 
@@ -87,13 +51,14 @@ class Loaded(msgspec.Struct, tag=True):
     modules: list[str]
 
 
-Request = StartProcess | Signal | Keep | Loaded
-Answer = Started | ExitState | KeptDescriptor
+Request = Keep | Loaded
 _REQUESTS = msgspec.json.Decoder(Request)
-_ANSWERS = msgspec.json.Decoder(Answer)
+_ANSWERS = msgspec.json.Decoder(KeptDescriptor)
 
 
-def send(link: socket.socket, message: Request | Answer, descriptors: Sequence[int] = ()) -> None:
+def send(
+    link: socket.socket, message: Request | KeptDescriptor, descriptors: Sequence[int] = ()
+) -> None:
     """Send a message.
 
     Raises:
@@ -108,7 +73,7 @@ def receive_request(link: socket.socket) -> Request | None:
     return _REQUESTS.decode(content) if content else None
 
 
-def receive_answer(link: socket.socket) -> tuple[Answer, list[int]]:
+def receive_answer(link: socket.socket) -> tuple[KeptDescriptor, list[int]]:
     """The answer to what was asked, and its descriptors.
 
     Raises:

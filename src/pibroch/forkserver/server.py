@@ -2,8 +2,8 @@
 
 It has no thread but its own.
 
-What children ask for (other processes, memory that outlives them) is done between two looks at
-whether they still run.
+What children ask for, memory that outlives them, is done between two looks at whether they still
+run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import importlib
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -26,34 +25,14 @@ import msgspec
 
 from pibroch.forkserver.child import ChildPlan, ForkedProcess, fork
 from pibroch.forkserver.link import adopt
-from pibroch.forkserver.messages import (
-    ExitState,
-    Keep,
-    KeptDescriptor,
-    Loaded,
-    Request,
-    Signal,
-    Started,
-    StartProcess,
-    receive_request,
-    send,
-)
-from pibroch.title import name_of_role
+from pibroch.forkserver.messages import Keep, KeptDescriptor, Loaded, receive_request, send
 
 logger = logging.getLogger(__name__)
-_DEV_NULL = os.devnull
 
 
 def can_fork() -> bool:
     """Whether processes of pibroch may be forked here: only Linux has all that is needed."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
-
-
-@dataclass(slots=True)
-class _Child:
-    process: ForkedProcess
-    link: socket.socket | None
-    started: dict[int, _Child] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +57,7 @@ class ForkServer:
     ) -> None:
         self._program = program
         self._prepare = prepare
-        self._children: list[_Child] = []
+        self._links: list[socket.socket] = []
         self._memories: dict[str, _Memory] = {}
         self._idle: Iterator[None] = iter(())
 
@@ -86,8 +65,8 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in list(self._children):
-            self._let_go(child)
+        for link in list(self._links):
+            self._let_go(link)
         self.forget()
 
     def forget(self) -> None:
@@ -116,16 +95,42 @@ class ForkServer:
         yield from self._prepare()
 
     def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], name: str
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        name: str,
+        log: int | None = None,
     ) -> ForkedProcess:
-        """A child with this process's output and no input, which may ask this server for things."""
-        nothing = os.open(_DEV_NULL, os.O_RDONLY)
+        """A child without input, which may ask this server for things.
+
+        Args:
+            arguments: of the program.
+            environment: all variables.
+            name: under which ``ps`` shows it.
+            log: descriptor of a file for its output, and then signals of the terminal pass it by;
+                this process's output when absent.
+        """
+        # where no memory can be kept, nothing is asked
+        kind = socket.SOCK_SEQPACKET if can_fork() else socket.SOCK_STREAM
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, kind)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        others = [link.fileno() for link in self._links]
+        memories = [memory.descriptor for memory in self._memories.values()]
+        plan = ChildPlan(
+            arguments,
+            environment,
+            name,
+            {0: nothing} if log is None else {0: nothing, 1: log, 2: log},
+            (*others, *memories, own_end.fileno()),
+            leads_session=log is not None,
+        )
         try:
-            child = self._fork(arguments, environment, name, {0: nothing})
+            process = fork(plan, partial(_linked, child_end.fileno(), self._program))
         finally:
+            child_end.close()
             os.close(nothing)
-        self._children.append(child)
-        return child.process
+        self._links.append(own_end)
+        return process
 
     def serve(self, seconds: float) -> None:
         """Do what is asked for in the next so many seconds.
@@ -134,71 +139,32 @@ class ForkServer:
         """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            links = {child.link: child for child in self._all() if child.link is not None}
-            if not links:
+            if not self._links:
                 time.sleep(left)
                 return
-            ready, _, _ = select.select(list(links), [], [], left)
+            ready, _, _ = select.select(self._links, [], [], left)
             for link in ready:
-                self._answer(links[link])
+                self._answer(link)
             if not ready:
                 next(self._idle, None)
 
-    def _all(self) -> list[_Child]:
-        return [each for child in self._children for each in (child, *child.started.values())]
-
-    def _answer(self, child: _Child) -> None:
-        if child.link is None:  # one that was answered before it has ended, and this one with it
-            return
+    def _answer(self, link: socket.socket) -> None:
         try:
-            request = receive_request(child.link)
-            if request is None:
-                self._let_go(child)
-            else:
-                self._do(child, child.link, request)
+            match receive_request(link):
+                case None:
+                    self._let_go(link)
+                case Keep() as request:
+                    self._keep(link, request)
+                case Loaded(modules):
+                    self._idle = self._load([name for name in modules if name not in sys.modules])
         except (OSError, msgspec.DecodeError) as error:
-            logger.debug("process %d: %s", child.process.pid, error)
-            self._let_go(child)
+            logger.debug("a child: %s", error)
+            self._let_go(link)
 
-    def _let_go(self, child: _Child) -> None:
-        """It has ended, or has nothing more to say: what it has started ends, too."""
-        if child.link is not None:
-            child.link.close()
-            child.link = None
-        for other in child.started.values():
-            other.process.kill()
-            self._let_go(other)
-        if child in self._children:
-            self._children.remove(child)
-
-    def _do(self, child: _Child, link: socket.socket, request: Request) -> None:
-        match request:
-            case StartProcess():
-                self._start(child, link, request)
-            case Signal(pid, number):
-                process = child.started[pid].process if pid in child.started else None
-                if process is not None and number:
-                    process.send_signal(number)
-                send(link, ExitState(signal.SIGKILL if process is None else process.poll()))
-            case Keep():
-                self._keep(link, request)
-            case Loaded(modules):
-                self._idle = self._load([name for name in modules if name not in sys.modules])
-
-    def _start(self, child: _Child, link: socket.socket, request: StartProcess) -> None:
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
-        log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            streams = {0: theirs_in, 1: theirs_out, 2: log}
-            arguments = request.arguments
-            name = name_of_role(arguments[0], arguments[arguments.index("--number") + 1])
-            started = self._fork(arguments, request.environment, name, streams, (ours_in, ours_out))
-            child.started[started.process.pid] = started
-            send(link, Started(started.process.pid), [ours_in, ours_out])
-        finally:
-            for descriptor in (theirs_in, ours_in, ours_out, theirs_out, log):
-                os.close(descriptor)
+    def _let_go(self, link: socket.socket) -> None:
+        """It has ended, or has nothing more to say."""
+        link.close()
+        self._links.remove(link)
 
     def _keep(self, link: socket.socket, request: Keep) -> None:
         memory = self._memories.get(request.key)
@@ -218,30 +184,6 @@ class ForkServer:
             send(link, KeptDescriptor(0, False, ""))
         else:
             send(link, KeptDescriptor(memory.num_bytes, is_new, memory.tag), [memory.descriptor])
-
-    def _fork(
-        self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        name: str,
-        streams: Mapping[int, int],
-        closed: Sequence[int] = (),
-    ) -> _Child:
-        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        others = [each.link.fileno() for each in self._all() if each.link is not None]
-        memories = [memory.descriptor for memory in self._memories.values()]
-        plan = ChildPlan(
-            arguments,
-            environment,
-            name,
-            streams,
-            (*closed, *others, *memories, own_end.fileno()),
-            leads_session=bool(closed),
-        )
-        try:
-            return _Child(fork(plan, partial(_linked, child_end.fileno(), self._program)), own_end)
-        finally:
-            child_end.close()
 
 
 def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pibroch.process import RENDEZVOUS
 
 TRAINER = "trainer"
+BEGUN = "config.toml"
+"""What rank 0 writes into the run's folder before others may write there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Group:
         environment: variables that they have besides the launcher's own.
         are_ranks: whether they form torch's group: they have the variables that torchrun sets, and
             the job is done when all have ended with 0. Others stay until they are stopped.
-        needs: roles whose number 0 has to listen at the job's rendezvous before these can start.
+        needs: roles whose number 0 must have begun, and listen where all meet, before these start.
         restarts: of one alone, while the others go on; when absent all start again.
         again: arguments that follow the others once the job was started before.
         logs: folder in the job's for what they say, a file for each number; without one they speak
@@ -77,7 +79,8 @@ class Place:
     Attributes:
         host: rank 0's, as all others reach it.
         port: where rank 0 opens torch's store.
-        rendezvous: ``tcp://host:port`` where ranks meet the others, opened by rank 0.
+        rendezvous: ``tcp://host:port`` where ranks meet the others, opened by rank 0, unless the
+            job names another.
     """
 
     host: str
@@ -94,12 +97,14 @@ class Job:
         folder: of the run, in which logs are.
         restarts: of all, when one is lost that cannot be started again alone.
         least_ranks: with how many to go on where more get no further; always all when absent.
+        rendezvous: where those are met that run elsewhere already, and with them all.
     """
 
     groups: tuple[Group, ...]
     folder: str | None = None
     restarts: Restarts = Restarts()
     least_ranks: int | None = None
+    rendezvous: str | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -137,7 +142,7 @@ def variables(
     """
     result = dict(group.environment)
     if any(each.needs for each in job.groups):
-        result[RENDEZVOUS] = place.rendezvous
+        result[RENDEZVOUS] = job.rendezvous or place.rendezvous
     if group.are_ranks:
         here = ranks_here or range(job.num_ranks)
         result |= {

@@ -21,9 +21,17 @@ def wanted(config: RunConfig) -> dict[Role, int]:
     return {role: count for role in roles() if (count := role.count(config))}
 
 
-def rendezvous_of_roles(config: RunConfig) -> dict[Role, str | None]:
-    """Where processes of each role are met, as far as the recipe says that they run already."""
-    return {role: role.rendezvous_of(config) for role in roles()}
+def to_start(config: RunConfig) -> dict[Role, int]:
+    """Of these processes those that do not run already, as far as the recipe says."""
+    return {
+        role: count for role, count in wanted(config).items() if role.rendezvous_of(config) is None
+    }
+
+
+def met_at(config: RunConfig) -> str | None:
+    """Where all processes of a run meet, if its recipe says that one of them runs already."""
+    places = (role.rendezvous_of(config) for role in roles())
+    return next((place for place in places if place is not None), None)
 
 
 def groups_of(counts: Mapping[Role, int], threads: int | None = None) -> tuple[Group, ...]:

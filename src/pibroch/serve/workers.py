@@ -10,32 +10,35 @@ the kernel gives it.
 
 from __future__ import annotations
 
-import gc
 import logging
-import multiprocessing
 import os
-import selectors
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn, Self
 
 import numpy as np
 
 from pibroch.errors import ConfigError, PibrochError, TrainingError
+from pibroch.forkserver import ForkServer
+from pibroch.launch.child import die_with_launcher
+from pibroch.launch.job import Group, Job, Restarts
+from pibroch.launch.life import Life, place_here
 from pibroch.serve.prometheus import BEATS_AT, SIZE, ServerMetrics
 from pibroch.serve.server import ServerOptions, listen
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 600.0
-QUICK_END_S = 10.0
-MOST_QUICK_ENDS = 5
-_POLL_S = 0.2
+RESTARTS = Restarts(most=5, within_s=60.0, after_any_end=True)
+"""Of each worker, however it ended."""
 _KILL_S = 3.0
 _MOST_POLL_S = 1.0
 """A poll that took longer says that this process was stopped itself.
@@ -65,7 +68,7 @@ class WorkerPlace:
         )
 
 
-Work = Callable[[WorkerPlace, int], None]
+Work = Callable[[WorkerPlace, int, Callable[[str], None]], None]
 
 
 def run_workers(
@@ -79,8 +82,7 @@ def run_workers(
     no other thread.
 
     Args:
-        work: what a worker does, at its place and at this port; it says one line on standard output
-            when it answers.
+        work: what a worker does, at its place and at this port; it says one line when it answers.
         count: how many.
         options: as the workers have them.
         announce: told what the last worker said once all of them answer requests.
@@ -98,155 +100,145 @@ def run_workers(
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
-    gc.collect()
-    # the collector would write to each object, and workers would then have pages of their own
-    gc.freeze()
     with (
         tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
         listen(replace(options, shares_port=True)) as held,
+        Said() as said,
     ):
         metrics = Path(folder) / "metrics"
-        port = held.getsockname()[1]
         np.zeros((count, SIZE)).tofile(metrics)
-        places = [WorkerPlace(number, count, metrics) for number in range(count)]
-        workers = _Workers(work, places, port, options.worker_timeout_s)
-        try:
-            line_of_last = workers.start_all(asked_to_end)
-            if line_of_last is not None:
-                announce(line_of_last)
-                workers.watch(asked_to_end)
-        finally:
-            workers.end(options.drain_s + options.shutdown_s + _KILL_S)
-
-
-class _Worker:
-    """A forked process, and what it says on standard output."""
-
-    def __init__(self, work: Work, place: WorkerPlace, port: int, num_beats: float) -> None:
-        self.started_at = time.monotonic()
-        reading, writing = os.pipe()
-        self.process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(work, place, port, writing)
+        port = held.getsockname()[1]
+        program = partial(_be_worker, work, WorkerPlace(0, count, metrics), port, said.say)
+        workers = Group("worker", "worker", count, ("serve",), is_numbered=True, restarts=RESTARTS)
+        watch = _Watch(count, metrics, options.worker_timeout_s, said, announce)
+        with (
+            ForkServer(program, lambda: iter(())) as server,
+            Life(
+                Job((workers,)), place_here(), server, on_restart=watch.refuse_until_ready
+            ) as life,
+        ):
+            try:
+                death = life.wait(lambda: asked_to_end.is_set() or watch.look(life))
+            finally:
+                life.end(options.drain_s + options.shutdown_s + _KILL_S)
+    if death is not None:
+        raise TrainingError(
+            f"workers that end again and again, the last with {death.how}",
+            "workers that go on",
+            "see what they said above",
         )
-        self.process.start()
-        os.close(writing)
-        self.stdout = os.fdopen(reading, "rb")
-        self._first_beats = self._num_beats = num_beats
-        self._silent_s = 0.0
 
-    def is_silent(self, num_beats: float, seconds: float, timeout_s: float) -> bool:
+
+def _be_worker(work: Work, place: WorkerPlace, port: int, say: Callable[[str], None]) -> NoReturn:
+    """In the worker: as a program of its own, which dies with the one that it was forked from."""
+    die_with_launcher()
+    number = int(sys.argv[-1])
+    try:
+        work(replace(place, number=number), port, say)
+    except PibrochError as error:
+        logger.error("worker %d: %s", number, error)
+        sys.exit(2)
+    sys.exit(0)
+
+
+class Said:
+    """Lines that workers say to the process that they were forked from, through a pipe."""
+
+    def __enter__(self) -> Self:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._rest = b""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def say(self, line: str) -> None:
+        """In a worker: say a line."""
+        os.write(self._writing, line.encode() + b"\n")
+
+    def lines(self) -> list[str]:
+        """Those that came since the last time."""
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._reading, 1 << 16)
+        *lines, self._rest = self._rest.split(b"\n")
+        return [line.decode() for line in lines]
+
+
+class _Watch:
+    """What is looked at beside whether workers run: that all have started, and that none hangs."""
+
+    def __init__(
+        self,
+        count: int,
+        metrics: Path,
+        timeout_s: float,
+        said: Said,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._beats = np.memmap(metrics, np.float64, "r", shape=(count, SIZE))[:, BEATS_AT]
+        self._timeout_s = timeout_s
+        self._said = said
+        self._announce = announce
+        self._num_starting = count
+        self._pulses: dict[int, _Pulse] = {}
+        self._started_at = self._looked_at = time.monotonic()
+
+    def refuse_until_ready(self, reason: str) -> None:
+        """Called when a worker is started again.
+
+        Raises:
+            TrainingError: when not all have started yet.
+        """
+        if self._num_starting > 0:
+            raise TrainingError(
+                f"a worker that did not start: {reason}", "all workers", "see what it said above"
+            )
+
+    def look(self, life: Life) -> bool:
+        """Announce when all answer, and kill what hangs; always ``False``: never over."""
+        now = time.monotonic()
+        seconds = min(now - self._looked_at, _MOST_POLL_S)
+        self._looked_at = now
+        for line in self._said.lines():
+            self._num_starting -= 1
+            if self._num_starting == 0:
+                self._announce(line)
+        if self._num_starting > 0 and now - self._started_at > START_TIMEOUT_S:
+            raise TrainingError(
+                f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers"
+            )
+        for number, beats in enumerate(self._beats):
+            process = life.process("worker", number)
+            if process is None:
+                continue
+            pulse = self._pulses.get(number)
+            if pulse is None or pulse.pid != process.pid:
+                pulse = self._pulses[number] = _Pulse(process.pid, beats, beats)
+            if pulse.is_silent(beats, seconds, self._timeout_s) and process.poll() is None:
+                logger.error("worker %d hangs and is killed", number)
+                process.send_signal(signal.SIGKILL)
+        return False
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """How often a worker's event loop has turned."""
+
+    pid: int
+    first: float
+    last: float
+    silent_s: float = 0.0
+
+    def is_silent(self, beats: float, seconds: float, timeout_s: float) -> bool:
         """Whether it has not beaten for too long.
 
         Args:
-            num_beats: how often it has by now.
+            beats: how often it has by now.
             seconds: since the last call.
             timeout_s: for the next beat to come; the first one may take as long as a start.
         """
-        self._silent_s = 0.0 if num_beats != self._num_beats else self._silent_s + seconds
-        self._num_beats = num_beats
-        has_begun = num_beats != self._first_beats
-        return self._silent_s > (timeout_s if has_begun else START_TIMEOUT_S)
-
-    def close(self) -> None:
-        self.stdout.close()
-        self.process.close()
-
-
-def _work(work: Work, place: WorkerPlace, port: int, writing: int) -> None:
-    """In the worker: as a program of its own, which dies with the one that it was forked from."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    os.dup2(writing, sys.stdout.fileno())
-    os.close(writing)
-    try:
-        work(place, port)
-    except PibrochError as error:
-        logger.error("worker %d: %s", place.number, error)
-        sys.exit(2)
-
-
-class _Workers:
-    def __init__(
-        self, work: Work, places: Sequence[WorkerPlace], port: int, timeout_s: float
-    ) -> None:
-        self._work = work
-        self._places = places
-        self._port = port
-        self._timeout_s = timeout_s
-        self._beats = np.memmap(places[0].metrics, np.float64, "r", shape=(len(places), SIZE))[
-            :, BEATS_AT
-        ]
-        self._workers: list[_Worker] = []
-        self._quick_ends = 0
-
-    def start_all(self, asked_to_end: threading.Event) -> str | None:
-        """Start them and wait until all answer.
-
-        What the last one said, ``None`` when asked to end before.
-        """
-        self._workers = [self._start(place) for place in self._places]
-        deadline = time.monotonic() + START_TIMEOUT_S
-        line_of_last = ""
-        with selectors.DefaultSelector() as waiting:
-            for worker in self._workers:
-                waiting.register(worker.stdout, selectors.EVENT_READ, worker.stdout)
-            while waiting.get_map():
-                if asked_to_end.is_set():
-                    return None
-                for key, _ in waiting.select(_POLL_S):
-                    line = key.data.readline().decode()
-                    waiting.unregister(key.fileobj)
-                    if not line:
-                        raise TrainingError(
-                            "a worker that did not start", "all workers", "see what it said above"
-                        )
-                    line_of_last = line.strip()
-                if time.monotonic() > deadline:
-                    raise TrainingError(
-                        f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers"
-                    )
-        return line_of_last
-
-    def watch(self, asked_to_end: threading.Event) -> None:
-        """Start anew what ends or hangs, until asked to end."""
-        polled_at = time.monotonic()
-        while not asked_to_end.wait(_POLL_S):
-            now = time.monotonic()
-            seconds = min(now - polled_at, _MOST_POLL_S)
-            polled_at = now
-            for number, worker in enumerate(self._workers):
-                if worker.process.is_alive():
-                    if not worker.is_silent(self._beats[number], seconds, self._timeout_s):
-                        continue
-                    logger.error("worker %d hangs and is killed", number)
-                    worker.process.kill()
-                    worker.process.join()
-                code = worker.process.exitcode
-                if time.monotonic() - worker.started_at < QUICK_END_S:
-                    self._quick_ends += 1
-                if self._quick_ends > MOST_QUICK_ENDS:
-                    raise TrainingError(
-                        f"workers that end again and again, the last with {code}",
-                        "workers that go on",
-                        "see what they said above",
-                    )
-                logger.error("worker %d ended with %s and is started again", number, code)
-                worker.close()
-                self._workers[number] = self._start(self._places[number])
-
-    def end(self, timeout_s: float) -> None:
-        """Ask all to end, wait, and kill those that do not."""
-        for worker in self._workers:
-            if worker.process.is_alive():
-                worker.process.terminate()
-        deadline = time.monotonic() + timeout_s
-        for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.is_alive():
-                logger.error("a worker did not end within %g s and is killed", timeout_s)
-                worker.process.kill()
-                worker.process.join()
-            worker.close()
-
-    def _start(self, place: WorkerPlace) -> _Worker:
-        return _Worker(self._work, place, self._port, self._beats[place.number])
+        self.silent_s = 0.0 if beats != self.last else self.silent_s + seconds
+        self.last = beats
+        return self.silent_s > (timeout_s if beats != self.first else START_TIMEOUT_S)

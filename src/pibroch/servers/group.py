@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pibroch.roles import EMBEDDING_SERVER, ORACLE, group, process
+from pibroch.launch import beside
+from pibroch.roles import EMBEDDING_SERVER, ORACLE, group
 from pibroch.roles.group import JOIN_TIMEOUT_S, leave
 from pibroch.servers import plan_service, server
 
@@ -84,15 +85,10 @@ def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = Fals
 
     Args:
         num_servers: how many.
-        logs: folder for what they say.
+        logs: folder for what they say, with one for each role.
         threads: of each one's kernels.
         with_oracle: whether a central oracle runs, too.
-
-    Raises:
-        TrainingError: when one does not start.
     """
-    shares = [process.Share(EMBEDDING_SERVER, num_servers, logs)]
-    if with_oracle:
-        shares.append(process.Share(ORACLE, 1, logs / ORACLE.folder))
-    with process.started(shares, threads) as rendezvous:
+    counts = {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}
+    with beside.started(counts, logs, threads) as rendezvous:
         yield rendezvous

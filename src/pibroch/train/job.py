@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from pibroch.config import RunConfig
 from pibroch.launch.job import TRAINER, Group, Job, Restarts
-from pibroch.launch.roles import groups_of, rendezvous_of_roles, wanted
+from pibroch.launch.roles import groups_of, met_at, to_start
+from pibroch.process import threads_of_rank
+from pibroch.train.run_directory import RunDirectory
+
+Begin = Callable[[], tuple[RunConfig, Path]]
+"""Gives the configuration and the folder of a run that begins or goes on."""
 
 
 def training_job(
@@ -19,10 +25,7 @@ def training_job(
     least_ranks: int | None = None,
     threads_beside: int | None = None,
 ) -> Job:
-    """The processes of a run.
-
-    Where its recipe says that some of them run elsewhere already, ranks alone: rank 0 then starts
-    those of the others that do not.
+    """The processes of a run, but for those that run elsewhere already as its recipe says.
 
     Args:
         config: the resolved configuration.
@@ -41,6 +44,85 @@ def training_job(
         are_ranks=True,
         again=("--resume",),
     )
-    is_met = any(place is not None for place in rendezvous_of_roles(config).values())
-    beside = () if is_met else groups_of(wanted(config), threads_beside)
-    return Job((trainers, *beside), str(folder), restarts, least_ranks)
+    groups = (trainers, *groups_of(to_start(config), threads_beside))
+    return Job(groups, str(folder), restarts, least_ranks, met_at(config))
+
+
+class TrainingRun:
+    """A run that is to be launched, see :class:`pibroch.launch.base.Run`.
+
+    Args:
+        begin: gives the configuration and the folder, or says what is wrong with the input.
+        train: is a rank in this process, given ``begin``.
+        arguments: of ``pibroch``, with which each rank trains.
+        num_ranks: how many.
+        restarts: of all.
+        least_ranks: with how many to go on where more get no further.
+        say: tells the user.
+        program: what forked processes run, by ``sys.argv``.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        train: Callable[[Begin], None],
+        arguments: Sequence[str],
+        num_ranks: int,
+        restarts: Restarts,
+        least_ranks: int | None,
+        say: Callable[[str], None],
+        program: Callable[[], NoReturn] | None,
+    ) -> None:
+        self._begin = begin
+        self._train = train
+        self._arguments = arguments
+        self._num_ranks = num_ranks
+        self._restarts = restarts
+        self._least_ranks = least_ranks
+        self.say = say
+        self.program = program
+
+    def job(self, is_here: bool) -> Job:
+        """Its processes.
+
+        Args:
+            is_here: whether all share the processors of this machine.
+        """
+        config, folder = begun = self._begin()
+        self._begin = lambda: begun
+        self._directory = RunDirectory(folder)
+        num_processes = self._num_ranks + sum(to_start(config).values())
+        return training_job(
+            config,
+            folder,
+            self._arguments,
+            self._num_ranks,
+            self._restarts,
+            self._least_ranks,
+            threads_of_rank(num_processes) if is_here else None,
+        )
+
+    def be_rank(self) -> None:
+        """Be a rank in this process, to the end."""
+        self._train(self._begin)
+
+    def newest_step(self, kept: Callable[[int], list[bytes]] | None) -> int:
+        """Of its checkpoints and of what is kept in memory; 0 for none."""
+        return max(self._directory.newest_step(), 0 if kept is None else _kept_step(kept))
+
+    def note_restart(self, reason: str, from_step: int | None, pause_seconds: float = 0.0) -> None:
+        """Keep that something was lost and is started again."""
+        self._directory.note_restart(reason, from_step, pause_seconds)
+
+    def log_path(self, rank: int) -> Path:
+        """What a rank that is not the first says."""
+        return self._directory.log_path(rank)
+
+
+def _kept_step(kept: Callable[[int], list[bytes]]) -> int:
+    """Of the newest cut in memory from which all can go on, 0 for none."""
+    import numpy as np
+
+    from pibroch.embedding.kept_rows import HEAD_BYTES, newest_common, steps_in
+
+    return newest_common(steps_in(np.frombuffer(head, np.uint8)) for head in kept(HEAD_BYTES)) or 0

@@ -7,15 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 from pibroch.collectives.agreement import on_first, together
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.errors import ConfigError
-from pibroch.launch.roles import rendezvous_of_roles, wanted
-from pibroch.process import threads_of_rank
+from pibroch.launch.roles import met_at, to_start, wanted
+from pibroch.process import RENDEZVOUS, threads_of_rank
 from pibroch.roles import DATA_PROCESSOR, Role
+from pibroch.stores import tcp_store
 from pibroch.train.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,7 @@ class Helpers:
 
 
 @contextmanager
-def helper_processes(
-    config: RunConfig, world: World, run: RunDirectory, rendezvous: str | None = None
-) -> Iterator[Helpers]:
+def helper_processes(config: RunConfig, world: World, run: RunDirectory) -> Iterator[Helpers]:
     """Within, this rank is joined with the processes that the recipe asks for.
 
     Every rank enters it.
@@ -47,35 +51,31 @@ def helper_processes(
         config: asks for some, or for none.
         world: the ranks.
         run: keeps what the processes say that the run starts.
-        rendezvous: where a launcher's processes meet; then none are started here.
 
     Raises:
         ConfigError: for processes to be started by a run on several machines, or an address that
             cannot be used.
         TrainingError: when one does not come.
+        RuntimeError: torch's, when the rendezvous of a launcher cannot be opened.
     """
     roles = wanted(config)
     channel = world.control
     if not roles:
         yield Helpers()
         return
+    from pibroch.launch.beside import started
     from pibroch.roles.group import join, leave  # with all of RPC, which nobody else needs
-    from pibroch.roles.process import Share, started
 
-    places = rendezvous_of_roles(config)
-    own = {
-        role: count for role, count in roles.items() if rendezvous is None and places[role] is None
-    }
-    rendezvous = rendezvous or next((place for place in places.values() if place is not None), None)
-    opens_rendezvous = rendezvous is None and world.is_first
+    rendezvous = os.environ.get(RENDEZVOUS)  # of a launcher that starts all
+    own = {} if rendezvous else to_start(config)
+    elsewhere = met_at(config)
+    opens_rendezvous = elsewhere is None and world.is_first
+    place = _opened(rendezvous) if rendezvous is not None and opens_rendezvous else None
+    rendezvous = rendezvous or elsewhere
     with ExitStack() as stack:
         if own:
             threads = threads_of_rank(_local_ranks(world, own) + sum(own.values()))
-            shares = [
-                Share(role, count, run.path / role.folder, role.restarts)
-                for role, count in own.items()
-            ]
-            how = shares, threads, rendezvous, partial(run.note_restart, from_step=None)
+            how = own, run.path, threads, rendezvous, partial(run.note_restart, from_step=None)
             rendezvous = on_first(channel, lambda: stack.enter_context(started(*how)))
         assert rendezvous is not None, "given, or opened just now"
         names_by_role = together(
@@ -92,6 +92,13 @@ def helper_processes(
             not opens_rendezvous
         ):  # after a failure the place may be gone, and so is this process soon
             leave()
+    del place
+
+
+def _opened(rendezvous: str) -> TCPStore:
+    url = urlparse(rendezvous)
+    assert url.hostname is not None and url.port is not None, "a launcher says both"
+    return tcp_store(url.hostname, url.port, is_host=True)
 
 
 def _local_ranks(world: World, own: dict[Role, int]) -> int:

@@ -61,7 +61,6 @@ def run_training(
     make_sink: MakeSink,
     world: World | None = None,
     traces: bool = False,
-    rendezvous: str | None = None,
 ) -> RunResult:
     """Train in a run directory, and evaluate the best model.
 
@@ -74,8 +73,6 @@ def run_training(
         make_sink: given the number of steps, what shows progress; metrics are kept in any case.
         world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
-        rendezvous: where the processes beside the ranks meet that a launcher has started, see
-            :mod:`pibroch.roles.launched`.
 
     Raises:
         ConfigError: when ranks have other data, code, versions or settings than rank 0, or for
@@ -92,7 +89,7 @@ def run_training(
     check_splits(config, dataset)
     check_publishing(config, run)
     check_same_run(world.control, config, dataset)
-    with helper_processes(config, world, run, rendezvous) as helpers:
+    with helper_processes(config, world, run) as helpers:
         session = build_session(
             config,
             dataset,

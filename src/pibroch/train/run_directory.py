@@ -215,6 +215,12 @@ class RunDirectory:
         except OSError as error:
             logger.warning("%s is not kept in %s: %s", reason, self.path / RESTARTS, error.strerror)
 
+    def newest_step(self) -> int:
+        """Of the checkpoints, of those by time too; 0 for none."""
+        folders = [self.checkpoints_path.glob("step-*"), self.recovery_path.glob("step-*")]
+        names = [path.name.removeprefix("step-") for paths in folders for path in paths]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
     def note_ranks(self, ranks: int, step: int) -> None:
         """Keep how many ranks train.
 

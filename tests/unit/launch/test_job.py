@@ -61,7 +61,8 @@ def test_processes_learn_where_they_meet():
 
 def test_what_runs_elsewhere_is_not_of_the_job():
     job = job_of(*ALL_ROLES, "data.rendezvous=tcp://10.0.0.8:29700")
-    assert [group.role for group in job.groups] == ["trainer"]
+    assert [group.role for group in job.groups] == ["trainer", "embedding-server", "oracle"]
+    assert variables(job, job.groups[1], 0, PLACE)["PIBROCH_RENDEZVOUS"] == "tcp://10.0.0.8:29700"
 
 
 def test_fewer_ranks_are_another_job():

@@ -4,6 +4,7 @@ Its command, its count, its place and what it does.
 """
 
 import os
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -22,9 +23,11 @@ from pibroch.config.exchange import (
     register_exchange,
 )
 from pibroch.errors import ConfigError
-from pibroch.launch.roles import rendezvous_of_roles, wanted
+from pibroch.launch.job import Restarts
+from pibroch.launch.roles import to_start, wanted
+from pibroch.launch.torchrun import part, shared
 from pibroch.roles import Role, RoleOption, register_role, registry, roles
-from pibroch.roles.launched import RankSplit
+from pibroch.train.job import training_job
 
 ROLE = Role(
     title="score keeper",
@@ -61,9 +64,10 @@ def known(monkeypatch):
 
 
 def test_a_recipe_counts_it_and_it_has_ranks_behind_the_others(known):
-    assert wanted(known) == {ROLE: 3} and rendezvous_of_roles(known)[ROLE] is None
-    split = RankSplit.of(6, wanted(known))
-    assert split.num_trainers == 3 and split.part(4) == (ROLE, 1)
+    assert wanted(known) == to_start(known) == {ROLE: 3}
+    job = shared(training_job(known, Path("run"), ["train"], 1, Restarts()), 6)
+    group, number = part(job, 4)
+    assert job.num_ranks == 3 and (group.role, number) == ("score-keeper", 1)
 
 
 def test_it_is_described(known):
@@ -88,7 +92,7 @@ def test_it_has_a_command_with_its_own_option(known):
         "number": 2,
         "limit": 5,
     }
-    assert {"threads", "with_servers", "until_input_ends"} <= context.params.keys()
+    assert {"threads", "with_servers"} <= context.params.keys()
 
 
 @pytest.mark.parametrize("name", ["command", "worker", "block"])

@@ -1,0 +1,320 @@
+"""A job on this machine, from the start of its processes to their end.
+
+One of them that may be started again alone is; what else is lost ends this life of the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+from urllib.parse import urlparse
+
+from pibroch.forkserver import ForkServer
+from pibroch.launch.child import LOST, signal_of
+from pibroch.launch.job import BEGUN, Group, Job, Place, Restarts, variables
+from pibroch.launch.restarts import RestartBudget
+from pibroch.ports import free_port
+from pibroch.process import LAST_WORDS, LAUNCHER, RENDEZVOUS, threads_of_rank
+from pibroch.title import TITLE, name_of_role
+
+logger = logging.getLogger(__name__)
+STOP_S = 5.0
+"""How long processes may take to end when they are told to stop."""
+_POLL_S = 0.02
+_PROBE_S = 1.0
+_OF_ANOTHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", RENDEZVOUS, LAST_WORDS)
+"""Variables that a process has from its own launcher, or not at all."""
+
+
+class Process(Protocol):
+    """What a started and a forked process have in common."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; ``None`` while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that ended before its time.
+
+    Attributes:
+        group: its own.
+        number: in the group.
+        code: its exit code, negative for a signal.
+    """
+
+    group: Group
+    number: int
+    code: int
+
+    @property
+    def signal(self) -> str | None:
+        """The signal that ended it, or told it to end."""
+        return signal_of(self.code)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it, or one that it needs, was lost; else it failed, and would do so again."""
+        return self.signal is not None or self.code in (0, LOST)
+
+    @property
+    def exit_code(self) -> int:
+        """What a launcher ends with because of it."""
+        return 1 if self.code == LOST else self.code if self.code > 0 else 128 - self.code
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        return f"signal {self.signal}" if self.signal else f"exit code {self.code}"
+
+    def __str__(self) -> str:
+        return f"{self.group.title} {self.number} ended with {self.how}"
+
+
+@dataclass(slots=True)
+class _Member:
+    group: Group
+    number: int
+    budget: RestartBudget
+    process: Process | None = None
+    is_given_up: bool = False
+
+    def death(self) -> Death | None:
+        """How it ended, if it did before its time."""
+        code = None if self.process is None else self.process.poll()
+        if code is None or (code == 0 and self.group.are_ranks):
+            return None
+        return Death(self.group, self.number, code)
+
+
+def place_here() -> Place:
+    """A place on this machine, at ports that are free."""
+    return Place("127.0.0.1", free_port(), f"tcp://127.0.0.1:{free_port()}")
+
+
+class Life:
+    """Processes of a job. Leaving the ``with`` block ends those that still run.
+
+    Args:
+        job: which.
+        place: where they meet.
+        server: forks them, and does what they ask for while they are waited for; they are started
+            anew when absent.
+        is_again: whether they go on where others have been before.
+        words: a file for the reason of the first rank that ends because something was lost.
+        on_restart: is told of each that is started again alone.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        server: ForkServer | None = None,
+        is_again: bool = False,
+        words: Path | None = None,
+        on_restart: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._job = job
+        self._place = place
+        self._server = server
+        self._is_again = is_again
+        self._words = words
+        self._on_restart = on_restart
+        self._is_open = not job.num_ranks  # then whoever starts this has opened the rendezvous
+        self._members = [
+            _Member(group, number, RestartBudget(group.restarts or Restarts()))
+            for group in job.groups
+            for number in range(group.count)
+        ]
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_what_can()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def wait(self, is_over: Callable[[], bool] = lambda: False) -> Death | None:
+        """Wait until all ranks have ended, or something has.
+
+        The first death that ends this life; ``None`` for success.
+
+        Args:
+            is_over: asked now and then whether to wait any longer.
+        """
+        while not is_over():
+            self._pause(_POLL_S)
+            death = self.look()
+            if death is not None or (self._job.num_ranks and not self._running(ranks=True)):
+                return death
+        return None
+
+    def look(self) -> Death | None:
+        """Start what can be started, now or again. The death, if any, that ends this life."""
+        self._start_what_can()
+        members = [each for each in self._members if not each.is_given_up]
+        deaths = [(each, death) for each in members if (death := each.death()) is not None]
+        if any(self._has_finished(each) for each in members):  # others may hear of it first
+            deaths = [(each, death) for each, death in deaths if each.group.are_ranks]
+        fatal = [(each, death) for each, death in deaths if not _is_restarted(death)]
+        for each, death in [] if fatal else deaths:
+            if not self._restart(each, death):
+                each.is_given_up = True
+                fatal += [] if each.budget.restarts.or_without else [(each, death)]
+        if not fatal:
+            return None
+        # of those found at once one that a signal ended: others end because of it
+        member, death = min(fatal, key=lambda each: each[1].signal is None)
+        member.is_given_up = True
+        return death
+
+    def settle(self, seconds: float) -> list[Death]:
+        """After a death: let ranks say what they know of it and end; all who died until then."""
+        self._wait(seconds, ranks=True)
+        return [death for each in self._members if (death := each.death()) is not None]
+
+    def process(self, role: str, number: int) -> Process | None:
+        """The process of that name, if it was started."""
+        for each in self._members:
+            if (each.group.role, each.number) == (role, number):
+                return each.process
+        return None
+
+    def end(self, seconds: float = STOP_S) -> None:
+        """End what still runs: ask, wait for so long, and kill."""
+        self._signal(signal.SIGTERM)
+        self._wait(seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """End what still runs, at once: it hangs, or is stopped."""
+        self._signal(signal.SIGKILL)
+        self._wait(STOP_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._running():
+            process.send_signal(number)
+
+    def _running(self, ranks: bool = False) -> list[Process]:
+        return [
+            each.process
+            for each in self._members
+            if each.process is not None
+            and each.process.poll() is None
+            and (each.group.are_ranks or not ranks)
+        ]
+
+    def _has_finished(self, member: _Member) -> bool:
+        return member.group.are_ranks and member.process is not None and member.process.poll() == 0
+
+    def _wait(self, seconds: float, ranks: bool = False) -> None:
+        """For the end of all, for at most this long; what they ask for meanwhile is done."""
+        deadline = time.monotonic() + seconds
+        while self._running(ranks) and time.monotonic() < deadline:
+            self._pause(_POLL_S)
+
+    def _pause(self, seconds: float) -> None:
+        if self._server is None:
+            time.sleep(seconds)
+        else:
+            self._server.serve(seconds)
+
+    def _restart(self, member: _Member, death: Death) -> bool:
+        """Start one again, if it may be."""
+        if member.budget.pause(time.monotonic()) is None:
+            logger.warning("%s: its %d restarts are used up", death, member.budget.restarts.most)
+            return False
+        logger.warning("%s: it is started again", death)
+        member.process = self._start(member)
+        self._on_restart(str(death))
+        return True
+
+    def _start_what_can(self) -> None:
+        for each in self._members:
+            if each.process is None and (not each.group.needs or self._has_rendezvous()):
+                each.process = self._start(each)
+
+    def _has_rendezvous(self) -> bool:
+        if not self._is_open and (
+            self._job.folder is None or Path(self._job.folder, BEGUN).exists()
+        ):
+            self._is_open = _is_listening(self._job.rendezvous or self._place.rendezvous)
+        return self._is_open
+
+    def _start(self, member: _Member) -> Process:
+        group = member.group
+        arguments = group.arguments(member.number, self._is_again)
+        name = name_of_role(group.title if group.are_ranks else group.role, member.number)
+        with _log(self._job, group, member.number) as log:
+            if self._server is not None:
+                return self._server.fork(arguments, self._environment(member), name, log)
+            # a rank is this program once more, however it was started
+            own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+            return subprocess.Popen(
+                [sys.executable, *(own if group.are_ranks else ("-m", "pibroch")), *arguments],
+                env=self._environment(member),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=log is not None,
+            )
+
+    def _environment(self, member: _Member) -> dict[str, str]:
+        group = member.group
+        own = variables(self._job, group, member.number, self._place)
+        if group.is_numbered:
+            own[TITLE] = f"{group.title} {member.number} of {group.count}"
+        if group.are_ranks:
+            own["OMP_NUM_THREADS"] = os.environ.get(
+                "OMP_NUM_THREADS", str(threads_of_rank(self._job.num_ranks))
+            )
+            own |= {} if self._words is None else {LAST_WORDS: str(self._words)}
+        inherited = {name: text for name, text in os.environ.items() if name not in _OF_ANOTHER}
+        return {**inherited, **own, LAUNCHER: str(os.getpid())}
+
+
+def _is_restarted(death: Death) -> bool:
+    """Whether one is started again alone, while restarts are left."""
+    restarts = death.group.restarts
+    return restarts is not None and (death.is_loss or restarts.after_any_end)
+
+
+@contextmanager
+def _log(job: Job, group: Group, number: int) -> Iterator[int | None]:
+    """Where a process says what it has to say, opened; ``None`` for where its launcher does."""
+    if group.logs is None or job.folder is None:
+        yield None
+        return
+    path = Path(job.folder, group.logs, f"{number}.log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_listening(rendezvous: str) -> bool:
+    url = urlparse(rendezvous)
+    with socket.socket() as probe:
+        probe.settimeout(_PROBE_S)
+        return probe.connect_ex((url.hostname, url.port)) == 0
