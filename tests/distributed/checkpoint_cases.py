@@ -18,7 +18,7 @@ from pibroch.collectives import data_parallel
 from pibroch.collectives.agreement import on_first, together
 from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.models import build_model
 from pibroch.state import checkpoint
 from pibroch.state.checkpoint_folder import CheckpointFolder
@@ -161,7 +161,7 @@ def fail_to_save(channel, data, folder, how, bad_rank):
     run.train(2, 2)
     if channel.ranks.rank == bad_rank and how == "nan":
         view = run.session.embeddings.pieces()[-1]
-        row = np.flatnonzero(view.marks[FULL])[0]
+        row = np.flatnonzero(view.marks[SAVED])[0]
         kept = view.weights[row].copy()
         view.weights[row] = np.nan
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

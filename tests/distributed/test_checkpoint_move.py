@@ -128,7 +128,7 @@ def test_incremental_checkpoints_and_a_resumed_run_s_bytes(worlds, data, tmp_pat
     assert [manifest.increments for manifest in manifests] == [0, 1]
     shared = folder.path(4) / "tables" / "C4@0-of-2.safetensors"
     assert os.path.samefile(shared, folder.path(5) / "tables" / shared.name)
-    deltas = [file for file in manifests[1].files if "@delta" in file]
+    deltas = [file for file in manifests[1].files if "@step-" in file]
     assert deltas and all(manifests[1].files[file].size_bytes > 0 for file in deltas)
 
     for ranks, placement in ((1, "row_wise"), (3, "column_wise")):
@@ -153,7 +153,7 @@ def test_a_byte_flipped_in_any_file_is_found_and_named(worlds, data, tmp_path):
         "random",
         "C1@0-of-2.",
         "C2.",
-        "C4@1-of-2@delta",
+        "C4@step-",
     }
     assert all(any(path.name.startswith(kind) for path in files) for kind in kinds)
     for messages in worlds(2).run(

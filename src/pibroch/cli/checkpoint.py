@@ -56,8 +56,8 @@ def inspect_command(path: Source) -> None:
         state = ", ".join(f"{field}[{width}]" for field, width in saved.state.items())
         size = sum(manifest.files[part.file].size_bytes for part in saved.parts)
         whole = sum(not part.is_delta for part in saved.parts)
-        touched = len(saved.parts) - whole
-        parts = f"{whole} + {touched} touched" if touched else str(whole)
+        changed = len(saved.parts) - whole
+        parts = f"{whole} + {changed} changed" if changed else str(whole)
         table.add_row(
             name, f"{saved.num_rows:,}", str(saved.dim), state or "none", parts, decimal(size)
         )

@@ -30,7 +30,7 @@ class TrainConfig(Section):
         cut_every_seconds: interval of the cuts in memory, from which a run whose launcher starts it
             again goes on; chosen from what they cost when absent, 0 for none.
         full_checkpoint_every: every how many-th checkpoint is full; those between share the last
-            full one's files and add the rows touched since.
+            full one's files and add the rows that changed since.
         keep: newest checkpoints to keep, besides the best one.
         log_every: interval of progress and metrics records.
         replan_above: under a plan by rows, plan anew where it costs this many times what a fresh

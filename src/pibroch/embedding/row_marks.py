@@ -1,7 +1,7 @@
 """Which rows of a shard were updated, for each of those who want to know.
 
-An incremental checkpoint wants the rows since the last full one, a checkpoint beside training those
-since the one before, and so on: each has marks of its own, by name, which it alone clears.
+An incremental checkpoint wants the rows since the one before, a checkpoint beside training those
+since its own predecessor, and so on: each has marks of its own, by name, which it alone clears.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Ints
 
-FULL = "full"
-"""Rows since the last full checkpoint, see :class:`pibroch.train.checkpoint_folder`."""
+SAVED = "saved"
+"""Rows since the run's last own checkpoint, see :mod:`pibroch.state.checkpoint_folder`."""
 TIMED = "timed"
 """Since the last checkpoint beside training, see :mod:`pibroch.train.timed_checkpoints`."""
 PUBLISHED = "published"

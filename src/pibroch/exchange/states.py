@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.embedding import PieceView, SparseOptimizer, Table, TableGroup
+from pibroch.embedding import PieceView, Shard, SparseOptimizer, Table, TableGroup
 from pibroch.embedding.row_index import RowIndex
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
@@ -40,8 +40,12 @@ class TableStates(nn.Module):
 
         Views stay valid, but after a step call this again before you look at them.
         """
+        return [view for shard in self.shards() for view in shard.views()]
+
+    def shards(self) -> Sequence[Shard]:
+        """All rows that this process holds; waits for updates that are under way."""
         self.exchange.flush()
-        return [view for shard in self.exchange.shards for view in shard.views()]
+        return self.exchange.shards
 
     @property
     def learning_rate(self) -> float:

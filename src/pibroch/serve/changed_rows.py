@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,21 @@ def find_touched(
         return None
     touched = {}
     for name, table in manifest.tables.items():
-        ids = [np.empty(0, np.int64)]
-        widths = [np.empty(0, np.int64)]
+        by_columns: dict[tuple[int, int], list[Ints]] = {}
         for part in table.parts:
             if part.is_delta:
                 verify_file(folder, part.file, manifest.files[part.file])
                 with TensorFile(folder, part.file) as file:
-                    ids += [chunk.copy() for chunk in listed_ids(file, table.num_rows)]
-                widths.append(
-                    np.full(
-                        sum(map(len, ids)) - sum(map(len, widths)),
-                        part.columns[1] - part.columns[0],
-                    )
-                )
-        rows, places = np.unique(np.concatenate(ids), return_inverse=True)
-        if (np.bincount(places, np.concatenate(widths), len(rows)) != table.dim).any():
+                    ids = [chunk.copy() for chunk in listed_ids(file, table.num_rows)]
+                by_columns.setdefault(part.columns, []).extend(ids)
+        if any(left[1] > right[0] for left, right in pairwise(sorted(by_columns))):
+            return None
+        each = {columns: np.unique(np.concatenate(ids)) for columns, ids in by_columns.items()}
+        rows = np.unique(np.concatenate([np.empty(0, np.int64), *each.values()]))
+        columns_of_row = np.zeros(len(rows), np.int64)
+        for (first, after), own in each.items():
+            columns_of_row[np.searchsorted(rows, own)] += after - first
+        if (columns_of_row != table.dim).any():
             return None  # some columns of a row are in the full checkpoint alone
         touched[name] = rows
     return touched

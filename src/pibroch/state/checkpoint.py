@@ -4,17 +4,17 @@ Tensors are tables, dense weights, optimizer state and random state.
 
 ``step-00000123/``: ``manifest.json``, ``dense.safetensors``, ``dense_optimizer.safetensors``,
 ``random.safetensors``, ``tables/<name>.safetensors`` or, from several ranks,
-``tables/<name>@0-of-4.safetensors``; in an incremental one also ``...@delta.safetensors``; with
-averages ``dense_average.safetensors``. Every rank writes the parts of tables that it holds, rank 0
-the rest. Nothing in it depends on time or place: equal runs on as many ranks write equal bytes. Any
-number of ranks reads them. Programs of one's own (`program.py`) write the same, with files for
-their parts.
+``tables/<name>@0-of-4.safetensors``; in an incremental one also deltas, such as
+``tables/<name>@step-123-0-0.safetensors``; with averages ``dense_average.safetensors``. Every rank
+writes the parts of tables that it holds, rank 0 the rest. Nothing in it depends on time or place:
+equal runs on as many ranks write equal bytes. Any number of ranks reads them. Programs of one's own
+(`program.py`) write the same, with files for their parts.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from pydantic import TypeAdapter
 
 from pibroch.collectives import Channel
 from pibroch.collectives.agreement import on_first, together
+from pibroch.embedding import Shard
 from pibroch.errors import CheckpointError, StorageError
+from pibroch.state.deltas import Chain, chains, merge, write_deltas
 from pibroch.state.dense import (
     DenseState,
     gather_session,
@@ -43,7 +45,6 @@ from pibroch.state.tables import (
     SavedTable,
     check_tables_match,
     load_tables,
-    load_touched,
     part_names,
     save_tables,
     saved_tables,
@@ -51,33 +52,24 @@ from pibroch.state.tables import (
 from pibroch.state.trained import TablesOfRanks, Trained
 from pibroch.storage import flush_to_disk, give_name, link_or_copy, temporary_name
 
+LONGEST_CHAIN = 8
+"""Deltas of a table, one on the other, before they become one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A checkpoint on which an incremental one builds.
-
-    The session's touched rows are those since its last full one.
-    """
+    """A checkpoint on which an incremental one builds."""
 
     folder: Path
     manifest: Manifest
 
-    @property
-    def shared_files(self) -> list[str]:
-        """Files of the last full checkpoint, which the incremental one has in common with it."""
-        return [
-            part.file
-            for table in self.manifest.tables.values()
-            for part in table.parts
-            if not part.is_delta
-        ]
-
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What one rank wrote."""
+    """What one rank wrote: parts of rows, deltas that became one, and files besides."""
 
     parts: list[WrittenPart]
+    merged: list[WrittenPart]
     files: dict[str, FileDigest]
 
 
@@ -114,13 +106,9 @@ def content_of(session: Trained, progress: Progress, channel: Channel) -> Conten
 
 
 def save_checkpoint(
-    folder: Path,
-    embeddings: TablesOfRanks,
-    content: Content,
-    channel: Channel,
-    base: Base | None = None,
+    folder: Path, embeddings: TablesOfRanks, content: Content, channel: Channel
 ) -> Manifest:
-    """Write a checkpoint with all ranks at once; it is there whole or not at all.
+    """Write a checkpoint of all rows with all ranks at once; it is there whole or not at all.
 
     Blocks until it is on the disk.
 
@@ -129,8 +117,6 @@ def save_checkpoint(
         embeddings: pieces of tables are written by the rank that holds them.
         content: all else.
         channel: between the ranks.
-        base: link the whole tables of this one and write only touched rows; ``None`` for a full
-            checkpoint.
 
     Raises:
         StorageError: (on all ranks) when the disk refuses.
@@ -142,22 +128,89 @@ def save_checkpoint(
     own = [Extent.of(view.piece) for view in views if view.piece.is_primary]
     extents = TypeAdapter(list[list[Extent]]).validate_python(channel.gather(own))
     names = part_names([extent for rank in extents for extent in rank], shapes)
+
+    def write(temporary: Path) -> _Written:
+        return _Written(save_tables(temporary, views, names), [], {})
+
+    def manifest(written: Sequence[_Written]) -> Manifest:
+        parts = [part for rank in written for part in rank.parts]
+        return _manifest(content, shapes, parts, written, None)
+
+    return _save(folder, channel, content, write, manifest, None)
+
+
+def save_changes(
+    folder: Path,
+    embeddings: TablesOfRanks,
+    cuts: Sequence[Shard],
+    content: Content,
+    channel: Channel,
+    base: Base | None,
+) -> Manifest:
+    """As :func:`save_checkpoint`, of a base and the rows that changed since.
+
+    The base's files are linked, so that the folder is complete in itself. Where a table has had
+    :data:`LONGEST_CHAIN` deltas of every rank, they become one.
+
+    Args:
+        folder: as above.
+        embeddings: whose tables they are; nothing else is read of them.
+        cuts: the changed rows of this rank's shards, see :meth:`MemoryShard.cut`.
+        content: all else.
+        channel: between the ranks.
+        base: ``None`` for where the seed began; then only the run can go on from it.
+    """
+    rank = channel.ranks.rank
+    size = channel.ranks.world_size
+    step = content.about["progress"].step
+    shapes = saved_tables(embeddings.tables, embeddings.optimizers)
+    tables = {} if base is None else base.manifest.tables
+    long = [chain for chain in chains(tables) if len(chain.parts) >= LONGEST_CHAIN * size]
+
+    def write(temporary: Path) -> _Written:
+        views = [view for cut in cuts for view in cut.views()]
+        parts = write_deltas(temporary, f"step-{step}-{rank}", views)
+        merged = []
+        for number in range(rank, len(long), size):
+            assert base is not None, "that has them"
+            name = f"{FOLDER}/@merged-{step}-{number}.safetensors"
+            merged.append(merge(long[number], base.folder, temporary, name))
+        return _Written(parts, merged, {})
+
+    def manifest(written: Sequence[_Written]) -> Manifest:
+        merged = [part for each in written for part in each.merged]
+        parts = [part for each in written for part in each.parts]
+        return _manifest(content, shapes, [*merged, *parts], written, base, long)
+
+    return _save(folder, channel, content, write, manifest, base)
+
+
+def _save(
+    folder: Path,
+    channel: Channel,
+    content: Content,
+    write: Callable[[Path], _Written],
+    manifest_of: Callable[[Sequence[_Written]], Manifest],
+    base: Base | None,
+) -> Manifest:
+    """Have all ranks write their rows and rank 0 the rest, and give the whole its name."""
     temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
 
-    def write() -> dict[str, Any]:
+    def write_all() -> dict[str, Any]:
         with explained_refusal(folder):
             must_be_shared(temporary)
             files = save_dense(temporary, content.dense, content.unchecked)
-            parts = save_tables(temporary, views, names, only_touched=base is not None)
-            for file in [*files, *(written.part.file for written in parts)]:
+            written = replace(write(temporary), files=files)
+            parts = [each.part.file for each in written.parts + written.merged]
+            for file in [*files, *parts]:
                 flush_to_disk(temporary / file)
-            return asdict(_Written(parts, files))
+            return asdict(written)
 
     try:
         on_first(channel, lambda: begin_folder(temporary, folder))
-        written = TypeAdapter(list[_Written]).validate_python(together(channel, write))
-        manifest = _manifest(content, shapes, written, base)
-        shared = {} if base is None else {file: base.folder / file for file in base.shared_files}
+        written = TypeAdapter(list[_Written]).validate_python(together(channel, write_all))
+        manifest = manifest_of(written)
+        shared = {} if base is None else _shared(manifest, base)
         on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
     except BaseException:
         if channel.ranks.rank == 0:
@@ -198,7 +251,6 @@ def restore_checkpoint(
             session.fill_rows()
         _load_weights(folder, manifest, session)
         session.has_rows = True
-        load_touched(folder, manifest.tables, session.embeddings.pieces())
         load_dense_optimizer(tensors_in(folder), session)
 
     together(channel, load)
@@ -242,29 +294,39 @@ def must_be_shared(folder: Path, option: str = "--run-dir") -> None:
 def _manifest(
     content: Content,
     shapes: Mapping[str, SavedTable],
+    new: Sequence[WrittenPart],
     written: Sequence[_Written],
     base: Base | None,
+    merged: Sequence[Chain] = (),
 ) -> Manifest:
-    parts = [part for rank in written for part in rank.parts]
-    files = {name: digest for rank in written for name, digest in rank.files.items()}
-    files |= {} if base is None else {name: base.manifest.files[name] for name in base.shared_files}
-    files |= {part.part.file: part.digest for part in parts}
+    """The base's parts, but those that became one; then the new ones."""
+    left_out = {part.file for chain in merged for part in chain.parts}
     tables: dict[str, SavedTable] = {}
+    files = {name: digest for rank in written for name, digest in rank.files.items()}
     for name, shape in shapes.items():
-        whole = (
-            []
-            if base is None
-            else [part for part in base.manifest.tables[name].parts if not part.is_delta]
+        old = [] if base is None else base.manifest.tables[name].parts
+        kept = [part for part in old if part.file not in left_out]
+        tables[name] = replace(
+            shape, parts=(*kept, *(each.part for each in new if each.table == name))
         )
-        new = [part.part for part in parts if part.table == name]
-        tables[name] = replace(shape, parts=(*whole, *new))
+        files |= {part.file: base.manifest.files[part.file] for part in kept if base is not None}
+    files |= {each.part.file: each.digest for each in new}
+    is_whole = {part.file for table in tables.values() for part in table.parts if not part.is_delta}
     return Manifest(
         format_version=FORMAT_VERSION,
         increments=0 if base is None else base.manifest.increments + 1,
         tables=tables,
         files=files,
+        rests_on_seed=not is_whole or (base is not None and base.manifest.rests_on_seed),
         **content.about,
     )
+
+
+def _shared(manifest: Manifest, base: Base) -> dict[str, Path]:
+    """Files of the base's tables that the manifest still names, with their paths."""
+    names = {part.file for table in manifest.tables.values() for part in table.parts}
+    before = [part.file for table in base.manifest.tables.values() for part in table.parts]
+    return {file: base.folder / file for file in before if file in names}
 
 
 def finish_folder(

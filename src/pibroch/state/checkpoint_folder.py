@@ -11,21 +11,25 @@ from functools import partial
 from pathlib import Path
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.collectives.agreement import agreed, on_first
+from pibroch.collectives.agreement import agreed, on_first, together
 from pibroch.config import RunConfig
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
 from pibroch.state.checkpoint import (
     Base,
+    Content,
     content_of,
     restore_checkpoint,
     restore_weights,
+    save_changes,
     save_checkpoint,
 )
+from pibroch.state.cuts import cut_all
 from pibroch.state.files import explained_refusal
 from pibroch.state.manifest import MANIFEST, Manifest, Progress, read_manifest
 from pibroch.state.resumption import warn_of_settings
-from pibroch.state.trained import Trained
+from pibroch.state.tables import mark_changes
+from pibroch.state.trained import TablesOfRanks, Trained
 from pibroch.storage import remove_leftovers
 
 logger = logging.getLogger(__name__)
@@ -79,8 +83,8 @@ class CheckpointFolder:
     Args:
         folder: made when needed.
         keep: newest checkpoints to keep, besides the best one.
-        full_every: every how many-th checkpoint is full; the others hold only rows touched since
-            the last full one.
+        full_every: every how many-th checkpoint is full; the others hold only rows that changed
+            since the one before.
         channel: between the ranks of the run; one process when absent.
         beside: a folder of checkpoints that were written beside training, see
             :mod:`pibroch.train.timed_checkpoints`.
@@ -140,14 +144,27 @@ class CheckpointFolder:
         """
         path = self.path(progress.step)
         if not on_first(self.channel, path.exists):
-            base = self._next_base()
             content = content_of(session, progress, self.channel)
-            self._last = Base(
-                path, save_checkpoint(path, session.embeddings, content, self.channel, base)
-            )
-            if self.full_every > 1 and base is None:
-                session.embeddings.start_marks(FULL)
+            self._last = Base(path, self._write(path, session.embeddings, content))
         on_first(self.channel, lambda: self._tidy(progress.monitor.best_step))
+
+    def _write(self, path: Path, embeddings: TablesOfRanks, content: Content) -> Manifest:
+        """The rows that changed since the last one, or all of them."""
+        base = self._next_base()
+        cuts = None if base is None else cut_all(embeddings.shards(), SAVED, self.channel)
+        if cuts is None:
+            manifest = save_checkpoint(path, embeddings, content, self.channel)
+            if self.full_every > 1:
+                embeddings.start_marks(SAVED)
+            return manifest
+        is_saved = False
+        try:
+            manifest = save_changes(path, embeddings, cuts, content, self.channel, base)
+            is_saved = True
+        finally:
+            for shard in embeddings.shards():
+                shard.end_cut(SAVED, is_saved)
+        return manifest
 
     def resume(self, session: Trained) -> Progress:
         """Bring a session to the newest undamaged checkpoint, clean up after a killed run.
@@ -161,13 +178,24 @@ class CheckpointFolder:
             CheckpointError: (on all ranks) when all checkpoints are damaged, or one is of other
                 settings, tables or data.
         """
-        if self.full_every > 1:
-            session.embeddings.start_marks(FULL)
         self.resumed = self._restore_newest(session)
         progress = Progress() if self.resumed is None else self.resumed.manifest.progress
         self._last = self._base_at(progress.step)
+        if self.full_every > 1:
+            session.embeddings.start_marks(SAVED)
+            self._mark_since(self._last, session.embeddings)
         on_first(self.channel, lambda: self._prepare_resume(progress.monitor.best_step))
         return progress
+
+    def _mark_since(self, last: Base | None, embeddings: TablesOfRanks) -> None:
+        """Mark what a checkpoint beside training, on which the run goes on, has newer than ours."""
+        resumed = self.resumed
+        if resumed is None or last is None or resumed.folder == last.folder:
+            return
+        known = [part.file for table in last.manifest.tables.values() for part in table.parts]
+        views = embeddings.pieces()
+        tables = resumed.manifest.tables
+        together(self.channel, lambda: mark_changes(resumed.folder, tables, views, SAVED, known))
 
     def newest_step(self) -> int:
         """Of all checkpoints that the run can go on from, 0 for none; every rank calls it."""

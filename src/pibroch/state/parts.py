@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.piece import Piece, PieceView, RowArray
-from pibroch.embedding.row_marks import FULL
 from pibroch.embedding.row_set import (
     ListedRows,
     RowSet,
@@ -46,7 +45,7 @@ class SavedPart:
         columns: first and last + 1 of the weights' columns.
         rows: start, stop and step of the rows' ids; ``None`` when the file lists them, rising, as
             ``row_ids``.
-        is_delta: whether these are the rows that were touched since the last full checkpoint.
+        is_delta: whether these are rows that changed since the parts before were written.
     """
 
     file: str
@@ -83,33 +82,6 @@ def write_piece(folder: Path, file: str, view: PieceView) -> WrittenPart:
     return WrittenPart(piece.table.name, part, write_tensors(folder / file, streams))
 
 
-def write_touched(folder: Path, file: str, view: PieceView) -> WrittenPart | None:
-    """Write the touched rows of a piece with their ids; nothing when there are none.
-
-    Raises:
-        TrainingError: when a number is NaN or infinite.
-        OSError: when the disk refuses.
-    """
-    assert FULL in view.marks, (
-        "rows are tracked from the start of a run with incremental checkpoints"
-    )
-    touched: NDArray[np.bool_] = np.asarray(view.marks[FULL])
-    num_rows = int(np.count_nonzero(touched))
-    if num_rows == 0:
-        return None
-    piece = view.piece
-    tensors = {WEIGHT: view.weights, **view.state}
-    streams = {ROW_IDS: Stream(np.dtype(np.int64), (num_rows,), _touched_ids(piece, touched))}
-    for name, array in tensors.items():
-        streams[name] = Stream(
-            array.dtype, (num_rows, *array.shape[1:]), _touched_rows(array, touched)
-        )
-    digest = write_tensors(folder / file, streams)
-    return WrittenPart(
-        piece.table.name, SavedPart(file, _bounds(piece), None, is_delta=True), digest
-    )
-
-
 def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: PieceView) -> None:
     """Fill what a piece and a part have in common.
 
@@ -144,12 +116,12 @@ def read_part(folder: Path, part: SavedPart, by_columns: Collection[str], view: 
                 target[rows, target_columns] = chunk[:, source_columns]
 
 
-def mark_touched(folder: Path, part: SavedPart, view: PieceView) -> None:
-    """Mark the rows of a piece that a part of touched rows lists."""
-    if part.is_delta and FULL in view.marks and common(range(*part.columns), view.piece.columns):
+def mark_listed(folder: Path, part: SavedPart, view: PieceView, name: str) -> None:
+    """Mark the rows of a piece that a delta lists, under a name."""
+    if common(range(*part.columns), view.piece.columns):
         with TensorFile(folder, part.file) as file:
             for rows, _ in _wanted_rows(file, ROW_IDS, part, view.piece):
-                view.marks[FULL][rows] = True
+                view.marks[name][rows] = True
 
 
 def _may_meet(part: range, wanted: RowSet) -> bool:
@@ -239,16 +211,3 @@ def _check_tensor(file: TensorFile, name: str, part: SavedPart, width: int) -> N
 
 def _bounds(piece: Piece) -> tuple[int, int]:
     return piece.columns.start, piece.columns.stop
-
-
-def _touched_ids(piece: Piece, touched: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(touched), ROWS_PER_SEARCH):
-        mask = touched[start : start + ROWS_PER_SEARCH]
-        yield ids_of(piece.rows, slice(start, start + ROWS_PER_SEARCH))[mask]
-
-
-def _touched_rows(array: RowArray, touched: NDArray[np.bool_]) -> Iterator[Array]:
-    rows_per_chunk = rows_that_fit(array.itemsize * math.prod(array.shape[1:]))
-    for start in range(0, len(touched), rows_per_chunk):
-        chunk = slice(start, start + rows_per_chunk)
-        yield array[chunk][touched[chunk]]

@@ -6,7 +6,7 @@ A checkpoint knows nothing of plans, shards or ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,7 +19,6 @@ from pibroch.embedding.initializers import Zeros
 from pibroch.embedding.optimizers import SGD
 from pibroch.embedding.piece import Piece, PieceView
 from pibroch.embedding.row_index import Identity
-from pibroch.embedding.row_marks import FULL
 from pibroch.embedding.row_set import ListedRows
 from pibroch.embedding.rows import read_rows
 from pibroch.embedding.shard import MemoryShard
@@ -29,10 +28,9 @@ from pibroch.state.parts import (
     WEIGHT,
     SavedPart,
     WrittenPart,
-    mark_touched,
+    mark_listed,
     read_part,
     write_piece,
-    write_touched,
 )
 
 FOLDER = "tables"
@@ -163,11 +161,7 @@ def part_names(extents: Iterable[Extent], tables: Mapping[str, SavedTable]) -> d
 
 
 def save_tables(
-    folder: Path,
-    views: Sequence[PieceView],
-    names: Mapping[Extent, str],
-    *,
-    only_touched: bool = False,
+    folder: Path, views: Sequence[PieceView], names: Mapping[Extent, str]
 ) -> list[WrittenPart]:
     """Write this process's primary pieces into the checkpoint ``folder``, a file each.
 
@@ -175,24 +169,17 @@ def save_tables(
         folder: exists.
         views: the pieces that are here.
         names: of the parts, see :func:`part_names`.
-        only_touched: write the rows updated since the last full one, as ``<name>@delta``; nothing
-            where there are none.
 
     Raises:
         TrainingError: when a number is NaN or infinite.
         OSError: when the disk refuses.
     """
     (folder / FOLDER).mkdir(exist_ok=True)
-    written = []
-    for view in views:
-        if not view.piece.is_primary:
-            continue
-        name = f"{FOLDER}/{names[Extent.of(view.piece)]}"
-        if only_touched:
-            written.append(write_touched(folder, f"{name}@delta.safetensors", view))
-        else:
-            written.append(write_piece(folder, f"{name}.safetensors", view))
-    return [part for part in written if part is not None]
+    return [
+        write_piece(folder, f"{FOLDER}/{names[Extent.of(view.piece)]}.safetensors", view)
+        for view in views
+        if view.piece.is_primary
+    ]
 
 
 def load_tables(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
@@ -248,13 +235,27 @@ def load_averages(
             view.weights[start : start + rows_at_once] = averages
 
 
-def load_touched(folder: Path, saved: Mapping[str, SavedTable], views: Sequence[PieceView]) -> None:
-    """Mark exactly the rows that an incremental checkpoint has anew, none for a full one."""
+def mark_changes(
+    folder: Path,
+    saved: Mapping[str, SavedTable],
+    views: Sequence[PieceView],
+    name: str,
+    known: Collection[str] = (),
+) -> None:
+    """Under a name, mark exactly the rows that a checkpoint's deltas list.
+
+    Args:
+        folder: the checkpoint.
+        saved: its tables.
+        views: whose rows are marked.
+        name: of the marks.
+        known: files of deltas that do not count.
+    """
     for view in views:
-        if FULL in view.marks:
-            view.marks[FULL][:] = False
+        view.marks[name][:] = False
         for part in saved[view.piece.table.name].parts:
-            mark_touched(folder, part, view)
+            if part.is_delta and part.file not in known:
+                mark_listed(folder, part, view, name)
 
 
 def check_tables_match(

@@ -5,7 +5,7 @@ Protocols, so that nothing of exchanges or of training is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch import nn
 from pibroch.collectives import Channel, Ranks
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
-from pibroch.embedding import PieceView, SparseOptimizer, Table
+from pibroch.embedding import PieceView, Shard, SparseOptimizer, Table
 from pibroch.embedding.row_index import RowIndex
 
 
@@ -57,6 +57,9 @@ class TablesOfRanks(Protocol):
     @property
     def row_indices(self) -> dict[str, RowIndex]:
         """By table name, from its ids to its rows."""
+
+    def shards(self) -> Sequence[Shard]:
+        """All rows that this process holds, as they are after the last step."""
 
     def pieces(self) -> list[PieceView]:
         """The parts of the tables that this process holds."""

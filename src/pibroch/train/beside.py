@@ -21,6 +21,7 @@ from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
 from pibroch.errors import StorageError
 from pibroch.observability.trace import span
+from pibroch.state.cuts import cut_all
 from pibroch.state.manifest import Progress
 from pibroch.train.pace import Pace
 
@@ -156,13 +157,8 @@ class BesideTraining(Generic[Copied, Written]):
         if self._sink.wants_all:
             for shard in shards:
                 shard.mark_all(marks)
-        cuts = [shard.cut(marks) for shard in shards]
-        copies = [cut for cut in cuts if cut is not None]
-        is_copied = all(self._control.gather(len(copies) == len(cuts)))
-        if not is_copied:
-            for shard, cut in zip(shards, cuts, strict=True):
-                if cut is not None:
-                    shard.end_cut(marks, is_saved=False)
+        copies = cut_all(shards, marks, self._control)
+        if copies is None:
             if not self._sink.wants_all:
                 self._warn(progress.step, "no memory for its rows")
                 return
@@ -172,9 +168,9 @@ class BesideTraining(Generic[Copied, Written]):
             self._thread = TaskThread(f"pibroch-{marks}")
             self._channel = self._session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         self.count += 1
-        rows = copies if is_copied else list(shards)
+        rows = shards if copies is None else copies
         self._writing = self._thread.submit(partial(self._write, rows, copied, progress.step))
-        if not is_copied:
+        if copies is None:
             self.drain()
             for shard in () if self._sink.wants_all else shards:
                 shard.start_marks(marks)

@@ -33,7 +33,7 @@ from pibroch.state.dense import load_row_indices, row_indices_state, tensors_in
 from pibroch.state.files import CHECKPOINT, explained_refusal
 from pibroch.state.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
 from pibroch.state.optimizer_state import is_alike
-from pibroch.state.tables import load_tables, load_touched
+from pibroch.state.tables import load_tables
 from pibroch.state.values import decode, encode
 from pibroch.storage import remove_leftovers
 from pibroch.train.program_state import (
@@ -253,7 +253,6 @@ def _fill_rows(folder: Path, manifest: Manifest, embeddings: Embeddings, row_sta
         load_row_indices(tensors_in(folder), embeddings)
         if row_state:
             load_tables(folder, manifest.tables, views)
-            load_touched(folder, manifest.tables, views)
         else:
             load_tables(folder, manifest.tables, [replace(view, state={}) for view in views])
             for view in views:

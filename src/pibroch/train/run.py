@@ -18,7 +18,7 @@ from pibroch.collectives.agreement import on_first
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
@@ -177,7 +177,7 @@ def _go_on(
         cuts.begin(progress, timed.base_step)
         return progress, Saver(checkpoints, timed, cuts, publishing)
     if settings.full_checkpoint_every > 1:
-        session.embeddings.start_marks(FULL)
+        session.embeddings.start_marks(SAVED)
     state = cuts.state_of(step)
     base = checkpoints.newest_before(step)
     timed = TimedCheckpoints(run.recovery_path, seconds, session, base)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import pibroch as pb
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.errors import ConfigError, DataError
 
 ROWS = 50
@@ -62,7 +62,7 @@ def test_weights_arrive_in_their_rows(tmp_path, monkeypatch, case):
     sources(tmp_path)
     embeddings = make(average=0.9)
     before = {name: embeddings.shard.weights(name).copy() for name in ("other", "user")}
-    embeddings.start_marks(FULL)
+    embeddings.start_marks(SAVED)
     embeddings.start_marks("other")
     source, options = CASES[case](tmp_path)
     embeddings.load_weights("user", source, **options)
@@ -77,7 +77,7 @@ def test_weights_arrive_in_their_rows(tmp_path, monkeypatch, case):
     (other, user) = embeddings.pieces()
     assert np.array_equal(user.weights, expected)
     assert np.array_equal(user.state["average"], expected)
-    assert np.array_equal(other.weights, before["other"]) and not other.marks[FULL].any()
+    assert np.array_equal(other.weights, before["other"]) and not other.marks[SAVED].any()
     for marks in user.marks.values():
         assert marks.sum() == (len(IDS) if case in ("some", "ids") else ROWS)
 

@@ -115,7 +115,7 @@ def test_training_says_which_rows_changed(steps, batch, tmp_path):
         expected[step] = logits(tmp_path / f"whole{step}", batch)
         checkpoint = shutil.copytree(steps[step], tmp_path / f"copy{step}")
         for file in checkpoint.glob("tables/*"):
-            if "@delta" not in file.name:
+            if "@step-" not in file.name:
                 file.write_bytes(b"\0" * file.stat().st_size)
         counts.append(export_delta(checkpoint, tmp_path / "1", tmp_path / f"{step}").num_rows)
         assert torch.equal(logits(tmp_path / f"{step}", batch), expected[step])

@@ -5,17 +5,18 @@ import pytest
 
 from pibroch.config.exchange import PLACEMENTS
 from pibroch.embedding import SGD, Adam, MemoryShard, RowWiseAdagrad, RowWiseAdam, Table
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import CheckpointError
 from pibroch.planner import Plan
+from pibroch.state.deltas import write_deltas
 from pibroch.state.files import verify_file
 from pibroch.state.tables import (
     Extent,
     SavedTable,
     check_tables_match,
     load_tables,
-    load_touched,
+    mark_changes,
     part_names,
     save_tables,
     saved_tables,
@@ -31,8 +32,8 @@ OPTIMIZERS = {
 }
 
 
-def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
-    """The views of each rank of a plan, of shards of each width of columns."""
+def shards_by_rank(plan, optimizer, tables=TABLES, dtype="float32"):
+    """Of each rank of a plan, a shard of each width of columns."""
     ranks = []
     for rank in range(plan.num_shards):
         pieces = [piece for table in tables for shard, piece in plan.pieces(table) if shard == rank]
@@ -43,17 +44,26 @@ def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
             for same, width in zip(by_width, widths, strict=True)
         ]
         for shard in shards:
-            shard.start_marks(FULL)
-        ranks.append([view for shard in shards for view in shard.views()])
+            shard.start_marks(SAVED)
+        ranks.append(shards)
     return ranks
+
+
+def views_of(shards):
+    return [view for shard in shards for view in shard.views()]
+
+
+def shards_of(plan, optimizer, tables=TABLES, dtype="float32"):
+    """The views of each rank of a plan, of shards of each width of columns."""
+    return [views_of(shards) for shards in shards_by_rank(plan, optimizer, tables, dtype)]
 
 
 def fill(ranks, optimizer, tables=TABLES):
     """Give each cell a number that tells its table, row, column and field.
 
-    Returns the touched row ids by table.
+    Returns which rows of each table count as changed.
     """
-    touched = {}
+    changed = {}
     for number, table in enumerate(tables):
         generator = np.random.default_rng(number)
         fields = {"weight": table.dim, **optimizer.state_fields(table.dim)}
@@ -61,7 +71,7 @@ def fill(ranks, optimizer, tables=TABLES):
             name: generator.random((table.num_rows, floats), np.float32)
             for name, floats in fields.items()
         }
-        touched[table.name] = generator.random(table.num_rows) < 0.4
+        changed[table.name] = generator.random(table.num_rows) < 0.4
         for view in [view for views in ranks for view in views if view.piece.table == table]:
             rows = ids_of(view.piece.rows)
             columns = slice(view.piece.columns.start, view.piece.columns.stop)
@@ -69,21 +79,31 @@ def fill(ranks, optimizer, tables=TABLES):
                 target[:] = whole[name][rows][
                     :, columns if fields[name] == table.dim else slice(None)
                 ]
-            view.marks[FULL][:] = touched[table.name][rows]
-    return touched
+            view.marks[SAVED][:] = changed[table.name][rows]
+    return changed
 
 
-def save(folder, ranks, optimizer, *, tables=TABLES, only_touched=False):
+def save(folder, ranks, optimizer, *, tables=TABLES):
     folder.mkdir(exist_ok=True)
     saved = saved_tables(tables, optimizer)
     names = part_names(
         [Extent.of(v.piece) for views in ranks for v in views if v.piece.is_primary], saved
     )
-    written = [
-        part
-        for views in ranks
-        for part in save_tables(folder, views, names, only_touched=only_touched)
-    ]
+    written = [part for views in ranks for part in save_tables(folder, views, names)]
+    return check_written(folder, written, saved)
+
+
+def save_changed(folder, ranks, optimizer, name):
+    """The rows that changed, of shards, as deltas."""
+    written = []
+    for rank, shards in enumerate(ranks):
+        cuts = [shard.cut(SAVED) for shard in shards]
+        written += write_deltas(folder, f"{name}-{rank}", views_of(cuts))
+        assert not any(view.marks[SAVED].any() for view in views_of(shards))
+    return check_written(folder, written, saved_tables(TABLES, optimizer))
+
+
+def check_written(folder, written, saved):
     for part in written:
         verify_file(folder, part.part.file, part.digest)
         assert (folder / part.part.file).resolve().parent == folder / "tables"
@@ -133,7 +153,7 @@ def test_any_plan_loads_what_any_other_saved(tmp_path, optimizer):
             for views, right in zip(loaded, expected, strict=True):
                 load_tables(tmp_path / str(number), saved, views)
                 assert_equal(views, right)
-                assert all(view.marks[FULL].all() for view in views)
+                assert all(view.marks[SAVED].all() for view in views)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -166,15 +186,15 @@ def test_rows_of_16_bits_load_as_they_were_saved(tmp_path, optimizer):
 @pytest.mark.parametrize(
     "optimizer", [OPTIMIZERS["adam"], OPTIMIZERS["averaged"]], ids=["adam", "averaged"]
 )
-def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
-    """The full one is of one plan, the touched rows are written and read by others."""
+def test_changed_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
+    """The full one is of one plan, the changed rows are written and read by others."""
     saved = save(tmp_path / "all", shards_of(Plan.of(TABLES, 3, "row_wise"), optimizer), optimizer)
     for number, placement in enumerate(PLANS):
-        ranks = shards_of(Plan.of(TABLES, *placement), optimizer)
+        ranks = shards_by_rank(Plan.of(TABLES, *placement), optimizer)
         before = shards_of(Plan.of(TABLES, 2, MIXED), optimizer)
         fill(before, optimizer)
-        touched = fill(ranks, optimizer)
-        delta = save(tmp_path / "all", ranks, optimizer, only_touched=True)
+        changed = fill(list(map(views_of, ranks)), optimizer)
+        delta = save_changed(tmp_path / "all", ranks, optimizer, f"plan-{number}")
         for name, table in delta.items():
             parts = (*saved[name].parts, *table.parts)
             delta[name] = SavedTable(table.num_rows, table.dim, table.state, parts)
@@ -186,10 +206,10 @@ def test_touched_rows_over_a_full_checkpoint_are_the_whole(tmp_path, optimizer):
                 for view in views
             ]
             load_tables(tmp_path / "all", delta, views)
-            load_touched(tmp_path / "all", delta, views)
+            mark_changes(tmp_path / "all", delta, views, SAVED)
             for view, other, (weights, state) in zip(views, right, fresh, strict=True):
-                mask = touched[view.piece.table.name][np.array(view.piece.rows, dtype=np.int64)]
-                np.testing.assert_array_equal(view.marks[FULL], mask, f"{number}: {view.piece}")
+                mask = changed[view.piece.table.name][np.array(view.piece.rows, dtype=np.int64)]
+                np.testing.assert_array_equal(view.marks[SAVED], mask, f"{number}: {view.piece}")
                 np.testing.assert_array_equal(
                     view.weights, np.where(mask[:, None], other.weights, weights)
                 )

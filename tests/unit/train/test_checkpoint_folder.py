@@ -10,7 +10,7 @@ import pytest
 
 from pibroch.data import EncodedDataset
 from pibroch.embedding.row_index import state_of
-from pibroch.embedding.row_marks import FULL
+from pibroch.embedding.row_marks import SAVED
 from pibroch.errors import CheckpointError
 from pibroch.state import files as storage
 from pibroch.state.checkpoint_folder import CheckpointFolder
@@ -72,19 +72,40 @@ def test_full_ones_come_when_they_are_due(session, tmp_path):
         0,
     ]
     sizes = [
-        sum(path.stat().st_size for path in folder.path(step).glob("tables/*@delta*"))
+        sum(path.stat().st_size for path in folder.path(step).glob("tables/*@step*"))
         for step in folder.steps()
     ]
     assert sizes[0] == sizes[3] == 0 < sizes[1] < sizes[2]
 
 
-def test_touched_rows_come_back_when_resumed(data, session, tmp_path):
+def test_what_a_checkpoint_beside_training_has_newer_is_in_the_next_one(data, session, tmp_path):
+    """A run that goes on from it builds its next checkpoint on its own last one all the same."""
+    own = tmp_path / "own"
+    beside = tmp_path / "beside"
+    CheckpointFolder(own, keep=9, full_every=3).save(session, Progress(step=1))
+    shutil.copytree(own, beside)
+    touch(session, 1)
+    folder = CheckpointFolder(beside, keep=9, full_every=9)
+    folder.resume(session)
+    touch(session, 2)
+    saved = weights(session)
+    folder.save(session, Progress(step=2))
+    shutil.rmtree(folder.path(1))
+    again = build_session(make_config(data, "seed=9"), EncodedDataset.open(data))
+    after = CheckpointFolder(own, keep=9, full_every=3, beside=beside)
+    assert after.resume(again).step == 2 and after.last.folder == after.path(1)
+    marked = [view.marks[SAVED].nonzero()[0].tolist() for view in again.embeddings.pieces()]
+    assert marked == [[0, 1]] * len(marked), "what the other one has newer than ours"
+    after.save(again, Progress(step=3))
+    assert read_manifest(after.path(3)).increments == 1
+    loaded = resumed(data, own)
+    assert all((a == b).all() for a, b in zip(saved, weights(loaded), strict=True))
+
+
+def test_after_a_restart_from_its_own_last_one_nothing_is_marked(data, session, tmp_path):
     save_steps(CheckpointFolder(tmp_path, keep=9, full_every=3), session, [1, 2])
-    touched = [
-        view.marks[FULL][:].tolist()
-        for view in resumed(data, tmp_path, full_every=3).embeddings.pieces()
-    ]
-    assert all(rows[0] and not any(rows[1:]) for rows in touched)
+    pieces = resumed(data, tmp_path, full_every=3).embeddings.pieces()
+    assert not any(view.marks[SAVED].any() for view in pieces)
 
 
 def test_without_the_last_one_the_next_is_full(session, tmp_path, caplog):
@@ -165,7 +186,7 @@ def test_full_and_incremental_ones_have_the_state_of_row_indices(data, tmp_path)
     settings = ["embedding.rows=shuffled_rows:Shuffled"]
     session = build_session(make_config(data, *settings), EncodedDataset.open(data))
     folder = CheckpointFolder(tmp_path, keep=1, full_every=2)
-    for step in (1, 2):  # a full one, and one with touched rows
+    for step in (1, 2):  # a full one, and one with changed rows
         save_steps(folder, session, [step])
         result = state_of(resumed(data, tmp_path, settings=settings).embeddings.row_indices)
         np.testing.assert_equal(result, state_of(session.embeddings.row_indices))

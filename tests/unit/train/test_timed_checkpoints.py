@@ -13,13 +13,13 @@ from pibroch.collectives import task_thread
 from pibroch.errors import CheckpointError
 from pibroch.observability.records import FanOut
 from pibroch.serve.predictor import Predictor
+from pibroch.state.checkpoint import LONGEST_CHAIN
 from pibroch.state.dense import ROW_INDICES
 from pibroch.state.manifest import read_manifest
 from pibroch.state.tensor_file import load_tensors
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.timed_checkpoints import LONGEST_CHAIN
 from small_run import files_below, make_config, train_here
 
 EVERY_STEP = "train.checkpoint_every_seconds=1e-9"
