@@ -108,11 +108,7 @@ def test_a_server_follows_a_run_whose_ranks_are_killed(tmp_path):
         whole = tmp_path / f"served-{step}"
         export_checkpoint(run / "checkpoints" / f"step-{step:08d}", whole, ExportOptions())
         predictor = pb.Predictor.open(whole)
-        expected = predictor.embed(predictor.encode(some)).numpy()
-        one_hot = [name != "tags" for name in predictor.features]
-        assert np.array_equal(expected[:, one_hot], rows[:, one_hot])
-        # bags of several rows are summed file by file
-        np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6)
+        assert np.array_equal(predictor.embed(predictor.encode(some)).numpy(), rows)
         if version in scores:  # which threads round otherwise
             expected = predictor.score_raw(some).numpy()
             np.testing.assert_allclose(scores[version], expected, rtol=0, atol=1e-6)

@@ -9,6 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from pibroch.state.exported_rows import RowVersions, check_written, row_bytes, w
 from pibroch.state.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)
+# of which the equal ones take less time on their way, 8 KB for all at most, than to be found
+_FEW_IDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class MappedRows:
         shards = [shard for shard in manifest.shards if held is None or _overlaps(shard, held)]
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
+        self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
         self._changes: _Changes | None = None
         self._add: Callable[..., None] = (
             quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
@@ -169,14 +173,40 @@ class MappedRows:
             RowIdError: for an id outside its table.
             DataError: for a batch without any of the features.
         """
-        row_ids, ids = self._resolved(batch)
+        ids = self._resolved(batch)
+        row_ids = ids.row_ids
+        if self._changes is not None:
+            if not ids.one_hot:
+                rows, places = rising(row_ids)
+                return self._pooled(self.stored(rows), rows, places, ids)
+            row_ids = self._changes.redirect(row_ids)
         pooled_BFD = self._zeros(ids)
         for shard, arrays in zip(self._shards, self._arrays, strict=True):
             self._add(*arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy())
         return pooled_BFD
 
-    def _resolved(self, batch: JaggedBatch) -> tuple[Ints, BatchIds]:
-        """Where the newest versions of a batch's rows lie, and its bags; raises as a call."""
+    def _pooled(self, records: NDArray[Any], row_ids: Ints, places: Ints, ids: BatchIds) -> Tensor:
+        """Pooled embeddings of rows that were taken from their files.
+
+        Sums have the order, and so the bits, that they have where an export's files are read, in
+        whichever file a row's newest version lies.
+
+        Args:
+            records: as they are written ``[R, W]``.
+            row_ids: of these, rising.
+            places: among these, of each id of the batch.
+            ids: of the batch.
+        """
+        pooled_BFD = self._zeros(ids)
+        ends = [0, *row_ids.searchsorted(self._file_ends).tolist()]
+        for first, end in pairwise(ends):
+            if first < end:
+                arrays = kernel_arrays(records[first:end])
+                self._add(*arrays, first, places, ids.offsets, ids.scale, pooled_BFD.numpy())
+        return pooled_BFD
+
+    def _resolved(self, batch: JaggedBatch) -> BatchIds:
+        """A batch's rows and bags; raises as a call."""
         absent = frozenset(self.features).difference(batch.keys)
         if absent and len(absent) < len(self.features):
             if absent - self._absent:
@@ -192,7 +222,7 @@ class MappedRows:
         ids, problem = resolve(self._tables, batch.select(self.features))
         if problem is not None:
             raise problem
-        return ids.row_ids if self._changes is None else self._changes.redirect(ids.row_ids), ids
+        return ids
 
     def _zeros(self, ids: BatchIds) -> Tensor:
         """What bags are added to, ``[B, F, D]``."""
@@ -209,3 +239,18 @@ def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedS
         rows = file.mapped(ROWS)
     check_written(path, rows, shard.num_rows, manifest.dim, manifest.dtype)
     return _MappedShard(rows, shard.first_row)
+
+
+def rising(row_ids: Ints) -> tuple[Ints, Ints]:
+    """Row ids in rising order, and where among them each one is; of many, every one but once.
+
+    >>> rising(np.array([7, 3, 5]))
+    (array([3, 5, 7]), array([2, 0, 1]))
+    """
+    if len(row_ids) > _FEW_IDS:
+        rows, places = np.unique(row_ids, return_inverse=True)
+        return rows, places.astype(np.int64, copy=False).reshape(-1)
+    order = row_ids.argsort()
+    places = np.empty_like(row_ids)
+    places[order] = np.arange(len(row_ids))
+    return row_ids[order], places

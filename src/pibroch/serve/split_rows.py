@@ -11,12 +11,12 @@ of an export alone, which never change.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,15 +27,12 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.parts import Part, most_ids, request_of
-from pibroch.serve.row_files import MappedRows, kernel_arrays
+from pibroch.serve.row_files import MappedRows, rising
 from pibroch.state.export_format import ExportManifest, RowShard
-from pibroch.state.exported_rows import RowVersions
 
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
 
-# of which the equal ones take less time on their way, 8 KB for all at most, than to be found
-_FEW_IDS = 256
 _MOST_REASON_BYTES = 4 << 10  # in the place of rows
 
 
@@ -160,14 +157,6 @@ class SplitRows(MappedRows):
         self._part_bounds = np.array(
             [*(part.of(self.num_rows).start for part in self._parts), self.num_rows]
         )
-        self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
-
-    def changed(self, versions: Sequence[RowVersions]) -> Self:
-        """See :meth:`MappedRows.changed`."""
-        newer = super().changed(versions)
-        sizes = [len(each.row_ids) for each in versions]
-        newer._file_ends = np.append(self._file_ends, self._file_ends[-1] + np.cumsum(sizes))
-        return newer
 
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
@@ -195,19 +184,22 @@ class SplitRows(MappedRows):
             BlockingIOError: for what cannot be sent without waiting.
             WorkerLostError: where a host is known to be lost.
         """
-        row_ids, ids = self._resolved(batch)
-        wanted, places = _rising(row_ids)
-        requested = self._asked(wanted, waits)
-        ends = [0, *wanted.searchsorted(self._file_ends).tolist()]
-        pooled_BFD = self._zeros(ids)
-        out = pooled_BFD.numpy()
+        ids = self._resolved(batch)
+        rows, places = rising(ids.row_ids)
+        newest = rows
+        order: Ints | None = None
+        if self._changes is not None:
+            newest = self._changes.redirect(rows)
+            order = newest.argsort()
+            newest = newest[order]
+        requested = self._asked(newest, waits)
 
         def pooled(records: NDArray[Any]) -> Tensor:
-            for first, end in pairwise(ends):
-                if first < end:
-                    arrays = kernel_arrays(records[first:end])
-                    self._add(*arrays, first, places, ids.offsets, ids.scale, out)
-            return pooled_BFD
+            if order is not None:
+                arrived = records
+                records = np.empty_like(arrived)
+                records[order] = arrived
+            return self._pooled(records, rows, places, ids)
 
         requested.then = pooled
         return requested
@@ -248,18 +240,3 @@ class SplitRows(MappedRows):
         most_bytes = len(row_ids) * self.row_bytes + _MOST_REASON_BYTES
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline, waits)
-
-
-def _rising(row_ids: Ints) -> tuple[Ints, Ints]:
-    """Row ids in rising order, and where among them each one is; of many, every one but once.
-
-    >>> _rising(np.array([7, 3, 5]))
-    (array([3, 5, 7]), array([2, 0, 1]))
-    """
-    if len(row_ids) > _FEW_IDS:
-        wanted, places = np.unique(row_ids, return_inverse=True)
-        return wanted, places.astype(np.int64, copy=False).reshape(-1)
-    order = row_ids.argsort()
-    places = np.empty_like(row_ids)
-    places[order] = np.arange(len(row_ids))
-    return row_ids[order], places

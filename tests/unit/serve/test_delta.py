@@ -303,3 +303,21 @@ def test_a_base_that_is_not_there_is_named(steps, tmp_path):
     shutil.rmtree(tmp_path / "1")
     with pytest.raises(CheckpointError, match="put the-first into"):
         pb.Predictor.open(tmp_path / "2")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bags_of_several_rows_are_summed_as_in_the_whole_export(clicks, tmp_path, dtype):
+    """Row by row, whether a row's newest version is the export's or a delta's."""
+    config = make_config(
+        clicks.data, "train.steps=3", "train.batch_size=40", "train.checkpoint_every=1"
+    )
+    run, _ = train_here(config, tmp_path / "run")
+    (before, after) = (run.checkpoints_path / f"step-{step:08d}" for step in (2, 3))
+    options = ExportOptions(dtype, shard_bytes=2000)
+    export_checkpoint(before, tmp_path / "1", options)
+    export_checkpoint(after, tmp_path / "whole", options)
+    export_delta(after, tmp_path / "1", tmp_path / "2")
+    whole = pb.Predictor.open(tmp_path / "whole")
+    batch = whole.encode(clicks.rows[:300])
+    rows = pb.Predictor.open(tmp_path / "2")
+    assert torch.equal(rows.embed(batch), whole.embed(batch))
