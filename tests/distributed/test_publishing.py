@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 import training_cases as cases
 from launched_team import Team, wait_until
+from test_killed_move import SETTINGS as MOVING
+from test_killed_move import moves
 from test_recovery import restarts
+from test_retrieve_train import make_plan_file
+from test_towers_train import HOSTS
 
 import pibroch as pb
 from pibroch.config import to_toml
@@ -16,7 +20,7 @@ from pibroch.state.export_format import is_export
 from published_versions import check_same, versions
 from raw_clicks import prepared, raw_rows
 from served import serving, until
-from small_run import make_config
+from small_run import make_config, make_dataset
 
 COMMON = [
     "train.steps=14",
@@ -35,6 +39,12 @@ WAYS = {
     "retrieve": ["embedding.exchange=retrieve"],
     "lookahead": ["embedding.exchange=lookahead", "embedding.lookahead=3"],
     "servers": ["embedding.exchange=lookahead", "embedding.lookahead=3", "embedding.servers=2"],
+    "towers": [
+        "model.name=tower_dlrm",
+        "model.towers={count=4, width=2, combined=1}",
+        "model.batch_norm=false",
+        *HOSTS,
+    ],
 }
 
 
@@ -52,6 +62,36 @@ def test_each_version_is_an_export_of_its_step(worlds, data, server_team, tmp_pa
     )
     assert len(steps) > 2 and steps[-1] == 14, "the last step is always published"
     assert len({is_export(path) for path in versions(tmp_path / "models")}) == 2
+
+
+def test_another_number_of_ranks_goes_on_where_the_first_one_published(worlds, data, tmp_path):
+    """With a delta: the rows of all steps since the checkpoint are marked."""
+    more = ["train.publish_compact_every=99", f"train.publish_to={tmp_path / 'models'}"]
+    for size, steps in ((2, 7), (3, 14)):
+        config = make_config(data, *COMMON, *more, *WAYS["alltoall"], f"train.steps={steps}")
+        worlds(size).run(cases.train, config.model_dump(), str(tmp_path / "run"))
+    paths = versions(tmp_path / "models")
+    assert [is_export(path) for path in paths] == [True, *[False] * (len(paths) - 1)]
+    steps = check_same(tmp_path / "models", tmp_path / "run" / "checkpoints")
+    assert 7 in steps and steps[-1] == 14
+
+
+def test_rows_that_have_moved_to_another_plan_are_published(worlds, tmp_path):
+    data = make_dataset(tmp_path / "data", max_table_rows=5000)
+    config = make_config(
+        data,
+        *MOVING,
+        "embedding.exchange=retrieve",
+        "train.replan_above=1.1",
+        f"embedding.exchange.plan={make_plan_file(data, tmp_path / 'plan.json', 3)}",
+        f"train.publish_to={tmp_path / 'models'}",
+        "train.publish_every_seconds=0.2",
+    )
+    worlds(3).run(cases.train, config.model_dump(), str(tmp_path / "run"))
+    assert any(look["in_force_after"] is not None for look in moves(tmp_path / "run"))
+    for path in versions(tmp_path / "models")[:-1]:
+        path.rename(path.with_name(f"before-{path.name}"))
+    assert check_same(tmp_path / "models", tmp_path / "run" / "checkpoints") == [600]
 
 
 def test_a_server_follows_a_run_whose_ranks_are_killed(tmp_path):
