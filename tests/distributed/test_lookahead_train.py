@@ -42,12 +42,14 @@ VARIANTS = {
 def saved(folder):
     """All files of checkpoints, and which is the best.
 
-    Manifests are without the recipe's embedding table, which names the exchange.
+    Manifests are without the recipe's embedding table, which names the exchange, and without the
+    number of processors.
     """
     files = files_below(folder / "checkpoints")
     for name in [name for name in files if name.endswith("manifest.json")]:
         files[name] = json.loads(files[name])
         del files[name]["config"]["embedding"], files[name]["sha256"]
+        del files[name]["config"]["data"]["processors"]
     return files, CheckpointFolder(folder / "checkpoints", 99).best().name
 
 
