@@ -28,7 +28,7 @@ from typing import Self
 
 import torch
 
-from pibroch.launch import life
+from pibroch.launch import machines
 from pibroch.ports import free_port
 
 HERE = Path(__file__).parent
@@ -175,7 +175,7 @@ def fork_children(setattr: Callable[[object, str, object], None] = setattr) -> N
     """Have what this process starts (see :class:`Program`) be forked from it."""
     spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
     setattr(torch.multiprocessing, "spawn", spawn)
-    setattr(life, "subprocess", SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL))
+    setattr(machines, "subprocess", SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL))
 
 
 def _run(arguments: list[str], env: dict[str, str]) -> None:

@@ -77,9 +77,13 @@ LauncherName = Annotated[
         metavar="NAME",
         help=(
             "Who starts the run's processes: local (the default with --ranks), torchrun (as"
-            " --by-role), or an installed one."
+            " --by-role), ray, or an installed one."
         ),
     ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of the cluster that `--launcher ray` runs on."),
 ]
 ByRole = Annotated[
     bool,
@@ -131,6 +135,7 @@ def train(
     ranks: Ranks = 1,
     trace: Trace = False,
     launcher: LauncherName = None,
+    address: Address = None,
     by_role: ByRole = False,
     roles: Roles = False,
     restarts: Restarts = None,
@@ -163,23 +168,25 @@ def train(
     if launcher != TORCHRUN.name:
         show_launcher(ranks, "trainer")
     restarts = DEFAULT_RESTARTS if restarts is None else restarts
-    code = (
-        find_launcher(launcher, may_import=True)
-        .build()
-        .run(
-            TrainingRun(
-                begin,
-                train_here,
-                sys.argv[1:],
-                ranks,
-                Restarts(restarts),
-                least_ranks,
-                _say,
-                context.find_root().obj,
-            )
-        )
+    run = TrainingRun(
+        begin,
+        train_here,
+        sys.argv[1:],
+        ranks,
+        Restarts(restarts),
+        least_ranks,
+        _say,
+        context.find_root().obj,
     )
-    raise typer.Exit(code)
+    spec = find_launcher(launcher, may_import=True)
+    if address is not None and "address" not in spec.section.model_fields:
+        from pibroch.errors import ConfigError
+
+        raise ConfigError(
+            f"--address with --launcher {launcher}", "a launcher on a cluster, such as ray"
+        )
+    settings = {} if address is None else {"address": address}
+    raise typer.Exit(spec.build(spec.section(**settings)).run(run))
 
 
 def _say(text: str) -> None:

@@ -47,10 +47,28 @@ class Run(Protocol):
         """Tell the user."""
 
 
+class RaySection(Section):
+    """Which cluster of Ray.
+
+    Attributes:
+        address: as ``ray.init`` takes it; that of a cluster which this machine is part of when
+            absent.
+    """
+
+    address: str = "auto"
+
+
 class Launcher(ABC):
-    """Starts the processes of a job, and looks after them."""
+    """Starts the processes of a job, and looks after them.
+
+    Args:
+        section: its settings.
+    """
 
     section: ClassVar[type[Section]] = Section
+
+    def __init__(self, section: Section) -> None:
+        self._section = section
 
     @abstractmethod
     def run(self, run: Run) -> int:
@@ -64,12 +82,13 @@ TORCHRUN = Spec(
     Section,
     "pibroch.launch.torchrun:TorchrunLauncher",
 )
+RAY = Spec("ray", "on a cluster of Ray", RaySection, "pibroch.launch.ray:RayLauncher")
 LAUNCHERS = Registry(
     "launcher",
     "pibroch.launchers",
     Spec,
     "pibroch.launch.base:Launcher",
-    [f"pibroch.launch.base:{name}" for name in ("LOCAL", "TORCHRUN")],
+    [f"pibroch.launch.base:{name}" for name in ("LOCAL", "TORCHRUN", "RAY")],
 )
 register_launcher = LAUNCHERS.register
 find_launcher = LAUNCHERS.find

@@ -50,6 +50,7 @@ class Group:
         needs: roles whose number 0 must have begun, and listen where all meet, before these start.
         restarts: of one alone, while the others go on; when absent all start again.
         again: arguments that follow the others once the job was started before.
+        threads: of each one's kernels, where that is known.
         logs: folder in the job's for what they say, a file for each number; without one they speak
             where the launcher does.
     """
@@ -64,6 +65,7 @@ class Group:
     needs: tuple[str, ...] = ()
     restarts: Restarts | None = None
     again: tuple[str, ...] = ()
+    threads: int | None = None
     logs: str | None = None
 
     def arguments(self, number: int, is_again: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""A job on this machine, from the start of its processes to their end.
+"""A job, from the start of its processes to their end.
 
 One of them that may be started again alone is; what else is lost ends this life of the job.
 """
@@ -6,46 +6,27 @@ One of them that may be started again alone is; what else is lost ends this life
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 from urllib.parse import urlparse
 
-from pibroch.forkserver import ForkServer
 from pibroch.launch.child import LOST, signal_of
 from pibroch.launch.job import BEGUN, Group, Job, Place, Restarts, variables
+from pibroch.launch.machines import Here, Machines, Process
 from pibroch.launch.restarts import RestartBudget
-from pibroch.ports import free_port
-from pibroch.process import LAST_WORDS, LAUNCHER, RENDEZVOUS, threads_of_rank
-from pibroch.title import TITLE, name_of_role
+from pibroch.process import LAST_WORDS
+from pibroch.title import TITLE
 
 logger = logging.getLogger(__name__)
 STOP_S = 5.0
 """How long processes may take to end when they are told to stop."""
 _POLL_S = 0.02
 _PROBE_S = 1.0
-_OF_ANOTHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", RENDEZVOUS, LAST_WORDS)
-"""Variables that a process has from its own launcher, or not at all."""
-
-
-class Process(Protocol):
-    """What a started and a forked process have in common."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; ``None`` while it runs."""
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +83,13 @@ class _Member:
         return Death(self.group, self.number, code)
 
 
-def place_here() -> Place:
-    """A place on this machine, at ports that are free."""
-    return Place("127.0.0.1", free_port(), f"tcp://127.0.0.1:{free_port()}")
-
-
 class Life:
     """Processes of a job. Leaving the ``with`` block ends those that still run.
 
     Args:
         job: which.
         place: where they meet.
-        server: forks them, and does what they ask for while they are waited for; they are started
-            anew when absent.
+        machines: on which they run; this one when absent.
         is_again: whether they go on where others have been before.
         words: a file for the reason of the first rank that ends because something was lost.
         on_restart: is told of each that is started again alone.
@@ -124,14 +99,14 @@ class Life:
         self,
         job: Job,
         place: Place,
-        server: ForkServer | None = None,
+        machines: Machines | None = None,
         is_again: bool = False,
         words: Path | None = None,
         on_restart: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._job = job
         self._place = place
-        self._server = server
+        self._machines = machines or Here()
         self._is_again = is_again
         self._words = words
         self._on_restart = on_restart
@@ -162,7 +137,7 @@ class Life:
             is_over: asked now and then whether to wait any longer.
         """
         while not is_over():
-            self._pause(_POLL_S)
+            self._machines.pause(_POLL_S)
             death = self.look()
             if death is not None or (self._job.num_ranks and not self._running(ranks=True)):
                 return death
@@ -230,13 +205,7 @@ class Life:
         """For the end of all, for at most this long; what they ask for meanwhile is done."""
         deadline = time.monotonic() + seconds
         while self._running(ranks) and time.monotonic() < deadline:
-            self._pause(_POLL_S)
-
-    def _pause(self, seconds: float) -> None:
-        if self._server is None:
-            time.sleep(seconds)
-        else:
-            self._server.serve(seconds)
+            self._machines.pause(_POLL_S)
 
     def _restart(self, member: _Member, death: Death) -> bool:
         """Start one again, if it may be."""
@@ -262,55 +231,20 @@ class Life:
 
     def _start(self, member: _Member) -> Process:
         group = member.group
-        arguments = group.arguments(member.number, self._is_again)
-        name = name_of_role(group.title if group.are_ranks else group.role, member.number)
-        with _log(self._job, group, member.number) as log:
-            if self._server is not None:
-                return self._server.fork(arguments, self._environment(member), name, log)
-            # a rank is this program once more, however it was started
-            own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-            return subprocess.Popen(
-                [sys.executable, *(own if group.are_ranks else ("-m", "pibroch")), *arguments],
-                env=self._environment(member),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=log is not None,
-            )
-
-    def _environment(self, member: _Member) -> dict[str, str]:
-        group = member.group
-        own = variables(self._job, group, member.number, self._place)
+        beside = self._machines.ranks_beside(self._job, member.number) if group.are_ranks else None
+        own = variables(self._job, group, member.number, self._place, beside)
         if group.is_numbered:
             own[TITLE] = f"{group.title} {member.number} of {group.count}"
-        if group.are_ranks:
-            own["OMP_NUM_THREADS"] = os.environ.get(
-                "OMP_NUM_THREADS", str(threads_of_rank(self._job.num_ranks))
-            )
-            own |= {} if self._words is None else {LAST_WORDS: str(self._words)}
-        inherited = {name: text for name, text in os.environ.items() if name not in _OF_ANOTHER}
-        return {**inherited, **own, LAUNCHER: str(os.getpid())}
+        if group.are_ranks and self._words is not None:
+            own[LAST_WORDS] = str(self._words)
+        arguments = group.arguments(member.number, self._is_again)
+        return self._machines.start(self._job, group, member.number, arguments, own)
 
 
 def _is_restarted(death: Death) -> bool:
     """Whether one is started again alone, while restarts are left."""
     restarts = death.group.restarts
     return restarts is not None and (death.is_loss or restarts.after_any_end)
-
-
-@contextmanager
-def _log(job: Job, group: Group, number: int) -> Iterator[int | None]:
-    """Where a process says what it has to say, opened; ``None`` for where its launcher does."""
-    if group.logs is None or job.folder is None:
-        yield None
-        return
-    path = Path(job.folder, group.logs, f"{number}.log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _is_listening(rendezvous: str) -> bool:

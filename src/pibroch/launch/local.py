@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
 from pibroch.forkserver import ForkServer, can_fork
 from pibroch.launch.base import Launcher, Run
 from pibroch.launch.child import LOST
-from pibroch.launch.job import TRAINER, Group, Job
-from pibroch.launch.life import Death, Life, place_here
+from pibroch.launch.job import TRAINER, Group, Job, Place
+from pibroch.launch.life import Death, Life
+from pibroch.launch.machines import Here, Machines, place_here
 from pibroch.launch.restarts import RestartBudget
 from pibroch.process import threads_of_rank
 
@@ -44,12 +46,12 @@ class LocalLauncher(Launcher):
         """Launch a run, and again as long as something is lost and restarts are left."""
         job = run.job(is_here=True)
         if run.program is None or not can_fork():
-            return _run(job, run, None)
+            return run_job(job, run, _here(Here()))
         # before torch's threads are known
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(job.num_ranks)))
         with ForkServer(run.program, _compiled_kernels) as server:
             server.preload(PRELOADED)
-            return _run(job, run, server)
+            return run_job(job, run, _here(Here(server)), server)
 
 
 def run_ranks(num_ranks: int) -> Death | None:
@@ -62,7 +64,23 @@ def run_ranks(num_ranks: int) -> Death | None:
     return death
 
 
-def _run(job: Job, run: Run, server: ForkServer | None) -> int:
+Begin = Callable[[Job], AbstractContextManager[tuple[Machines, Place]]]
+"""Gives machines for one life of a job, and where its processes meet."""
+
+
+def _here(machines: Machines) -> Begin:
+    return lambda job: nullcontext((machines, place_here()))
+
+
+def run_job(job: Job, run: Run, begin: Begin, server: ForkServer | None = None) -> int:
+    """Run a job, and again as long as something is lost and restarts are left.
+
+    Args:
+        job: its processes.
+        run: is told what happens.
+        begin: gives machines for each life.
+        server: keeps memory from one life to the next.
+    """
     may_restart = job.restarts.most > 0
     budget = RestartBudget(job.restarts)
     assert job.folder is not None
@@ -71,7 +89,10 @@ def _run(job: Job, run: Run, server: ForkServer | None) -> int:
     while True:
         words.unlink(missing_ok=True)
         on_restart = partial(run.note_restart, from_step=None)
-        with Life(job, place_here(), server, is_again, words, on_restart) as life:
+        with (
+            begin(job) as (machines, place),
+            Life(job, place, machines, is_again, words, on_restart) as life,
+        ):
             first = life.wait()
             if first is None:
                 return 0

@@ -54,6 +54,7 @@ def groups_of(counts: Mapping[Role, int], threads: int | None = None) -> tuple[G
             restarts=Restarts(role.restarts, or_without=not role.is_needed)
             if role.restarts
             else None,
+            threads=threads,
             logs=role.folder,
         )
         for role, count in counts.items()

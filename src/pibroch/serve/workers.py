@@ -31,7 +31,8 @@ from pibroch.errors import ConfigError, PibrochError, TrainingError
 from pibroch.forkserver import ForkServer
 from pibroch.launch.child import die_with_launcher
 from pibroch.launch.job import Group, Job, Restarts
-from pibroch.launch.life import Life, place_here
+from pibroch.launch.life import Life
+from pibroch.launch.machines import Here, place_here
 from pibroch.serve.prometheus import BEATS_AT, SIZE, ServerMetrics
 from pibroch.serve.server import ServerOptions, listen
 
@@ -114,7 +115,7 @@ def run_workers(
         with (
             ForkServer(program, lambda: iter(())) as server,
             Life(
-                Job((workers,)), place_here(), server, on_restart=watch.refuse_until_ready
+                Job((workers,)), place_here(), Here(server), on_restart=watch.refuse_until_ready
             ) as life,
         ):
             try:

@@ -43,6 +43,7 @@ def training_job(
         command=(*arguments, "--run-dir", str(folder)),
         are_ranks=True,
         again=("--resume",),
+        threads=config.train.threads,
     )
     groups = (trainers, *groups_of(to_start(config), threads_beside))
     return Job(groups, str(folder), restarts, least_ranks, met_at(config))

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 from pibroch.forkserver import ForkServer
 from pibroch.launch.job import Job
-from pibroch.launch.life import Life, place_here
+from pibroch.launch.life import Life
+from pibroch.launch.machines import Here, place_here
 
 folder = Path(sys.argv[2])
 
@@ -51,7 +52,7 @@ job = msgspec.json.decode(sys.argv[1], type=Job)
 restarts = []
 with (
     ForkServer(child, lambda: iter(())) as server,
-    Life(job, place_here(), server, on_restart=restarts.append) as life,
+    Life(job, place_here(), Here(server), on_restart=restarts.append) as life,
 ):
     death = life.wait()
     left = [str(each) for each in life.settle(0.1)]
