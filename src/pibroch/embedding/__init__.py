@@ -17,7 +17,7 @@ from pibroch.embedding.optimizers import (
     RowWiseAdam,
     SparseOptimizer,
 )
-from pibroch.embedding.piece import KeptShard, Piece, PieceView, RowArray, Shard
+from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_index import Identity, IndexKind, RowIndex
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
@@ -31,7 +31,6 @@ __all__ = [
     "Identity",
     "IndexKind",
     "Initializer",
-    "KeptShard",
     "MemoryShard",
     "Normal",
     "Optimizers",

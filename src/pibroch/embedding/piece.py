@@ -95,31 +95,6 @@ class PieceView:
             marks[rows] = True
 
 
-class KeptShard(Protocol):
-    """A shard as it was, in memory that outlives the process that has it.
-
-    See :class:`pibroch.embedding.kept_rows.KeptRows`.
-    """
-
-    def steps(self) -> set[int]:
-        """Of which :meth:`restore` is possible."""
-
-    def begin(self, step: int) -> None:
-        """Keep all rows as they are after a step."""
-
-    def go_on(self) -> None:
-        """As :meth:`begin`, after :meth:`restore`."""
-
-    def cut(self, step: int) -> None:
-        """Keep the rows as they are after a step; all have finished the last cut."""
-
-    def settle(self) -> None:
-        """All have finished the last cut: make room for the next one, beside what goes on."""
-
-    def restore(self, step: int) -> None:
-        """Bring the rows back to where they were."""
-
-
 class Shard(Protocol):
     """Row records in this process, or on a server, as those know them who save and move rows."""
 
@@ -153,10 +128,4 @@ class Shard(Protocol):
         """The last cut of that name is not needed any more.
 
         Where it was not saved, its rows belong to the next one.
-        """
-
-    def kept(self, key: str, tag: str) -> KeptShard | None:
-        """These rows in memory that outlives the process that has them.
-
-        ``None`` where there is none.
         """

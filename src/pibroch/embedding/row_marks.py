@@ -20,7 +20,7 @@ TIMED = "timed"
 PUBLISHED = "published"
 """Since the last version that training published, see :mod:`pibroch.train.publishing`."""
 MEMORY = "memory"
-"""Since the last cut in memory, see :mod:`pibroch.embedding.kept_rows`."""
+"""Since the last cut in memory, see :mod:`pibroch.state.kept_rows`."""
 
 
 class RowMarks:

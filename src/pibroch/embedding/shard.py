@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.embedding.initializers import stream_key
-from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.narrow_rows import NarrowRows
 from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import Piece, PieceView, RowArray
@@ -214,10 +213,6 @@ class MemoryShard:
         Nothing where there is none.
         """
         self.marks.end_cut(name, is_saved)
-
-    def kept(self, key: str, tag: str) -> KeptRows | None:
-        """These rows in memory that outlives this process, see :meth:`KeptRows.open`."""
-        return KeptRows.open(self, key, tag)
 
     def _copy_of(self, rows: Ints) -> MemoryShard:
         """Some rows, rising, as a shard of its own."""

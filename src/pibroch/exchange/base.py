@@ -15,9 +15,10 @@ from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
-from pibroch.embedding import KeptShard, Shard, Table, TableGroup
+from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
+from pibroch.state.kept_rows import KeptShard
 
 Handle = TypeVar("Handle")
 O = TypeVar("O")  # noqa: E741

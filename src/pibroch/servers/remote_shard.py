@@ -207,7 +207,7 @@ class RemoteShard:
 class RemoteKeptRows:
     """A server's shard as it was, in memory that outlives the server.
 
-    See :class:`pibroch.embedding.kept_rows.KeptRows`.
+    See :class:`pibroch.state.kept_rows.KeptRows`.
 
     Args:
         servers: the way to it.

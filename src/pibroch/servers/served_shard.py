@@ -14,13 +14,13 @@ import torch
 from torch.futures import Future
 
 from pibroch.embedding import MemoryShard, SparseOptimizer
-from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.rows import group_rows, read_rows, update_rows
 from pibroch.errors import ProtocolError
 from pibroch.kernels import pack as packing
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers.rounds import Rounds
+from pibroch.state.kept_rows import KeptRows
 
 Shape = tuple[int, ...]
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from pibroch.embedding import MemoryShard, RowArray
-from pibroch.embedding.kept_rows import KeptRows
 from pibroch.embedding.row_set import ids_of
 from pibroch.errors import ProtocolError, TrainingError
 from pibroch.kernels.arrays import Ints
@@ -23,6 +22,7 @@ from pibroch.rpc import functions
 from pibroch.servers.runs import Runs
 from pibroch.servers.served_shard import GradientSums, RecordSwap, ServedShard, check_rows
 from pibroch.servers.spec import ShardSpec
+from pibroch.state.kept_rows import KeptRows
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def keep(key: str, name: str, tag: str) -> list[int] | None:
     ``None`` where there is none.
     """
     served = SHARDS.find(key)
-    served.kept = served.shard.kept(name, tag)
+    served.kept = KeptRows.open(served.shard, name, tag)
     return None if served.kept is None else sorted(served.kept.steps())
 
 

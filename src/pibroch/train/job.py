@@ -124,6 +124,6 @@ def _kept_step(kept: Callable[[int], list[bytes]]) -> int:
     """Of the newest cut in memory from which all can go on, 0 for none."""
     import numpy as np
 
-    from pibroch.embedding.kept_rows import HEAD_BYTES, newest_common, steps_in
+    from pibroch.state.kept_rows import HEAD_BYTES, newest_common, steps_in
 
     return newest_common(steps_in(np.frombuffer(head, np.uint8)) for head in kept(HEAD_BYTES)) or 0

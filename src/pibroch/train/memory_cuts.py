@@ -17,14 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.torch import load, save
 
 from pibroch.collectives.agreement import on_first, together
-from pibroch.embedding import KeptShard
-from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, newest_common, steps_in
+from pibroch.embedding import Shard
 from pibroch.forkserver import Link, link_to_server
 from pibroch.kernels.arrays import Bytes
 from pibroch.observability.memory import free_memory
@@ -35,6 +35,15 @@ from pibroch.state.dense import (
     load_dense_optimizer,
     load_dense_weights,
     load_row_indices,
+)
+from pibroch.state.kept_rows import (
+    HEAD_BYTES,
+    STEPS,
+    KeepsItself,
+    KeptShard,
+    keep,
+    newest_common,
+    steps_in,
 )
 from pibroch.state.manifest import Progress
 from pibroch.train.pace import Pace
@@ -213,8 +222,8 @@ class MemoryCuts:
         size = self._control.ranks.world_size
         cuts = [
             kept
-            for number, shard in enumerate([*shards, *caches])
-            if (kept := shard.kept(f"rank {rank} of {size} rows {number}", self._tag)) is not None
+            for number, shard in enumerate(chain[Shard | KeepsItself](shards, caches))
+            if (kept := keep(shard, f"rank {rank} of {size} rows {number}", self._tag)) is not None
         ]
         return cuts if all(self._control.gather(len(cuts) == len(shards) + len(caches))) else None
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pibroch.embedding.kept_rows import steps_in
+from pibroch.state.kept_rows import steps_in
 from pibroch.state.manifest import Progress
 from pibroch.state.monitor import Monitor
 from pibroch.train.memory_cuts import CutState, _StateMemory

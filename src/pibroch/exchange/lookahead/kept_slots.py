@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from pibroch.embedding.kept_rows import HEAD_BYTES, STEPS, steps_in
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records
+from pibroch.state.kept_rows import HEAD_BYTES, STEPS, steps_in
 
 _LENGTHS = slice(2, 4)
 
@@ -37,7 +37,7 @@ class KeepsRecords(Protocol):
 
 
 class KeptSlots:
-    """A :class:`~pibroch.embedding.KeptShard` of slots.
+    """A :class:`~pibroch.state.kept_rows.KeptShard` of slots.
 
     Args:
         slots: whose records are kept.

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pibroch.embedding.kept_rows import HEAD_BYTES
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
+from pibroch.state.kept_rows import HEAD_BYTES
 
 MOST = 12
 WIDTH = 5

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.embedding import MemoryShard, RowWiseAdagrad, Table
-from pibroch.embedding import kept_rows as module
-from pibroch.embedding.kept_rows import HEAD_BYTES, KeptRows, newest_common, steps_in
+from pibroch.state import kept_rows as module
+from pibroch.state.kept_rows import HEAD_BYTES, KeptRows, newest_common, steps_in
 
 ROWS = 23
 DIM = 3

@@ -15,11 +15,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from pibroch.embedding.row_marks import MEMORY, RowMarks
+from pibroch.embedding import MemoryShard, Shard
+from pibroch.embedding.row_marks import MEMORY
 from pibroch.forkserver import link_to_server
 from pibroch.kernels import parallel
 from pibroch.kernels import route as routing
@@ -41,12 +42,45 @@ _NAMES_AT = 1024
 _ROWS_PER_COPY = 1 << 16
 
 
-class MarkedRows(Protocol):
-    """What is kept of a shard, see :class:`pibroch.embedding.MemoryShard`."""
+class KeptShard(Protocol):
+    """A shard as it was, in memory that outlives the process that has it.
 
-    space: Records
-    records: Records
-    marks: RowMarks
+    See :class:`KeptRows`.
+    """
+
+    def steps(self) -> set[int]:
+        """Of which :meth:`restore` is possible."""
+
+    def begin(self, step: int) -> None:
+        """Keep all rows as they are after a step."""
+
+    def go_on(self) -> None:
+        """As :meth:`begin`, after :meth:`restore`."""
+
+    def cut(self, step: int) -> None:
+        """Keep the rows as they are after a step; all have finished the last cut."""
+
+    def settle(self) -> None:
+        """All have finished the last cut: make room for the next one, beside what goes on."""
+
+    def restore(self, step: int) -> None:
+        """Bring the rows back to where they were."""
+
+
+@runtime_checkable
+class KeepsItself(Protocol):
+    """Rows that are not in this process's memory alone: shards on servers, records in caches."""
+
+    def kept(self, key: str, tag: str) -> KeptShard | None:
+        """See :meth:`KeptRows.open`."""
+
+
+def keep(rows: Shard | KeepsItself, key: str, tag: str) -> KeptShard | None:
+    """Rows in memory that outlives the process that has them, see :meth:`KeptRows.open`."""
+    if isinstance(rows, KeepsItself):
+        return rows.kept(key, tag)
+    assert isinstance(rows, MemoryShard), "the other shards keep themselves"
+    return KeptRows.open(rows, key, tag)
 
 
 def steps_in(head: Bytes) -> set[int]:
@@ -72,7 +106,7 @@ class KeptRows:
         memory: of :meth:`num_bytes`, all zero or what was left in it.
     """
 
-    def __init__(self, shard: MarkedRows, memory: Bytes) -> None:
+    def __init__(self, shard: MemoryShard, memory: Bytes) -> None:
         self._shard = shard
         (num_rows, width) = shard.records.shape
         # The training thread begins, cuts and restores; a thread of settle brings the journal in
@@ -90,7 +124,7 @@ class KeptRows:
         self._marks = parts[3].view(np.bool_).reshape(2, MOST_NAMES, num_rows)
 
     @classmethod
-    def open(cls, shard: MarkedRows, key: str, tag: str) -> KeptRows | None:
+    def open(cls, shard: MemoryShard, key: str, tag: str) -> KeptRows | None:
         """What is kept under a name, as it was left or anew; ``None`` where nobody keeps memory.
 
         Args:
@@ -149,7 +183,7 @@ class KeptRows:
             self._shard.marks.clear(MEMORY, rows)
 
     def settle(self) -> None:
-        """See :class:`~pibroch.embedding.KeptShard`; brings the journal in on another thread."""
+        """See :class:`KeptShard`; brings the journal in on another thread."""
         threading.Thread(target=self._settle, name="kept rows", daemon=True).start()
 
     def _settle(self) -> None:
