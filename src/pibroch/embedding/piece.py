@@ -118,8 +118,8 @@ class Shard(Protocol):
     def mark_all(self, name: str) -> None:
         """As if all rows had been updated since the last cut of that name."""
 
-    def cut(self, name: str) -> Shard | None:
-        """The rows updated since the last cut of that name, as they are now.
+    def cut(self, name: str, with_state: bool = True) -> Shard | None:
+        """The rows updated since the last cut of that name, as they are now, or their weights.
 
         They stay so, whatever becomes of the shard's. ``None`` without memory for them.
         """

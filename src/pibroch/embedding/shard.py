@@ -194,18 +194,23 @@ class MemoryShard:
         """As if all rows had been updated since the last cut of that name."""
         self.marks.set_all(name)
 
-    def cut(self, name: str) -> MemoryShard | None:
+    def cut(self, name: str, with_state: bool = True) -> MemoryShard | None:
         """A copy of the rows that were updated since the last cut of that name, as a shard.
 
         Their marks are cleared. Time and memory grow with these rows (and by a byte a row with
         all). ``None``, and all as it was, where the copy would take more than half of the memory
         that is free. :meth:`end_cut` says when the copy is not needed any more.
+
+        Args:
+            name: of the marks.
+            with_state: whether the copy has optimizer state, and not weights alone.
         """
         rows = self.marks.rows(name)
-        if rows.size * self.records[:1].nbytes > free_memory() // 2:
+        width = self.space.shape[1] if with_state else self._width
+        if rows.size * width * 4 > free_memory() // 2:
             return None
         self.marks.cut(name, rows)
-        return self._copy_of(rows)
+        return self._copy_of(rows, width)
 
     def end_cut(self, name: str, is_saved: bool) -> None:
         """The last cut of that name was saved, or its rows count as updated since the one before.
@@ -214,8 +219,8 @@ class MemoryShard:
         """
         self.marks.end_cut(name, is_saved)
 
-    def _copy_of(self, rows: Ints) -> MemoryShard:
-        """Some rows, rising, as a shard of its own."""
+    def _copy_of(self, rows: Ints, width: int) -> MemoryShard:
+        """The first floats of some rows, rising, as a shard of its own: all, or their weights."""
         other = MemoryShard.__new__(MemoryShard)
         other.__dict__.update(self.__dict__)
         bounds = np.searchsorted(rows, self._bounds).tolist()
@@ -227,7 +232,9 @@ class MemoryShard:
         )
         other._bounds = bounds
         other.marks = RowMarks(len(rows), len(rows))
-        space = np.empty((len(rows), self.space.shape[1]), np.float32)
+        if width == self._width:
+            other.fields = {}
+        space = np.empty((len(rows), width), np.float32)
         routing.gather_rows(self.space, rows, space)
         other._hold(space)
         return other

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pibroch.embedding import Piece, PieceView, SparseOptimizer
+from pibroch.embedding import Frozen, Piece, PieceView, SparseOptimizer
 from pibroch.embedding.row_set import ListedRows
 from pibroch.kernels.arrays import Ints
 from pibroch.servers import server
@@ -157,19 +157,20 @@ class RemoteShard:
         """See :meth:`MemoryShard.mark_all`."""
         self._servers.ask(self._number, server.mark_all, name)
 
-    def cut(self, name: str) -> RemoteShard | None:
+    def cut(self, name: str, with_state: bool = True) -> RemoteShard | None:
         """See :meth:`MemoryShard.cut`.
 
         The copy lies on the server, and may be read beside what goes on.
         """
-        counts = self._servers.ask(self._number, server.cut, name)
+        counts = self._servers.ask(self._number, server.cut, name, with_state)
         if counts is None:
             return None
         pieces = [
             replace(piece, rows=ListedRows(count, partial(self._cut_ids, name, place)))
             for place, (piece, count) in enumerate(zip(self.pieces, counts, strict=True))
         ]
-        return RemoteShard(self._servers, self._number, pieces, self._optimizer, name)
+        optimizer = self._optimizer if with_state else Frozen()
+        return RemoteShard(self._servers, self._number, pieces, optimizer, name)
 
     def end_cut(self, name: str, is_saved: bool) -> None:
         """See :meth:`MemoryShard.end_cut`."""

@@ -114,12 +114,12 @@ def mark_all(key: str, name: str) -> None:
     _marked(key, name).mark_all(name)
 
 
-def cut(key: str, name: str) -> list[int] | None:
+def cut(key: str, name: str, with_state: bool) -> list[int] | None:
     """Keep a copy of the rows updated since the last cut of that name; how many of each piece.
 
     ``None`` without memory for it.
     """
-    copy = _marked(key, name).cut(name)
+    copy = _marked(key, name).cut(name, with_state)
     if copy is None:
         return None
     SHARDS.find(key).cuts[name] = copy

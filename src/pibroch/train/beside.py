@@ -39,10 +39,12 @@ class Sink(Protocol[Copied, Written]):
     Attributes:
         marks: the name of its marks of rows.
         kind: what it writes, for messages.
+        with_state: whether it wants rows with optimizer state, and not weights alone.
     """
 
     marks: str
     kind: str
+    with_state: bool
 
     @property
     def wants_all(self) -> bool:
@@ -157,7 +159,7 @@ class BesideTraining(Generic[Copied, Written]):
         if self._sink.wants_all:
             for shard in shards:
                 shard.mark_all(marks)
-        copies = cut_all(shards, marks, self._control)
+        copies = cut_all(shards, marks, self._control, self._sink.with_state)
         if copies is None:
             if not self._sink.wants_all:
                 self._warn(progress.step, "no memory for its rows")

@@ -200,6 +200,7 @@ class _VersionSink:
 
     marks = PUBLISHED
     kind = "new version"
+    with_state = False
 
     def __init__(self, session: Session, folder: PublishedFolder, last: Version | None) -> None:
         self.last = last

@@ -100,6 +100,7 @@ class _CheckpointSink:
 
     marks = TIMED
     kind = "checkpoint beside training"
+    with_state = True
     wants_all = False
 
     def __init__(self, folder: Path, session: Session, base: Base | None) -> None:

@@ -164,7 +164,7 @@ def test_training_goes_on_when_the_disk_refuses_and_the_next_one_has_all_rows(
 def test_without_memory_for_all_rows_the_first_version_waits_for_nothing_else(
     data, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(shards, "free_memory", lambda: 40_000)
+    monkeypatch.setattr(shards, "free_memory", lambda: 20_000)
     with caplog.at_level(logging.INFO, "pibroch"):
         run = train(data, tmp_path, "train.batch_size=3")
     assert sum("training waits for the new version" in text for text in caplog.messages) == 1
