@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from pibroch.observability.sinks import TensorBoard
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
+from published_versions import check_same
 from small_run import files_below, make_config, make_dataset
 
 SETTINGS = ["train.epochs=1", "train.evaluate_every=1000", "train.checkpoint_every_seconds=0"]
@@ -98,3 +100,24 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_last_one(data, disk, tmp_pat
     train(config, disk / "run")
     expected = files_below(tmp_path / "undisturbed" / "checkpoints")
     assert files_below(folder) == expected
+
+
+def test_a_version_that_finds_no_room_is_left_out_and_its_rows_are_in_the_next_one(
+    data, disk, tmp_path, caplog
+):
+    config = make_config(
+        data,
+        *SETTINGS,
+        "train.steps=20",
+        "train.checkpoint_every=1",
+        "train.keep=99",
+        f"train.publish_to={disk / 'models'}",
+        "train.publish_every_seconds=1e-9",
+    )
+    train(config, tmp_path / "run", Filling(disk, 6, 12))
+    assert "no new version at step" in caplog.text and "No space left" in caplog.text
+    models = (disk / "models").rename(disk / "kept")
+    shutil.copytree(models, tmp_path / "models")
+    assert not list(models.glob(".*"))
+    steps = check_same(tmp_path / "models", tmp_path / "run" / "checkpoints")
+    assert steps[0] < 7 and steps[-1] == 20 and not {8, 9, 10, 11} & set(steps)
