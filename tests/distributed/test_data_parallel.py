@@ -6,7 +6,7 @@ import torch
 
 from forked import context
 from pibroch.collectives import Ranks, data_parallel
-from pibroch.models import build_model
+from pibroch.models import MODELS, build_model
 from pibroch.ports import free_port
 
 
@@ -18,7 +18,7 @@ def assert_same_bits(results):
             assert tensor is other[name] is None or torch.equal(tensor, other[name]), name
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dcnv2", "deepfm", "wide_deep"])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_models_learn_what_one_process_learns(worlds, size, name):
     """With batch norm and dropout, ragged and empty parts.

@@ -6,11 +6,11 @@ others stand beside their models, see ``docs/my-model.md``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.registry import Choice, Registry, Spec
@@ -18,11 +18,16 @@ from pibroch.config.tower_groups import groups_of, read_groups
 from pibroch.untrusted import NO_FILES
 
 Activation = Literal["relu", "gelu", "silu", "tanh"]
+Structure = Literal["stacked", "parallel"]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[tuple[Width, ...], Field(max_length=256)]
 
 MODELS = Registry(
-    "model", "pibroch.models", Spec, "pibroch.models.base:Model", ["pibroch.config.model:SPECS"]
+    "model",
+    "pibroch.models",
+    Spec,
+    "pibroch.models.base:Model",
+    ["pibroch.config.model:SPECS", "pibroch.config.model_zoo:SPECS"],
 )
 
 
@@ -52,11 +57,46 @@ class ModelConfig(Choice):
         return super().__new__(cls)
 
 
-class DeepConfig(ModelConfig):
-    """What the house's models have in common: a network of hidden layers under the logit.
+class HouseConfig(ModelConfig):
+    """Of the house's models: what only others of them have is checked and left out.
 
-    Settings that only others of the house's models have are checked and left out, so that one
-    recipe serves all of them.
+    So one recipe serves all of them.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_settings_of_others(cls, raw: object, info: ValidationInfo) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        sections = [spec.section for spec in MODELS.built_in.values()]
+        of_others: dict[str, list[type[ModelConfig]]] = {
+            key: having
+            for key in raw.keys() - cls.model_fields.keys()
+            if (having := [each for each in sections if key in each.model_fields])
+        }
+        for key, having in of_others.items():
+            _check_setting(key, raw[key], having, info)
+        return {key: value for key, value in raw.items() if key not in of_others}
+
+
+def _check_setting(
+    key: str, value: object, sections: Sequence[type[ModelConfig]], info: ValidationInfo
+) -> None:
+    """A setting is right where one of the sections takes it."""
+    problem: ValidationError | None = None
+    for section in sections:
+        try:
+            section.model_validate({key: value}, context=info.context)
+        except ValidationError as error:
+            problem = problem or error
+        else:
+            return
+    if problem is not None:
+        raise problem
+
+
+class DeepConfig(HouseConfig):
+    """What most of the house's models have: a network of hidden layers under the logit.
 
     Attributes:
         top: hidden widths of DLRM's top network and of the other models' deep network; the logit is
@@ -71,17 +111,6 @@ class DeepConfig(ModelConfig):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     batch_norm: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_settings_of_others(cls, raw: object, info: ValidationInfo) -> object:
-        if cls is _AnyConfig or not isinstance(raw, Mapping):
-            return raw
-        of_others = _AnyConfig.model_fields.keys() - cls.model_fields.keys()
-        left_out = {key: value for key, value in raw.items() if key in of_others}
-        if left_out:
-            _AnyConfig.model_validate(left_out, context=info.context)
-        return {key: value for key, value in raw.items() if key not in left_out}
-
 
 class DLRMConfig(DeepConfig):
     """Settings of :class:`pibroch.models.DLRM`.
@@ -94,8 +123,8 @@ class DLRMConfig(DeepConfig):
     bottom: Widths = (512, 256)
 
 
-class DCNv2Config(DeepConfig):
-    """Settings of :class:`pibroch.models.DCNv2`.
+class CrossConfig(DeepConfig):
+    """Of models with crosses and a deep network.
 
     Attributes:
         cross_layers: number of crosses.
@@ -104,10 +133,15 @@ class DCNv2Config(DeepConfig):
             (``parallel``).
     """
 
-    name: Literal["dcnv2"] = "dcnv2"
     cross_layers: int = Field(default=3, ge=1, le=64)
     cross_rank: int | None = Field(default=None, ge=1)
-    structure: Literal["stacked", "parallel"] = "parallel"
+    structure: Structure = "parallel"
+
+
+class DCNv2Config(CrossConfig):
+    """Settings of :class:`pibroch.models.DCNv2`."""
+
+    name: Literal["dcnv2"] = "dcnv2"
 
 
 class DeepFMConfig(DeepConfig):
@@ -192,12 +226,6 @@ class TowerDCNConfig(TowerConfig):
     name: Literal["tower_dcn"] = "tower_dcn"
     cross_layers: int = Field(default=3, ge=1, le=64)
     cross_rank: int | None = Field(default=None, ge=1)
-
-
-class _AnyConfig(TowerConfig, DCNv2Config):
-    """All settings of the house's models."""
-
-    name: str = ""  # type: ignore[assignment]  # of none of them
 
 
 SPECS = (

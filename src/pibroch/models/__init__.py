@@ -7,6 +7,7 @@ from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.flops import training_flops
+from pibroch.models.gdcn import GDCN
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
 from pibroch.models.losses import BinaryCrossEntropy, Loss
@@ -25,6 +26,7 @@ from pibroch.models.wide import DeepFM, WideAndDeep
 
 __all__ = [
     "DLRM",
+    "GDCN",
     "MLP",
     "MODELS",
     "BatchNorm",

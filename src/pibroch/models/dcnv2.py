@@ -8,11 +8,12 @@ Shape legend: B samples, K = F D + n inputs, R rank.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pibroch.config.model import DCNv2Config
+from pibroch.config.model import CrossConfig, DCNv2Config
 from pibroch.models.base import Model
 from pibroch.models.linear import Linear
 from pibroch.models.mlp import MLP, HiddenOptions
@@ -37,10 +38,14 @@ class CrossNet(nn.Module):
     def forward(self, x0: Tensor) -> Tensor:
         """``[B, K]`` to ``[B, K]``."""
         x = x0
-        for i, cross in enumerate(self.cross):
-            reduced = self.reduce[i](x) if self.reduce else x
-            x = torch.addcmul(x, x0, cross(reduced).to(x0.dtype))
+        for i in range(len(self.cross)):
+            x = torch.addcmul(x, x0, self.factor(i, x).to(x0.dtype))
         return x
+
+    def factor(self, i: int, x: Tensor) -> Tensor:
+        """By what cross ``i`` multiplies ``x_0``, ``[B, K]``."""
+        out: Tensor = self.cross[i](self.reduce[i](x) if self.reduce else x)
+        return out
 
 
 class DCNv2(Model):
@@ -49,12 +54,13 @@ class DCNv2(Model):
     ``stacked`` is the deep network on the crosses; ``parallel`` is one linear layer on both.
     """
 
-    section = DCNv2Config
+    section: ClassVar[type[CrossConfig]] = DCNv2Config
+    crosses: ClassVar[type[CrossNet]] = CrossNet
 
-    def __init__(self, num_dense: int, num_features: int, config: DCNv2Config) -> None:
+    def __init__(self, num_dense: int, num_features: int, config: CrossConfig) -> None:
         super().__init__(num_dense, num_features, config)
         width = num_features * config.dim + num_dense
-        self.cross = CrossNet(width, config.cross_layers, config.cross_rank)
+        self.cross = self.crosses(width, config.cross_layers, config.cross_rank)
         self.parallel = config.structure == "parallel"
         self.deep = MLP((width, *config.top), HiddenOptions.of(config), last_is_hidden=True)
         deep_width = config.top[-1] if config.top else width

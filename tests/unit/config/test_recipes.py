@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from pibroch.config import embedding, load_recipe, recipe_names, to_toml
+from pibroch.config import embedding, load_recipe, model_zoo, recipe_names, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError
 
@@ -268,7 +268,10 @@ def test_shipped_recipes_survive_being_written(name):
 
 
 def test_each_recipe_comes_for_each_model():
-    variants = ("_dcnv2", "_deepfm", "_wide_deep", "_lookahead", "_retrieve", "_towers")
+    zoo = [spec.name for spec in model_zoo.SPECS]
+    assert [load_recipe(f"synthetic_small_{name}").model.name for name in zoo] == zoo
+    others = ("dcnv2", "deepfm", "wide_deep", "lookahead", "retrieve", "towers", *zoo)
+    variants = tuple(f"_{name}" for name in others)
     bases = [name for name in recipe_names() if not name.endswith(variants)]
     assert bases == ["avazu_sample", "criteo_kaggle", "criteo_kaggle_sample", "synthetic_small"]
     for base in bases:

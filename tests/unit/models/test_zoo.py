@@ -1,0 +1,120 @@
+"""Models of the zoo against their equations in NumPy, float64, and their gradients.
+
+Shape legend: B samples, n dense features, F categorical ones, D embedding width.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pibroch.models import MODELS, Model, build_model
+
+Array = np.ndarray
+Weights = Mapping[str, Array]
+Equation = Callable[[Weights, Array, Array], Array]
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def affine(weights: Weights, name: str, x: Array) -> Array:
+    bias = weights.get(f"{name}.bias", np.zeros(1))
+    return np.einsum("oi,bi->bo", weights[f"{name}.weight"], x) + bias
+
+
+def hidden(weights: Weights, name: str, x: Array, num_layers: int) -> Array:
+    """Layers with ReLU, as :class:`pibroch.models.MLP` numbers them."""
+    for i in range(num_layers):
+        x = relu(affine(weights, f"{name}.layers.{i}", x))
+    return x
+
+
+def flat(dense: Array, embedded: Array) -> Array:
+    return np.hstack([embedded.reshape(len(dense), -1), dense])
+
+
+def gated_crosses(weights: Weights, c0: Array, num_layers: int) -> Array:
+    c = c0
+    for i in range(num_layers):
+        products, gates = weights[f"cross.cross.{i}.weight"], weights[f"cross.gate.{i}.weight"]
+        if f"cross.reduce.{i}.weight" in weights:
+            products = products @ weights[f"cross.reduce.{i}.weight"]
+            gates = gates @ weights[f"cross.gate_reduce.{i}.weight"]
+        crossed = c @ products.T + weights[f"cross.cross.{i}.bias"]
+        c = c0 * crossed * sigmoid(c @ gates.T) + c
+    return c
+
+
+def gdcn_parallel(weights: Weights, dense: Array, embedded: Array) -> Array:
+    x = flat(dense, embedded)
+    both = np.hstack([gated_crosses(weights, x, 2), hidden(weights, "deep", x, 2)])
+    return affine(weights, "head", both)
+
+
+def gdcn_stacked(weights: Weights, dense: Array, embedded: Array) -> Array:
+    crossed = gated_crosses(weights, flat(dense, embedded), 2)
+    return affine(weights, "head", hidden(weights, "deep", crossed, 2))
+
+
+CASES: list[tuple[str, dict[str, Any], Equation]] = [
+    ("gdcn", {"cross_layers": 2}, gdcn_parallel),
+    ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
+    ("gdcn", {"cross_layers": 2, "structure": "stacked"}, gdcn_stacked),
+]
+"""A model, its options, and what it works out."""
+
+
+def double(name: str, options: Mapping[str, Any], num_dense: int = 2) -> Model:
+    """A model of 3 features of width 4 in float64, as it serves; no weight is 0 or 1."""
+    torch.manual_seed(2)
+    model = build_model(name, num_dense, 3, **{"dim": 4, "top": (6, 4), **options}).double().eval()
+    for key, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.add_(torch.rand(tensor.shape, dtype=tensor.dtype) * 0.2)
+            assert "running_var" not in key or (tensor > 0).all()
+    return model
+
+
+def random_input(model: Model, batch: int = 5) -> list[torch.Tensor]:
+    shapes = (batch, model.num_dense), (batch, model.num_features, 4)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize(("name", "options", "equation"), CASES)
+@pytest.mark.parametrize("num_dense", [0, 2])
+def test_logits_are_those_of_the_equations(
+    name: str, options: dict[str, Any], equation: Equation, num_dense: int
+) -> None:
+    model = double(name, options, num_dense)
+    weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    inputs = random_input(model)
+    want = equation(weights, *(tensor.detach().numpy() for tensor in inputs))
+    np.testing.assert_allclose(model(*inputs).detach().numpy(), want.reshape(-1), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options", "equation"), CASES)
+def test_gradients_are_those_of_differences(
+    name: str, options: dict[str, Any], equation: Equation
+) -> None:
+    model = double(name, options)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def logits(*tensors: torch.Tensor) -> torch.Tensor:
+        weights = dict(zip(names, tensors[2:], strict=True))
+        out: torch.Tensor = torch.func.functional_call(model, weights, tensors[:2])
+        return out
+
+    assert torch.autograd.gradcheck(logits, (*random_input(model, 2), *parameters))
+
+
+def test_each_model_of_the_zoo_has_an_equation() -> None:
+    elsewhere = {"dlrm", "dcnv2", "deepfm", "wide_deep", "tower_dlrm", "tower_dcn"}
+    assert {name for name, *_ in CASES} == MODELS.keys() - elsewhere
