@@ -1,6 +1,6 @@
-"""The side that was forked.
+"""The side that was forked, or started by who keeps memory.
 
-It asks the server for memory that outlives this one.
+It asks for memory that outlives this process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pibroch.errors import ProtocolError
 from pibroch.forkserver.messages import Keep, Loaded, receive_answer, send
 
+LINK = "PIBROCH_LINK"
+"""The descriptor by which a process that was started anew asks who has started it."""
 _TIMEOUT_S = 60.0
 
 
@@ -103,8 +105,11 @@ def adopt(descriptor: int) -> None:
 
 
 def link_to_server() -> Link | None:
-    """To the fork server that this process is from.
+    """To who has forked or started this process, and keeps memory for it.
 
     ``None`` for a process that was started otherwise.
     """
+    descriptor = os.environ.pop(LINK, None)
+    if descriptor is not None:
+        adopt(int(descriptor))
     return _link

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -25,7 +24,8 @@ import msgspec
 
 from pibroch.forkserver.child import ChildPlan, ForkedProcess, fork
 from pibroch.forkserver.link import adopt
-from pibroch.forkserver.messages import Keep, KeptDescriptor, Loaded, receive_request, send
+from pibroch.forkserver.memories import Memories
+from pibroch.forkserver.messages import Keep, Loaded, receive_request
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,6 @@ logger = logging.getLogger(__name__)
 def can_fork() -> bool:
     """Whether processes of pibroch may be forked here: only Linux has all that is needed."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    descriptor: int
-    tag: str
-    num_bytes: int
 
 
 class ForkServer:
@@ -58,7 +51,7 @@ class ForkServer:
         self._program = program
         self._prepare = prepare
         self._links: list[socket.socket] = []
-        self._memories: dict[str, _Memory] = {}
+        self._memories = Memories()
         self._idle: Iterator[None] = iter(())
 
     def __enter__(self) -> ForkServer:
@@ -71,13 +64,11 @@ class ForkServer:
 
     def forget(self) -> None:
         """Give all memory up that was kept for processes to come."""
-        for memory in self._memories.values():
-            os.close(memory.descriptor)
-        self._memories.clear()
+        self._memories.forget()
 
     def heads(self, num_bytes: int) -> list[bytes]:
         """The first bytes of all memory that is kept."""
-        return [os.pread(memory.descriptor, num_bytes, 0) for memory in self._memories.values()]
+        return self._memories.heads(num_bytes)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules that children need, and prepare the rest.
@@ -115,13 +106,12 @@ class ForkServer:
         own_end, child_end = socket.socketpair(socket.AF_UNIX, kind)
         nothing = os.open(os.devnull, os.O_RDONLY)
         others = [link.fileno() for link in self._links]
-        memories = [memory.descriptor for memory in self._memories.values()]
         plan = ChildPlan(
             arguments,
             environment,
             name,
             {0: nothing} if log is None else {0: nothing, 1: log, 2: log},
-            (*others, *memories, own_end.fileno()),
+            (*others, *self._memories.descriptors(), own_end.fileno()),
             leads_session=log is not None,
         )
         try:
@@ -154,7 +144,7 @@ class ForkServer:
                 case None:
                     self._let_go(link)
                 case Keep() as request:
-                    self._keep(link, request)
+                    self._memories.answer(link, request)
                 case Loaded(modules):
                     self._idle = self._load([name for name in modules if name not in sys.modules])
         except (OSError, msgspec.DecodeError) as error:
@@ -165,25 +155,6 @@ class ForkServer:
         """It has ended, or has nothing more to say."""
         link.close()
         self._links.remove(link)
-
-    def _keep(self, link: socket.socket, request: Keep) -> None:
-        memory = self._memories.get(request.key)
-        is_new = False
-        if request.num_bytes and (
-            memory is None or (memory.tag, memory.num_bytes) != (request.tag, request.num_bytes)
-        ):
-            if memory is not None:
-                os.close(memory.descriptor)
-            descriptor = os.memfd_create(f"pibroch {request.key}", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, request.num_bytes)
-            memory = self._memories[request.key] = _Memory(
-                descriptor, request.tag, request.num_bytes
-            )
-            is_new = True
-        if memory is None:
-            send(link, KeptDescriptor(0, False, ""))
-        else:
-            send(link, KeptDescriptor(memory.num_bytes, is_new, memory.tag), [memory.descriptor])
 
 
 def _linked(descriptor: int, program: Callable[[], NoReturn]) -> NoReturn:

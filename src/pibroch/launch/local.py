@@ -15,7 +15,7 @@ from pibroch.launch.base import Launcher, Run
 from pibroch.launch.child import LOST
 from pibroch.launch.job import TRAINER, Group, Job, Place
 from pibroch.launch.life import Death, Life
-from pibroch.launch.machines import Here, Machines, place_here
+from pibroch.launch.machines import Here, Machines, Memory, place_here
 from pibroch.launch.restarts import RestartBudget
 from pibroch.process import threads_of_rank
 
@@ -72,14 +72,14 @@ def _here(machines: Machines) -> Begin:
     return lambda job: nullcontext((machines, place_here()))
 
 
-def run_job(job: Job, run: Run, begin: Begin, server: ForkServer | None = None) -> int:
+def run_job(job: Job, run: Run, begin: Begin, memory: Memory | None = None) -> int:
     """Run a job, and again as long as something is lost and restarts are left.
 
     Args:
         job: its processes.
         run: is told what happens.
         begin: gives machines for each life.
-        server: keeps memory from one life to the next.
+        memory: is kept from one life to the next.
     """
     may_restart = job.restarts.most > 0
     budget = RestartBudget(job.restarts)
@@ -108,7 +108,7 @@ def run_job(job: Job, run: Run, begin: Begin, server: ForkServer | None = None) 
         if not is_lost or not may_restart:
             return _exit_code(failed, job, run)
         reason = _reason(first, words)
-        step = run.newest_step(None if server is None else server.heads)
+        step = run.newest_step(None if memory is None else memory.heads)
         pause = budget.pause(time.monotonic(), step)
         if pause is None:
             run.say(
@@ -126,8 +126,8 @@ def run_job(job: Job, run: Run, begin: Begin, server: ForkServer | None = None) 
                 f"going on with {job.num_ranks} ranks, as {budget.vain + 1} starts in turn got no"
                 " further (--least-ranks)"
             )
-            if server is not None:
-                server.forget()  # what the ranks of before have kept are other rows
+            if memory is not None:
+                memory.forget()  # what the ranks of before have kept are other rows
         time.sleep(pause)
         is_again = True
 

@@ -56,6 +56,16 @@ class Machines(Protocol):
         time.sleep(seconds)
 
 
+class Memory(Protocol):
+    """What outlives processes of a job, for those that go on where they have been."""
+
+    def heads(self, num_bytes: int) -> list[bytes]:
+        """The first bytes of each piece."""
+
+    def forget(self) -> None:
+        """Give all up."""
+
+
 class Here:
     """This machine.
 

@@ -1,8 +1,8 @@
 """Jobs on a cluster of Ray: an actor for each process, all in one placement group.
 
-An actor starts its process on its node and ends with it. What is started again, and how often, is
-the job's to say, as on one machine: Ray places the processes, shows what they say, and tells what
-was lost. Imported only where this launcher was chosen.
+An actor starts its process on its node, ends with it, and keeps memory for the next one. What is
+started again, and how often, is the job's to say, as on one machine: Ray places the processes,
+shows what they say, and tells what was lost. Imported only where this launcher was chosen.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from pibroch.config.base import Section
 from pibroch.errors import ConfigError, MissingDependencyError, TrainingError
+from pibroch.forkserver.link import LINK
+from pibroch.forkserver.memories import Memories
+from pibroch.forkserver.messages import Keep, receive_request
 from pibroch.launch.base import Launcher, RaySection, Run
 from pibroch.launch.job import Group, Job, Place
 from pibroch.launch.local import run_job
@@ -71,8 +77,8 @@ class RayLauncher(Launcher):
         job = run.job(is_here=False)
         _join(self._address)
         try:
-            secret = os.environ.get(SECRET_VARIABLE) or new_secret()
-            return run_job(job, run, lambda job: _placed(job, secret))
+            cluster = _Cluster(os.environ.get(SECRET_VARIABLE) or new_secret())
+            return run_job(job, run, cluster.begin, cluster)
         finally:
             ray.shutdown()
 
@@ -99,11 +105,12 @@ def _join(address: str) -> None:
 
 
 class _Actor:
-    """On a node: starts one process, and ends with it."""
+    """On a node: starts one process after the other, which end with it, and keeps their memory."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._process: subprocess.Popen[bytes] | None = None
+        self._memories = Memories()
 
     def __repr__(self) -> str:
         """What Ray shows before each line of the process."""
@@ -113,24 +120,41 @@ class _Actor:
         """Two ports of this node."""
         return free_port(), free_port()
 
+    def heads(self, num_bytes: int) -> list[bytes]:
+        """The first bytes of what is kept."""
+        return self._memories.heads(num_bytes)
+
     def run(self, task: _Task) -> int:
         """Start a process, and wait for its end; its exit code."""
-        variables = {**inherited(), **task.variables, LAUNCHER: str(os.getpid())}
-        with opened_log(task.log) as log:
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = {LAUNCHER: str(os.getpid()), LINK: str(child_end.fileno())}
+        with opened_log(task.log) as log, child_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pibroch", *task.arguments],
-                env=variables,
+                env={**inherited(), **task.variables, **own},
                 cwd=task.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[child_end.fileno()],
             )
-        return self._process.wait()
+        serving = threading.Thread(target=self._serve, args=(own_end,), daemon=True)
+        serving.start()
+        code = self._process.wait()
+        serving.join()
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send the process a signal."""
         if self._process is not None:
             self._process.send_signal(number)
+
+    def _serve(self, link: socket.socket) -> None:
+        """Keep what the process asks for, until it ends."""
+        with link, suppress(OSError, msgspec.DecodeError):
+            while (request := receive_request(link)) is not None:
+                if isinstance(request, Keep):
+                    self._memories.answer(link, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +174,10 @@ class _RemoteProcess:
     pid = 0
     """Of no process of this machine."""
 
-    def __init__(self, actor: Any, task: _Task) -> None:
+    def __init__(self, actor: Any, task: _Task, on_lost: Callable[[], None]) -> None:
         self._actor = actor
         self._end = actor.run.remote(task)
+        self._on_lost = on_lost
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -166,6 +191,7 @@ class _RemoteProcess:
                 ) from error
             except RayError:
                 self._code = -signal.SIGKILL
+                self._on_lost()
         return self._code
 
     def send_signal(self, number: int) -> None:
@@ -194,42 +220,67 @@ class _Bundles(Machines):
             if each.are_ranks:
                 self._nodes_of_ranks = [nodes[bundle] for bundle in own]
         self._bundles = bundles
+        self._actors = dict[tuple[str, int], Any]()
+        self._is_whole = True
         shared = {name: text for name, text in inherited().items() if name.startswith(_SHARED)}
         shared.pop(LAUNCHER, None)
         if SECRET_FILE_VARIABLE not in shared:
             shared[SECRET_VARIABLE] = secret
         self._shared = shared
 
-    def actor(self, group: Group, number: int) -> Any:
-        """A new one in the bundle of a process."""
-        strategy = PlacementGroupSchedulingStrategy(self._group, self._bundles[group.role, number])
-        options = {"max_concurrency": 2, "scheduling_strategy": strategy}
-        actor = ray.remote(_Actor).options(num_cpus=_processors(group), **options)
-        return actor.remote(f"{group.title} {number}")
+    def heads(self, num_bytes: int) -> list[bytes] | None:
+        """The first bytes of what all actors keep; ``None`` when one of them was lost."""
+        asked = [actor.heads.remote(num_bytes) for actor in self._actors.values()]
+        try:
+            kept = ray.get(asked, timeout=PROBE_TIMEOUT_S)
+        except RayError:
+            self._is_whole = False
+        return [head for heads in kept for head in heads] if self._is_whole else None
+
+    def release(self) -> None:
+        """Give the room back; actors end, and what they keep goes."""
+        remove_placement_group(self._group)
 
     def place(self, job: Job) -> Place:
         """Where processes meet: on rank 0's node, at ports that are free."""
         node = self._nodes_of_ranks[0]
         host = next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
         ranks = next(group for group in job.groups if group.are_ranks)
-        actor = self.actor(ranks, 0)
+        asked = self._actor(ranks, 0).free_ports.remote()
         try:
-            ports = ray.get(actor.free_ports.remote(), timeout=ANSWER_TIMEOUT_S)
-        except GetTimeoutError as error:
+            ports = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
+        except RayError as error:
             raise TrainingError(
-                f"no answer of node {host} within {ANSWER_TIMEOUT_S:g} s", "a node that answers"
+                f"no answer of node {host} within {ANSWER_TIMEOUT_S:g} s ({error})",
+                "a node that answers, with pibroch",
+                "go on with --resume",
             ) from error
-        finally:
-            ray.kill(actor)
         return Place(host, ports[0], f"tcp://{host}:{ports[1]}")
 
     def start(
         self, job: Job, group: Group, number: int, arguments: list[str], own: dict[str, str]
     ) -> Process:
-        """Have a new actor start a process."""
+        """Have an actor start a process."""
         variables = {**self._shared, **own}
         task = _Task(arguments, variables, os.getcwd(), log_of(job, group, number))
-        return _RemoteProcess(self.actor(group, number), task)
+        return _RemoteProcess(
+            self._actor(group, number), task, lambda: self._lose(group.role, number)
+        )
+
+    def _actor(self, group: Group, number: int) -> Any:
+        """That of a process, in its bundle; a new one where there is none, or it was lost."""
+        key = group.role, number
+        if key not in self._actors:
+            strategy = PlacementGroupSchedulingStrategy(self._group, self._bundles[key])
+            actor = ray.remote(_Actor).options(
+                num_cpus=_processors(group), max_concurrency=3, scheduling_strategy=strategy
+            )
+            self._actors[key] = actor.remote(f"{group.title} {number}")
+        return self._actors[key]
+
+    def _lose(self, role: str, number: int) -> None:
+        self._is_whole = False
+        self._actors.pop((role, number), None)
 
     def ranks_beside(self, job: Job, rank: int) -> range:
         """Ranks of the same node."""
@@ -238,24 +289,51 @@ class _Bundles(Machines):
         return range(first, first + nodes.count(nodes[rank]))
 
 
-@contextmanager
-def _placed(job: Job, secret: str) -> Iterator[tuple[Machines, Place]]:
+class _Cluster:
+    """Room for a job, and the memory of its processes, for as long as nothing of it is lost.
+
+    Args:
+        secret: the job's.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._bundles: _Bundles | None = None
+
+    @contextmanager
+    def begin(self, job: Job) -> Iterator[tuple[Machines, Place]]:
+        """For one life of the job, see :data:`pibroch.launch.local.Begin`."""
+        if self._bundles is None or self._bundles.heads(1) is None:
+            self.forget()
+            self._bundles = _placed(job, self._secret)
+        yield self._bundles, self._bundles.place(job)
+
+    def heads(self, num_bytes: int) -> list[bytes]:
+        """The first bytes of all that is kept; nothing once a part of it was lost."""
+        return [] if self._bundles is None else self._bundles.heads(num_bytes) or []
+
+    def forget(self) -> None:
+        """Give the room back, and all that is kept there."""
+        if self._bundles is not None:
+            self._bundles.release()
+            self._bundles = None
+
+
+def _placed(job: Job, secret: str) -> _Bundles:
+    """Room for a job; blocks until there is some."""
     bundles = [{"CPU": _processors(group)} for group in job.groups for _ in range(group.count)]
-    with ExitStack() as stack:
-        group = placement_group(bundles, strategy="SPREAD")
-        stack.callback(remove_placement_group, group)
-        try:
-            ray.get(group.ready(), timeout=PLACE_TIMEOUT_S)
-        except GetTimeoutError as error:
-            has = ray.cluster_resources().get("CPU", 0)
-            raise TrainingError(
-                f"a cluster of {has:g} processors without room for {len(bundles)} processes within"
-                f" {PLACE_TIMEOUT_S:g} s",
-                f"{sum(bundle['CPU'] for bundle in bundles)}, as each takes one or its threads",
-                "add nodes, and go on with --resume",
-            ) from error
-        machines = _Bundles(job, group, secret)
-        yield machines, machines.place(job)
+    group = placement_group(bundles, strategy="SPREAD")
+    try:
+        ray.get(group.ready(), timeout=PLACE_TIMEOUT_S)
+    except GetTimeoutError as error:
+        has = ray.cluster_resources().get("CPU", 0)
+        raise TrainingError(
+            f"a cluster of {has:g} processors without room for {len(bundles)} processes within"
+            f" {PLACE_TIMEOUT_S:g} s",
+            f"{sum(bundle['CPU'] for bundle in bundles)}, as each takes one or its threads",
+            "add nodes, and go on with --resume",
+        ) from error
+    return _Bundles(job, group, secret)
 
 
 def _processors(group: Group) -> int:
