@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pibroch.config.model import CrossConfig
+from pydantic import Field
+
+from pibroch.config.model import (
+    CrossConfig,
+    DeepConfig,
+    Widths,
+)
 from pibroch.config.registry import Spec
+from pibroch.errors import ConfigError
 
 
 class GDCNConfig(CrossConfig):
@@ -14,4 +21,47 @@ class GDCNConfig(CrossConfig):
     name: Literal["gdcn"] = "gdcn"
 
 
-SPECS = (Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),)
+class FinalMLPConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.FinalMLP`.
+
+    Attributes:
+        second_top: hidden widths of the second stream; those of the first, ``top``, when absent.
+        heads: of the fusion; they divide the last widths of both streams.
+        gate: multiply each stream's input with gates.
+        gate_hidden: hidden widths of the networks of gates.
+        contexts: names of the features by which each stream's gates are decided; without any they
+            are learned, the same for all samples.
+    """
+
+    name: Literal["finalmlp"] = "finalmlp"
+    second_top: Widths | None = None
+    heads: int = Field(default=1, ge=1)
+    gate: bool = True
+    gate_hidden: Widths = (64,)
+    contexts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def context_numbers(self, features: tuple[str, ...]) -> list[list[int]]:
+        """The features of each context by their number.
+
+        Raises:
+            ConfigError: for one that is not there.
+        """
+        missing = [name for names in self.contexts for name in names if name not in features]
+        if missing:
+            raise ConfigError(
+                f"feature {missing[0]!r} in model.contexts",
+                f"one of {', '.join(features)}",
+                "correct the name",
+            )
+        return [[features.index(name) for name in names] for names in self.contexts]
+
+
+SPECS = (
+    Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
+    Spec(
+        "finalmlp",
+        "two gated networks and a bilinear fusion",
+        FinalMLPConfig,
+        "pibroch.models.finalmlp:FinalMLP",
+    ),
+)

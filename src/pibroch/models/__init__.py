@@ -6,6 +6,7 @@ from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
+from pibroch.models.finalmlp import FinalMLP
 from pibroch.models.flops import training_flops
 from pibroch.models.gdcn import GDCN
 from pibroch.models.interaction import dot_interaction
@@ -37,6 +38,7 @@ __all__ = [
     "DeepFM",
     "Dropout",
     "Embedded",
+    "FinalMLP",
     "HiddenOptions",
     "Linear",
     "LinearTower",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pibroch.errors import ConfigError
 from pibroch.models import MODELS, Model, build_model
 
 Array = np.ndarray
@@ -64,10 +65,40 @@ def gdcn_stacked(weights: Weights, dense: Array, embedded: Array) -> Array:
     return affine(weights, "head", hidden(weights, "deep", crossed, 2))
 
 
+def finalmlp(contexts: tuple[list[int], list[int]] | None, num_heads: int = 1) -> Equation:
+    """Streams with gates by these features, or without any gates."""
+
+    def equation(weights: Weights, dense: Array, embedded: Array) -> Array:
+        x = flat(dense, embedded)
+        streams = []
+        for stream in range(2):
+            gated = x
+            if contexts is not None:
+                if contexts[stream]:
+                    context = np.hstack([embedded[:, i] for i in contexts[stream]])
+                else:
+                    context = np.tile(weights[f"gates.{stream}.constant"], (len(x), 1))
+                inner = hidden(weights, f"gates.{stream}.gate", context, 1)
+                gated = x * 2 * sigmoid(affine(weights, f"gates.{stream}.gate.layers.1", inner))
+            streams.append(hidden(weights, f"streams.{stream}", gated, 2))
+        first, second = streams
+        logits = affine(weights, "fusion.first", first) + affine(weights, "fusion.second", second)
+        for sample in range(len(x)):
+            parts = np.split(first[sample], num_heads), np.split(second[sample], num_heads)
+            for product, left, right in zip(weights["fusion.products"], *parts, strict=True):
+                logits[sample] += left @ product @ right
+        return logits
+
+    return equation
+
+
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "structure": "stacked"}, gdcn_stacked),
+    ("finalmlp", {"gate_hidden": (3,)}, finalmlp(([], []))),
+    ("finalmlp", {"gate": False, "second_top": (5, 2), "heads": 2}, finalmlp(None, 2)),
+    ("finalmlp", {"gate_hidden": (3,), "contexts": (("1", "0"), ())}, finalmlp(([1, 0], []))),
 ]
 """A model, its options, and what it works out."""
 
@@ -113,6 +144,23 @@ def test_gradients_are_those_of_differences(
         return out
 
     assert torch.autograd.gradcheck(logits, (*random_input(model, 2), *parameters))
+
+
+def test_contexts_are_features_by_name() -> None:
+    options: dict[str, Any] = {"dim": 4, "top": (6,), "contexts": (("b",), ("c", "a"))}
+    model = build_model("finalmlp", 0, 3, tuple("abc"), **options)
+    embedded = torch.randn(5, 3, 4)
+    for stream, others in ((0, [0, 2]), (1, [1])):
+        gate = model.get_submodule(f"gates.{stream}")
+        ones = torch.ones(5, 12)
+        changed = embedded.clone()
+        changed[:, others] += 1
+        assert torch.equal(gate(embedded, ones), gate(changed, ones))
+        assert not torch.equal(gate(embedded, ones), gate(embedded + 1, ones))
+    with pytest.raises(ConfigError, match=r"'d' in model\.contexts; need one of a, b, c"):
+        build_model("finalmlp", 0, 3, tuple("abc"), **{**options, "contexts": (("d",), ())})
+    with pytest.raises(ConfigError, match="4 heads for streams of widths 6 and 6"):
+        build_model("finalmlp", 0, 3, **{**options, "contexts": ((), ()), "heads": 4})
 
 
 def test_each_model_of_the_zoo_has_an_equation() -> None:
