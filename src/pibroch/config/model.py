@@ -17,7 +17,7 @@ from pibroch.config.registry import Choice, Registry, Spec
 from pibroch.config.tower_groups import groups_of, read_groups
 from pibroch.untrusted import NO_FILES
 
-Activation = Literal["relu", "gelu", "silu", "tanh"]
+Activation = Literal["relu", "gelu", "silu", "tanh", "identity"]
 Structure = Literal["stacked", "parallel"]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[tuple[Width, ...], Field(max_length=256)]

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from pibroch.config.model import (
+    Activation,
     CrossConfig,
     DeepConfig,
     Widths,
@@ -56,6 +57,22 @@ class FinalMLPConfig(DeepConfig):
         return [[features.index(name) for name in names] for names in self.contexts]
 
 
+class FinalNetConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.FinalNet`, whose layers need no activation.
+
+    Attributes:
+        blocks: networks of hidden widths ``top``, one or two.
+        field_gate: give the first block all fields' vectors a second time, behind a gate.
+        residual: how a layer's products join its sums, beside them or added to them.
+    """
+
+    name: Literal["finalnet"] = "finalnet"
+    activation: Activation = "identity"
+    blocks: Literal[1, 2] = 2
+    field_gate: bool = True
+    residual: Literal["concat", "sum"] = "concat"
+
+
 SPECS = (
     Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
     Spec(
@@ -63,5 +80,11 @@ SPECS = (
         "two gated networks and a bilinear fusion",
         FinalMLPConfig,
         "pibroch.models.finalmlp:FinalMLP",
+    ),
+    Spec(
+        "finalnet",
+        "networks whose layers multiply their halves",
+        FinalNetConfig,
+        "pibroch.models.finalnet:FinalNet",
     ),
 )

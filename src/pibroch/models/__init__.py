@@ -7,6 +7,7 @@ from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.finalmlp import FinalMLP
+from pibroch.models.finalnet import FinalNet
 from pibroch.models.flops import training_flops
 from pibroch.models.gdcn import GDCN
 from pibroch.models.interaction import dot_interaction
@@ -39,6 +40,7 @@ __all__ = [
     "Dropout",
     "Embedded",
     "FinalMLP",
+    "FinalNet",
     "HiddenOptions",
     "Linear",
     "LinearTower",

@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
     "tanh": torch.tanh,
+    "identity": lambda x: x,
 }
 
 
@@ -51,6 +52,7 @@ class MLP(nn.Module):
         widths: of the input and of each layer's output.
         options: what follows a hidden layer.
         last_is_hidden: treat the last layer as a hidden one too.
+        hidden: makes a hidden layer of its widths, with or without a bias.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MLP(nn.Module):
         widths: Sequence[int],
         options: HiddenOptions = HiddenOptions(),
         last_is_hidden: bool = False,
+        hidden: Callable[[int, int, bool], nn.Module] = Linear,
     ) -> None:
         super().__init__()
         self.options = options
@@ -67,7 +70,7 @@ class MLP(nn.Module):
         # steps of full size of it
         num_without_bias = self.num_hidden if options.batch_norm else 0
         self.layers = nn.ModuleList(
-            Linear(width_in, width_out, bias=i >= num_without_bias)
+            (hidden if i < self.num_hidden else Linear)(width_in, width_out, i >= num_without_bias)
             for i, (width_in, width_out) in enumerate(pairwise(widths))
         )
         norms = (

@@ -15,6 +15,7 @@ from pibroch.models import MODELS, Model, build_model
 
 Array = np.ndarray
 Weights = Mapping[str, Array]
+NORM = ("weight", "bias", "running_mean", "running_var")
 Equation = Callable[[Weights, Array, Array], Array]
 
 
@@ -92,6 +93,41 @@ def finalmlp(contexts: tuple[list[int], list[int]] | None, num_heads: int = 1) -
     return equation
 
 
+def fields(weights: Weights, dense: Array, embedded: Array) -> Array:
+    """Embeddings and ``x_i v_i``."""
+    if not dense.shape[1]:
+        return embedded
+    return np.concatenate([embedded, np.einsum("bn,nd->bnd", dense, weights["fields.of_dense"])], 1)
+
+
+def factorized_block(weights: Weights, name: str, x: Array, is_sum: bool, norms: bool) -> Array:
+    for i in range(2):
+        first, second = np.split(affine(weights, f"{name}.layers.{i}.linear", x), 2, axis=1)
+        x = first + first * second if is_sum else np.hstack([first, first * second])
+        if norms:
+            norm = {key: weights[f"{name}.norms.{i}.{key}"] for key in NORM}
+            x = (x - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5)
+            x = x * norm["weight"] + norm["bias"]
+    return affine(weights, f"{name}.layers.2", x)
+
+
+def finalnet(num_blocks: int, gate: bool, is_sum: bool = False, norms: bool = False) -> Equation:
+    def equation(weights: Weights, dense: Array, embedded: Array) -> Array:
+        vectors = fields(weights, dense, embedded)
+        behind = vectors
+        if gate:
+            gates = np.einsum("gf,bfd->bgd", weights["gate.gate.weight"], vectors)
+            gates += weights["gate.gate.bias"][:, None]
+            behind = np.concatenate([vectors, vectors * gates], 1)
+        inputs = [behind.reshape(len(dense), -1), vectors.reshape(len(dense), -1)][:num_blocks]
+        logits = [
+            factorized_block(weights, f"blocks.{i}", x, is_sum, norms) for i, x in enumerate(inputs)
+        ]
+        return np.mean(logits, axis=0)
+
+    return equation
+
+
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
@@ -99,6 +135,10 @@ CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("finalmlp", {"gate_hidden": (3,)}, finalmlp(([], []))),
     ("finalmlp", {"gate": False, "second_top": (5, 2), "heads": 2}, finalmlp(None, 2)),
     ("finalmlp", {"gate_hidden": (3,), "contexts": (("1", "0"), ())}, finalmlp(([1, 0], []))),
+    ("finalnet", {}, finalnet(2, gate=True)),
+    ("finalnet", {"blocks": 1, "field_gate": False}, finalnet(1, gate=False)),
+    ("finalnet", {"residual": "sum"}, finalnet(2, gate=True, is_sum=True)),
+    ("finalnet", {"batch_norm": True, "blocks": 1}, finalnet(1, gate=True, norms=True)),
 ]
 """A model, its options, and what it works out."""
 
