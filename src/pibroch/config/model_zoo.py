@@ -10,6 +10,7 @@ from pibroch.config.model import (
     Activation,
     CrossConfig,
     DeepConfig,
+    Structure,
     Widths,
 )
 from pibroch.config.registry import Spec
@@ -73,6 +74,24 @@ class FinalNetConfig(DeepConfig):
     residual: Literal["concat", "sum"] = "concat"
 
 
+class MaskNetConfig(DeepConfig):
+    """Settings of :class:`pibroch.models.MaskNet`.
+
+    Attributes:
+        structure: blocks of widths ``top`` one after the other (``stacked``), or
+            side by side under a deep network, which alone has ``batch_norm`` (``parallel``).
+        mask_blocks: number of parallel blocks.
+        mask_width: of what a parallel block gives.
+        mask_ratio: width of a mask's hidden layer by that of the mask.
+    """
+
+    name: Literal["masknet"] = "masknet"
+    structure: Structure = "parallel"
+    mask_blocks: int = Field(default=3, ge=1, le=64)
+    mask_width: int = Field(default=64, ge=1)
+    mask_ratio: float = Field(default=1.0, gt=0, le=64)
+
+
 SPECS = (
     Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
     Spec(
@@ -87,4 +106,5 @@ SPECS = (
         FinalNetConfig,
         "pibroch.models.finalnet:FinalNet",
     ),
+    Spec("masknet", "layers behind masks", MaskNetConfig, "pibroch.models.masknet:MaskNet"),
 )

@@ -13,6 +13,7 @@ from pibroch.models.gdcn import GDCN
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
 from pibroch.models.losses import BinaryCrossEntropy, Loss
+from pibroch.models.masknet import MaskNet
 from pibroch.models.mlp import MLP, HiddenOptions
 from pibroch.models.towers import (
     CrossTower,
@@ -45,6 +46,7 @@ __all__ = [
     "Linear",
     "LinearTower",
     "Loss",
+    "MaskNet",
     "Model",
     "PassThrough",
     "TowerDCN",

@@ -128,6 +128,34 @@ def finalnet(num_blocks: int, gate: bool, is_sum: bool = False, norms: bool = Fa
     return equation
 
 
+def layer_norm(weights: Weights, name: str, x: Array) -> Array:
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    normalised = (x - mean) / np.sqrt(variance + 1e-5)
+    return normalised * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def mask_block(weights: Weights, name: str, embedded: Array, h: Array) -> Array:
+    mask = affine(weights, f"{name}.mask.layers.1", hidden(weights, f"{name}.mask", embedded, 1))
+    return relu(layer_norm(weights, f"{name}.norm", affine(weights, f"{name}.linear", mask * h)))
+
+
+def masknet_serial(weights: Weights, dense: Array, embedded: Array) -> Array:
+    vectors = fields(weights, dense, embedded)
+    h = layer_norm(weights, "norm", vectors).reshape(len(dense), -1)
+    for i in range(2):
+        h = mask_block(weights, f"blocks.{i}", vectors.reshape(len(dense), -1), h)
+    return affine(weights, "deep.layers.0", h)
+
+
+def masknet_parallel(weights: Weights, dense: Array, embedded: Array) -> Array:
+    vectors = fields(weights, dense, embedded)
+    x = vectors.reshape(len(dense), -1)
+    h = layer_norm(weights, "norm", vectors).reshape(len(dense), -1)
+    blocks = np.hstack([mask_block(weights, f"blocks.{i}", x, h) for i in range(2)])
+    return affine(weights, "deep.layers.2", hidden(weights, "deep", blocks, 2))
+
+
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
@@ -139,6 +167,8 @@ CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("finalnet", {"blocks": 1, "field_gate": False}, finalnet(1, gate=False)),
     ("finalnet", {"residual": "sum"}, finalnet(2, gate=True, is_sum=True)),
     ("finalnet", {"batch_norm": True, "blocks": 1}, finalnet(1, gate=True, norms=True)),
+    ("masknet", {"structure": "stacked", "mask_ratio": 0.5}, masknet_serial),
+    ("masknet", {"mask_blocks": 2, "mask_width": 3, "mask_ratio": 0.5}, masknet_parallel),
 ]
 """A model, its options, and what it works out."""
 
