@@ -23,7 +23,8 @@ def assert_same_bits(results):
 def test_models_learn_what_one_process_learns(worlds, size, name):
     """With batch norm and dropout, ragged and empty parts.
 
-    Outputs, all gradients, running statistics, parameters.
+    Outputs, all gradients, running statistics, parameters. Models of high order have gradients of
+    tens, whose rounding is as much larger.
     """
     want_steps, want_state = cases.train(name, Ranks.alone(), slice(0, 9))
     results = worlds(size).run(cases.train_part, name)
@@ -38,8 +39,9 @@ def test_models_learn_what_one_process_learns(worlds, size, name):
             torch.cat([part[1] for part in got]), embedded, rtol=1e-3, atol=1e-6
         )
         for key, gradient in gradients.items():
+            rounding = 1e-6 * max(1.0, float(gradient.abs().max()))
             torch.testing.assert_close(
-                got[0][2][key], gradient, rtol=1e-3, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+                got[0][2][key], gradient, rtol=1e-3, atol=rounding, msg=lambda m, k=key: f"{k}: {m}"
             )
     state = results[0][1]
     assert state.keys() == want_state.keys()

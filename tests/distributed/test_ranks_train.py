@@ -9,6 +9,7 @@ import re
 import pytest
 import training_cases as cases
 
+from pibroch.config import model_zoo
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
@@ -28,6 +29,7 @@ MODELS = {
         "optimizer={name='sgd', lr=0.05}",
         "model.embedding_dropout=0.2",
     ],
+    "masknet": ["train.clip_norm=0.5"],
 }
 RUN = ("losses", "evaluations")
 
@@ -67,6 +69,23 @@ def test_the_number_of_ranks_changes_only_rounding(worlds, data, tmp_path, model
                 alone.summary.samples,
                 21,
             )
+
+
+@pytest.mark.parametrize("model", [spec.name for spec in model_zoo.SPECS])
+def test_every_exchange_trains_the_models_of_the_zoo(worlds, data, tmp_path, model):
+    outcomes = []
+    for exchange in ("alltoall", "lookahead", "retrieve"):
+        settings = (
+            f"model.name={model}",
+            f"embedding.exchange={exchange}",
+            "train.epochs=none",
+            "train.steps=8",
+            "train.evaluate_every=4",
+        )
+        results = run(worlds(2), make_config(data, *settings), tmp_path / exchange)
+        outcomes += [[result[name] for name in RUN] for result in results]
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    assert len(outcomes[0][0]) == 8
 
 
 def test_what_a_run_of_two_ranks_leaves(worlds, data, tmp_path):
