@@ -95,21 +95,29 @@ def _check_setting(
         raise problem
 
 
-class DeepConfig(HouseConfig):
+class HiddenConfig(HouseConfig):
+    """Of models with hidden layers.
+
+    Attributes:
+        activation: after each hidden layer.
+        dropout: after each hidden layer, but those of ``bottom``.
+        batch_norm: before each activation, but in ``bottom``.
+    """
+
+    activation: Activation = "relu"
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    batch_norm: bool = False
+
+
+class DeepConfig(HiddenConfig):
     """What most of the house's models have: a network of hidden layers under the logit.
 
     Attributes:
         top: hidden widths of DLRM's top network and of the other models' deep network; the logit is
             added.
-        activation: after each hidden layer.
-        dropout: after each hidden layer of ``top``.
-        batch_norm: before each activation of ``top``.
     """
 
     top: Widths = (512, 256)
-    activation: Activation = "relu"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    batch_norm: bool = False
 
 
 class DLRMConfig(DeepConfig):

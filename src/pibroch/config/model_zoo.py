@@ -10,6 +10,7 @@ from pibroch.config.model import (
     Activation,
     CrossConfig,
     DeepConfig,
+    HiddenConfig,
     Structure,
     Widths,
 )
@@ -92,6 +93,21 @@ class MaskNetConfig(DeepConfig):
     mask_ratio: float = Field(default=1.0, gt=0, le=64)
 
 
+class QNNConfig(HiddenConfig):
+    """Settings of :class:`pibroch.models.QNN`.
+
+    Attributes:
+        cross_layers: number of quadratic layers.
+        cross_rows: linear maps whose sum is a layer's factor (M).
+        heads: parts of each embedding, see there; they divide ``dim``.
+    """
+
+    name: Literal["qnn"] = "qnn"
+    cross_layers: int = Field(default=3, ge=1, le=64)
+    cross_rows: int = Field(default=2, ge=1, le=64)
+    heads: int = Field(default=1, ge=1)
+
+
 SPECS = (
     Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
     Spec(
@@ -107,4 +123,5 @@ SPECS = (
         "pibroch.models.finalnet:FinalNet",
     ),
     Spec("masknet", "layers behind masks", MaskNetConfig, "pibroch.models.masknet:MaskNet"),
+    Spec("qnn", "quadratic layers", QNNConfig, "pibroch.models.qnn:QNN"),
 )

@@ -15,6 +15,7 @@ from pibroch.models.linear import Linear
 from pibroch.models.losses import BinaryCrossEntropy, Loss
 from pibroch.models.masknet import MaskNet
 from pibroch.models.mlp import MLP, HiddenOptions
+from pibroch.models.qnn import QNN
 from pibroch.models.towers import (
     CrossTower,
     LinearTower,
@@ -32,6 +33,7 @@ __all__ = [
     "GDCN",
     "MLP",
     "MODELS",
+    "QNN",
     "BatchNorm",
     "BinaryCrossEntropy",
     "CrossNet",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pibroch.config.model import Activation, DeepConfig
+from pibroch.config.model import Activation, HiddenConfig
 from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.dropout import Dropout
 from pibroch.models.linear import Linear
@@ -38,8 +38,8 @@ class HiddenOptions:
     batch_norm: bool = False
 
     @classmethod
-    def of(cls, config: DeepConfig) -> HiddenOptions:
-        """The options for a model's top or deep network."""
+    def of(cls, config: HiddenConfig) -> HiddenOptions:
+        """The options of a model's hidden layers."""
         return cls(config.activation, config.dropout, config.batch_norm)
 
 

@@ -156,6 +156,29 @@ def masknet_parallel(weights: Weights, dense: Array, embedded: Array) -> Array:
     return affine(weights, "deep.layers.2", hidden(weights, "deep", blocks, 2))
 
 
+def qnn(num_rows: int, num_heads: int) -> Equation:
+    def equation(weights: Weights, dense: Array, embedded: Array) -> Array:
+        vectors = fields(weights, dense, embedded)
+        num_samples, num_fields, _ = vectors.shape
+        x = vectors.reshape(num_samples, -1)
+        for i in range(2):
+            parts = np.split(x.reshape(num_samples, num_fields, -1), num_heads, axis=2)
+            name = f"layers.{i}.rows.layers.0"
+            rows = relu(affine(weights, name, x)).reshape(num_samples, num_heads, num_rows, -1)
+            products = [
+                part.reshape(num_samples, -1) * rows[:, head, row]
+                for head, part in enumerate(parts)
+                for row in range(num_rows)
+            ]
+            by_head = [
+                sum(products[head * num_rows : (head + 1) * num_rows]) for head in range(num_heads)
+            ]
+            x = np.hstack(by_head) + x
+        return affine(weights, "head", x)
+
+    return equation
+
+
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
@@ -169,6 +192,8 @@ CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("finalnet", {"batch_norm": True, "blocks": 1}, finalnet(1, gate=True, norms=True)),
     ("masknet", {"structure": "stacked", "mask_ratio": 0.5}, masknet_serial),
     ("masknet", {"mask_blocks": 2, "mask_width": 3, "mask_ratio": 0.5}, masknet_parallel),
+    ("qnn", {"cross_layers": 2, "cross_rows": 3}, qnn(3, 1)),
+    ("qnn", {"cross_layers": 2, "heads": 2}, qnn(2, 2)),
 ]
 """A model, its options, and what it works out."""
 
@@ -231,6 +256,11 @@ def test_contexts_are_features_by_name() -> None:
         build_model("finalmlp", 0, 3, tuple("abc"), **{**options, "contexts": (("d",), ())})
     with pytest.raises(ConfigError, match="4 heads for streams of widths 6 and 6"):
         build_model("finalmlp", 0, 3, **{**options, "contexts": ((), ()), "heads": 4})
+
+
+def test_heads_divide_the_embeddings() -> None:
+    with pytest.raises(ConfigError, match="3 heads for embeddings of width 4"):
+        build_model("qnn", 0, 3, dim=4, heads=3)
 
 
 def test_each_model_of_the_zoo_has_an_equation() -> None:
