@@ -11,6 +11,7 @@ from pibroch.config.model import (
     CrossConfig,
     DeepConfig,
     HiddenConfig,
+    HouseConfig,
     Structure,
     Widths,
 )
@@ -108,6 +109,19 @@ class QNNConfig(HiddenConfig):
     heads: int = Field(default=1, ge=1)
 
 
+class DCNv3Config(HouseConfig):
+    """Settings of :class:`pibroch.models.DCNv3`.
+
+    Attributes:
+        cross_layers: crosses of each of both networks.
+        dropout: after each cross.
+    """
+
+    name: Literal["dcnv3"] = "dcnv3"
+    cross_layers: int = Field(default=3, ge=1, le=64)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
 SPECS = (
     Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
     Spec(
@@ -124,4 +138,10 @@ SPECS = (
     ),
     Spec("masknet", "layers behind masks", MaskNetConfig, "pibroch.models.masknet:MaskNet"),
     Spec("qnn", "quadratic layers", QNNConfig, "pibroch.models.qnn:QNN"),
+    Spec(
+        "dcnv3",
+        "crosses of linear and of exponential order",
+        DCNv3Config,
+        "pibroch.models.dcnv3:DCNv3",
+    ),
 )

@@ -4,6 +4,7 @@ from pibroch.models.base import Embedded, Model
 from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
+from pibroch.models.dcnv3 import DCNv3
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.finalmlp import FinalMLP
@@ -39,6 +40,7 @@ __all__ = [
     "CrossNet",
     "CrossTower",
     "DCNv2",
+    "DCNv3",
     "DeepFM",
     "Dropout",
     "Embedded",

@@ -179,6 +179,23 @@ def qnn(num_rows: int, num_heads: int) -> Equation:
     return equation
 
 
+def masked_crosses(weights: Weights, name: str, first: Array, is_exponential: bool) -> Array:
+    x = first
+    for i in range(2):
+        c = affine(weights, f"{name}.cross.{i}.reduce", x)
+        masked = c * relu(layer_norm(weights, f"{name}.cross.{i}.norm", c))
+        factor = np.hstack([c, masked]) + weights[f"{name}.cross.{i}.bias"]
+        x = (x if is_exponential else first) * factor + x
+    return affine(weights, f"{name}.head", x)
+
+
+def dcnv3(weights: Weights, dense: Array, embedded: Array) -> Array:
+    vectors = fields(weights, dense, embedded)
+    x = np.hstack([vectors[..., half].reshape(len(dense), -1) for half in np.s_[:2, 2:]])
+    exponential = masked_crosses(weights, "exponential", x, is_exponential=True)
+    return (exponential + masked_crosses(weights, "linear", x, is_exponential=False)) / 2
+
+
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
@@ -194,6 +211,7 @@ CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("masknet", {"mask_blocks": 2, "mask_width": 3, "mask_ratio": 0.5}, masknet_parallel),
     ("qnn", {"cross_layers": 2, "cross_rows": 3}, qnn(3, 1)),
     ("qnn", {"cross_layers": 2, "heads": 2}, qnn(2, 2)),
+    ("dcnv3", {"cross_layers": 2}, dcnv3),
 ]
 """A model, its options, and what it works out."""
 
