@@ -29,6 +29,7 @@ from pibroch.collectives.world import World, world_of_environment
 from pibroch.config.recipes import check_config
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.embedding.row_marks import SAVED
 from pibroch.models import build_model
 from pibroch.ports import free_port
 from pibroch.state.checkpoint_folder import CheckpointFolder
@@ -77,8 +78,7 @@ def save(session: Session, folder: Path) -> dict[str, float]:
     seconds = {"save_s": timed(lambda: checkpoints.save(session, Progress(step=1)))}
     generator = np.random.default_rng(0)
     for view in session.embeddings.pieces():
-        assert view.touched is not None
-        view.touched[:] = generator.random(len(view.touched), np.float32) < TOUCHED_SHARE
+        view.marks[SAVED][:] = generator.random(len(view.piece.rows), np.float32) < TOUCHED_SHARE
     return seconds | {
         "save_incremental_s": timed(lambda: checkpoints.save(session, Progress(step=2)))
     }

@@ -6,8 +6,9 @@ import numpy as np
 
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.from_delta import open_exported
+from pibroch.serve.row_files import MappedRows
 from pibroch.state.delta_format import read_delta
-from pibroch.state.export_format import is_export
+from pibroch.state.export_format import ExportDtype, is_export
 from small_run import files_below
 
 
@@ -20,7 +21,7 @@ def number_of(path: Path) -> int:
     return int(path.name)
 
 
-def check_same(folder: Path, checkpoints: Path, dtype: str = "float32") -> list[int]:
+def check_same(folder: Path, checkpoints: Path, dtype: ExportDtype = "float32") -> list[int]:
     """Each version has what an export of a checkpoint of its step has; the steps."""
     steps = []
     for path in versions(folder):
@@ -29,6 +30,7 @@ def check_same(folder: Path, checkpoints: Path, dtype: str = "float32") -> list[
         if not whole.exists():
             export_checkpoint(checkpoints / f"step-{opened.step:08d}", whole, ExportOptions(dtype))
         expected = open_exported(whole)
+        assert isinstance(opened.lookup, MappedRows) and isinstance(expected.lookup, MappedRows)
         rows = np.arange(expected.lookup.num_rows)
         assert np.array_equal(opened.lookup.stored(rows), expected.lookup.stored(rows))
         state, right = (each.dense.state_dict() for each in (opened, expected))
@@ -40,6 +42,6 @@ def check_same(folder: Path, checkpoints: Path, dtype: str = "float32") -> list[
             assert files_below(path) == files
         else:
             manifest, _ = read_delta(path)
-            assert manifest.step == opened.step and manifest.time > 1e9
+            assert manifest.step == opened.step and (manifest.time or 0) > 1e9
         steps.append(opened.step)
     return steps

@@ -213,7 +213,7 @@ def test_incremental_checkpoints_resume_to_the_same_bits_with_any_exchange(
     steps = CheckpointFolder(resumed / "checkpoints", 99).steps()
     assert steps == [6, 12, 18, 24, 30, 36, 42]
     increments = [
-        len(list((resumed / "checkpoints").glob(f"step-{step:08d}/tables/*delta*")))
+        len(list((resumed / "checkpoints").glob(f"step-{step:08d}/tables/*@step-*")))
         for step in steps
     ]
     assert [number > 0 for number in increments] == [False, True, True, False, True, True, False]

@@ -128,7 +128,7 @@ def test_incremental_checkpoints_and_averages_are_those_of_alltoall(
         for folder in ("resumed", "whole")
     ]
     assert sorted(last[0]) == sorted(last[1])
-    increments = sorted(tmp_path.glob("resumed/checkpoints/step-*/tables/*delta*"))
+    increments = sorted(tmp_path.glob("resumed/checkpoints/step-*/tables/*@step-*"))
     assert {path.parent.parent.name for path in increments} >= {"step-00000012", "step-00000018"}
     assert [
         name for name in last[1] if last[0][name] != last[1][name] and name != "manifest.json"

@@ -124,6 +124,9 @@ class Shard(Protocol):
         They stay so, whatever becomes of the shard's. ``None`` without memory for them.
         """
 
+    def cut_in_place(self, name: str) -> list[PieceView] | None:
+        """As :meth:`cut`, of rows in this process's memory without a copy: until the next step."""
+
     def end_cut(self, name: str, is_saved: bool) -> None:
         """The last cut of that name is not needed any more.
 

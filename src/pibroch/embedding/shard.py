@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pibroch.embedding.chosen_rows import ChosenRows
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.embedding.initializers import stream_key
 from pibroch.embedding.narrow_rows import NarrowRows
@@ -211,6 +212,19 @@ class MemoryShard:
             return None
         self.marks.cut(name, rows)
         return self._copy_of(rows, width)
+
+    def cut_in_place(self, name: str) -> list[PieceView]:
+        """As :meth:`cut`, without a copy: the rows where they are, until they are updated again."""
+        rows = self.marks.rows(name)
+        self.marks.cut(name, rows)
+        views = []
+        for view, first in zip(self.views(), self._bounds, strict=False):
+            begin, end = np.searchsorted(rows, [first, first + len(view.piece.rows)])
+            own = rows[begin:end] - first
+            piece = replace(view.piece, rows=ListedRows.of(ids_at(view.piece.rows, own)))
+            state = {field: ChosenRows(array, own) for field, array in view.state.items()}
+            views.append(PieceView(piece, ChosenRows(view.weights, own), state))
+        return views
 
     def end_cut(self, name: str, is_saved: bool) -> None:
         """The last cut of that name was saved, or its rows count as updated since the one before.

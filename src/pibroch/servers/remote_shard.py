@@ -172,6 +172,11 @@ class RemoteShard:
         optimizer = self._optimizer if with_state else Frozen()
         return RemoteShard(self._servers, self._number, pieces, optimizer, name)
 
+    def cut_in_place(self, name: str) -> list[PieceView] | None:
+        """As :meth:`cut`, since others may be served meanwhile."""
+        cut = self.cut(name)
+        return None if cut is None else cut.views()
+
     def end_cut(self, name: str, is_saved: bool) -> None:
         """See :meth:`MemoryShard.end_cut`."""
         self._servers.ask(self._number, server.end_cut, name, is_saved)

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from pibroch.collectives import Channel
 from pibroch.collectives.agreement import on_first, together
-from pibroch.embedding import Shard
+from pibroch.embedding import PieceView
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.state.deltas import Chain, chains, merge, write_deltas
 from pibroch.state.dense import (
@@ -142,7 +142,7 @@ def save_checkpoint(
 def save_changes(
     folder: Path,
     embeddings: TablesOfRanks,
-    cuts: Sequence[Shard],
+    views: Sequence[PieceView],
     content: Content,
     channel: Channel,
     base: Base | None,
@@ -155,7 +155,7 @@ def save_changes(
     Args:
         folder: as above.
         embeddings: whose tables they are; nothing else is read of them.
-        cuts: the changed rows of this rank's shards, see :meth:`MemoryShard.cut`.
+        views: this rank's rows that changed, of cuts.
         content: all else.
         channel: between the ranks.
         base: ``None`` for where the seed began; then only the run can go on from it.
@@ -168,7 +168,6 @@ def save_changes(
     long = [chain for chain in chains(tables) if len(chain.parts) >= LONGEST_CHAIN * size]
 
     def write(temporary: Path) -> _Written:
-        views = [view for cut in cuts for view in cut.views()]
         parts = write_deltas(temporary, f"step-{step}-{rank}", views)
         merged = []
         for number in range(rank, len(long), size):

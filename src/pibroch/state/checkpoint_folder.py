@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from pibroch.collectives import Channel, Ranks
@@ -151,7 +152,10 @@ class CheckpointFolder:
     def _write(self, path: Path, embeddings: TablesOfRanks, content: Content) -> Manifest:
         """The rows that changed since the last one, or all of them."""
         base = self._next_base()
-        cuts = None if base is None else cut_all(embeddings.shards(), SAVED, self.channel)
+        cuts = None
+        if base is not None:
+            shards = embeddings.shards()
+            cuts = cut_all(shards, SAVED, self.channel, lambda shard: shard.cut_in_place(SAVED))
         if cuts is None:
             manifest = save_checkpoint(path, embeddings, content, self.channel)
             if self.full_every > 1:
@@ -159,7 +163,9 @@ class CheckpointFolder:
             return manifest
         is_saved = False
         try:
-            manifest = save_changes(path, embeddings, cuts, content, self.channel, base)
+            manifest = save_changes(
+                path, embeddings, list(chain(*cuts)), content, self.channel, base
+            )
             is_saved = True
         finally:
             for shard in embeddings.shards():

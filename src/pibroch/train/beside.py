@@ -159,7 +159,7 @@ class BesideTraining(Generic[Copied, Written]):
         if self._sink.wants_all:
             for shard in shards:
                 shard.mark_all(marks)
-        copies = cut_all(shards, marks, self._control, self._sink.with_state)
+        copies = cut_all(shards, marks, self._control, self._cut)
         if copies is None:
             if not self._sink.wants_all:
                 self._warn(progress.step, "no memory for its rows")
@@ -176,6 +176,9 @@ class BesideTraining(Generic[Copied, Written]):
             self.drain()
             for shard in () if self._sink.wants_all else shards:
                 shard.start_marks(marks)
+
+    def _cut(self, shard: Shard) -> Shard | None:
+        return shard.cut(self._sink.marks, self._sink.with_state)
 
     def _write(self, cuts: Sequence[Shard], copied: Copied, step: int) -> Written | None:
         """Have the sink write; ``None``, with a warning, where the disk refuses.

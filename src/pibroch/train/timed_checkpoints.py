@@ -118,7 +118,9 @@ class _CheckpointSink:
 
     def write(self, cuts: Sequence[Shard], copied: Content, step: int, channel: Channel) -> Base:
         folder = self.folder / f"step-{step:08d}"
-        manifest = save_changes(folder, self._session.embeddings, cuts, copied, channel, self.base)
+        views = [view for cut in cuts for view in cut.views()]
+        embeddings = self._session.embeddings
+        manifest = save_changes(folder, embeddings, views, copied, channel, self.base)
         on_first(channel, lambda: _remove(self.folder, KEEP))
         return Base(folder, manifest)
 
