@@ -115,11 +115,9 @@ def _launch(num_ranks: int) -> int:
 
     show_launcher(num_ranks, "scorer")
     death = run_ranks(num_ranks)
-    if death is None:
-        return 0
-    if death.signal is not None:
+    if death is not None and death.signal is not None:
         console.print(f"{death}; the same command goes on where it was")
-    return death.exit_code
+    return 0 if death is None else death.exit_code
 
 
 @contextmanager

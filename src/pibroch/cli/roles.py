@@ -29,18 +29,17 @@ def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
 
     launched = "WORLD_SIZE" in os.environ
     size = int(os.environ["WORLD_SIZE"]) if launched else ranks
-    starters = dict.fromkeys(roles(), "trainer 0" if launched else "this command")
+    by = "trainer 0" if launched else "this command"
+    starters = {role.command: by for role in roles()}
     starter = "the launcher" if launched else "this command"
     if by_role:
         job = shared(training_job(config, Path(), (), 1, Restarts()), size)
         size = job.num_ranks
         starter = f"the launcher: {_ranks(range(size))}"
-        by_command = {role.command: role for role in roles()}
         first = size
         for group in job.groups[1:]:
-            ranks_of_role = range(first, first + group.count)
-            starters[by_command[group.role]] = f"the launcher: {_ranks(ranks_of_role)}"
-            first = ranks_of_role.stop
+            starters[group.role] = f"the launcher: {_ranks(range(first, first + group.count))}"
+            first += group.count
     rows = [
         ("trainer", str(size), starter, _of_trainer(config, size)),
         *_beside(config, size, starters),
@@ -107,7 +106,7 @@ def _of_trainer(config: RunConfig, size: int) -> str:
 
 
 def _beside(
-    config: RunConfig, size: int, starters: dict[Role, str]
+    config: RunConfig, size: int, starters: dict[str, str]
 ) -> list[tuple[str, str, str, str]]:
     """Who is beside the trainers, started by whom where nobody is met elsewhere."""
     inside = "in each trainer" if size > 1 else "in the trainer"
@@ -121,5 +120,7 @@ def _beside(
     return rows
 
 
-def _starter(role: Role, starters: dict[Role, str], rendezvous: str | None) -> str:
-    return starters[role] if rendezvous is None else f"pibroch {role.command}, at {rendezvous}"
+def _starter(role: Role, starters: dict[str, str], rendezvous: str | None) -> str:
+    return (
+        starters[role.command] if rendezvous is None else f"pibroch {role.command}, at {rendezvous}"
+    )

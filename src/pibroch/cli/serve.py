@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -292,15 +291,15 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
             " serve an export)"
         )
 
-    def ready(url: str) -> str:
-        return f"{store.name}, version {store.current.version}, at {url}"
+    def announce(url: str) -> None:
+        results.print(f"{store.name}, version {store.current.version}, at {url}")
 
     if workers == 1:
         show_as(f"server of {store.name}", "server")
-        run_server(store, options, lambda url: results.print(ready(url)))
+        run_server(store, options, announce)
         return
 
-    def work(place: WorkerPlace, shared_port: int, say: Callable[[str], None]) -> None:
+    def work(place: WorkerPlace, shared_port: int) -> None:
         import torch
 
         show_as(
@@ -312,12 +311,12 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         run_server(
             store,
             replace(options, port=shared_port, shares_port=True),
-            lambda url: say(ready(url)),
+            lambda url: None,
             place.open_metrics(),
         )
 
     show_as(f"launcher of {workers} serving workers ({store.name})", "launcher")
-    run_workers(work, workers, options, results.print)
+    run_workers(work, workers, options, announce)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:

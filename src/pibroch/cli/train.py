@@ -167,15 +167,14 @@ def train(
 
     if launcher != TORCHRUN.name:
         show_launcher(ranks, "trainer")
-    restarts = DEFAULT_RESTARTS if restarts is None else restarts
     run = TrainingRun(
         begin,
         train_here,
         sys.argv[1:],
         ranks,
-        Restarts(restarts),
+        Restarts(DEFAULT_RESTARTS if restarts is None else restarts),
         least_ranks,
-        _say,
+        partial(console.print, markup=False, highlight=False, soft_wrap=True),
         context.find_root().obj,
     )
     spec = find_launcher(launcher, may_import=True)
@@ -187,10 +186,6 @@ def train(
         )
     settings = {} if address is None else {"address": address}
     raise typer.Exit(spec.build(spec.section(**settings)).run(run))
-
-
-def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_roles(

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from pibroch.title import set_name
@@ -51,17 +51,16 @@ class ChildPlan:
         arguments: of the program, without its name.
         environment: all variables.
         name: under which ``ps`` and ``top`` show it until it says what it is; 15 letters at most.
-        streams: its own descriptors, by the number that they are to have.
         closed: descriptors of the parent that are none of its business.
-        leads_session: whether signals of the parent's terminal pass it by.
+        log: descriptor of a file for its output, and then signals of the terminal pass it by; the
+            parent's output when absent.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     name: str
-    streams: Mapping[int, int] = field(default_factory=dict)
-    closed: Sequence[int] = ()
-    leads_session: bool = False
+    closed: Sequence[int]
+    log: int | None = None
 
 
 def fork(plan: ChildPlan, program: Callable[[], NoReturn]) -> ForkedProcess:
@@ -83,13 +82,15 @@ def fork(plan: ChildPlan, program: Callable[[], NoReturn]) -> ForkedProcess:
 def _be(plan: ChildPlan, program: Callable[[], NoReturn]) -> NoReturn:
     code = 1
     try:
-        if plan.leads_session:
+        streams = {0: os.open(os.devnull, os.O_RDONLY)}
+        if plan.log is not None:
             os.setsid()
+            streams |= {1: plan.log, 2: plan.log}
         for asks_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(asks_to_end, signal.SIG_DFL)
-        for number, descriptor in plan.streams.items():
+        for number, descriptor in streams.items():
             os.dup2(descriptor, number)
-        for descriptor in {*plan.closed, *plan.streams.values()} - {0, 1, 2}:
+        for descriptor in {*plan.closed, *streams.values()} - {0, 1, 2}:
             os.close(descriptor)
         set_name(plan.name)
         os.environ.clear()

@@ -41,7 +41,7 @@ class Link:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._lock = threading.Lock()
-        self._loaded_before = frozenset(sys.modules)
+        self._loaded_before = frozenset((*sys.modules, "__main__"))
         link.settimeout(_TIMEOUT_S)
 
     def keep(self, key: str, tag: str, num_bytes: int) -> KeptMemory:
@@ -59,17 +59,9 @@ class Link:
 
     def say_loaded(self) -> None:
         """Have processes to come find loaded what this one has loaded."""
+        fresh = [name for name in sys.modules if name not in self._loaded_before]
         with self._lock:
-            send(
-                self._link,
-                Loaded(
-                    [
-                        name
-                        for name in sys.modules
-                        if name not in self._loaded_before and name != "__main__"
-                    ]
-                ),
-            )
+            send(self._link, Loaded(fresh))
 
     def _keep(self, request: Keep) -> KeptMemory | None:
         """What the server answers.

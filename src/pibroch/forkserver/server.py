@@ -92,35 +92,15 @@ class ForkServer:
         name: str,
         log: int | None = None,
     ) -> ForkedProcess:
-        """A child without input, which may ask this server for things.
-
-        Args:
-            arguments: of the program.
-            environment: all variables.
-            name: under which ``ps`` shows it.
-            log: descriptor of a file for its output, and then signals of the terminal pass it by;
-                this process's output when absent.
-        """
+        """A child without input, which may ask this server for things: see :class:`ChildPlan`."""
         # where no memory can be kept, nothing is asked
         kind = socket.SOCK_SEQPACKET if can_fork() else socket.SOCK_STREAM
         own_end, child_end = socket.socketpair(socket.AF_UNIX, kind)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        others = [link.fileno() for link in self._links]
-        plan = ChildPlan(
-            arguments,
-            environment,
-            name,
-            {0: nothing} if log is None else {0: nothing, 1: log, 2: log},
-            (*others, *self._memories.descriptors(), own_end.fileno()),
-            leads_session=log is not None,
-        )
-        try:
-            process = fork(plan, partial(_linked, child_end.fileno(), self._program))
-        finally:
-            child_end.close()
-            os.close(nothing)
         self._links.append(own_end)
-        return process
+        closed = [*(link.fileno() for link in self._links), *self._memories.descriptors()]
+        plan = ChildPlan(arguments, environment, name, closed, log)
+        with child_end:
+            return fork(plan, partial(_linked, child_end.fileno(), self._program))
 
     def serve(self, seconds: float) -> None:
         """Do what is asked for in the next so many seconds.

@@ -90,6 +90,5 @@ LAUNCHERS = Registry(
     "pibroch.launch.base:Launcher",
     [f"pibroch.launch.base:{name}" for name in ("LOCAL", "TORCHRUN", "RAY")],
 )
-register_launcher = LAUNCHERS.register
 find_launcher = LAUNCHERS.find
 launchers = LAUNCHERS.all

@@ -42,55 +42,33 @@ def started(
         store = tcp_store("127.0.0.1", 0, is_host=True)  # here, so that it outlives all of them
         rendezvous = f"tcp://{store.host}:{store.port}"
     job = Job(groups_of(counts, threads), str(folder))
-    with Life(job, Place("", 0, rendezvous), on_restart=on_restart) as life:
-        watch = _Watch(life, rendezvous, {role.command: role for role in counts})
+    by_command = {role.command: role for role in counts}
+    looking = threading.Lock()
+    is_stopped = threading.Event()
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        from pibroch.roles.group import say_lost  # with all of RPC
+
+        while not is_stopped.wait(_LOOK_S):
+            with looking:
+                death = None if is_stopped.is_set() else life.look()
+            if death is not None:
+                role = by_command[death.group.role]
+                with suppress(TrainingError, RuntimeError):  # the rendezvous ends with the run
+                    say_lost(rendezvous, role, death.number, f"ended with {death.how}")
+        has_ended.wait()  # what this thread has started ends with it
+
+    thread = threading.Thread(target=watch, name="pibroch-roles", daemon=True)
+    place = Place("", 0, rendezvous)
+    with Life(job, place, on_restart=lambda death: on_restart(str(death))) as life:
+        thread.start()
         try:
             yield rendezvous
         finally:
-            watch.stop()
+            with looking:  # nothing is started from now on
+                is_stopped.set()
             life.end()
-            watch.end()
+            has_ended.set()
+            thread.join()
     del store
-
-
-class _Watch:
-    """A thread that has started again what has ended, or says so.
-
-    What it started ends with it: it stays to the end.
-    """
-
-    def __init__(self, life: Life, rendezvous: str, roles: Mapping[str, Role]) -> None:
-        self._life = life
-        self._rendezvous = rendezvous
-        self._roles = roles
-        self._stopped = threading.Event()
-        self._ended = threading.Event()
-        self._looking = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="pibroch-roles", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Start nothing from now on."""
-        with self._looking:
-            self._stopped.set()
-
-    def end(self) -> None:
-        """End the thread."""
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            with self._looking:
-                if not self._stopped.is_set():
-                    self._look()
-        self._ended.wait()
-
-    def _look(self) -> None:
-        from pibroch.roles.group import say_lost  # with all of RPC
-
-        death = self._life.look()
-        if death is not None:
-            role = self._roles[death.group.role]
-            with suppress(TrainingError, RuntimeError):  # the rendezvous ends with the run
-                say_lost(self._rendezvous, role, death.number, f"ended with {death.how}")

@@ -115,9 +115,7 @@ class Job:
 
     def with_ranks(self, count: int) -> Job:
         """The same with so many ranks."""
-        groups = [
-            replace(group, count=count) if group.are_ranks else group for group in self.groups
-        ]
+        groups = (replace(each, count=count) if each.are_ranks else each for each in self.groups)
         return replace(self, groups=tuple(groups))
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -82,6 +83,15 @@ class _Member:
             return None
         return Death(self.group, self.number, code)
 
+    def has_finished(self) -> bool:
+        """Whether it is a rank that is done."""
+        return self.group.are_ranks and self.process is not None and self.process.poll() == 0
+
+    def is_restarted(self, death: Death) -> bool:
+        """Whether it is started again alone, while restarts are left."""
+        restarts = self.group.restarts
+        return restarts is not None and (death.is_loss or restarts.after_any_end)
+
 
 class Life:
     """Processes of a job. Leaving the ``with`` block ends those that still run.
@@ -102,7 +112,7 @@ class Life:
         machines: Machines | None = None,
         is_again: bool = False,
         words: Path | None = None,
-        on_restart: Callable[[str], None] = lambda reason: None,
+        on_restart: Callable[[Death], None] = lambda death: None,
     ) -> None:
         self._job = job
         self._place = place
@@ -146,15 +156,18 @@ class Life:
     def look(self) -> Death | None:
         """Start what can be started, now or again. The death, if any, that ends this life."""
         self._start_what_can()
-        members = [each for each in self._members if not each.is_given_up]
-        deaths = [(each, death) for each in members if (death := each.death()) is not None]
-        if any(self._has_finished(each) for each in members):  # others may hear of it first
+        deaths = [
+            (each, death)
+            for each in self._members
+            if not each.is_given_up and (death := each.death()) is not None
+        ]
+        if any(each.has_finished() for each in self._members):  # others may hear of it first
             deaths = [(each, death) for each, death in deaths if each.group.are_ranks]
-        fatal = [(each, death) for each, death in deaths if not _is_restarted(death)]
+        fatal = [(each, death) for each, death in deaths if not each.is_restarted(death)]
         for each, death in [] if fatal else deaths:
             if not self._restart(each, death):
-                each.is_given_up = True
-                fatal += [] if each.budget.restarts.or_without else [(each, death)]
+                each.is_given_up = each.budget.restarts.or_without
+                fatal += [] if each.is_given_up else [(each, death)]
         if not fatal:
             return None
         # of those found at once one that a signal ended: others end because of it
@@ -163,31 +176,29 @@ class Life:
         return death
 
     def settle(self, seconds: float) -> list[Death]:
-        """After a death: let ranks say what they know of it and end; all who died until then."""
+        """After a death: let ranks say what they know of it and end; those who died until then."""
         self._wait(seconds, ranks=True)
-        return [death for each in self._members if (death := each.death()) is not None]
+        ranks = (each for each in self._members if each.group.are_ranks)
+        return [death for each in ranks if (death := each.death()) is not None]
 
-    def process(self, role: str, number: int) -> Process | None:
-        """The process of that name, if it was started."""
+    def kill_one(self, role: str, number: int) -> None:
+        """End one that hangs, at once."""
         for each in self._members:
-            if (each.group.role, each.number) == (role, number):
-                return each.process
-        return None
+            if (each.group.role, each.number) == (role, number) and each.process is not None:
+                each.process.send_signal(signal.SIGKILL)
 
     def end(self, seconds: float = STOP_S) -> None:
         """End what still runs: ask, wait for so long, and kill."""
-        self._signal(signal.SIGTERM)
+        for process in self._running():
+            process.send_signal(signal.SIGTERM)
         self._wait(seconds)
         self.kill()
 
     def kill(self) -> None:
         """End what still runs, at once: it hangs, or is stopped."""
-        self._signal(signal.SIGKILL)
-        self._wait(STOP_S)
-
-    def _signal(self, number: signal.Signals) -> None:
         for process in self._running():
-            process.send_signal(number)
+            process.send_signal(signal.SIGKILL)
+        self._wait(STOP_S)
 
     def _running(self, ranks: bool = False) -> list[Process]:
         return [
@@ -197,9 +208,6 @@ class Life:
             and each.process.poll() is None
             and (each.group.are_ranks or not ranks)
         ]
-
-    def _has_finished(self, member: _Member) -> bool:
-        return member.group.are_ranks and member.process is not None and member.process.poll() == 0
 
     def _wait(self, seconds: float, ranks: bool = False) -> None:
         """For the end of all, for at most this long; what they ask for meanwhile is done."""
@@ -214,7 +222,7 @@ class Life:
             return False
         logger.warning("%s: it is started again", death)
         member.process = self._start(member)
-        self._on_restart(str(death))
+        self._on_restart(death)
         return True
 
     def _start_what_can(self) -> None:
@@ -241,14 +249,9 @@ class Life:
         return self._machines.start(self._job, group, member.number, arguments, own)
 
 
-def _is_restarted(death: Death) -> bool:
-    """Whether one is started again alone, while restarts are left."""
-    restarts = death.group.restarts
-    return restarts is not None and (death.is_loss or restarts.after_any_end)
-
-
 def _is_listening(rendezvous: str) -> bool:
     url = urlparse(rendezvous)
-    with socket.socket() as probe:
-        probe.settimeout(_PROBE_S)
-        return probe.connect_ex((url.hostname, url.port)) == 0
+    with suppress(OSError, ValueError):  # a recipe's may be no address: ranks say so
+        socket.create_connection((url.hostname or "", url.port or 0), _PROBE_S).close()
+        return True
+    return False

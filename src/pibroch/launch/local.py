@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 
 from pibroch.forkserver import ForkServer, can_fork
@@ -81,44 +80,40 @@ def run_job(job: Job, run: Run, begin: Begin, memory: Memory | None = None) -> i
         begin: gives machines for each life.
         memory: is kept from one life to the next.
     """
-    may_restart = job.restarts.most > 0
+    most = job.restarts.most
     budget = RestartBudget(job.restarts)
-    assert job.folder is not None
-    words = Path(job.folder, ".last-words")
+    words = Path(job.folder or "", ".last-words")
     is_again = False
+
+    def note(death: Death) -> None:
+        run.note_restart(str(death), None)
+
     while True:
         words.unlink(missing_ok=True)
-        on_restart = partial(run.note_restart, from_step=None)
         with (
             begin(job) as (machines, place),
-            Life(job, place, machines, is_again, words, on_restart) as life,
+            Life(job, place, machines, is_again, words, note) as life,
         ):
             first = life.wait()
             if first is None:
                 return 0
-            ranks = [
-                death
-                for death in life.settle(LOSS_END_S if may_restart else END_S)
-                if death.group.are_ranks
-            ]
+            ranks = life.settle(LOSS_END_S if most else END_S)
             is_lost = any(death.is_loss for death in (first, *ranks))
-            if is_lost and may_restart:
+            if is_lost and most:
                 life.kill()
         failed = first if first.group.are_ranks or not ranks else ranks[0]
-        if not is_lost or not may_restart:
+        if not is_lost or not most:
             return _exit_code(failed, job, run)
-        reason = _reason(first, words)
+        has_words = first.group.are_ranks and first.signal is None and words.exists()
+        reason = words.read_text(encoding="utf-8") if has_words else str(first)
         step = run.newest_step(None if memory is None else memory.heads)
         pause = budget.pause(time.monotonic(), step)
         if pause is None:
-            run.say(
-                f"{reason}: {job.restarts.most} restarts within an hour are used up (--restarts)"
-            )
+            run.say(f"{reason}: {most} restarts within an hour are used up (--restarts)")
             return _exit_code(failed, job, run)
         run.note_restart(reason, step, pause)
-        run.say(
-            f"{reason}: starting again from step {step}" + (f" in {pause:g} s" if pause else "")
-        )
+        later = f" in {pause:g} s" if pause else ""
+        run.say(f"{reason}: starting again from step {step}{later}")
         least = job.least_ranks or job.num_ranks
         if budget.vain >= VAIN_RESTARTS and job.num_ranks > least:
             job = job.with_ranks(job.num_ranks - 1)
@@ -140,25 +135,16 @@ def _compiled_kernels() -> Iterator[None]:
     yield from load_compiled()
 
 
-def _reason(first: Death, words: Path) -> str:
-    """What was lost, as far as is known."""
-    if first.group.are_ranks and first.signal is None and words.exists():
-        return words.read_text(encoding="utf-8")
-    return str(first)
-
-
 def _exit_code(failed: Death, job: Job, run: Run) -> int:
     """Exit code of the launcher.
 
     Shows the end of the log where the process that failed has written nothing to the console.
     """
+    log = Path(job.folder or "", failed.group.logs or "", f"{failed.number}.log")
     if failed.group.are_ranks:
         log = run.log_path(failed.number or 1)  # when rank 0 was killed, the others know
-        has_said_why = failed.signal is None and (failed.number == 0 or not log.exists())
-    else:
-        log = Path(job.folder or "", failed.group.logs or "", f"{failed.number}.log")
-        has_said_why = False
-    if not has_said_why:
+    is_silent = not failed.group.are_ranks or (failed.number > 0 and log.exists())
+    if failed.signal is not None or is_silent:
         how = "exit code 1" if failed.code == LOST else failed.how
         run.say(f"{failed.group.title} {failed.number} ended with {how}; the end of {log}:")
         run.say(tail(log))

@@ -44,21 +44,16 @@ class TorchrunLauncher(Launcher):
     def run(self, run: Run) -> int:
         """Be a rank or one of another role, until the job is done."""
         store = LauncherStore()
-        if store.rank == 0:
-            try:
-                job = shared(run.job(is_here=False), store.num_processes)
-            except BaseException:
-                store.give_up()
-                raise
-            with store.leading(job) as job:
-                _be_rank(run, job)
+        if store.rank > 0:
+            _take_part(store, store.job(), run)
             return 0
-        job = store.job()
-        group, number = part(job, store.rank)
-        if group.are_ranks:
-            _be_rank(run, job)
-        else:
-            _serve(store, job, group, number)
+        try:
+            job = shared(run.job(is_here=False), store.num_processes)
+        except BaseException:
+            store.give_up()
+            raise
+        with store.leading(job) as job:
+            _take_part(store, job, run)
         return 0
 
 
@@ -87,12 +82,7 @@ def part(job: Job, rank: int) -> tuple[Group, int]:
     >>> [(group.role, number) for group, number in (part(Job(groups), rank) for rank in range(3))]
     [('trainer', 0), ('trainer', 1), ('oracle', 0)]
     """
-    number = rank
-    for group in job.groups:
-        if number < group.count:
-            return group, number
-        number -= group.count
-    raise ValueError(rank)
+    return [(group, number) for group in job.groups for number in range(group.count)][rank]
 
 
 class LauncherStore:
@@ -199,22 +189,20 @@ class LauncherStore:
         self._store.add(_ENDED, 1)
 
 
-def _be_rank(run: Run, job: Job) -> None:
-    """Be one, in an environment that speaks of the ranks alone."""
+def _take_part(store: LauncherStore, job: Job, run: Run) -> None:
+    """Be a rank, in an environment that speaks of ranks alone, or one of another role."""
     assert job.rendezvous is not None
-    os.environ["WORLD_SIZE"] = str(job.num_ranks)
-    os.environ[RENDEZVOUS] = job.rendezvous
-    run.be_rank()
-
-
-def _serve(store: LauncherStore, job: Job, group: Group, number: int) -> None:
-    """Be one of another role, until the ranks are done."""
+    group, number = part(job, store.rank)
+    if group.are_ranks:
+        os.environ["WORLD_SIZE"] = str(job.num_ranks)
+        os.environ[RENDEZVOUS] = job.rendezvous
+        run.be_rank()
+        return
     import torch
 
     from pibroch.roles.group import leave
     from pibroch.roles.serving import serve_as
 
-    assert job.rendezvous is not None
     role = next(role for role in roles() if role.command == group.role)
     show_as(role.member(number, group.count), name_of_role(role.command, number))
     torch.set_num_threads(threads_of_rank())

@@ -102,6 +102,13 @@ def listen(options: ServerOptions) -> socket.socket:
     return opened
 
 
+def url_of(listener: socket.socket, options: ServerOptions) -> str:
+    """Where requests go."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if options.tls else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def run_server(
     store: ModelStore,
     options: ServerOptions,
@@ -212,17 +219,15 @@ async def _serve(
     service.batcher = Batcher(options.limits, service.metrics.batch)
     # its public method takes the signals, and raises them again
     serving = asyncio.ensure_future(server._serve([listener]))
-    reloading = asyncio.ensure_future(_reload(service.store, options.reload_s))
-    beating = asyncio.ensure_future(_beat(service.metrics))
     ending = asyncio.ensure_future(asked_to_end.wait())
+    beside = [asyncio.ensure_future(_reload(service.store, options.reload_s))]
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(_POLL_S)
         if not serving.done():
             service.is_ready = True
-            host, port = listener.getsockname()[:2]
-            scheme = "https" if options.tls else "http"
-            announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            beside.append(asyncio.ensure_future(_beat(service.metrics)))
+            announce(url_of(listener, options))
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         service.is_ready = False
         admission.is_draining = True
@@ -232,7 +237,7 @@ async def _serve(
         server.should_exit = True
         await serving
     finally:
-        for task in (reloading, beating, ending):
+        for task in (*beside, ending):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -240,6 +245,7 @@ async def _serve(
 
 
 async def _beat(metrics: ServerMetrics) -> None:
+    """From when requests are answered on, which the first one says."""
     while True:
         metrics.beat()
         await asyncio.sleep(_BEAT_S)

@@ -19,22 +19,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError, PibrochError, TrainingError
 from pibroch.forkserver import ForkServer
 from pibroch.launch.child import die_with_launcher
 from pibroch.launch.job import Group, Job, Restarts
-from pibroch.launch.life import Life
+from pibroch.launch.life import Death, Life
 from pibroch.launch.machines import Here, place_here
 from pibroch.serve.prometheus import BEATS_AT, SIZE, ServerMetrics
-from pibroch.serve.server import ServerOptions, listen
+from pibroch.serve.server import ServerOptions, listen, url_of
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 600.0
@@ -69,7 +69,7 @@ class WorkerPlace:
         )
 
 
-Work = Callable[[WorkerPlace, int, Callable[[str], None]], None]
+Work = Callable[[WorkerPlace, int], None]
 
 
 def run_workers(
@@ -83,10 +83,10 @@ def run_workers(
     no other thread.
 
     Args:
-        work: what a worker does, at its place and at this port; it says one line when it answers.
+        work: what a worker does, at its place and at this port.
         count: how many.
         options: as the workers have them.
-        announce: told what the last worker said once all of them answer requests.
+        announce: told the URL once all of them answer requests.
 
     Raises:
         ConfigError: when the address cannot be had, or ports cannot be shared here.
@@ -104,22 +104,32 @@ def run_workers(
     with (
         tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
         listen(replace(options, shares_port=True)) as held,
-        Said() as said,
     ):
         metrics = Path(folder) / "metrics"
         np.zeros((count, SIZE)).tofile(metrics)
         port = held.getsockname()[1]
-        program = partial(_be_worker, work, WorkerPlace(0, count, metrics), port, said.say)
+        program = partial(_be_worker, work, WorkerPlace(0, count, metrics), port)
         workers = Group("worker", "worker", count, ("serve",), is_numbered=True, restarts=RESTARTS)
-        watch = _Watch(count, metrics, options.worker_timeout_s, said, announce)
+        beats = np.memmap(metrics, np.float64, "r", shape=(count, SIZE))[:, BEATS_AT]
+        watch = _Watch(beats, options.worker_timeout_s)
+        is_announced = False
+
+        def is_over() -> bool:
+            nonlocal is_announced
+            watch.kill_silent(life)
+            if watch.have_begun() and not is_announced:
+                is_announced = True
+                announce(url_of(held, options))
+            return asked_to_end.is_set()
+
         with (
             ForkServer(program, lambda: iter(())) as server,
             Life(
-                Job((workers,)), place_here(), Here(server), on_restart=watch.refuse_until_ready
+                Job((workers,)), place_here(), Here(server), on_restart=watch.note_restart
             ) as life,
         ):
             try:
-                death = life.wait(lambda: asked_to_end.is_set() or watch.look(life))
+                death = life.wait(is_over)
             finally:
                 life.end(options.drain_s + options.shutdown_s + _KILL_S)
     if death is not None:
@@ -130,116 +140,61 @@ def run_workers(
         )
 
 
-def _be_worker(work: Work, place: WorkerPlace, port: int, say: Callable[[str], None]) -> NoReturn:
+def _be_worker(work: Work, place: WorkerPlace, port: int) -> NoReturn:
     """In the worker: as a program of its own, which dies with the one that it was forked from."""
     die_with_launcher()
     number = int(sys.argv[-1])
     try:
-        work(replace(place, number=number), port, say)
+        work(replace(place, number=number), port)
     except PibrochError as error:
         logger.error("worker %d: %s", number, error)
         sys.exit(2)
     sys.exit(0)
 
 
-class Said:
-    """Lines that workers say to the process that they were forked from, through a pipe."""
-
-    def __enter__(self) -> Self:
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        self._rest = b""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._reading)
-        os.close(self._writing)
-
-    def say(self, line: str) -> None:
-        """In a worker: say a line."""
-        os.write(self._writing, line.encode() + b"\n")
-
-    def lines(self) -> list[str]:
-        """Those that came since the last time."""
-        with suppress(BlockingIOError):
-            self._rest += os.read(self._reading, 1 << 16)
-        *lines, self._rest = self._rest.split(b"\n")
-        return [line.decode() for line in lines]
-
-
 class _Watch:
-    """What is looked at beside whether workers run: that all have started, and that none hangs."""
+    """What is looked at beside whether workers run: that all have started, and that none hangs.
 
-    def __init__(
-        self,
-        count: int,
-        metrics: Path,
-        timeout_s: float,
-        said: Said,
-        announce: Callable[[str], None],
-    ) -> None:
-        self._beats = np.memmap(metrics, np.float64, "r", shape=(count, SIZE))[:, BEATS_AT]
+    Args:
+        beats: how often the event loop of each worker has turned; they count on.
+        timeout_s: for the next turn to come; the first may take as long as a start.
+    """
+
+    def __init__(self, beats: NDArray[np.float64], timeout_s: float) -> None:
+        self._beats = beats
+        self._last = beats.copy()
         self._timeout_s = timeout_s
-        self._said = said
-        self._announce = announce
-        self._num_starting = count
-        self._pulses: dict[int, _Pulse] = {}
-        self._started_at = self._looked_at = time.monotonic()
+        self._silent_s = np.zeros(len(beats))
+        self._allowed_s = np.full(len(beats), START_TIMEOUT_S)
+        self._looked_at = time.monotonic()
 
-    def refuse_until_ready(self, reason: str) -> None:
+    def have_begun(self) -> bool:
+        """Whether all have answered since they were started first."""
+        return bool((self._last > 0).all())
+
+    def note_restart(self, death: Death) -> None:
         """Called when a worker is started again.
 
         Raises:
-            TrainingError: when not all have started yet.
+            TrainingError: when not all have begun yet.
         """
-        if self._num_starting > 0:
+        if not self.have_begun():
             raise TrainingError(
-                f"a worker that did not start: {reason}", "all workers", "see what it said above"
+                f"a worker that did not start: {death}", "all workers", "see what it said above"
             )
+        self._silent_s[death.number] = 0.0
+        self._allowed_s[death.number] = START_TIMEOUT_S
 
-    def look(self, life: Life) -> bool:
-        """Announce when all answer, and kill what hangs; always ``False``: never over."""
+    def kill_silent(self, life: Life) -> None:
+        """Kill who has not turned for too long."""
         now = time.monotonic()
-        seconds = min(now - self._looked_at, _MOST_POLL_S)
+        beats = self._beats.copy()
+        have_turned = beats != self._last
+        self._silent_s += min(now - self._looked_at, _MOST_POLL_S)
+        self._silent_s[have_turned] = 0.0
+        self._allowed_s[have_turned] = self._timeout_s
+        self._last = beats
         self._looked_at = now
-        for line in self._said.lines():
-            self._num_starting -= 1
-            if self._num_starting == 0:
-                self._announce(line)
-        if self._num_starting > 0 and now - self._started_at > START_TIMEOUT_S:
-            raise TrainingError(
-                f"a worker that did not answer within {START_TIMEOUT_S:g} s", "all workers"
-            )
-        for number, beats in enumerate(self._beats):
-            process = life.process("worker", number)
-            if process is None:
-                continue
-            pulse = self._pulses.get(number)
-            if pulse is None or pulse.pid != process.pid:
-                pulse = self._pulses[number] = _Pulse(process.pid, beats, beats)
-            if pulse.is_silent(beats, seconds, self._timeout_s) and process.poll() is None:
-                logger.error("worker %d hangs and is killed", number)
-                process.send_signal(signal.SIGKILL)
-        return False
-
-
-@dataclass(slots=True)
-class _Pulse:
-    """How often a worker's event loop has turned."""
-
-    pid: int
-    first: float
-    last: float
-    silent_s: float = 0.0
-
-    def is_silent(self, beats: float, seconds: float, timeout_s: float) -> bool:
-        """Whether it has not beaten for too long.
-
-        Args:
-            beats: how often it has by now.
-            seconds: since the last call.
-            timeout_s: for the next beat to come; the first one may take as long as a start.
-        """
-        self.silent_s = 0.0 if beats != self.last else self.silent_s + seconds
-        self.last = beats
-        return self.silent_s > (timeout_s if beats != self.first else START_TIMEOUT_S)
+        for number in np.flatnonzero(self._silent_s > self._allowed_s).tolist():
+            logger.error("worker %d hangs and is killed", number)
+            life.kill_one("worker", number)

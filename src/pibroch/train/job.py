@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,39 +50,27 @@ def training_job(
     return Job(groups, str(folder), restarts, least_ranks, met_at(config))
 
 
+@dataclass(slots=True)
 class TrainingRun:
     """A run that is to be launched, see :class:`pibroch.launch.base.Run`.
 
-    Args:
+    Attributes:
         begin: gives the configuration and the folder, or says what is wrong with the input.
         train: is a rank in this process, given ``begin``.
-        arguments: of ``pibroch``, with which each rank trains.
-        num_ranks: how many.
-        restarts: of all.
-        least_ranks: with how many to go on where more get no further.
+        arguments, num_ranks, restarts, least_ranks: see :func:`training_job`.
         say: tells the user.
         program: what forked processes run, by ``sys.argv``.
     """
 
-    def __init__(
-        self,
-        begin: Begin,
-        train: Callable[[Begin], None],
-        arguments: Sequence[str],
-        num_ranks: int,
-        restarts: Restarts,
-        least_ranks: int | None,
-        say: Callable[[str], None],
-        program: Callable[[], NoReturn] | None,
-    ) -> None:
-        self._begin = begin
-        self._train = train
-        self._arguments = arguments
-        self._num_ranks = num_ranks
-        self._restarts = restarts
-        self._least_ranks = least_ranks
-        self.say = say
-        self.program = program
+    begin: Begin
+    train: Callable[[Begin], None]
+    arguments: Sequence[str]
+    num_ranks: int
+    restarts: Restarts
+    least_ranks: int | None
+    say: Callable[[str], None]
+    program: Callable[[], NoReturn] | None
+    _folder: Path = Path()
 
     def job(self, is_here: bool) -> Job:
         """Its processes.
@@ -89,41 +78,39 @@ class TrainingRun:
         Args:
             is_here: whether all share the processors of this machine.
         """
-        config, folder = begun = self._begin()
-        self._begin = lambda: begun
-        self._directory = RunDirectory(folder)
-        num_processes = self._num_ranks + sum(to_start(config).values())
+        config, self._folder = begun = self.begin()
+        self.begin = lambda: begun
+        num_processes = self.num_ranks + sum(to_start(config).values())
         return training_job(
             config,
-            folder,
-            self._arguments,
-            self._num_ranks,
-            self._restarts,
-            self._least_ranks,
+            self._folder,
+            self.arguments,
+            self.num_ranks,
+            self.restarts,
+            self.least_ranks,
             threads_of_rank(num_processes) if is_here else None,
         )
 
     def be_rank(self) -> None:
         """Be a rank in this process, to the end."""
-        self._train(self._begin)
+        self.train(self.begin)
 
     def newest_step(self, kept: Callable[[int], list[bytes]] | None) -> int:
         """Of its checkpoints and of what is kept in memory; 0 for none."""
-        return max(self._directory.newest_step(), 0 if kept is None else _kept_step(kept))
+        saved = RunDirectory(self._folder).newest_step()
+        if kept is None:
+            return saved
+        import numpy as np
+
+        from pibroch.state.kept_rows import HEAD_BYTES, newest_common, steps_in
+
+        steps = (steps_in(np.frombuffer(head, np.uint8)) for head in kept(HEAD_BYTES))
+        return max(saved, newest_common(steps) or 0)
 
     def note_restart(self, reason: str, from_step: int | None, pause_seconds: float = 0.0) -> None:
         """Keep that something was lost and is started again."""
-        self._directory.note_restart(reason, from_step, pause_seconds)
+        RunDirectory(self._folder).note_restart(reason, from_step, pause_seconds)
 
     def log_path(self, rank: int) -> Path:
         """What a rank that is not the first says."""
-        return self._directory.log_path(rank)
-
-
-def _kept_step(kept: Callable[[int], list[bytes]]) -> int:
-    """Of the newest cut in memory from which all can go on, 0 for none."""
-    import numpy as np
-
-    from pibroch.state.kept_rows import HEAD_BYTES, newest_common, steps_in
-
-    return newest_common(steps_in(np.frombuffer(head, np.uint8)) for head in kept(HEAD_BYTES)) or 0
+        return RunDirectory(self._folder).log_path(rank)

@@ -88,9 +88,7 @@ def helper_processes(config: RunConfig, world: World, run: RunDirectory) -> Iter
             {role.command: tuple(names) for role, names in zip(roles, names_by_role, strict=True)}
         )
         channel.barrier()  # nobody ends a process that another one still asks
-        if (
-            not opens_rendezvous
-        ):  # after a failure the place may be gone, and so is this process soon
+        if not opens_rendezvous:  # after a failure the place may be gone, and so is this one soon
             leave()
     del place
 

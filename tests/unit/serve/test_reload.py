@@ -208,6 +208,21 @@ def test_a_worker_that_is_stopped_is_started_again(versions):
         server.end()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_worker_that_ends_again_and_again_ends_them_all(versions):
+    """Each has its own restarts: the other one, killed before, uses up none of them."""
+    with serving(versions.folder / "float32", "--workers", 2) as server:
+        for number in range(6):
+            before = children(server.program.pid)
+            victim = before[0] if number < 2 else before[-1]  # the first, then the other's line
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: set(children(server.program.pid)) - set(before))  # noqa: B023
+        os.kill(children(server.program.pid)[-1], signal.SIGKILL)
+        ended = server.program.end()
+    assert ended.returncode == 1, ended.stderr
+    assert "workers that end again and again, the last with signal SIGKILL" in ended.stderr
+
+
 def children(pid):
     """Processes that a process has started and that still run."""
     result = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
