@@ -1,13 +1,14 @@
 """FinalNet: networks whose layers multiply half of their outputs with the other half.
 
-Zhu et al., "FINAL: Factorized Interaction Layer for CTR Prediction", SIGIR 2023. A factorized
-interaction layer is ``(a, b) = W x + c``, then ``[a, a * b]`` (``concat``) or ``a + a * b``
-(``sum``). The field gate gives ``[V, V * G]``, where G is a linear map of the fields' vectors V
-over fields. The logit is that of one block behind the gate, or the mean of it and of a second block
-without gate.
+Zhu et al., "FINAL: Factorized Interaction Layer for CTR Prediction", SIGIR 2023, and the authors'
+code in the collection FuxiCTR. A factorized interaction layer of N = 2 is ``a = W_1 x + b_1``, ``b
+= W_2 x + b_2``, then ``a + a * b`` (``sum``, as in the paper) or ``[a, a * b]`` of half as many
+weights (``concat``, as in the code). The field gate gives ``[V, V * G]``, where G is a linear map
+of the fields' vectors V over fields. The logit is that of one block behind the gate, or the mean of
+it and of a second block without gate.
 
-Differs from the paper: blocks do not learn from one another's mean (self-distillation), for a loss
-sees one logit.
+Differs from the paper: no activation on b, as in the code; blocks do not learn from one another's
+mean (self-distillation), for a loss sees one logit.
 
 Shape legend: B samples, F fields, D embedding width, I inputs, O outputs.
 """

@@ -268,6 +268,8 @@ def test_wrong_shapes_are_named(
         {"dropout": 1.0},
         {"structure": "both"},
         {"cross_rank": 0},
+        {"heads": 0},
+        {"contexts": "site"},
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import pibroch as pb
+from pibroch.config import model_zoo
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError, MissingDependencyError, StorageError
 from pibroch.models import build_model
@@ -23,7 +24,7 @@ def opened(onnxruntime, path):
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
+@pytest.mark.parametrize("model", ["dlrm", "dcnv2", *(spec.name for spec in model_zoo.SPECS)])
 def test_scores_are_the_predictors(onnxruntime, data, tmp_path, model):
     run, _ = train_here(
         make_config(data, f"model.name={model}", "train.steps=5", "train.average=0.9"),
