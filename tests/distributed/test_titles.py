@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launched_team import Team
 
 from pibroch.config import to_toml
 from pibroch.ports import free_port
-from small_run import make_config, make_dataset
+from small_run import make_config, make_dataset, train_here
 
 ROLES = (
     "embedding.exchange=lookahead",
@@ -66,6 +67,23 @@ def test_each_process_of_a_run_says_what_it_is(tmp_path):
     with Team(*arguments, program=program) as team:
         team.wait_for_step(tmp_path / "run", 2)
         assert {f"pibroch: {title} (mine)" for title in OF_A_RUN} == set(shown(team.process.pid))
+
+
+def test_each_process_of_a_server_says_what_it_is(tmp_path):
+    pytest.importorskip("uvicorn", reason="needs the extra serve")
+    config = make_config(make_dataset(tmp_path / "data"), "train.steps=5")
+    train_here(config, tmp_path / "ctr")
+    command = ["-m", "pibroch", "serve", tmp_path / "ctr", "--port", 0, "--workers", 2]
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert " at http" in server.stdout.readline()
+            workers = {f"pibroch: serving worker {number} of 2 (ctr)" for number in range(2)}
+            launcher = "pibroch: launcher of 2 serving workers (ctr)"
+            assert set(shown(server.pid)) == {launcher, *workers}
+        finally:
+            server.kill()
 
 
 def test_a_role_on_its_own_keeps_the_environment_that_it_is_shown_with():
