@@ -283,6 +283,8 @@ class MemoryCuts:
             return
         self._session.embeddings.exchange.flush()
         content = self._content(progress, base_step)
+        # rank 0 alone writes it, also where newest has found one that is older than a checkpoint
+        self._state = None
         if self._control.ranks.rank == 0:
             memory = self._link.keep(STATE, self._tag, _StateMemory.num_bytes(len(content))).memory
             self._state = _StateMemory(np.frombuffer(memory, np.uint8))
