@@ -66,6 +66,13 @@ class JaggedBatch:
         """Whether offsets are those that all batches with one id a bag share."""
         return self.offsets.data_ptr() == one_hot_offsets(self.offsets.numel() - 1).data_ptr()
 
+    def to(self, *_: Any, **__: Any) -> JaggedBatch:
+        """The batch itself, for trainers such as Lightning that move whatever a loader gives.
+
+        Ids stay in host memory, as rows do; move ``dense`` and ``labels`` to where they are used.
+        """
+        return self
+
     def lengths(self) -> Tensor:
         """Ids per bag, int64 ``[F * B]``."""
         return self.offsets[1:] - self.offsets[:-1]

@@ -66,8 +66,8 @@ SHOWN = {
     ),
     "`torch.nn.DataParallel`": "test_replicas_of_data_parallel_threads_are_refused",
     "threads": "test_threads",
-    "Lightning": "test_what_lightning_does",
-    "Accelerate": "test_what_accelerate_does",
+    "Lightning": "test_lightning_trains_to_the_bits_of_a_plain_loop",
+    "Accelerate": "test_accelerate_trains_to_the_bits_of_a_plain_loop",
 }
 """Row of the table: its test."""
 
@@ -367,48 +367,3 @@ def test_threads():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(map(torch.equal, pool.map(score, range(24), timeout=60), want))
-
-
-def test_what_lightning_does():
-    """Its automatic optimization hands a closure to optimizer.step.
-
-    ``16-mixed`` scales in it, ``bf16-true`` changes types.
-    """
-    model = Clicks(seed=1).bfloat16()
-    twin = Clicks(seed=1).bfloat16()
-    x = ones(2, dtype=torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    of_steps = []
-    for step in range(3):
-
-        def closure(step=step):
-            loss = model(x, ids(step, 2)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            of_steps.append(loss.item())
-            return loss
-
-        optimizer.step(closure)
-    assert of_steps == losses(twin, x=x) and torch.equal(model.rows, twin.rows)
-
-
-def test_what_accelerate_does():
-    """It wraps the forward into autocast, scales the divided loss, and unscales before clipping."""
-    model = Clicks(seed=1)
-    twin = Clicks(seed=1)
-    scaler = torch.amp.GradScaler("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forward = model.forward
-    model.forward = torch.autocast("cpu", torch.bfloat16)(forward)
-    for step in range(2):
-        loss = model(ones(2), ids(step, 2)).float().sum() / 2
-        scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    for step in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = twin(ones(2), ids(step, 2))
-        (out.float().sum() / 2).backward()
-    assert torch.equal(model.rows, twin.rows) and model.table.step == 2
