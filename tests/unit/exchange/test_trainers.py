@@ -1,13 +1,13 @@
 """Lightning and Accelerate around a model with tables, beside a plain loop over its batches."""
 
+import accelerate
+import lightning.pytorch as lightning
 import pytest
 import torch
 from torch import nn
 
 import pibroch as pb
 
-lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
-accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
 STEPS = 6
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:lightning"),
