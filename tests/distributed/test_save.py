@@ -162,8 +162,8 @@ def test_whole_tables_are_gathered_and_spread(worlds, on_all_ranks):
 def test_what_does_not_fit_is_an_error_on_all_ranks(worlds):
     state = worlds(1).run(cases.gather_whole, False)[0][0]
     for shape, unknown, missing in worlds(2).run(cases.fill_badly, state):
-        assert "'embedding_bags.user.weight' of shape [39, 8]; need [40, 8]" in shape
-        assert "got 'other' in the state" in unknown or "bad state on rank 0" in unknown
+        assert "'embedding_bags.user.weight' of shape [39, 8]" in shape and "[40, 8]" in shape
+        assert "got 'other' in the state" in unknown
         assert "no 'embedding_bags.item.weight'" in missing
 
 
