@@ -1,8 +1,8 @@
 """What it costs to publish versions while a run trains, and how soon servers answer with them.
 
 Two ranks train, two servers follow, both servers are asked all the time. Correctness first: the
-scores of each version that a server answered with are those of an export of a checkpoint that the
-same run, without publishing, saves at that step.
+rows and dense layers of each version that a server answered with are, to the bit, those of a
+checkpoint that the same run, without publishing, saves at that step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+import torch
+
 from benchmarks.contender import BenchmarkError
 from benchmarks.deaths import WatchedRun
 from benchmarks.environments import our_python
@@ -27,7 +30,10 @@ from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from benchmarks.topics.recovery import RECIPE, settings
 from pibroch.data.synthetic import SyntheticOptions, synthesize
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.from_delta import open_exported
 from pibroch.serve.predictor import Predictor
+from pibroch.serve.row_files import MappedRows
 from pibroch.state.delta_format import is_delta, read_delta
 
 WITHOUT = "without"
@@ -104,8 +110,8 @@ def run(options: Options) -> Report:
         f"two ranks, alltoall, batch 2048, dim 16, a version every {EVERY_S:g} s; two servers and"
         f" two clients, one request of 24 rows every {1000 * ASKED_EVERY_S:g} ms each, on the same"
         " cores; but for the last line they serve an older version all the time",
-        f"`versions`: {num_same} that a server answered with, each with the scores of a"
-        " checkpoint of its step to the bit",
+        f"`versions`: {num_same} that a server answered with, each with the rows and dense layers"
+        " of a checkpoint of its step to the bit",
         "`freshness`: seconds from the end of the step to the first answer, by server and version",
     ]
     return Report(
@@ -235,22 +241,50 @@ class _Case:
         return rate, clients
 
     def check(self, clients: list[_Client], most: int) -> int:
-        """Compare each version's scores with those of a checkpoint of its step."""
-        answered: dict[int, list[list[float]]] = {}
+        """Compare versions that were answered with checkpoints of their steps.
+
+        Rows and dense layers to the bit; scores as threads round them.
+        """
+        answered: dict[str, list[list[float]]] = {}
         for client in clients:
             for version, (_, scores) in client.first.items():
-                answered.setdefault(int(version.partition("-")[0]), []).append(scores)
-        folder = self._scratch / "again"
-        checked = sorted(answered)[:most]
-        for step in checked:
+                answered.setdefault(version, []).append(scores)
+        folders = {
+            open_exported(path).version: path
+            for models in self._scratch.glob("models-*")
+            for path in models.iterdir()
+            if path.name.isdecimal()
+        }
+        steps = {version: int(version.partition("-")[0]) for version in answered}
+        checked = sorted(steps, key=steps.__getitem__)[:most]
+        for version in checked:
+            step = steps[version]
+            run = self._scratch / "again"
             more = [f"train.steps={step}", "train.keep=1"]
-            _finish([*self.command(folder, *more), "--resume"])
-            predictor = Predictor.open(folder / "checkpoints" / f"step-{step:08d}")
-            expected = [float(score) for score in predictor.score_raw(self.rows)]
-            for scores in answered[step]:
-                if scores != expected:
-                    raise BenchmarkError(f"scores of step {step} that are not the checkpoint's")
+            _finish([*self.command(run, *more), "--resume"])
+            whole = self._scratch / "whole"
+            export_checkpoint(
+                run / "checkpoints" / f"step-{step:08d}", whole, ExportOptions(overwrite=True)
+            )
+            if not _are_equal(folders[version], whole):
+                raise BenchmarkError(f"version {version} that is not the checkpoint's")
+            expected = Predictor.open(whole).score_raw(self.rows).numpy()
+            for scores in answered[version]:
+                if abs(np.array(scores) - expected).max() > 1e-6:
+                    raise BenchmarkError(f"scores of version {version} that are not its own")
         return len(checked)
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    """Whether all rows and dense layers of two exports or deltas are the same to the bit."""
+    versions = [open_exported(path) for path in (one, other)]
+    rows = [each.lookup for each in versions]
+    assert isinstance(rows[0], MappedRows) and isinstance(rows[1], MappedRows), "of exports"
+    everything = np.arange(rows[0].num_rows)
+    states = [each.dense.state_dict() for each in versions]
+    return np.array_equal(rows[0].stored(everything), rows[1].stored(everything)) and all(
+        torch.equal(states[0][name], states[1][name]) for name in states[1]
+    )
 
 
 def _finish(command: list[str]) -> None:
