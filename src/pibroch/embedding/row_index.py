@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.config.row_index import ROW_INDICES, RowIndexConfig
 from pibroch.errors import CheckpointError, ConfigError, RowIdError
@@ -73,6 +74,61 @@ class RowIndex(ABC):
             f"an id from 0 to {self.last_id}",
             "encode the data with the table's vocabulary, or give the table more rows",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """What one step changed in an index that learns ids, int64 arrays all.
+
+    Attributes:
+        fresh_ids, fresh_rows: ``[N]``, ids that have a row from this step on, rising, and the rows,
+            which begin anew: with initial weights and clean optimizer state.
+        evicted_ids, evicted_rows: ``[E]``, ids that lost their row to others, rising, and the rows.
+        expired_ids, expired_rows: ``[X]``, ids that lost their row by age, rising, and the rows.
+    """
+
+    fresh_ids: Ints
+    fresh_rows: Ints
+    evicted_ids: Ints
+    evicted_rows: Ints
+    expired_ids: Ints
+    expired_rows: Ints
+
+
+class LearningIndex(RowIndex):
+    """An index that gives rows to ids as steps bring them, and takes them away again.
+
+    What a step changes follows from the ids of the steps so far and their counts alone: neither
+    from their order within a step, nor from ranks, threads or clocks. An id without a row has
+    ``-1`` in :meth:`rows_of`, counts as absent from its bag, and is no error.
+    """
+
+    @abstractmethod
+    def learn(self, ids: Ints, counts: NDArray[np.int32] | None = None) -> RowChanges:
+        """Take the ids of one more step, of the global batch, int64 ``[V]`` in any order.
+
+        They are not written to, and may repeat.
+
+        Args:
+            ids: of the step.
+            counts: how often each stands in the batch, ``[V]``; once when absent.
+
+        Raises:
+            TrainingError: when more distinct ids want a row than there are rows; nothing has
+                changed then.
+        """
+
+    @abstractmethod
+    def copy(self) -> LearningIndex:
+        """Another one that is now as this is, and goes its own way."""
+
+    @abstractmethod
+    def entries(self) -> tuple[Ints, Ints]:
+        """The rows in use, rising, and the id of each, int64 ``[U]`` both."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """How full it is and what happened so far, by name, for people to look at."""
 
 
 @dataclass(frozen=True, slots=True)
