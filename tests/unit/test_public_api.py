@@ -21,6 +21,7 @@ PLACED = (
 SNAPSHOT = {
     "Adagrad": ADAGRAD,
     "Adam": ADAM,
+    "AfterCount": ("(count: int = 1, sketch: bool = False, candidates: int | None = None) -> None"),
     "BoundedLagOptions": (
         "(bound: int | None = None, transport: str | None = None, slot_bytes: int = 65536) -> None"
     ),
@@ -38,11 +39,17 @@ SNAPSHOT = {
         " torch.device | str | None = None, **options: object) -> None"
     ),
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
+    "Hashed": (
+        "(admit: AfterCount = <factory>, evict: EvictionPolicy = <factory>,"
+        " expire_after: int | None = None) -> None"
+    ),
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
         " weights: Tensor | None = None, position: LoaderPosition | None = None,"
         " first_sample: int = 0, by_id: bool = False) -> None"
     ),
+    "LeastFrequent": "(half_life: int | None = None) -> None",
+    "LeastRecent": "() -> None",
     "AllToAll": f"({PLACED}, replicas: str = gather) -> None",
     "Local": "() -> None",
     "Lookahead": (

@@ -1,5 +1,7 @@
 """Tables, their row spaces, records and optimizers."""
 
+from pibroch.embedding.admission import AfterCount
+from pibroch.embedding.eviction import EvictionPolicy, LeastFrequent, LeastRecent
 from pibroch.embedding.groups import (
     Optimizers,
     TableGroup,
@@ -7,6 +9,7 @@ from pibroch.embedding.groups import (
     names_of_readers,
     optimizers_of,
 )
+from pibroch.embedding.hashed import Hashed, HashedIndex
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.embedding.optimizers import (
     SGD,
@@ -18,7 +21,7 @@ from pibroch.embedding.optimizers import (
     SparseOptimizer,
 )
 from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
-from pibroch.embedding.row_index import Identity, IndexKind, RowIndex
+from pibroch.embedding.row_index import Identity, IndexKind, LearningIndex, RowChanges, RowIndex
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
@@ -27,16 +30,24 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AfterCount",
+    "EvictionPolicy",
     "Frozen",
+    "Hashed",
+    "HashedIndex",
     "Identity",
     "IndexKind",
     "Initializer",
+    "LearningIndex",
+    "LeastFrequent",
+    "LeastRecent",
     "MemoryShard",
     "Normal",
     "Optimizers",
     "Piece",
     "PieceView",
     "RowArray",
+    "RowChanges",
     "RowIndex",
     "RowSpace",
     "RowWiseAdagrad",

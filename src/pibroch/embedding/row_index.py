@@ -118,6 +118,15 @@ class LearningIndex(RowIndex):
                 changed then.
         """
 
+    def learn_rows(
+        self, ids: Ints, counts: NDArray[np.int32] | None = None
+    ) -> tuple[RowChanges, Ints]:
+        """As :meth:`learn`, with the rows that the ids then have, ``-1`` for none, ``[V]``.
+
+        For who looks up the very ids that are learned.
+        """
+        return self.learn(ids, counts), self.rows_of(ids)
+
     @abstractmethod
     def copy(self) -> LearningIndex:
         """Another one that is now as this is, and goes its own way."""

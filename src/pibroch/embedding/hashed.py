@@ -1,0 +1,276 @@
+"""Tables of raw ids: an id is given one of a fixed number of rows when steps bring it.
+
+It keeps the row until it is evicted for others or expires. What happens in a step follows from the
+ids of the steps so far and how often each stood in them. In each step, in this order:
+
+1. Ids that have a row are seen, ids without one are counted; some are admitted.
+2. Ids that were not seen for too long expire.
+3. When fewer rows are free than ids were admitted, others are evicted: as many as are needed and a
+   sixteenth of all rows, so that the pass over all rows is seldom.
+4. Admitted ids, rising, are given the lowest free rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.embedding.admission import AfterCount
+from pibroch.embedding.eviction import EvictionPolicy, LeastRecent
+from pibroch.embedding.row_index import IndexKind, LearningIndex, RowChanges
+from pibroch.errors import ConfigError, TrainingError
+from pibroch.integers import whole_number
+from pibroch.kernels import key_table
+from pibroch.kernels.arrays import Array, Ints
+from pibroch.kernels.dedupe import dedupe
+
+SPARE_SHARE = 16  # one row in so many is free again after an eviction
+CHECKS_PER_EXPIRY = 16  # in the steps after which an id expires
+LONGEST_SEARCH = 256  # slots, in what is counted for people to look at
+COUNTERS = ("steps", "lookups", "hits", "admissions", "evictions", "expiries")
+STEPS, LOOKUPS, HITS, ADMISSIONS, EVICTIONS, EXPIRIES = range(len(COUNTERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed(IndexKind):
+    """Ids are any int64; the table's ``num_rows`` is how many of them have rows at a time.
+
+    Attributes:
+        admit: when an id is given a row.
+        evict: who loses theirs when rows are short.
+        expire_after: steps without an id after which it loses its row, looked for every sixteenth
+            of them; ``None`` for never.
+    """
+
+    admit: AfterCount = field(default_factory=AfterCount)
+    evict: EvictionPolicy = field(default_factory=LeastRecent)
+    expire_after: int | None = None
+
+    name = "hashed"
+
+    def __post_init__(self) -> None:
+        for label, value, kind in (
+            ("admit", self.admit, AfterCount),
+            ("evict", self.evict, EvictionPolicy),
+        ):
+            if not isinstance(value, kind):
+                raise ConfigError(f"hashed rows with {label} {value!r}", f"a {kind.__name__}")
+        if self.expire_after is not None:
+            number = whole_number(self.expire_after, "hashed rows with expire_after", 1)
+            object.__setattr__(self, "expire_after", number)
+
+    def index(self, capacity: int) -> HashedIndex:
+        """See :class:`IndexKind`."""
+        if capacity > key_table.MOST_ROWS:
+            raise ConfigError(
+                f"a hashed table of {capacity} rows",
+                f"at most {key_table.MOST_ROWS}",
+                "split the feature over several tables",
+            )
+        return HashedIndex(self, capacity)
+
+    def described(self) -> dict[str, Any]:
+        """See :class:`IndexKind`."""
+        return {
+            "name": self.name,
+            "admit": self.admit.described(),
+            "evict": self.evict.described(),
+            "expire_after": self.expire_after,
+        }
+
+
+class HashedIndex(LearningIndex):
+    """See the module.
+
+    Args:
+        kind: its settings.
+        capacity: rows.
+    """
+
+    def __init__(self, kind: Hashed, capacity: int) -> None:
+        super().__init__(capacity)
+        self._kind = kind
+        self._table = key_table.empty_table(capacity)
+        self._waiting = kind.admit.waiting(capacity)
+        self._counters = np.zeros(len(COUNTERS), np.int64)
+
+    @property
+    def last_id(self) -> int:
+        """See :class:`RowIndex`."""
+        return int(np.iinfo(np.int64).max)
+
+    def rows_of(self, ids: Ints) -> Ints:
+        """See :class:`RowIndex`."""
+        return key_table.find(self._table, ids)
+
+    def ids_of(self, rows: Ints) -> Ints:
+        """See :class:`RowIndex`."""
+        ids: Ints = self._table.entries[rows, 0]
+        return ids
+
+    def entries(self) -> tuple[Ints, Ints]:
+        """See :class:`LearningIndex`."""
+        rows = np.flatnonzero(self._table.entries[:, 1])
+        return rows, self.ids_of(rows)
+
+    def counters(self) -> dict[str, int]:
+        """See :class:`LearningIndex`.
+
+        ``steps``, ``lookups`` and ``hits`` of ids in these, ``admissions``, ``evictions``,
+        ``expiries``; ``used`` of ``capacity`` rows, ``candidates`` that are counted exactly, and
+        ``bytes`` of memory.
+        """
+        return {
+            **dict(zip(COUNTERS, self._counters.tolist(), strict=True)),
+            "capacity": self.capacity,
+            "used": int(self._table.counts[0]),
+            "candidates": self._waiting.num_ids,
+            "bytes": sum(array.nbytes for array in self._table) + self._waiting.num_bytes,
+        }
+
+    def search_lengths(self) -> Ints:
+        """By number of slots how many ids are found after reading so many; O(capacity).
+
+        int64 ``[L]``; longer searches are counted with the longest.
+        """
+        lengths = np.zeros(LONGEST_SEARCH, np.int64)
+        key_table.count_distances(self._table, lengths)
+        return lengths
+
+    def learn(self, ids: Ints, counts: NDArray[np.int32] | None = None) -> RowChanges:
+        """See :class:`LearningIndex`."""
+        return self.learn_rows(ids, counts)[0]
+
+    def learn_rows(
+        self, ids: Ints, counts: NDArray[np.int32] | None = None
+    ) -> tuple[RowChanges, Ints]:
+        """See :class:`LearningIndex`."""
+        if counts is None:
+            counts = np.ones(len(ids), np.int32)
+        if len(ids) <= self.capacity:
+            return self._learn(ids, counts)
+        trial = self.copy()  # only so many ids can want too many rows
+        result = trial._learn(ids, counts)
+        self._take_over(trial)
+        return result
+
+    def copy(self) -> HashedIndex:
+        """See :class:`LearningIndex`."""
+        other = HashedIndex.__new__(HashedIndex)
+        other.capacity = self.capacity
+        other._kind = self._kind
+        other._table = key_table.copy_of(self._table)
+        other._waiting = self._waiting.copy()
+        other._counters = self._counters.copy()
+        return other
+
+    def state(self) -> dict[str, Array]:
+        """See :class:`RowIndex`."""
+        return {
+            "entries": self._table.entries,
+            "counters": self._counters,
+            **self._waiting.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """See :class:`RowIndex`."""
+        self._table.entries[:] = state["entries"]
+        key_table.rebuild(self._table)
+        self._counters[:] = state["counters"]
+        self._waiting.load_state(state)
+
+    def _take_over(self, other: HashedIndex) -> None:
+        self._table = other._table
+        self._waiting = other._waiting
+        self._counters = other._counters
+
+    def _learn(self, ids: Ints, counts: NDArray[np.int32]) -> tuple[RowChanges, Ints]:
+        """As :meth:`learn_rows`, but after an error this is good for nothing."""
+        self._counters[STEPS] += 1
+        step = int(self._counters[STEPS])
+        rows, missing = key_table.touch(
+            self._table, ids, counts, step, self._kind.evict.decay_steps
+        )
+        new = _Distinct(ids, counts, missing)
+        totals = self._waiting.add(new.ids, new.counts, step)
+        admitted = np.flatnonzero(totals >= self._kind.admit.count)
+        expired = self._expire(step)
+        evicted = self._evict(len(admitted), step)
+        fresh_ids = new.ids[admitted]
+        fresh_rows = np.empty(len(admitted), np.int64)
+        key_table.insert(self._table, fresh_ids, totals[admitted], step, fresh_rows)
+        rows_of_new = np.full(len(new.ids), -1, np.int64)
+        rows_of_new[admitted] = fresh_rows
+        new.write_to(rows, rows_of_new)
+        num_lookups = int(counts.sum())
+        self._counters[LOOKUPS] += num_lookups
+        self._counters[HITS] += num_lookups - int(new.counts.sum())
+        self._counters[ADMISSIONS] += len(admitted)
+        return RowChanges(fresh_ids, fresh_rows, *evicted, *expired), rows
+
+    def _expire(self, step: int) -> tuple[Ints, Ints]:
+        """Take their rows from ids that were not seen for too long; return both."""
+        after = self._kind.expire_after
+        if after is None or step % max(1, after // CHECKS_PER_EXPIRY):
+            return self._remove(np.empty(0, np.int64))
+        changes = self._remove(key_table.older_than(self._table, step - after + 1, step))
+        self._counters[EXPIRIES] += len(changes[0])
+        return changes
+
+    def _evict(self, num_admitted: int, step: int) -> tuple[Ints, Ints]:
+        """Take rows from ids where fewer are free than needed; return both."""
+        lacking = num_admitted - (self.capacity - int(self._table.counts[0]))
+        if lacking <= 0:
+            return self._remove(np.empty(0, np.int64))
+        wanted = lacking + self.capacity // SPARE_SHARE
+        victims = self._kind.evict.victims(self._table, wanted, step)
+        if len(victims) < lacking:
+            raise TrainingError(
+                f"{self.capacity + lacking - len(victims)} distinct ids that want a row in step"
+                f" {step}",
+                f"at most {self.capacity}, the rows of their table",
+                "give the table more rows, make batches smaller, or admit ids later",
+            )
+        changes = self._remove(victims)
+        self._counters[EVICTIONS] += len(victims)
+        return changes
+
+    def _remove(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Free rows; return the ids that they had, rising, and each one's row."""
+        ids = self.ids_of(rows)
+        order = np.argsort(ids)
+        key_table.remove(self._table, rows)
+        return ids[order], rows[order]
+
+
+class _Distinct:
+    """The distinct ones among some ids of a step.
+
+    Args:
+        ids: of the step, ``[V]``.
+        counts: how often each was seen, ``[V]``.
+        positions: of the ids that are meant, int32 ``[M]``.
+
+    Attributes:
+        ids: rising, int64 ``[N]``.
+        counts: of each one, int64 ``[N]``.
+    """
+
+    def __init__(self, ids: Ints, counts: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
+        num = len(positions)
+        distinct = np.empty(num, np.int64)
+        segments = np.empty(num, np.int32)
+        self._order = np.empty(num, np.int32)
+        (found,) = dedupe(ids, positions, [0, num], distinct, segments, self._order)
+        self.ids = distinct[:found]
+        self._segments = segments[:found]
+        self.counts = np.add.reduceat(counts[self._order], self._segments, dtype=np.int64)
+
+    def write_to(self, values: Ints, values_of_distinct: Ints) -> None:
+        """Write to the values of the step ``[V]`` those of the ids that are meant."""
+        lengths = np.diff(self._segments, append=np.int32(len(self._order)))
+        values[self._order] = np.repeat(values_of_distinct, lengths)

@@ -1,0 +1,191 @@
+"""Rows by any int64 key, with when and how often each was seen. C rows, V keys."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels import parallel
+from pibroch.kernels.arrays import Ints
+from pibroch.kernels.key_table import numba
+from pibroch.kernels.key_table.numba import (
+    MOST_COUNT,
+    MOST_ROWS,
+    KeyTable,
+    count_distances,
+    insert,
+    rebuild,
+    remove,
+)
+
+__all__ = [
+    "MOST_COUNT",
+    "MOST_ROWS",
+    "KeyTable",
+    "copy_of",
+    "count_distances",
+    "empty_table",
+    "find",
+    "insert",
+    "least",
+    "older_than",
+    "rebuild",
+    "remove",
+    "touch",
+]
+
+KEYS_PER_THREAD = 4096  # below which a further thread is not worth waking
+SAMPLE = 1 << 14  # rows by whose scores it is guessed where the least ones end
+LEAST = np.iinfo(np.int64).min
+GREATEST = np.iinfo(np.int64).max
+_NONE = np.empty(0, np.int64)
+_NONE_32 = np.empty(0, np.int32)
+
+
+def empty_table(num_rows: int) -> KeyTable:
+    """A table of so many rows, all free; some 30 bytes each."""
+    assert 0 < num_rows <= MOST_ROWS, num_rows
+    table = KeyTable(
+        np.zeros(int(num_rows / numba.ROWS_PER_SLOT) + 2, np.uint64),
+        np.zeros((num_rows, 2), np.int64),
+        np.full(-(-num_rows // 64), -1, np.int64),
+        np.zeros(2, np.int64),
+    )
+    if num_rows % 64:
+        table.free[-1] = (1 << num_rows % 64) - 1
+    return table
+
+
+def copy_of(table: KeyTable) -> KeyTable:
+    """Another one like it."""
+    return KeyTable(
+        table.slots.copy(), table.entries.copy(), table.free.copy(), table.counts.copy()
+    )
+
+
+def find(table: KeyTable, keys: Ints) -> Ints:
+    """The row of each key, -1 for one that is absent, int64 ``[V]`` both."""
+    rows = np.empty(len(keys), np.int64)
+    parallel.run(
+        numba.visit, len(keys), table, keys, _NONE_32, 0, 0, rows, _NONE_32, grain=KEYS_PER_THREAD
+    )
+    return rows
+
+
+def touch(
+    table: KeyTable, keys: Ints, counts: NDArray[np.int32], step: int, half_life: int = 0
+) -> tuple[Ints, NDArray[np.int32]]:
+    """Find keys, and note for those that are there that they were seen in this step.
+
+    Args:
+        table: is written to.
+        keys: int64 ``[V]``, may repeat.
+        counts: ``[V]``, how often each was seen.
+        step: from 1 on.
+        half_life: counts are halved at each multiple of so many steps; 0 for never.
+
+    Returns:
+        Their rows int64 ``[V]``, -1 for those that are absent, and the positions of the latter.
+    """
+    rows = np.empty(len(keys), np.int64)
+    misses = np.empty(len(keys), np.int32)
+    num = numba.visit(table, keys, counts, step, half_life, rows, misses, 0, len(keys))
+    return rows, misses[:num]
+
+
+def older_than(table: KeyTable, bound: int, step: int) -> Ints:
+    """The rows in use whose keys were seen before step ``bound`` last, rising; O(C).
+
+    ``step`` is the one that is now, not before ``bound``.
+    """
+    room = np.empty(len(table.entries), np.int32)
+    found, *_ = numba.scan(table.entries, _NONE, False, 0, step, bound, LEAST, room, _NONE_32)
+    return room[:found].astype(np.int64)
+
+
+def least(
+    table: KeyTable,
+    num: int,
+    step: int,
+    *,
+    by_count: bool = False,
+    half_life: int = 0,
+    given: Ints = _NONE,
+) -> Ints:
+    """The ``num`` rows with the least scores, equal ones by rising key; O(C).
+
+    Rows are rising. Those seen in this step are left out, so there may be fewer.
+
+    A sample says between which scores the last one will lie, so one pass over the entries collects
+    those below, and the few between are looked at again. Where the sample was wrong, all are.
+
+    Args:
+        table: is read.
+        num: of rows.
+        step: that is now.
+        by_count: scores are decayed counts, equal ones by last step; else last steps.
+        half_life: see :func:`touch`.
+        given: other scores by row ``[C]``.
+    """
+    entries = table.entries
+    settings = by_count, half_life, step
+    below = np.empty(num, np.int32)
+    within = np.empty(len(entries), np.int32)
+    bounds = _bounds(table, num, given, *settings)
+    num_below, num_within, _ = numba.scan(entries, given, *settings, *bounds, below, within)
+    if not num_below <= num <= num_below + num_within:
+        everything = (LEAST, GREATEST)
+        num_below, num_within, _ = numba.scan(entries, given, *settings, *everything, below, within)
+    some = within[:num_within].astype(np.int64)
+    wanted = num - num_below
+    if wanted < num_within:
+        some = some[_smallest(_scores(entries, some, given, *settings), entries[some, 0], wanted)]
+    rows = np.concatenate([below[:num_below], some])
+    rows.sort()
+    return rows
+
+
+def _scores(
+    entries: Ints, rows: Ints, given: Ints, by_count: bool, half_life: int, step: int
+) -> Ints:
+    """Of some rows in use, int64 ``[R]`` both."""
+    if len(given):
+        return given[rows]
+    scores = np.empty(len(rows), np.int64)
+    numba.scores_of(entries, rows, by_count, half_life, step, scores)
+    return scores
+
+
+def _bounds(
+    table: KeyTable, num: int, given: Ints, by_count: bool, half_life: int, step: int
+) -> tuple[int, int]:
+    """Two scores between which that of the ``num``-th lies, almost surely where C is large."""
+    entries = table.entries
+    rows = np.arange(0, len(entries), max(1, len(entries) // SAMPLE))
+    seen = entries[rows, 1]
+    rows = rows[(seen != 0) & (seen >> 32 != step)]
+    if len(entries) < 4 * SAMPLE or not len(rows):
+        return LEAST, GREATEST
+    scores = np.sort(_scores(entries, rows, given, by_count, half_life, step))
+    share = min(1.0, num / int(table.counts[0]))
+    place = share * len(scores)
+    margin = 4 * (place * (1 - share)) ** 0.5 + 8
+    first = int(place - margin)
+    last = int(place + margin)
+    return (
+        int(scores[first]) if first >= 0 else LEAST,
+        int(scores[last]) if last < len(scores) else GREATEST,
+    )
+
+
+def _smallest(scores: Ints, keys: Ints, num: int) -> NDArray[np.bool_]:
+    """Which are the ``num`` smallest by (score, key), as a mask; ``num`` is less than all."""
+    if num == 0:
+        return np.zeros(len(scores), np.bool_)
+    last = np.partition(scores, num - 1)[num - 1]
+    chosen: NDArray[np.bool_] = scores < last
+    tied = np.flatnonzero(scores == last)
+    more = num - int(np.count_nonzero(chosen))
+    last_key = np.partition(keys[tied], more - 1)[more - 1]
+    chosen[tied] = keys[tied] <= last_key
+    return chosen

@@ -1,0 +1,379 @@
+"""A hash table from int64 keys to rows, by open addressing in Robin Hood's order (Celis 1986).
+
+A slot holds 32 bits of a key's hash above its row + 1, and 0 where nobody is. A key lies at the
+slot that its hash names, its home, or behind it; of those that want a slot, the one that is farther
+from home has it. So the keys behind each other are in the order of their homes: a search ends where
+a key nearer to its home begins, hardly longer for keys that are absent, and few keys lie far away.
+What leaves gives its slot to those behind it that are not at home, so a table that is used for ever
+stays as quick as a new one. The last slot is followed by the first.
+
+A row's entry has the key itself and when and how often it was seen, beside each other in one cache
+line; a key whose 32 bits agree is looked for there. Ids may be chosen by strangers, so any place is
+right for any key: it is only slower where many hashes are alike.
+
+C rows, S slots (S > C), V keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.kernels.arrays import Ints
+from pibroch.kernels.bits import lowest
+from pibroch.kernels.memory import prefetch
+from pibroch.kernels.policy import kernel
+
+BLOCK = 64  # keys whose slots are fetched together, and then their entries
+AHEAD = 16  # keys between the one that is put or taken and the one whose slot is fetched
+ROWS_PER_SLOT = 0.6  # at most: above it searches get longer, below it memory is empty
+MOST_ROWS = (1 << 31) - 1
+MOST_COUNT = (1 << 31) - 1  # counts stay there
+MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX2 = np.uint64(0x94D049BB133111EB)
+HALF = np.uint64(32)
+LOW_HALF = np.uint64(0xFFFFFFFF)
+ONE = np.uint64(1)
+
+
+class KeyTable(NamedTuple):
+    """Rows by key.
+
+    Attributes:
+        slots: uint64 ``[S]``: upper half of the key's hash, row + 1; 0 for an empty slot.
+        entries: int64 ``[C, 2]`` by row: key; last step in the upper half, count in the lower one.
+            Steps begin with 1, so the second number is 0 for a free row alone.
+        free: int64 ``[C / 64]``, a bit for each row, set where it is free.
+        counts: int64 ``[2]``: rows in use; a word of ``free`` before which all are 0.
+    """
+
+    slots: NDArray[np.uint64]
+    entries: Ints
+    free: Ints
+    counts: Ints
+
+
+@kernel
+def mixed(key: Any) -> Any:
+    """64 bits that look random, by the finaliser of SplitMix64 (Steele et al. 2014), as uint64."""
+    z = np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * MIX1
+    z = (z ^ (z >> np.uint64(27))) * MIX2
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def hash_of(key: Any) -> Any:
+    """32 bits of a key, as uint64."""
+    return mixed(key) >> HALF
+
+
+@kernel
+def home_of(hash_: Any, num_slots: Any) -> Any:
+    """The slot that a hash names, all uint64: the hash as a fraction of all slots."""
+    return (hash_ * num_slots) >> HALF
+
+
+@kernel
+def distance_of(slot: Any, at: Any, num_slots: Any) -> Any:
+    """How far behind its home what lies at slot ``at`` lies, all uint64."""
+    home = home_of(slot >> HALF, num_slots)
+    if at >= home:
+        return at - home
+    return at + num_slots - home
+
+
+@kernel
+def decayed(count: int, last: int, step: int, half_life: int) -> int:
+    """A count that is halved whenever a multiple of ``half_life`` steps is over; 0 for never."""
+    if half_life == 0 or last >= step - step % half_life:
+        return count
+    return count >> min(step // half_life - last // half_life, 31)
+
+
+@kernel
+def visit(
+    table: KeyTable,
+    keys: Ints,
+    counts: NDArray[np.int32],
+    step: int,
+    half_life: int,
+    rows: Ints,
+    misses: NDArray[np.int32],
+    start: int,
+    stop: int,
+) -> int:
+    """Write the row of each of ``keys[start:stop]``, -1 for those that are absent.
+
+    In a step, their entries take over when and how often they were seen.
+
+    Args:
+        table: only read where ``step`` is 0, then by several threads at a time.
+        keys: ``[V]``, may repeat.
+        counts: ``[V]``, how often each was seen; not read where ``step`` is 0.
+        step: that is now, or 0.
+        half_life: see :func:`decayed`.
+        rows: ``[V]``.
+        misses: ``[V]``, receives the positions of absent keys, rising; not where ``step`` is 0.
+        start: of the range.
+        stop: of the range.
+
+    Returns:
+        How many are absent.
+    """
+    slots = table.slots
+    entries = table.entries
+    num_slots = np.uint64(len(slots))
+    hashes = np.empty(BLOCK, np.uint64)
+    num_misses = 0
+    for first in range(start, stop, BLOCK):
+        final = min(first + BLOCK, stop)
+        for i in range(first, final):
+            hashes[i - first] = hash_of(keys[i])
+            prefetch(slots, np.int64(home_of(hashes[i - first], num_slots)))
+        for i in range(first, final):
+            wanted = hashes[i - first]
+            at = home_of(wanted, num_slots)
+            distance = np.uint64(0)
+            while True:
+                slot = slots[at]
+                if slot >> HALF == wanted or slot == 0:
+                    break
+                if distance_of(slot, at, num_slots) < distance:
+                    slot = np.uint64(0)
+                    break
+                at += ONE
+                if at == num_slots:
+                    at = np.uint64(0)
+                distance += ONE
+            rows[i] = np.int64(slot & LOW_HALF) - 1
+            if slot != 0:
+                prefetch(entries, 2 * rows[i])
+        for i in range(first, final):
+            row = rows[i]
+            if row >= 0 and entries[np.uint64(row), 0] != keys[i]:  # their 32 bits agree, no more
+                wanted = hashes[i - first]
+                at = home_of(wanted, num_slots)
+                distance = np.uint64(0)
+                row = -1
+                while slots[at] != 0 and distance_of(slots[at], at, num_slots) >= distance:
+                    if slots[at] >> HALF == wanted:
+                        other = np.int64(slots[at] & LOW_HALF) - 1
+                        if entries[np.uint64(other), 0] == keys[i]:
+                            row = other
+                            break
+                    at += ONE
+                    if at == num_slots:
+                        at = np.uint64(0)
+                    distance += ONE
+                rows[i] = row
+            if row < 0:
+                if step > 0:
+                    misses[num_misses] = i
+                num_misses += 1
+            elif step > 0:
+                seen = entries[np.uint64(row), 1]
+                count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, step, half_life)
+                count = min(count + int(counts[i]), MOST_COUNT)
+                entries[np.uint64(row), 1] = (step << 32) | count
+    return num_misses
+
+
+@kernel
+def put(slots: NDArray[np.uint64], hash_: Any, row: int) -> None:
+    """Enter a row whose key is absent."""
+    num_slots = np.uint64(len(slots))
+    moved = (hash_ << HALF) | np.uint64(row + 1)
+    at = home_of(hash_, num_slots)
+    distance = np.uint64(0)
+    while slots[at] != 0:
+        other = distance_of(slots[at], at, num_slots)
+        if other < distance:
+            slot = slots[at]
+            slots[at] = moved
+            moved = slot
+            distance = other
+        at += ONE
+        if at == num_slots:
+            at = np.uint64(0)
+        distance += ONE
+    slots[at] = moved
+
+
+@kernel
+def insert(table: KeyTable, keys: Ints, counts: Ints, step: int, rows: Ints) -> None:
+    """Give distinct keys that are absent the lowest free rows, in their order.
+
+    Args:
+        table: with as many free rows at least.
+        keys: ``[N]``.
+        counts: ``[N]``, how often each was seen.
+        step: in which they were.
+        rows: ``[N]``, receives their rows.
+    """
+    slots = table.slots
+    entries = table.entries
+    free = table.free
+    num_slots = np.uint64(len(slots))
+    final = len(keys) - 1
+    word = table.counts[1]
+    for i in range(len(keys)):
+        prefetch(slots, np.int64(home_of(hash_of(keys[min(i + AHEAD, final)]), num_slots)))
+        while free[word] == 0:
+            word += 1
+        row = word * 64 + lowest(int(free[word]))
+        free[word] &= free[word] - 1
+        rows[i] = row
+        entries[row, 0] = keys[i]
+        entries[row, 1] = (step << 32) | min(counts[i], MOST_COUNT)
+        put(slots, hash_of(keys[i]), row)
+    table.counts[0] += len(keys)
+    table.counts[1] = word
+
+
+@kernel
+def remove(table: KeyTable, rows: Ints) -> None:
+    """Take the keys of distinct rows that are in use out; the rows are free then."""
+    slots = table.slots
+    entries = table.entries
+    num_slots = np.uint64(len(slots))
+    final = len(rows) - 1
+    for i in range(len(rows)):
+        prefetch(entries, 2 * rows[min(i + 2 * AHEAD, final)])
+        later = entries[rows[min(i + AHEAD, final)], 0]
+        prefetch(slots, np.int64(home_of(hash_of(later), num_slots)))
+        row = rows[i]
+        hash_ = hash_of(entries[row, 0])
+        wanted = (hash_ << HALF) | np.uint64(row + 1)
+        at = home_of(hash_, num_slots)
+        while slots[at] != wanted:
+            at += ONE
+            if at == num_slots:
+                at = np.uint64(0)
+        while True:
+            after = at + ONE
+            if after == num_slots:
+                after = np.uint64(0)
+            if slots[after] == 0 or distance_of(slots[after], after, num_slots) == 0:
+                break
+            slots[at] = slots[after]
+            at = after
+        slots[at] = 0
+        entries[row, 0] = 0
+        entries[row, 1] = 0
+        table.free[row >> 6] |= np.int64(1) << (row & 63)
+        table.counts[1] = min(table.counts[1], row >> 6)
+    table.counts[0] -= len(rows)
+
+
+@kernel
+def rebuild(table: KeyTable) -> None:
+    """Make slots, free rows and counts from the entries."""
+    slots = table.slots
+    entries = table.entries
+    free = table.free
+    num_slots = np.uint64(len(slots))
+    for at in range(len(slots)):
+        slots[at] = 0
+    for word in range(len(free)):
+        free[word] = 0
+    used = 0
+    final = len(entries) - 1
+    for row in range(len(entries)):
+        later = entries[min(row + AHEAD, final), 0]
+        prefetch(slots, np.int64(home_of(hash_of(later), num_slots)))
+        if entries[row, 1] == 0:
+            free[row >> 6] |= np.int64(1) << (row & 63)
+        else:
+            put(slots, hash_of(entries[row, 0]), row)
+            used += 1
+    table.counts[0] = used
+    table.counts[1] = 0
+
+
+@kernel
+def score_of(seen: int, by_count: bool, half_life: int, step: int) -> int:
+    """Of the second number of an entry: its last step, below its decayed count where that counts.
+
+    >>> score_of((7 << 32) | 5, False, 0, 9)
+    7
+    >>> score_of((7 << 32) | 5, True, 0, 9) == (5 << 32) | 7
+    True
+    """
+    last = seen >> 32
+    if by_count:
+        return (decayed(seen & np.int64(0xFFFFFFFF), last, step, half_life) << 32) | last
+    return last
+
+
+@kernel
+def scores_of(
+    entries: Ints, rows: Ints, by_count: bool, half_life: int, step: int, scores: Ints
+) -> None:
+    """Write the scores of some rows, both ``[R]``."""
+    for i in range(len(rows)):
+        scores[i] = score_of(entries[rows[i], 1], by_count, half_life, step)
+
+
+@kernel
+def scan(
+    entries: Ints,
+    given: Ints,
+    by_count: bool,
+    half_life: int,
+    step: int,
+    low: int,
+    high: int,
+    below: NDArray[np.int32],
+    within: NDArray[np.int32],
+) -> tuple[int, int, int]:
+    """Find the rows with the least scores among those that were not seen in this step.
+
+    Args:
+        entries: ``[C, 2]``.
+        given: scores by row ``[C]``; empty where they are those of :func:`score_of`.
+        by_count: see :func:`score_of`.
+        half_life: see :func:`decayed`.
+        step: that is now.
+        low: a score.
+        high: a score.
+        below: receives the rows whose score is below ``low``, rising; as many as there is room for.
+        within: ``[C]``, receives those whose score is from ``low`` to ``high``, rising.
+
+    Returns:
+        How many rows are below, within, and among how many.
+    """
+    num_below = 0
+    num_within = 0
+    num_rows = 0
+    for row in range(len(entries)):
+        seen = entries[row, 1]
+        if seen == 0 or seen >> 32 == step:
+            continue
+        num_rows += 1
+        score = given[row] if len(given) else score_of(seen, by_count, half_life, step)
+        if score < low:
+            if num_below < len(below):
+                below[num_below] = row
+            num_below += 1
+        elif score <= high:
+            within[num_within] = row
+            num_within += 1
+    return num_below, num_within, num_rows
+
+
+@kernel
+def count_distances(table: KeyTable, counts: Ints) -> None:
+    """Count by the number of slots that a search for it reads the keys of a table.
+
+    Args:
+        table: is read.
+        counts: ``[L]``, is added to; longer searches are counted with the longest.
+    """
+    num_slots = np.uint64(len(table.slots))
+    for at in range(len(table.slots)):
+        if table.slots[at] != 0:
+            length = int(distance_of(table.slots[at], np.uint64(at), num_slots)) + 1
+            counts[min(length, len(counts) - 1)] += 1

@@ -1,0 +1,169 @@
+"""What a hashed table's index means: dictionaries, and one id after the other."""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from pibroch.embedding import Hashed, IndexKind, LearningIndex, RowChanges
+from pibroch.errors import TrainingError
+from pibroch.kernels import count_min
+from pibroch.kernels.count_min import naive
+
+
+@dataclass
+class Entry:
+    count: int
+    last: int
+
+
+class NaiveIndex(LearningIndex):
+    def __init__(self, kind, capacity):
+        super().__init__(capacity)
+        self.kind = kind
+        self.step = 0
+        self.entry = {}  # by id that has a row
+        self.row = {}
+        self.candidates = {}
+        most = kind.admit.candidates
+        self.num_candidates = most or max(1024, capacity // 4)
+        self.cells = np.zeros((count_min.NUM_HASHES, most or max(1024, capacity)), np.uint8)
+        self.num_sketched = 0
+
+    def learn(self, ids, counts=None):
+        before = copy.deepcopy(self.__dict__)
+        try:
+            return self._learn(ids, counts)
+        except TrainingError:
+            self.__dict__ = before
+            raise
+
+    def _learn(self, ids, counts):
+        self.step += 1
+        seen = {}
+        for id_, count in zip(
+            ids.tolist(), [1] * len(ids) if counts is None else counts.tolist(), strict=True
+        ):
+            seen[id_] = seen.get(id_, 0) + count
+        decay = self.kind.evict.decay_steps
+        for id_ in seen.keys() & self.entry.keys():
+            entry = self.entry[id_]
+            halvings = self.step // decay - entry.last // decay if decay else 0
+            entry.count = (entry.count >> halvings) + seen[id_]
+            entry.last = self.step
+        new = {id_: seen[id_] for id_ in sorted(seen.keys() - self.entry.keys())}
+        admitted = (self._sketched if self.kind.admit.sketch else self._counted)(new)
+        expired = self._expire()
+        evicted = self._evict(len(admitted))
+        free = sorted(set(range(self.capacity)) - set(self.row.values()))
+        for id_, row in zip(admitted, free, strict=False):
+            self.row[id_] = row
+            self.entry[id_] = Entry(admitted[id_], self.step)
+        fresh = {id_: self.row[id_] for id_ in admitted}
+        return RowChanges(*arrays(fresh), *arrays(evicted), *arrays(expired))
+
+    def _counted(self, new):
+        limit = self.kind.admit.count
+        for id_ in new.keys() & self.candidates.keys():
+            self.candidates[id_].count += new[id_]
+            self.candidates[id_].last = self.step
+        totals = {
+            id_: self.candidates[id_].count if id_ in self.candidates else new[id_] for id_ in new
+        }
+        admitted = {id_: total for id_, total in totals.items() if total >= limit}
+        for id_ in admitted:
+            self.candidates.pop(id_, None)
+        more = [id_ for id_ in new if id_ not in admitted and id_ not in self.candidates]
+        lacking = len(more) + len(self.candidates) - self.num_candidates
+        if lacking > 0:
+            old = sorted(
+                (entry.last, id_)
+                for id_, entry in self.candidates.items()
+                if entry.last != self.step
+            )
+            for _, id_ in old[: max(lacking, self.num_candidates // 2)]:
+                del self.candidates[id_]
+        for id_ in more[: self.num_candidates - len(self.candidates)]:
+            self.candidates[id_] = Entry(new[id_], self.step)
+        return admitted
+
+    def _sketched(self, new):
+        limit = self.kind.admit.count
+        counts = np.array(list(new.values()), np.int64)
+        totals = naive.add(self.cells, np.array(list(new), np.int64), counts, limit)
+        self.num_sketched += int(counts[totals < limit].sum())
+        if self.num_sketched * 4 >= self.cells.shape[1]:
+            self.cells //= 2
+            self.num_sketched = 0
+        return {
+            id_: total for id_, total in zip(new, totals.tolist(), strict=True) if total >= limit
+        }
+
+    def _expire(self):
+        after = self.kind.expire_after
+        if after is None or self.step % max(1, after // 16):
+            return {}
+        return self._remove(
+            [id_ for id_, entry in self.entry.items() if entry.last <= self.step - after]
+        )
+
+    def _evict(self, num_admitted):
+        lacking = num_admitted - (self.capacity - len(self.row))
+        if lacking <= 0:
+            return {}
+        ids = np.array(list(self.entry), np.int64)
+        entries = self.entry.values()
+        scores = self.kind.evict.scores(
+            ids,
+            np.array([entry.count for entry in entries], np.int64),
+            np.array([entry.last for entry in entries], np.int64),
+            self.step,
+        )
+        order = sorted(
+            (score, id_)
+            for score, id_ in zip(scores.tolist(), ids.tolist(), strict=True)
+            if self.entry[id_].last != self.step
+        )
+        if len(order) < lacking:
+            raise TrainingError("more ids than rows")
+        return self._remove([id_ for _, id_ in order[: lacking + self.capacity // 16]])
+
+    def _remove(self, ids):
+        for id_ in ids:
+            del self.entry[id_]
+        return {id_: self.row.pop(id_) for id_ in ids}
+
+    def rows_of(self, ids):
+        return np.array([self.row.get(id_, -1) for id_ in ids.tolist()], np.int64)
+
+    def ids_of(self, rows):
+        id_of = {row: id_ for id_, row in self.row.items()}
+        return np.array([id_of[row] for row in rows.tolist()], np.int64)
+
+    def copy(self):
+        return copy.deepcopy(self)
+
+    def entries(self):
+        rows = np.array(sorted(self.row.values()), np.int64)
+        return rows, self.ids_of(rows)
+
+    def counters(self):
+        return {"used": len(self.row), "candidates": len(self.candidates)}
+
+
+def arrays(rows):
+    """Ids, rising, and the row of each."""
+    ids = sorted(rows)
+    return np.array(ids, np.int64), np.array([rows[id_] for id_ in ids], np.int64)
+
+
+@dataclass(frozen=True)
+class NaiveHashed(IndexKind):
+    """A hashed table by the naive index."""
+
+    hashed: Hashed
+
+    name = "naive_hashed"
+
+    def index(self, capacity):
+        return NaiveIndex(self.hashed, capacity)

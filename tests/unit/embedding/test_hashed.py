@@ -1,0 +1,273 @@
+"""Indices of hashed tables against dictionaries, by schedules of steps."""
+
+import json
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_hashed import NaiveIndex
+
+import pibroch as pb
+from pibroch.embedding import EvictionPolicy, Hashed
+from pibroch.embedding.admission import SketchedIds
+from pibroch.embedding.row_index import check_state, load_state, state_of
+from pibroch.errors import ConfigError, TrainingError
+
+EDGES = (np.iinfo(np.int64).min, -1, 0, 1, np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class OddFirst(EvictionPolicy):
+    """A user's own: odd ids leave first, and of these the most frequent."""
+
+    weight: int = 2
+
+    name = "odd_first"
+
+    def scores(self, ids, counts, last_steps, step):
+        return -self.weight * counts * (ids & 1) - step
+
+
+POLICIES = (
+    pb.LeastRecent(),
+    pb.LeastFrequent(),
+    pb.LeastFrequent(half_life=3),
+    OddFirst(),
+)
+ADMISSIONS = (
+    pb.AfterCount(1),
+    pb.AfterCount(3),
+    pb.AfterCount(3, candidates=7),
+    pb.AfterCount(3, sketch=True, candidates=40),
+)
+
+
+@dataclass
+class Schedule:
+    """Steps of ids of which most do not have a row for long."""
+
+    seed: int
+    capacity: int
+    most_per_step: int
+    num_steps: int = 24
+
+    def steps(self):
+        rng = np.random.default_rng(self.seed)
+        some = rng.integers(*EDGES[::4], 3 * self.capacity // 2 + 1, endpoint=True)
+        pool = np.unique(np.concatenate([EDGES, some, np.arange(2, 6)]))
+        rng.shuffle(pool)
+        hot = pool[: max(1, self.capacity // 2)]
+        for _ in range(self.num_steps):
+            num = int(rng.integers(0, self.most_per_step + 1))
+            is_hot = rng.random(num) < 0.6
+            yield np.where(is_hot, rng.choice(hot, num), rng.choice(pool, num))
+
+
+schedules = st.builds(
+    Schedule,
+    st.integers(0, 1 << 30),
+    st.sampled_from([1, 3, 16, 40, 70]),
+    st.sampled_from([2, 20, 60]),
+)
+kinds = st.builds(
+    Hashed,
+    st.sampled_from(ADMISSIONS),
+    st.sampled_from(POLICIES),
+    st.sampled_from([None, None, 1, 3, 40]),
+)
+
+
+def learned(index, *args):
+    """What an index learned in a step, as lists; the error in place of it."""
+    try:
+        changes = index.learn(*args)
+    except TrainingError:
+        return "refused"
+    return [getattr(changes, field.name).tolist() for field in fields(changes)]
+
+
+def saved(index):
+    return {name: array.copy() for name, array in index.state().items()}
+
+
+def fresh_with(index, kind):
+    """Another index, from what the first one has saved."""
+    other = kind.index(index.capacity)
+    other.load_state(saved(index))
+    return other
+
+
+@settings(max_examples=900, deadline=None)
+@given(schedules, kinds)
+def test_any_schedule_does_what_dictionaries_do(schedule, kind):
+    naive = NaiveIndex(kind, schedule.capacity)
+    index = kind.index(schedule.capacity)
+    for ids in schedule.steps():
+        before = saved(index)
+        right = learned(naive, ids)
+        assert learned(index, ids) == right
+        if right == "refused":
+            np.testing.assert_equal(saved(index), before)
+        assert index.rows_of(ids).tolist() == naive.rows_of(ids).tolist()
+        assert naive.counters().items() <= index.counters().items() or kind.admit.sketch
+    rows, ids = index.entries()
+    right_rows, right_ids = naive.entries()
+    assert (rows.tolist(), ids.tolist()) == (right_rows.tolist(), right_ids.tolist())
+    assert index.search_lengths().sum() == len(rows)
+
+
+@settings(max_examples=600, deadline=None)
+@given(schedules, kinds)
+def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind):
+    rng = np.random.default_rng(schedule.seed)
+    index = kind.index(schedule.capacity)
+    other = kind.index(schedule.capacity)
+    for ids in schedule.steps():
+        distinct, counts = np.unique(ids, return_counts=True)
+        parts = rng.binomial(counts, 0.5)
+        apart = np.concatenate([distinct[parts > 0], distinct[parts < counts]])
+        counts = np.concatenate([parts, counts - parts])
+        order = rng.permutation(len(apart))
+        together = learned(index, ids)
+        assert learned(other, apart[order], counts[counts > 0][order].astype(np.int32)) == together
+        np.testing.assert_equal(saved(other), saved(index))
+
+
+@settings(max_examples=600, deadline=None)
+@given(schedules, kinds, st.integers(0, 23))
+def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, when):
+    index = kind.index(schedule.capacity)
+    for number, ids in enumerate(schedule.steps()):
+        if number == when:
+            others = [fresh_with(index, kind), index.copy()]
+            untouched = index.copy()
+            at_first = saved(index)
+        results = learned(index, ids), index.rows_of(ids).tolist()
+        if number >= when:
+            for other in others:
+                assert (learned(other, ids), other.rows_of(ids).tolist()) == results
+    for other in others:
+        np.testing.assert_equal(saved(other), saved(index))
+    np.testing.assert_equal(saved(untouched), at_first)
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules, kinds)
+def test_rows_learned_at_once_are_those_that_are_looked_up(schedule, kind):
+    index = kind.index(schedule.capacity)
+    for ids in schedule.steps():
+        try:
+            _, rows = index.learn_rows(ids)
+        except TrainingError:
+            continue
+        assert rows.tolist() == index.rows_of(ids).tolist()
+        there = np.flatnonzero(rows >= 0)
+        assert index.ids_of(rows[there]).tolist() == ids[there].tolist()
+
+
+def test_more_ids_than_rows_are_refused_with_what_is_needed():
+    index = pb.Hashed().index(3)
+    index.learn(np.array([1, 2, 3]))
+    with pytest.raises(TrainingError, match="got 5 distinct ids that want a row in step 2; need"):
+        index.learn(np.array([1, 9, 8, 7, 1, 6]))
+    assert index.rows_of(np.array([1, 2, 3])).tolist() == [0, 1, 2]
+    assert index.counters()["steps"] == 1
+
+
+def test_a_sixteenth_of_the_rows_is_free_after_an_eviction():
+    index = pb.Hashed().index(160)
+    for step in range(16):
+        index.learn(np.arange(step * 10, step * 10 + 10))
+    changes = index.learn(np.array([1000, 1001, 5]))
+    assert changes.evicted_ids.tolist() == [0, 1, 2, 3, 4, *range(6, 13)]
+    assert changes.fresh_rows.tolist() == [0, 1]
+    assert index.counters()["used"] == 150
+
+
+def test_counts_fade_whether_an_id_is_seen_or_not():
+    index = pb.Hashed(evict=pb.LeastFrequent(half_life=2)).index(2)
+    index.learn(np.repeat([7, 8], [9, 6]))
+    index.learn(np.array([8]))  # 9 >> 1 and (6 >> 1) + 1
+    index.learn(np.array([8]))  # 4 and 5
+    assert index.learn(np.array([9])).evicted_ids.tolist() == [7]
+
+
+def test_expired_ids_begin_anew():
+    index = pb.Hashed(admit=pb.AfterCount(2), expire_after=3).index(8)
+    index.learn(np.array([4, 4, 5, 5]))
+    for _ in range(2):
+        assert not len(index.learn(np.array([4])).expired_ids)
+    changes = index.learn(np.array([5]))  # is seen in time
+    assert not len(changes.expired_ids)
+    changes = [index.learn(np.array([4])) for _ in range(3)]
+    assert [each.expired_ids.tolist() for each in changes] == [[], [], [5]]
+    assert index.rows_of(np.array([5])).tolist() == [-1]
+    assert not len(index.learn(np.array([5])).fresh_ids)
+    assert index.learn(np.array([5])).fresh_ids.tolist() == [5]
+
+
+def test_a_sketch_is_never_too_low():
+    rng = np.random.default_rng(3)
+    waiting = SketchedIds(200, 4000)
+    counts = {}
+    for step in range(9):
+        ids = np.unique(rng.integers(0, 300, 100))
+        totals = waiting.add(ids, np.ones(len(ids), np.int64), step)
+        for id_, total in zip(ids.tolist(), totals.tolist(), strict=True):
+            counts[id_] = counts.get(id_, 0) + 1
+            assert total >= counts[id_]
+
+
+def test_what_checkpoints_keep_of_a_kind():
+    kind = Hashed(pb.AfterCount(2), OddFirst(5), 100)
+    assert json.loads(json.dumps(kind.described())) == {
+        "name": "hashed",
+        "admit": {"name": "after_count", "count": 2, "sketch": False, "candidates": None},
+        "evict": {"name": "odd_first", "weight": 5},
+        "expire_after": 100,
+    }
+    assert Hashed() == Hashed(pb.AfterCount(1), pb.LeastRecent())
+
+
+@pytest.mark.parametrize("admit", ADMISSIONS)
+def test_states_have_the_same_shapes_for_life(admit):
+    kind = Hashed(admit)
+    full, empty = ({"t": kind.index(20)} for _ in range(2))
+    full["t"].learn(np.arange(15).repeat(3))
+    check_state(empty, state_of(full))
+    load_state(empty, state_of(full))
+    assert empty["t"].counters() == full["t"].counters()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pb.AfterCount(0),
+        lambda: pb.AfterCount(256, sketch=True),
+        lambda: pb.AfterCount(2, candidates=0),
+        lambda: pb.LeastFrequent(half_life=0),
+        lambda: pb.Hashed(expire_after=0),
+        lambda: pb.Hashed(admit=2),
+        lambda: pb.Hashed(evict="least_recent"),
+        lambda: pb.Hashed().index(1 << 31),
+    ],
+)
+def test_settings_without_sense_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_scores_of_another_type_are_refused():
+    @dataclass(frozen=True)
+    class Halves(EvictionPolicy):
+        name = "halves"
+
+        def scores(self, ids, counts, last_steps, step):
+            return counts / 2
+
+    index = Hashed(evict=Halves()).index(2)
+    index.learn(np.array([1, 2]))
+    with pytest.raises(ConfigError, match="float64"):
+        index.learn(np.array([3]))
