@@ -40,7 +40,7 @@ class SharedConfig(RowIndexConfig):
 
     capacity: int = Field(ge=1)
 
-    def num_rows(self, num_ids: int) -> int:
+    def num_rows(self, num_ids: int | None) -> int:
         """However many ids the column has."""
         return self.capacity
 

@@ -98,6 +98,9 @@ def prepare_command(
         list[str] | None,
         typer.Option("--hash", metavar="NAME=BUCKETS", help="Hash this feature; may be repeated."),
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Keep ids as keys: no vocabularies, one pass.")
+    ] = False,
     bins: Annotated[
         bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")
     ] = True,
@@ -128,6 +131,8 @@ def prepare_command(
 
         pibroch data prepare criteo day_*.gz --out data/tb --min-count 10 --hash C3=4000000
 
+        pibroch data prepare criteo train.txt.gz --out data/raw --raw
+
         pibroch data prepare csv clicks.csv --schema clicks.toml --out data/mine
 
         pibroch data prepare criteo day_1.gz --vocabularies runs/first --out data/tomorrow
@@ -135,11 +140,17 @@ def prepare_command(
     started = time.monotonic()
     for folder in (out, out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")):
         refuse_overlap(folder, [*sources, schema, vocabularies])
+    if raw and min_count is not None:
+        raise ConfigError(
+            "--raw with --min-count",
+            "vocabularies, which it cuts, or raw ids",
+            "leave one of them out; tables of raw ids cut by `admit_after` in the recipe",
+        )
     vocabulary = None
     if vocabularies is not None:
-        if schema is not None or min_count is not None or hash_ or not bins:
+        if schema is not None or min_count is not None or hash_ or raw or not bins:
             raise ConfigError(
-                "--vocabularies with --schema, --min-count, --hash or --no-bins",
+                "--vocabularies with --schema, --min-count, --hash, --raw or --no-bins",
                 "the schema that the vocabularies are of",
                 "leave these options out",
             )
@@ -154,9 +165,8 @@ def prepare_command(
         None if vocabulary is None else vocabulary.schema,
         not unlabelled,
     )
-    encoding = (
-        encoding.with_changes(min_count, _buckets(hash_ or [])) if vocabulary is None else encoding
-    )
+    if vocabulary is None:
+        encoding = encoding.with_changes(min_count, _buckets(hash_ or []), raw)
     split = split or ("time:0.7/0.15/0.15" if vocabulary is None else "test")
     rule = SplitRule.parse(split, seed)
     options = PrepareOptions(
@@ -191,6 +201,9 @@ def synthesize_command(
             ),
         ),
     ] = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Ids are keys, as prepare --raw leaves them.")
+    ] = False,
     max_table_rows: Annotated[
         int, typer.Option(min=1, help="Criteo's tables, none larger than this.")
     ] = 10_000,
@@ -216,7 +229,9 @@ def synthesize_command(
         pibroch data synthesize --samples 1000000 --out data/bags --multi-hot --table-rows 100000
     """
     rule = SplitRule.parse(split, seed)
-    options = SyntheticOptions(samples, seed, max_table_rows, table_rows, multi_hot, rule, groups)
+    options = SyntheticOptions(
+        samples, seed, max_table_rows, table_rows, multi_hot, rule, groups, raw
+    )
     with _progress() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)
     table = Table(
@@ -253,10 +268,13 @@ def describe_command(
     table = Table(
         "table", "rows", "top 1 % of rows take", "unknown", "missing", title=f"{path}: {splits}"
     )
-    for feature, rows in dataset.num_rows.items():
+    for feature, share in health.shares(dataset).items():
+        rows = dataset.num_rows[feature]
+        if rows is None:
+            table.add_row(feature, "raw ids", "", "", f"{share.missing:.1%}")
+            continue
         counts = dataset.access_counts(feature)
         top = sorted(counts.tolist(), reverse=True)[: max(1, round(rows / 100))]
-        share = health.shares(dataset, feature)
         of_ids = (sum(top) / max(1, share.num_ids), share.unknown, share.missing)
         table.add_row(feature, f"{rows:,}", *(f"{value:.1%}" for value in of_ids))
     console = Console()
@@ -267,10 +285,7 @@ def describe_command(
     )
     for warning in health.warnings(dataset):
         console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        f"{len(dataset.schema.dense)} dense features, {sum(dataset.num_rows.values()):,} rows in"
-        " all tables"
-    )
+    console.print(f"{len(dataset.schema.dense)} dense features, {_tables(dataset.num_rows)}")
     if dataset.best_possible_auc:
         best = ", ".join(f"{name} {auc:.4f}" for name, auc in dataset.best_possible_auc.items())
         console.print(f"best possible AUC: {best}")
@@ -327,12 +342,21 @@ def _buckets(texts: list[str]) -> Mapping[str, int]:
     return buckets
 
 
+def _tables(num_rows: Mapping[str, int | None]) -> str:
+    """Tables and their rows in words."""
+    sizes = [rows for rows in num_rows.values() if rows is not None]
+    words = [f"{len(sizes)} tables with {sum(sizes):,} rows"] if sizes else []
+    if num_raw := len(num_rows) - len(sizes):
+        words.append(f"{num_raw} features with raw ids")
+    return ", ".join(words)
+
+
 def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
     console = Console(highlight=False, soft_wrap=True)
     total = sum(report.samples.values())
     splits = ", ".join(f"{name} {count:,}" for name, count in report.samples.items())
     console.print(f"{total:,} samples in {out} ({splits}) after {seconds:.1f} s")
-    console.print(f"{len(report.num_rows)} tables with {sum(report.num_rows.values()):,} rows")
+    console.print(_tables(report.num_rows))
     if report.unknown:
         by_count = sorted(report.unknown.items(), key=lambda item: -item[1][0])
         total_unknown, num_ids = (

@@ -22,8 +22,8 @@ class RowIndexConfig(Choice):
 
     name: str = "identity"
 
-    def num_rows(self, num_ids: int) -> int:
-        """Rows of a table whose column has so many ids in the data.
+    def num_rows(self, num_ids: int | None) -> int | None:
+        """Rows of a table whose column has so many ids in the data, ``None`` where ids are raw.
 
         There are as many, unless a kind with a capacity of its own says otherwise.
         """

@@ -22,7 +22,7 @@ from pibroch.data.schema import SavedSchema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
 from pibroch.data.transform import FIRST_ROW
-from pibroch.data.writer import FORMAT_VERSION, MANIFEST
+from pibroch.data.writer import FORMAT_VERSION, MANIFEST, RAW_IDS, values_file
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
 from pibroch.untrusted import InnerPath, Refusal, checked, open_file, read_json
@@ -42,7 +42,7 @@ class DatasetManifest(Section):
         fingerprint: of schema, table sizes and vocabularies.
         samples: of each split.
         items: of each split and multi-hot feature.
-        num_rows: of each feature's table.
+        num_rows: of each feature's table, ``None`` where its ids are raw.
         truth: see :class:`EncodedDataset`.
         provenance: where the data came from.
         schema_: ``schema`` in the file.
@@ -55,7 +55,7 @@ class DatasetManifest(Section):
     fingerprint: str
     samples: dict[SplitName, _Count]
     items: dict[SplitName, dict[str, _Count]]
-    num_rows: dict[str, Annotated[int, Field(strict=True, ge=FIRST_ROW, lt=1 << 31)]]
+    num_rows: dict[str, Annotated[int, Field(strict=True, ge=FIRST_ROW, lt=1 << 31)] | None]
     truth: dict[str, dict[str, float]] | None
     provenance: dict[str, Any]
     schema_: SavedSchema = Field(alias="schema")
@@ -73,6 +73,8 @@ class DatasetManifest(Section):
         if self.num_rows.keys() != set(self.schema_.keys):
             raise ValueError("rows of each categorical feature's table")
         for feature in features:
+            if feature.is_raw != (self.num_rows[feature.name] is None):
+                raise ValueError(f"rows of table {feature.name!r}, or null where its ids are raw")
             if feature.fixed_num_rows not in (None, self.num_rows[feature.name]):
                 raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")
         return self
@@ -82,7 +84,7 @@ class DatasetManifest(Section):
 class Bags:
     """A multi-hot feature: the ids of sample ``i`` are ``values[offsets[i] : offsets[i + 1]]``."""
 
-    values: NDArray[np.int32]
+    values: NDArray[np.int32] | NDArray[np.int64]
     offsets: NDArray[np.int64]
 
 
@@ -96,9 +98,12 @@ class Split:
         dense_names: the n dense features.
         labels: uint8 ``[N]``.
         dense: float32 ``[N, n]``.
-        ids: int32 ``[N, F1]``, the features that are not multi-hot, in the order of ``keys``.
+        ids: int32 ``[N, F1]``, the features that are not multi-hot and whose ids are rows, in the
+            order of ``keys``.
         bags: the multi-hot features by name.
         files: those that are mapped; ``None`` for arrays in memory.
+        raw_ids: int64 ``[N, F2]``, as ``ids``, of those whose ids are raw.
+        raw_keys: the F2 names.
     """
 
     name: str
@@ -109,9 +114,24 @@ class Split:
     ids: NDArray[np.int32]
     bags: Mapping[str, Bags]
     files: MappedFiles | None = None
+    raw_ids: NDArray[np.int64] | None = None
+    raw_keys: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def single_keys(self) -> tuple[str, ...]:
+        """The features that are not multi-hot, in the order of ``keys``."""
+        return tuple(key for key in self.keys if key not in self.bags)
+
+    def ids_of(self, key: str) -> Array:
+        """All ids of one feature, ``[V]``; a view."""
+        if key in self.bags:
+            return self.bags[key].values
+        if self.raw_ids is not None and key in self.raw_keys:
+            return self.raw_ids[:, self.raw_keys.index(key)]
+        return self.ids[:, [k for k in self.single_keys if k not in self.raw_keys].index(key)]
 
 
 class EncodedDataset:
@@ -120,7 +140,7 @@ class EncodedDataset:
     Attributes:
         path: its folder.
         schema: its features.
-        num_rows: rows of each feature's table.
+        num_rows: rows of each feature's table, ``None`` where its ids are raw.
         samples: samples in each split.
         fingerprint: a hash over what a checkpoint depends on: features, encodings, table sizes,
             vocabularies.
@@ -181,13 +201,19 @@ class EncodedDataset:
             raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
         count = self.samples[name]
         files = MappedFiles(self.path, self._opened)
-        one_hot = [feature for feature in self.schema.categorical if not feature.multi_hot]
+        single, raw = (self.schema.single_keys(raw) for raw in (False, True))
         bags = {
-            feature: Bags(
-                self._map(f"{name}/{feature}.values.i32", "<i4", (num_items,), files),
-                self._map(f"{name}/{feature}.offsets.i64", "<i8", (count + 1,), files),
+            feature.name: Bags(
+                self._map(
+                    f"{name}/{values_file(feature)}",
+                    "<i8" if feature.is_raw else "<i4",
+                    (self._items[name][feature.name],),
+                    files,
+                ),
+                self._map(f"{name}/{feature.name}.offsets.i64", "<i8", (count + 1,), files),
             )
-            for feature, num_items in self._items[name].items()
+            for feature in self.schema.categorical
+            if feature.multi_hot
         }
         return Split(
             name,
@@ -195,21 +221,37 @@ class EncodedDataset:
             self.schema.dense_names,
             self._map(f"{name}/labels.u8", "u1", (count,), files),
             self._map(f"{name}/dense.f32", "<f4", (count, len(self.schema.dense)), files),
-            self._map(f"{name}/ids.i32", "<i4", (count, len(one_hot)), files),
+            self._map(f"{name}/ids.i32", "<i4", (count, len(single)), files),
             bags,
             files,
+            self._map(f"{name}/{RAW_IDS}", "<i8", (count, len(raw)), files) if raw else None,
+            raw,
         )
 
     def access_counts(self, feature: str) -> NDArray[np.int64]:
-        """How often training reads each row of a feature's table, int64 ``[num_rows]``."""
+        """How often training reads each row of a feature's table, int64 ``[num_rows]``.
+
+        Raises:
+            DataError: when there is no such feature, or its ids are raw.
+        """
         if feature not in self.num_rows:
             raise DataError(
                 f"feature `{feature}`", f"one of {', '.join(self.num_rows)}", "correct the name"
             )
-        counts: NDArray[np.int64] = self._map(
-            f"tables/{feature}.counts.i64", "<i8", (self.num_rows[feature],)
-        )
+        num_rows = self.num_rows[feature]
+        if num_rows is None:
+            raise DataError(
+                f"feature `{feature}` with raw ids, whose accesses nobody counted",
+                "one with rows",
+                "prepare it with a vocabulary, or as a hash",
+            )
+        counts: NDArray[np.int64] = self._map(f"tables/{feature}.counts.i64", "<i8", (num_rows,))
         return counts
+
+    @property
+    def known_num_rows(self) -> dict[str, int]:
+        """Rows of each feature's table, of those alone whose ids are rows."""
+        return {name: rows for name, rows in self.num_rows.items() if rows is not None}
 
     @cached_property
     def encoders(self) -> dict[str, FeatureEncoder]:
@@ -217,7 +259,7 @@ class EncodedDataset:
         return {
             feature.name: FeatureEncoder(
                 feature,
-                None if feature.fixed_num_rows else self.codes(feature.name),
+                self.codes(feature.name) if feature.has_vocabulary else None,
                 text_rules=self.schema.text_rules,
             )
             for feature in self.schema.categorical
@@ -225,9 +267,8 @@ class EncodedDataset:
 
     def codes(self, feature: str) -> NDArray[np.uint64]:
         """Codes of rows 2, 3, ... of a feature with a vocabulary, uint64 ``[num_rows - 2]``."""
-        return np.array(
-            self._map(f"tables/{feature}.codes.u64", "<u8", (self.num_rows[feature] - FIRST_ROW,))
-        )
+        num_codes = self.known_num_rows[feature] - FIRST_ROW
+        return np.array(self._map(f"tables/{feature}.codes.u64", "<u8", (num_codes,)))
 
     @cached_property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Codes to rows: one path from a raw value to its row, in preparation and in serving."""
+"""Codes to ids: one path from a raw value to its row or key, in preparation and in serving."""
 
 from __future__ import annotations
 
@@ -32,10 +32,21 @@ STACKED_BYTES = 8 << 20
 
 Their index takes half as much or as much again.
 """
+MISSING_KEY = int(EMPTY_CODE) >> 1
+"""The key of a missing value among raw ids, 8640173135264257171: that of the empty text."""
+
+
+def raw_ids(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The keys of raw ids, int64 ``[V]`` and not negative: the upper 63 bits of codes ``[V]``.
+
+    Codes are hashes of texts. So a number is no key by itself: 12, 12.0 and "12" are one value here
+    as everywhere.
+    """
+    return (codes >> np.uint64(1)).view(np.int64)
 
 
 class FeatureEncoder:
-    """Turns one feature's values into rows of its table.
+    """Turns one feature's values into ids: rows of its table, or keys where the ids are raw.
 
     Args:
         feature: what the schema says of it.
@@ -57,21 +68,20 @@ class FeatureEncoder:
         self._text_rules = text_rules
         self._slots = slots
         self._vocabulary = vocabulary
-        fixed = feature.fixed_num_rows
-        self.num_rows: int = (
-            fixed
-            if fixed is not None
-            else FIRST_ROW + (0 if vocabulary is None else len(vocabulary))
-        )
-        if fixed is None and vocabulary is None:
+        self.num_rows: int | None = feature.fixed_num_rows
+        if vocabulary is not None and feature.has_vocabulary:
+            self.num_rows = FIRST_ROW + len(vocabulary)
+        elif feature.has_vocabulary:
             raise DataError(
                 f"no vocabulary for `{feature.name}`",
                 "the one counted by `pibroch data prepare`",
                 "prepare the dataset again",
             )
 
-    def rows(self, codes: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Rows of codes ``[V]``: 0 for unknown, 1 for missing."""
+    def ids(self, codes: NDArray[np.uint64]) -> NDArray[np.int32] | NDArray[np.int64]:
+        """Ids of codes ``[V]``: rows, 0 for unknown and 1 for missing, or int64 keys."""
+        if self.feature.is_raw:
+            return raw_ids(codes)
         if self.feature.binning is not None or self.feature.encoding == "integer":
             return codes.astype(np.int32)
         if self.feature.encoding == "hash":
@@ -85,8 +95,8 @@ class FeatureEncoder:
 
     def encode(
         self, values: Iterable[object]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-        """Rows of raw values, and ids per value where the feature is multi-hot (else ``None``).
+    ) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.int64] | None]:
+        """Ids of raw values, and ids per value where the feature is multi-hot (else ``None``).
 
         ``None``, NaN and the empty string are missing. A multi-hot value is a list (or what else
         holds several), whose items are taken as they are, or text with the feature's delimiter.
@@ -101,11 +111,11 @@ class FeatureEncoder:
             return log_bin_rows(raw_numbers(feature.column, values, rules)).astype(np.int32), None
         if not feature.multi_hot:
             fields = fields_of(texts_of(feature.column, values, rules))
-            return self.rows(item_codes(feature, fields, rules)), None
+            return self.ids(item_codes(feature, fields, rules)), None
         bags = [_items(feature, sample, value, rules) for sample, value in enumerate(values)]
         fields = fields_of([item for bag in bags for item in bag])
         lengths = np.array([len(bag) for bag in bags], np.int64)
-        return self.rows(item_codes(feature, fields, rules)), lengths
+        return self.ids(item_codes(feature, fields, rules)), lengths
 
 
 class Encoders(dict[str, FeatureEncoder]):
@@ -121,7 +131,7 @@ class Encoders(dict[str, FeatureEncoder]):
         vocabularies = {
             name: (encoder._vocabulary, encoder._slots)
             for name, encoder in self.items()
-            if encoder.feature.encoding == "vocabulary" and encoder._vocabulary is not None
+            if encoder.feature.has_vocabulary and encoder._vocabulary is not None
         }
         most = STACKED_BYTES // max(1, len(vocabularies))
         return StackedVocabularies(
@@ -149,7 +159,7 @@ class StackedVocabularies:
         return name in self._place
 
     def rows(self, names: Sequence[str], codes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.rows`."""
+        """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.ids`."""
         places = np.array([self._place[name] for name in names], np.int64)
         bounds = self._first_code, self._first_slot
         row_ids: NDArray[np.int64] = look_up_stacked(

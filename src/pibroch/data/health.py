@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.encode import MISSING_KEY
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import SPLITS
 from pibroch.data.transform import MISSING_ROW, UNKNOWN_ROW
@@ -13,6 +16,7 @@ _MOST_UNKNOWN = 0.5
 _MOST_UNKNOWN_INTEGERS = 0.01  # a schema that says which integers there are should be right
 _MOST_MISSING = 0.99
 _TELLING_SAMPLES = 100
+_BLOCK_SAMPLES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class Shares:
 
     Attributes:
         num_ids: how many there are.
-        unknown: the share that reads the row of unknown values.
-        missing: the share that reads the row of missing values.
+        unknown: the share that reads the row of unknown values; 0 where ids are raw.
+        missing: the share that reads the row of missing values, or has their key.
     """
 
     num_ids: int
@@ -30,26 +34,48 @@ class Shares:
     missing: float
 
 
-def shares(dataset: EncodedDataset, feature: str) -> Shares:
-    """How many of a feature's ids say something."""
-    counts = dataset.access_counts(feature)
-    num_ids = int(counts.sum())
-    unknown, missing = (int(counts[row]) / max(1, num_ids) for row in (UNKNOWN_ROW, MISSING_ROW))
-    return Shares(num_ids, unknown, missing)
+def shares(dataset: EncodedDataset) -> dict[str, Shares]:
+    """How many of each feature's ids say something; reads all raw ids."""
+    counted = _missing_of_raw(dataset)
+    result = {}
+    for feature in dataset.schema.keys:
+        num_unknown = 0
+        if feature in counted:
+            num_missing, num_ids = counted[feature]
+        else:
+            counts = dataset.access_counts(feature)
+            num_ids = int(counts.sum())
+            num_unknown, num_missing = counts[[UNKNOWN_ROW, MISSING_ROW]].tolist()
+        unknown, missing = (count / max(1, num_ids) for count in (num_unknown, num_missing))
+        result[feature] = Shares(num_ids, unknown, missing)
+    return result
+
+
+def _missing_of_raw(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
+    """Numbers of missing values and of all ids in training, of each feature with raw ids."""
+    split = dataset.split("train")
+    raw_ids = np.empty((0, 0), np.int64) if split.raw_ids is None else split.raw_ids
+    missing = np.zeros(raw_ids.shape[1], np.int64)
+    for first in range(0, len(raw_ids), _BLOCK_SAMPLES):
+        missing += (raw_ids[first : first + _BLOCK_SAMPLES] == MISSING_KEY).sum(0)
+    counts = {key: (int(n), len(split)) for key, n in zip(split.raw_keys, missing, strict=True)}
+    for feature in dataset.schema.categorical:
+        if feature.is_raw and feature.multi_hot:
+            values = split.bags[feature.name].values
+            counts[feature.name] = int((values == MISSING_KEY).sum()), len(values)
+    return counts
 
 
 def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
-    """Numbers of unknown ids and of all ids of each feature, over all splits; reads all ids."""
-    one_hot = [feature.name for feature in dataset.schema.categorical if not feature.multi_hot]
-    counts = dict.fromkeys(dataset.schema.keys, (0, 0))
+    """Numbers of unknown ids and of all ids of each feature, over all splits; reads all ids.
+
+    Features with raw ids have no unknown ones, and are left out.
+    """
+    counts = dict.fromkeys(dataset.known_num_rows, (0, 0))
     for name in SPLITS:
         split = dataset.split(name)  # type: ignore[arg-type]  # a tuple of these names
-        arrays = {feature: split.ids[:, place] for place, feature in enumerate(one_hot)}
-        for feature, ids in {
-            **arrays,
-            **{key: bags.values for key, bags in split.bags.items()},
-        }.items():
-            unknown, total = counts[feature]
+        for feature, (unknown, total) in counts.items():
+            ids = split.ids_of(feature)
             counts[feature] = unknown + int((ids == UNKNOWN_ROW).sum()), total + len(ids)
     return counts
 
@@ -65,11 +91,8 @@ def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
 
 def warnings(dataset: EncodedDataset) -> list[str]:
     """What is probably not meant so, a sentence each with what to do about it."""
-    messages = [
-        warning
-        for f in dataset.schema.categorical
-        if (warning := _warning(f, shares(dataset, f.name)))
-    ]
+    of = shares(dataset)
+    messages = [warning for f in dataset.schema.categorical if (warning := _warning(f, of[f.name]))]
     for split, rate in click_rates(dataset).items():
         if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
             messages.append(

@@ -1,6 +1,6 @@
 """Minibatches from an encoded split: shuffled by seed and epoch, resumable at any batch.
 
-Shape legend: B samples, F features, F1 of them not multi-hot, n dense features.
+Shape legend: B samples, F features, n dense features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pibroch.data.dataset import Bags, Split
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.integers import whole_number
-from pibroch.kernels.samples import gather_bags, gather_samples
+from pibroch.kernels.samples import gather_bags, gather_ids, gather_samples
 
 
 class Loader:
@@ -160,11 +160,15 @@ def batch_of(
     if split.files is not None:
         split.files.check()
     size = len(samples)
-    num_one_hot = split.ids.shape[1]
     dense = np.empty((size, split.dense.shape[1]), np.float32)
     labels = np.empty(size, np.float32)
-    ids_FB = np.empty((num_one_hot, size), np.int64)
-    gather_samples(samples, split.labels, split.dense, split.ids, labels, dense, ids_FB)
+    gather_samples(samples, split.labels, split.dense, labels, dense)
+    ids_FB = np.empty((split.ids.shape[1] + len(split.raw_keys), size), np.int64)
+    is_raw = np.zeros(len(ids_FB), np.bool_)
+    if split.raw_ids is not None:
+        is_raw[:] = [key in split.raw_keys for key in split.single_keys]
+        gather_ids(samples, split.raw_ids, np.flatnonzero(is_raw), ids_FB)
+    gather_ids(samples, split.ids, np.flatnonzero(~is_raw), ids_FB)
     features = torch.from_numpy(dense), torch.from_numpy(labels)
     if not split.bags:
         return JaggedBatch.from_one_hot(

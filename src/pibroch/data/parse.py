@@ -1,7 +1,7 @@
 """One piece of text to columns of codes: what a record means, checked field by field.
 
 R records, n dense features, F categorical features. A *code* is what a value is before tables are
-known: the 64-bit hash of its bytes (vocabulary, hash) or already its row (bins, integers).
+known: the 64-bit hash of its bytes (vocabulary, hash, raw) or already its row (bins, integers).
 """
 
 from __future__ import annotations

@@ -6,13 +6,15 @@
    (resumable by feature)
 3. *encode*: codes to rows, samples to the splits (resumable by piece)
 
+Where there is no vocabulary to count, pieces are encoded as they are parsed, in one pass.
+
 All happens in ``OUT.partial``; the dataset appears under its name in one step at the end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,16 +25,18 @@ from numpy.typing import NDArray
 from pibroch.data import health
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.encode import FeatureEncoder
-from pibroch.data.parse import ParsedPiece, PieceParser
+from pibroch.data.encoded_pieces import EncodedPieces, append_assigned, encode_piece
+from pibroch.data.parse import PieceParser
+from pibroch.data.pieces import Pieces
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, RawSource
-from pibroch.data.splits import SPLITS, TRAIN, SplitRule
+from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.storage import append_json_line, read_json_lines
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.vocabulary import count_table
-from pibroch.data.writer import DatasetWriter, EncodedRows, Totals
+from pibroch.data.writer import DatasetWriter, Totals
 from pibroch.errors import DataError
 from pibroch.version import __version__
 
@@ -74,7 +78,7 @@ class PrepareReport:
 
     Attributes:
         samples: per split.
-        num_rows: of each feature's table.
+        num_rows: of each feature's table, ``None`` where its ids are raw.
         num_bad: malformed records that were left out.
         bad: the first of them, with file, line and reason.
         warnings: what is probably not meant so, see :mod:`pibroch.data.health`; logged, too.
@@ -83,7 +87,7 @@ class PrepareReport:
     """
 
     samples: dict[str, int]
-    num_rows: dict[str, int]
+    num_rows: dict[str, int | None]
     num_bad: int
     bad: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -106,7 +110,6 @@ def prepare(
         StorageError: when the disk refuses.
     """
     options = options or PrepareOptions()
-    codes = {} if options.vocabularies is None else options.vocabularies.codes
     if options.vocabularies is not None and schema != options.vocabularies.schema:
         raise DataError(
             "another schema than that of the vocabularies",
@@ -128,18 +131,13 @@ def prepare(
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
     with work_folder(work, _signature(sources, schema, options)):
-        spool = Spool(work / "spool", schema)
-        _parse(sources, schema, spool, options, progress)
-        _refuse_bad(spool, options.max_bad_fraction)
-        num_rows: dict[str, int] = {}
-        for i, feature in enumerate(schema.categorical):
-            num_rows[feature.name] = count_table(
-                spool, i, options.split, work, options.count_memory_codes, codes.get(feature.name)
-            )
-            progress("count", (i + 1) / len(schema.categorical))
-        writer = _encode(spool, schema, work, options, progress)
-        bad = tuple(spool.bad_records(_SHOWN_BAD_RECORDS))
-        provenance = _provenance(sources, options) | {"num_bad": spool.num_bad, "bad": bad}
+        must_count = options.vocabularies is None and any(
+            feature.has_vocabulary for feature in schema.categorical
+        )
+        through = _by_spool if must_count else _directly
+        writer, pieces, num_rows = through(sources, schema, work, options, progress)
+        bad = tuple(pieces.bad_records(_SHOWN_BAD_RECORDS))
+        provenance = _provenance(sources, options) | {"num_bad": pieces.num_bad, "bad": bad}
         writer.finish(num_rows, provenance, has_labels=options.has_labels)
         (work / "dataset" / _DONE).unlink(missing_ok=True)
         publish(work / "dataset", out)
@@ -150,7 +148,7 @@ def prepare(
         logger.warning(warning)
     unknown = {} if options.vocabularies is None else health.unknown_ids(dataset)
     return PrepareReport(
-        dict(writer.totals.samples), num_rows, spool.num_bad, bad, warnings, unknown
+        dict(writer.totals.samples), num_rows, pieces.num_bad, bad, warnings, unknown
     )
 
 
@@ -178,10 +176,68 @@ def _signature(
     }
 
 
+Prepared = tuple[DatasetWriter, Pieces, dict[str, int | None]]
+"""All samples, the pieces they came in, and rows of each feature's table."""
+
+
+def _by_spool(
+    sources: Sequence[RawSource],
+    schema: Schema,
+    work: Path,
+    options: PrepareOptions,
+    progress: Progress,
+) -> Prepared:
+    """Parse everything, count the vocabularies, then encode."""
+    spool = Spool(work / "spool", schema)
+    _parse(sources, schema, spool, options, progress)
+    _refuse_bad(spool, options.max_bad_fraction)
+    num_rows = {feature.name: feature.fixed_num_rows for feature in schema.categorical}
+    for i, feature in enumerate(schema.categorical):
+        if feature.has_vocabulary:
+            num_rows[feature.name] = count_table(
+                spool, i, options.split, work, options.count_memory_codes
+            )
+        progress("count", (i + 1) / len(schema.categorical))
+    writer = _encode(spool, schema, work, options, progress)
+    fixed = [feature.name for feature in schema.categorical if not feature.has_vocabulary]
+    _write_counts(writer, {name: num_rows[name] for name in fixed}, {})
+    return writer, spool, num_rows
+
+
+def _directly(
+    sources: Sequence[RawSource],
+    schema: Schema,
+    work: Path,
+    options: PrepareOptions,
+    progress: Progress,
+) -> Prepared:
+    """Encode each piece as soon as it is parsed."""
+    vocabularies = options.vocabularies or Vocabularies(schema, "", {})
+    encoders = vocabularies.encoders()
+    pieces = EncodedPieces(work, schema, list(encoders.values()), options.split)
+    _parse(sources, schema, pieces, options, progress)
+    _refuse_bad(pieces, options.max_bad_fraction)
+    pieces.finish()
+    num_rows = {name: encoder.num_rows for name, encoder in encoders.items()}
+    _write_counts(pieces.writer, num_rows, vocabularies.codes)
+    return pieces.writer, pieces, num_rows
+
+
+def _write_counts(
+    writer: DatasetWriter,
+    num_rows: Mapping[str, int | None],
+    codes: Mapping[str, NDArray[np.uint64]],
+) -> None:
+    """Write the tables of features, but of those with raw ids."""
+    tables = {name: rows for name, rows in num_rows.items() if rows is not None}
+    for name, counts in writer.count_rows(tables).items():
+        writer.write_table(name, counts, codes.get(name))
+
+
 def _parse(
     sources: Sequence[RawSource],
     schema: Schema,
-    spool: Spool,
+    spool: Pieces,
     options: PrepareOptions,
     progress: Progress,
 ) -> None:
@@ -205,7 +261,7 @@ def _parse(
         )
 
 
-def _refuse_bad(spool: Spool, max_bad_fraction: float) -> None:
+def _refuse_bad(spool: Pieces, max_bad_fraction: float) -> None:
     total = spool.num_bad + spool.num_records
     if spool.num_bad > max_bad_fraction * total or not spool.num_records:
         shown = "; ".join(spool.bad_records(_SHOWN_BAD_RECORDS))
@@ -230,29 +286,11 @@ def _encode(
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
         rows = encode_piece(spool.read(number), encoders)
-        assigned = options.split.assign(first, len(rows.labels), spool.num_records)
-        for split_id in np.unique(assigned):
-            writer.append(SPLITS[split_id], rows.chosen(assigned == split_id))
+        append_assigned(writer, rows, options.split, first, spool.num_records)
         append_json_line(done_path, asdict(writer.totals))
         first += len(rows.labels)
         progress("encode", (number + 1) / len(spool.pieces))
     return writer
-
-
-def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> EncodedRows:
-    """Columns of codes to records of rows."""
-    size = len(parsed.labels)
-    dense = np.stack(parsed.dense, 1) if parsed.dense else np.empty((size, 0), np.float32)
-    columns: list[NDArray[np.int32]] = []
-    bags: dict[str, tuple[NDArray[np.int64], NDArray[np.int32]]] = {}
-    for codes, encoder in zip(parsed.codes, encoders, strict=True):
-        rows = encoder.rows(codes.values)
-        if codes.lengths is None:
-            columns.append(rows)
-        else:
-            bags[encoder.feature.name] = (codes.lengths, rows)
-    ids = np.stack(columns, 1) if columns else np.empty((size, 0), np.int32)
-    return EncodedRows(parsed.labels, dense, ids, bags)
 
 
 def _codes_of(work: Path, feature: str) -> NDArray[np.uint64] | None:

@@ -99,7 +99,7 @@ def _rows(
         if names and not isinstance(stacked, tuple):
             rows |= dict(zip(names, stacked.rows(names, codes[: len(names)]), strict=True))
         for place, feature in enumerate(hashed[len(names) :], len(names)):
-            rows[feature.name] = encoders[feature.name].rows(codes[place]).astype(np.int64)
+            rows[feature.name] = encoders[feature.name].ids(codes[place]).astype(np.int64)
     counts: dict[str, NDArray[np.int64]] = {}
     for feature in features:
         if feature.name not in rows:

@@ -31,7 +31,7 @@ from pibroch.data.transform import FIRST_ROW, NUM_LOG_BIN_ROWS, Transform
 from pibroch.data.values import TEXT_RULES
 from pibroch.errors import ConfigError
 
-Encoding = Literal["vocabulary", "hash", "integer"]
+Encoding = Literal["vocabulary", "hash", "integer", "raw"]
 _S = TypeVar("_S", bound=Section)
 _NO_SEPARATORS = '"\n\r'
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -59,7 +59,8 @@ class CategoricalFeature(Section):
         column: the column it comes from.
         encoding: ``vocabulary`` gives a row to each value seen in training, ``hash`` spreads all
             values over ``num_buckets`` rows, ``integer`` takes whole numbers below ``num_buckets``
-            as they are.
+            as they are. ``raw`` gives no rows but keys, see :func:`pibroch.data.encode.raw_ids`,
+            which a table that learns its ids turns into rows.
         min_count: vocabulary: values seen less often in the training split are unknown.
         max_rows: vocabulary: at most this many rows, those of the most frequent values.
         num_buckets: hash and integer.
@@ -84,8 +85,12 @@ class CategoricalFeature(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.encoding != "vocabulary" and self.num_buckets is None:
+        if self.encoding in ("hash", "integer") and self.num_buckets is None:
             raise ValueError(f"`num_buckets` for the {self.encoding} encoding of `{self.name}`")
+        if self.encoding == "raw":
+            sizes = ("num_buckets", "max_rows", "binning")
+            if odd := [name for name in sizes if getattr(self, name) is not None]:
+                raise ValueError(f"no `{odd[0]}` for the raw ids of `{self.name}`")
         if self.binning is not None and self.multi_hot:
             raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
         if self.characters is not None and not 0 <= self.characters[0] < self.characters[1]:
@@ -93,15 +98,23 @@ class CategoricalFeature(Section):
         return self
 
     @property
+    def is_raw(self) -> bool:
+        """Whether its ids are keys: any int64, and no rows of a table."""
+        return self.encoding == "raw"
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether its rows are those of a dictionary, counted from data."""
+        return self.binning is None and self.encoding == "vocabulary"
+
+    @property
     def fixed_num_rows(self) -> int | None:
-        """Rows of the table where the schema alone decides it, else ``None`` (a vocabulary)."""
+        """Rows of the table where the schema alone decides it, else ``None``."""
         if self.binning is not None:
             return NUM_LOG_BIN_ROWS
-        return (
-            None
-            if self.num_buckets is None or self.encoding == "vocabulary"
-            else self.num_buckets + FIRST_ROW
-        )
+        if self.num_buckets is None or self.encoding == "vocabulary":
+            return None
+        return self.num_buckets + FIRST_ROW
 
 
 class Schema(Section):
@@ -186,6 +199,10 @@ class Schema(Section):
         """Names of the F categorical features."""
         return tuple(feature.name for feature in self.categorical)
 
+    def single_keys(self, raw: bool) -> tuple[str, ...]:
+        """Names of the features that are not multi-hot and whose ids are raw, or are rows."""
+        return tuple(f.name for f in self.categorical if not f.multi_hot and f.is_raw == raw)
+
     def used_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The columns that are read, each once, the label first where it is."""
         dense, categorical = (
@@ -200,9 +217,17 @@ class Schema(Section):
         return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *binned]))
 
     def with_changes(
-        self, min_count: int | None = None, hash_buckets: Mapping[str, int] | None = None
+        self,
+        min_count: int | None = None,
+        hash_buckets: Mapping[str, int] | None = None,
+        raw: bool = False,
     ) -> Schema:
-        """A copy with another frequency cut for all vocabularies and some features hashed.
+        """A copy with changes.
+
+        Args:
+            min_count: another frequency cut for all vocabularies.
+            hash_buckets: features to hash, into how many rows.
+            raw: have raw ids in place of all vocabularies.
 
         Raises:
             ConfigError: when ``hash_buckets`` names no feature.
@@ -217,6 +242,8 @@ class Schema(Section):
 
         def changed(feature: CategoricalFeature) -> CategoricalFeature:
             changes: dict[str, object] = {} if min_count is None else {"min_count": min_count}
+            if raw and feature.has_vocabulary:
+                changes |= {"encoding": "raw", "max_rows": None, "num_buckets": None}
             if feature.name in hashed:
                 changes |= {
                     "encoding": "hash",

@@ -69,17 +69,21 @@ class SplitRule:
         numbers = np.arange(first, first + count)
         if self.kind == "time":
             where = numbers
-            borders = [
-                round(total * self.fractions[0]),
-                round(total * (self.fractions[0] + self.fractions[1])),
-            ]
+            borders = self.borders(total)
         else:
             where = (mixed(numbers.astype(np.uint64), self.seed) >> np.uint64(11)).astype(np.int64)
-            borders = [
-                round(2**53 * self.fractions[0]),
-                round(2**53 * (self.fractions[0] + self.fractions[1])),
-            ]
+            borders = self.borders(2**53)
         return np.searchsorted(np.array(borders), where, side="right").astype(np.uint8)
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the number of all samples decides where one belongs."""
+        return self.kind == "time" and max(self.fractions) < 1
+
+    def borders(self, total: int) -> tuple[int, int]:
+        """Where validation and test begin, of so many samples in their order."""
+        train, validation, _ = self.fractions
+        return round(total * train), round(total * (train + validation))
 
 
 def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

@@ -41,6 +41,18 @@ class ArrayFile:
                 data = data[written:]
                 offset = offset + written
 
+    def read_at(self, position: int, num_items: int) -> Array:
+        """Items that were written, from item ``position`` on."""
+        size = num_items * self._dtype.itemsize
+        offset = position * self._dtype.itemsize
+        data = bytearray()
+        with storage_errors(self.path):
+            while len(data) < size:
+                part = _read_at(self._descriptor, size - len(data), offset + len(data))
+                assert part, "read behind what was written"
+                data += part
+        return np.frombuffer(data, self._dtype)
+
     def close(self, num_items: int) -> None:
         """Cut the file to ``num_items`` and bring it to the disk."""
         with storage_errors(self.path):
@@ -54,6 +66,13 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> int:
         return int(os.pwrite(descriptor, data, offset))
     os.lseek(descriptor, offset, os.SEEK_SET)  # Windows
     return os.write(descriptor, data)
+
+
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows
+    return os.read(descriptor, size)
 
 
 def write_json(path: Path, content: object) -> None:

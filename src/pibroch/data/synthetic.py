@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.encode import fields_of, raw_ids
 from pibroch.data.planted import (
     DEVIATIONS,
     GROUPED_DEVIATIONS,
@@ -33,7 +34,9 @@ from pibroch.data.storage import write_json
 from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import DatasetWriter, EncodedRows
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.sampling import alias_table, draw_ids, stream_keys, uniform
+from pibroch.kernels.text import hash_fields
 from pibroch.version import __version__
 
 _CHUNK_SAMPLES = 65_536
@@ -79,6 +82,7 @@ class SyntheticOptions:
         split: which samples train, validate and test.
         groups: of features that interact with each other and with no others; then small tables all
             do. 0 for none.
+        raw: ids are keys, see :func:`pibroch.data.encode.raw_ids`, and not rows.
     """
 
     num_samples: int
@@ -88,6 +92,7 @@ class SyntheticOptions:
     multi_hot: bool = False
     split: SplitRule = field(default_factory=SplitRule)
     groups: int = 0
+    raw: bool = False
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
@@ -128,6 +133,9 @@ def synthesize(
     with work_folder(work, None):
         writer = DatasetWriter(work / "dataset", generator.schema)
         meters = {split: TruthMeter() for split in SPLITS}
+        counts = {
+            name: np.zeros(rows, np.int64) for name, rows in generator.num_rows.items() if rows
+        }
         for first in range(0, options.num_samples, _CHUNK_SAMPLES):
             count = min(_CHUNK_SAMPLES, options.num_samples - first)
             rows, logits = generator.samples(first, count)
@@ -137,11 +145,11 @@ def synthesize(
                 name = SPLITS[split_id]
                 writer.append(name, rows.chosen(mask))
                 meters[name].add(logits[mask], rows.labels[mask])
-                if split_id == TRAIN:
-                    generator.count(rows.chosen(mask))
+                if split_id == TRAIN and counts:
+                    rows.chosen(mask).add_counts(generator.schema, counts)
             progress("generate", (first + count) / options.num_samples)
-        for feature, counts in generator.counts.items():
-            writer.write_table(feature, counts)
+        for feature, of_rows in counts.items():
+            writer.write_table(feature, of_rows)
         truth = {split: meter.metrics() for split, meter in meters.items() if meter.metrics()}
         provenance = {"generator": asdict(options), "pibroch": __version__}
         if options.groups:
@@ -173,9 +181,9 @@ class Generator:
             options.table_rows or min(skew.num_values, options.max_table_rows)
             for skew in CRITEO_SKEW
         ]
-        self.schema = _schema(sizes, options.multi_hot)
-        self.num_rows = {f.name: f.fixed_num_rows or 0 for f in self.schema.categorical}
-        self.counts = {name: np.zeros(rows, np.int64) for name, rows in self.num_rows.items()}
+        self.schema = _schema(sizes, options.multi_hot, options.raw)
+        self.num_rows = {f.name: f.fixed_num_rows for f in self.schema.categorical}
+        self._key_of_id = _keys(max(sizes)) if options.raw else None
         bag_lengths = cycle(_BAG_LENGTHS)
         self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.categorical]
         self._keys = stream_keys(options.seed, 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1)
@@ -192,20 +200,19 @@ class Generator:
         logits = self._planted.logits(dense, *_sample_major(bags, count))
         labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
         names = self.schema.keys
-        one_hot = [FIRST_ROW + ids for lengths, ids in bags if lengths is None]
+        one_hot = np.stack([self._encoded(ids) for lengths, ids in bags if lengths is None], 1)
         jagged = {
-            names[i]: (lengths, FIRST_ROW + ids)
+            names[i]: (lengths, self._encoded(ids))
             for i, (lengths, ids) in enumerate(bags)
             if lengths is not None
         }
-        return EncodedRows(labels, dense, np.stack(one_hot, 1), jagged), logits
+        if self._options.raw:
+            return EncodedRows(labels, dense, one_hot[:, :0], jagged, one_hot), logits
+        return EncodedRows(labels, dense, one_hot, jagged), logits
 
-    def count(self, rows: EncodedRows) -> None:
-        """Add the samples' accesses to ``counts``."""
-        one_hot = iter(rows.ids.T)
-        for name, counts in self.counts.items():
-            ids = rows.bags[name][1] if name in rows.bags else next(one_hot)
-            counts += np.bincount(ids, minlength=len(counts))
+    def _encoded(self, ids: NDArray[np.int32]) -> Array:
+        """Numbers from 0 on as rows, or as keys."""
+        return FIRST_ROW + ids if self._key_of_id is None else self._key_of_id[ids]
 
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
@@ -270,7 +277,12 @@ class Generator:
         return bags
 
 
-def _schema(sizes: list[int], multi_hot: bool) -> Schema:
+def _keys(count: int) -> NDArray[np.int64]:
+    """Keys of the numbers from 0 on, as they have in a raw log."""
+    return raw_ids(hash_fields(*fields_of([str(number).encode() for number in range(count)])))
+
+
+def _schema(sizes: list[int], multi_hot: bool, raw: bool) -> Schema:
     return Schema(
         label="label",
         dense=tuple(
@@ -280,8 +292,8 @@ def _schema(sizes: list[int], multi_hot: bool) -> Schema:
             CategoricalFeature(
                 name=f"C{i + 1}",
                 column=f"C{i + 1}",
-                encoding="integer",
-                num_buckets=size,
+                encoding="raw" if raw else "integer",
+                num_buckets=None if raw else size,
                 multi_hot=multi_hot and i % _MULTI_HOT_EVERY == _MULTI_HOT_EVERY - 1,
             )
             for i, size in enumerate(sizes)

@@ -21,8 +21,8 @@ class Vocabularies:
         schema: the features.
         fingerprint: of the data sets that are encoded with it, see
             :func:`pibroch.data.writer.fingerprint`.
-        codes: by feature, the codes of rows 2, 3, ... as uint64; features whose rows the schema
-            alone decides have none.
+        codes: by feature, the codes of rows 2, 3, ... as uint64; features without a vocabulary have
+            none.
         slots: by feature, the index that finds codes, where it was made before; see
             :func:`pibroch.data.encode.index_of`.
     """
@@ -39,9 +39,7 @@ class Vocabularies:
         Raises:
             DataError: when its files do not fit its manifest.
         """
-        counted = [
-            feature for feature in dataset.schema.categorical if feature.fixed_num_rows is None
-        ]
+        counted = [feature for feature in dataset.schema.categorical if feature.has_vocabulary]
         codes = {feature.name: dataset.codes(feature.name) for feature in counted}
         return cls(dataset.schema, dataset.fingerprint, codes)
 

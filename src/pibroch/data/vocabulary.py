@@ -1,4 +1,4 @@
-"""The counting pass: for each table its vocabulary and how often training reads each row.
+"""The counting pass: for each table with a vocabulary what it is and how often rows are read.
 
 It takes one feature at a time over the spool; a feature whose counts are on disk is done. Memory is
 bounded: sorted runs of codes spill to disk and are merged by ranges of codes. Codes are 64-bit
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.encode import FeatureEncoder
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
@@ -28,14 +27,9 @@ Counted = tuple[NDArray[np.uint64], NDArray[np.int64]]
 
 
 def count_table(
-    spool: Spool,
-    feature_id: int,
-    split: SplitRule,
-    work: Path,
-    memory_codes: int,
-    vocabulary: NDArray[np.uint64] | None = None,
+    spool: Spool, feature_id: int, split: SplitRule, work: Path, memory_codes: int
 ) -> int:
-    """Write the table of one feature below ``work/dataset`` unless it is there; its rows.
+    """Write the vocabulary of one feature below ``work/dataset`` unless it is there; its rows.
 
     Args:
         spool: all pieces.
@@ -43,26 +37,13 @@ def count_table(
         split: says which samples train.
         work: holds ``dataset`` and ``runs``.
         memory_codes: see :class:`CodeCounter`.
-        vocabulary: of another dataset, to take over: the codes of rows 2, 3, ...
     """
     feature = spool.schema.categorical[feature_id]
     path = work / "dataset" / "tables" / f"{feature.name}.counts.i64"
     if not path.exists():
         pieces = _train_codes(spool, feature_id, split)
-        if vocabulary is not None:
-            write_table(
-                work / "dataset",
-                feature.name,
-                _row_counts(FeatureEncoder(feature, vocabulary), pieces),
-                vocabulary,
-            )
-        elif feature.fixed_num_rows is None:
-            codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))
-            write_table(work / "dataset", feature.name, counts, codes)
-        else:
-            write_table(
-                work / "dataset", feature.name, _row_counts(FeatureEncoder(feature), pieces)
-            )
+        codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))
+        write_table(work / "dataset", feature.name, counts, codes)
     return path.stat().st_size // np.dtype(np.int64).itemsize
 
 
@@ -97,13 +78,6 @@ def _vocabulary(
     counts[MISSING_ROW] = num_missing
     counts[UNKNOWN_ROW] = num_all - counts.sum()
     return kept, counts
-
-
-def _row_counts(encoder: FeatureEncoder, pieces: Iterator[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    counts = np.zeros(encoder.num_rows, np.int64)
-    for codes in pieces:
-        counts += np.bincount(encoder.rows(codes), minlength=encoder.num_rows)
-    return counts
 
 
 class CodeCounter:

@@ -8,7 +8,8 @@ Layout of the folder, all arrays raw and little-endian::
     <split>/labels.u8                [N]
     <split>/dense.f32                [N, n]
     <split>/ids.i32                  [N, F1], of the F1 features that are not multi-hot
-    <split>/<feature>.values.i32     [V], of a multi-hot feature
+    <split>/raw_ids.i64              [N, F2], of F2 others with raw ids; absent where there are none
+    <split>/<feature>.values.i32     [V], of a multi-hot feature; ``values.i64`` for raw ids
     <split>/<feature>.offsets.i64    [N + 1], of the same
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.schema import Schema
+from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import ArrayFile, checksum, write_json
 from pibroch.kernels.arrays import Array
 from pibroch.storage import storage_errors
 
+_BLOCK_SAMPLES = 1 << 16
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
+RAW_IDS = "raw_ids.i64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,17 @@ class EncodedRows:
     Attributes:
         labels: uint8 ``[R]``.
         dense: float32 ``[R, n]``, transformed.
-        ids: int32 ``[R, F1]``, the features that are not multi-hot.
-        bags: for each multi-hot feature lengths int64 ``[R]`` and values int32 ``[V]``.
+        ids: int32 ``[R, F1]``, the features that are not multi-hot and whose ids are rows.
+        bags: for each multi-hot feature lengths int64 ``[R]`` and values ``[V]``, int32, or int64
+            where they are raw.
+        raw_ids: int64 ``[R, F2]``, as ``ids``, of those whose ids are raw.
     """
 
     labels: NDArray[np.uint8]
     dense: NDArray[np.float32]
     ids: NDArray[np.int32]
-    bags: dict[str, tuple[NDArray[np.int64], NDArray[np.int32]]] = field(default_factory=dict)
+    bags: dict[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
+    raw_ids: NDArray[np.int64] | None = None
 
     def chosen(self, mask: NDArray[np.bool_]) -> EncodedRows:
         """The samples where ``mask [R]`` holds."""
@@ -55,7 +62,15 @@ class EncodedRows:
             name: (lengths[mask], values[np.repeat(mask, lengths)])
             for name, (lengths, values) in self.bags.items()
         }
-        return EncodedRows(self.labels[mask], self.dense[mask], self.ids[mask], bags)
+        raw_ids = None if self.raw_ids is None else self.raw_ids[mask]
+        return EncodedRows(self.labels[mask], self.dense[mask], self.ids[mask], bags, raw_ids)
+
+    def add_counts(self, schema: Schema, counts: Mapping[str, NDArray[np.int64]]) -> None:
+        """Add to ``counts`` how often each row of some tables is accessed."""
+        columns = dict(zip(schema.single_keys(raw=False), self.ids.T, strict=True))
+        columns |= {name: values for name, (_, values) in self.bags.items()}
+        for name, of_rows in counts.items():
+            np.add.at(of_rows, columns[name], 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +101,16 @@ class DatasetWriter:
         self.schema = schema
         self.totals = totals or Totals.zero(schema)
         self._widths = {"labels.u8": 1, "dense.f32": len(schema.dense)}
-        self._widths["ids.i32"] = sum(not feature.multi_hot for feature in schema.categorical)
+        self._widths["ids.i32"] = len(schema.single_keys(raw=False))
+        if raw_keys := schema.single_keys(raw=True):
+            self._widths[RAW_IDS] = len(raw_keys)
+        self._values = {f.name: values_file(f) for f in schema.categorical if f.multi_hot}
         self._files: dict[str, ArrayFile] = {}
         for split in SPLITS:
             for name in self._widths:
                 self._open(f"{split}/{name}")
-            for feature in self.totals.items[split]:
-                self._open(f"{split}/{feature}.values.i32")
+            for feature, values in self._values.items():
+                self._open(f"{split}/{values}")
                 self._open(f"{split}/{feature}.offsets.i64").write_at(0, np.zeros(1, np.int64))
 
     def append(self, split: str, rows: EncodedRows) -> None:
@@ -107,16 +125,66 @@ class DatasetWriter:
             "dense.f32": rows.dense,
             "ids.i32": rows.ids,
         }
-        for name, array in arrays.items():
-            self._files[f"{split}/{name}"].write_at(first * self._widths[name], array)
+        if rows.raw_ids is not None:
+            arrays[RAW_IDS] = rows.raw_ids
+        for name, width in self._widths.items():
+            self._files[f"{split}/{name}"].write_at(first * width, arrays[name])
         for feature, (lengths, values) in rows.bags.items():
             start = self.totals.items[split][feature]
-            self._files[f"{split}/{feature}.values.i32"].write_at(start, values)
+            self._files[f"{split}/{self._values[feature]}"].write_at(start, values)
             self._files[f"{split}/{feature}.offsets.i64"].write_at(
                 first + 1, start + np.cumsum(lengths)
             )
             self.totals.items[split][feature] = start + len(values)
         self.totals.samples[split] = first + len(rows.labels)
+
+    def read(self, split: str, first: int = 0) -> Iterator[EncodedRows]:
+        """What was appended to a split, from one sample on; in blocks."""
+        for start in range(first, self.totals.samples[split], _BLOCK_SAMPLES):
+            count = min(_BLOCK_SAMPLES, self.totals.samples[split] - start)
+            arrays = {
+                name: self._files[f"{split}/{name}"].read_at(start * width, count * width)
+                for name, width in self._widths.items()
+            }
+            raw_ids = arrays.get(RAW_IDS)
+            bags = {}
+            for feature, values in self._values.items():
+                offsets = self._files[f"{split}/{feature}.offsets.i64"].read_at(start, count + 1)
+                num_items = int(offsets[-1] - offsets[0])
+                items = self._files[f"{split}/{values}"].read_at(int(offsets[0]), num_items)
+                bags[feature] = np.diff(offsets), items
+            yield EncodedRows(
+                arrays["labels.u8"],
+                arrays["dense.f32"].reshape(count, -1),
+                arrays["ids.i32"].reshape(count, -1),
+                bags,
+                None if raw_ids is None else raw_ids.reshape(count, -1),
+            )
+
+    def divide(self, validation: int, test: int) -> None:
+        """Move the end of the train split, where all samples are, to the other two.
+
+        Args:
+            validation: its first sample.
+            test: its first sample.
+        """
+        place = validation
+        for rows in self.read("train", validation):
+            is_test = np.arange(place, place + len(rows.labels)) >= test
+            for split, mask in (("validation", ~is_test), ("test", is_test)):
+                self.append(split, rows.chosen(mask))
+            place += len(rows.labels)
+        self.totals.samples["train"] = validation
+        for feature, num_items in self.totals.items["train"].items():
+            moved = sum(self.totals.items[split][feature] for split in SPLITS[1:])
+            self.totals.items["train"][feature] = num_items - moved
+
+    def count_rows(self, num_rows: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+        """Accesses of each row in training, of some tables with so many rows."""
+        counts = {name: np.zeros(size, np.int64) for name, size in num_rows.items()}
+        for rows in self.read("train") if counts else ():
+            rows.add_counts(self.schema, counts)
+        return counts
 
     def write_table(
         self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
@@ -126,7 +194,7 @@ class DatasetWriter:
 
     def finish(
         self,
-        num_rows: dict[str, int],
+        num_rows: Mapping[str, int | None],
         provenance: dict[str, Any],
         truth: dict[str, Any] | None = None,
         has_labels: bool = True,
@@ -134,7 +202,7 @@ class DatasetWriter:
         """Close the arrays and write the manifest with their sizes and checksums.
 
         Args:
-            num_rows: rows of each feature's table.
+            num_rows: rows of each feature's table, ``None`` where its ids are raw.
             provenance: where the data came from, for people.
             truth: of generated data the best possible metrics per split.
             has_labels: false where those that were appended mean nothing.
@@ -153,7 +221,7 @@ class DatasetWriter:
             "samples": self.totals.samples,
             "items": self.totals.items,
             "has_labels": has_labels,
-            "num_rows": num_rows,
+            "num_rows": dict(num_rows),
             "truth": truth,
             "provenance": provenance,
             "schema": self.schema.model_dump(),
@@ -177,6 +245,11 @@ class DatasetWriter:
         )
 
 
+def values_file(feature: CategoricalFeature) -> str:
+    """Name of the file with a multi-hot feature's ids."""
+    return f"{feature.name}.values.{'i64' if feature.is_raw else 'i32'}"
+
+
 def write_table(
     folder: Path, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
 ) -> None:
@@ -192,14 +265,15 @@ def write_table(
                 temporary.replace(path)
 
 
-def fingerprint(schema: Schema, num_rows: dict[str, int], folder: Path) -> str:
+def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path) -> str:
     """A hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies."""
     content: dict[str, object] = {
         "dense": [feature.model_dump() for feature in schema.dense],
         "categorical": [feature.model_dump() for feature in schema.categorical],
-        "num_rows": num_rows,
+        "num_rows": dict(num_rows),
     }
-    if schema.text_rules > 1 and any(feature.encoding == "hash" for feature in schema.categorical):
+    of_texts = any(feature.encoding in ("hash", "raw") for feature in schema.categorical)
+    if schema.text_rules > 1 and of_texts:
         # a vocabulary shows by itself what its values are
         content["text_rules"] = schema.text_rules
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())

@@ -58,8 +58,8 @@ def count_dataset(
         progress: called with the stage and the fraction that is done.
 
     Raises:
-        DataError: when a feature is not there, tables of one name differ in size, or there are no
-            samples.
+        DataError: when a feature is not there or has raw ids, tables of one name differ in size, or
+            there are no samples.
     """
     options = options or CountOptions()
     progress = progress or (lambda stage, fraction: None)
@@ -72,7 +72,14 @@ def count_dataset(
                 f"feature {missing[0]!r} of table {table!r}",
                 f"one of {', '.join(dataset.num_rows)}",
             )
-        num_rows[table] = max(dataset.num_rows[feature] for feature in features)
+        sizes = dataset.known_num_rows
+        if raw := [feature for feature in features if feature not in sizes]:
+            raise DataError(
+                f"feature {raw[0]!r} of table {table!r}, whose ids are raw",
+                "ids that are rows, which a plan places",
+                "plan for data that are prepared with a vocabulary, or as a hash",
+            )
+        num_rows[table] = max(sizes[feature] for feature in features)
     split = dataset.split(options.split)
     total = min(len(split), options.first or len(split))
     if not total:

@@ -54,7 +54,7 @@ def watch_dataset(
             got = f"a plan for {table.num_rows:,} rows of table {table.name!r}"
             raise DataError(
                 got,
-                f"one for its {dataset.num_rows.get(table.name, 0):,} rows",
+                f"one for its {dataset.known_num_rows.get(table.name, 0):,} rows",
                 "plan for these data",
             )
     samples = dataset.split(split)

@@ -24,6 +24,7 @@ from pibroch.planner.towers import (
     partition,
 )
 from pibroch.serve.predictor import Predictor
+from pibroch.train.session import build_tables
 
 BATCH_SIZE = 2048
 
@@ -118,7 +119,9 @@ def group_features(
         lookups += part.lengths().view(len(features), -1).sum(1).numpy()
         advance(min(part.batch_size, num_samples - seen))
         seen += part.batch_size
-    num_bytes = {name: 4 * dataset.num_rows[name] * predictor.config.model.dim for name in features}
+    tables = build_tables(predictor.config, dataset.num_rows)
+    sizes = {table.name: table.num_rows for table in tables}
+    num_bytes = {name: 4 * sizes[name] * predictor.config.model.dim for name in features}
     weights = [float(num_bytes[name]) for name in features] if weigh_bytes else lookups.tolist()
     similarities = similarity.mean()
     groups = partition(similarities, weights, num_towers, strategy, balance, categories)

@@ -119,7 +119,7 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
                 "pass that data",
             )
         return Vocabularies.of_dataset(dataset)
-    if all(feature.fixed_num_rows is not None for feature in schema.categorical):
+    if not any(feature.has_vocabulary for feature in schema.categorical):
         return Vocabularies(schema, fingerprint, {})
     data_dir = manifest.config.data.dir
     try:

@@ -108,7 +108,7 @@ def exported_vocabularies(
         CheckpointError: when the file does not fit the manifest.
     """
     schema = manifest.schema_
-    needed = [feature.name for feature in schema.categorical if feature.fixed_num_rows is None]
+    needed = [feature.name for feature in schema.categorical if feature.has_vocabulary]
     if not needed:
         return Vocabularies(schema, manifest.fingerprint, {})
     if VOCABULARIES not in manifest.files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from pibroch.config.exchange import ExchangeSection
 from pibroch.config.initializer import INITIALIZERS
 from pibroch.config.loss import LOSSES
 from pibroch.config.model import TowerConfig
+from pibroch.config.row_index import RowIndexConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.embedding import Table
 from pibroch.embedding.row_index import kind_of
@@ -207,15 +208,16 @@ def _processors(names: tuple[str, ...], world: World) -> Processors | None:
     return Processors(names, world.ranks)
 
 
-def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
+def build_tables(config: RunConfig, num_rows: Mapping[str, int | None]) -> list[Table]:
     """A table for each feature, in the order of ``num_rows``, as wide as the model wants.
 
     Args:
         config: of the run.
-        num_rows: ids of each feature in the data.
+        num_rows: ids of each feature in the data, ``None`` where they are raw.
 
     Raises:
-        ConfigError: where the configuration names other columns.
+        ConfigError: where the configuration names other columns, or has no number of rows for raw
+            ids.
     """
     for column in config.embedding.tables:
         if column not in num_rows:
@@ -233,7 +235,7 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
     return [
         Table(
             name,
-            indices[name].num_rows(num_ids),
+            _capacity(name, indices[name], num_ids),
             table_dim,
             initializer=initializer,
             dtype=dtype,
@@ -241,6 +243,19 @@ def build_tables(config: RunConfig, num_rows: dict[str, int]) -> list[Table]:
         )
         for name, num_ids in num_rows.items()
     ]
+
+
+def _capacity(column: str, index: RowIndexConfig, num_ids: int | None) -> int:
+    """Rows of a column's table."""
+    capacity = index.num_rows(num_ids)
+    if capacity is None:
+        raise ConfigError(
+            f"rows by the index {index.name!r} for column {column!r}, whose ids are raw",
+            "an index with a capacity of its own, such as 'hashed'",
+            f"write [embedding.rows] or [embedding.tables.{column}.rows] with"
+            ' name = "hashed" and capacity = ROWS',
+        )
+    return capacity
 
 
 def _averages(model: nn.Module, decay: float | None) -> AveragedModel | None:

@@ -59,7 +59,7 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
     described = run_command("data", "describe", tmp_path / "out", "--verify")
     assert described.returncode == 0
     assert "user" in described.stdout
-    assert "1 dense features, 11 rows" in described.stdout
+    assert "1 dense features, 2 tables with 11 rows" in described.stdout
     toml = run_command("data", "describe", tmp_path / "out", "--schema")
     assert "[categorical.user]" in toml.stdout
     assert "Traceback" not in ended.stderr
@@ -101,6 +101,21 @@ def test_csv_to_a_dataset(csv_file, tmp_path):
             "split",
         ),
         (["prepare", "csv", "{csv}", "--schema", "{csv}", "--out", "{out}"], "no TOML"),
+        (
+            [
+                "prepare",
+                "csv",
+                "{csv}",
+                "--schema",
+                "{toml}",
+                "--out",
+                "{out}",
+                "--raw",
+                "--min-count",
+                "3",
+            ],
+            "--raw with --min-count",
+        ),
         (["describe", "{missing}"], "dataset.json"),
     ],
 )
@@ -120,6 +135,22 @@ def test_wrong_input_says_what_is_needed(csv_file, tmp_path, arguments, message)
     assert caught.value.need and caught.value.do
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_raw_ids_take_the_place_of_vocabularies(csv_file, tmp_path):
+    ended = prepare_csv(tmp_path, "--raw", "--hash", "tags=5")
+    assert ended.returncode == 0, ended.stderr
+    assert "1 tables with 7 rows, 1 features with raw ids" in ended.stdout
+    dataset = EncodedDataset.open(tmp_path / "out")
+    assert dataset.num_rows == {"user": None, "tags": 7}
+    described = run_command("data", "describe", tmp_path / "out")
+    assert described.returncode == 0, described.stderr
+    row = next(line for line in described.stdout.splitlines() if " user " in line)
+    assert [cell.strip() for cell in row.split("│")[2:6]] == ["raw ids", "", "", "0.0%"]
+    assert "1 dense features, 1 tables with 7 rows, 1 features with raw ids" in described.stdout
+    options = ("--samples", 1000, "--out", tmp_path / "drawn", "--raw", "--multi-hot")
+    assert run_command("data", "synthesize", *options).returncode == 0
+    assert set(EncodedDataset.open(tmp_path / "drawn").num_rows.values()) == {None}
 
 
 def test_ids_that_are_all_unknown_do_not_go_unsaid(csv_file, tmp_path):

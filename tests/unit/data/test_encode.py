@@ -77,7 +77,7 @@ def test_stacked_dictionaries_give_the_rows_of_each():
         stacked_rows = encoders.stacked.rows(names, np.stack([codes] * len(names)))
         assert stacked_rows.dtype == np.int64
         for rows, name in zip(stacked_rows, names, strict=True):
-            assert name in encoders.stacked and np.array_equal(rows, encoders[name].rows(codes))
+            assert name in encoders.stacked and np.array_equal(rows, encoders[name].ids(codes))
 
 
 def test_large_dictionaries_are_not_copied(monkeypatch):

@@ -30,7 +30,7 @@ INTEGER = 'encoding = "integer"\nnum_buckets = 10'
 def test_shares_and_click_rates(tmp_path):
     report, dataset = prepared(tmp_path, INTEGER, lambda i: ["", -5, 3, 4][i % 4])
     assert report.samples == {"train": 700, "validation": 150, "test": 150}
-    assert health.shares(dataset, "c") == health.Shares(700, 0.25, 0.25)
+    assert health.shares(dataset)["c"] == health.Shares(700, 0.25, 0.25)
     rates = health.click_rates(dataset)
     expected = [
         np.mean([i % 4 == 0 for i in split])

@@ -119,16 +119,20 @@ def test_samples_are_gathered():
         split = (
             random.integers(0, 2, 50).astype(np.uint8),
             random.random((50, 3)).astype(np.float32),
-            random.integers(0, 9, (50, 2)).astype(np.int32),
         )
         labels = np.empty(size, np.float32)
         dense = np.empty((size, 3), np.float32)
-        ids_FB = np.empty((2, size), np.int64)
-        samples.gather_samples(chosen, *split, labels, dense, ids_FB)
+        samples.gather_samples(chosen, *split, labels, dense)
         for got, want in zip(
-            (labels, dense, ids_FB), samples_naive.gather_samples(chosen, *split), strict=True
+            (labels, dense), samples_naive.gather_samples(chosen, *split), strict=True
         ):
             assert np.array_equal(got, want)
+        ids_FB = np.empty((5, size), np.int64)
+        for features, dtype in (([0, 3], np.int32), ([1, 2, 4], np.int64)):
+            limits = np.iinfo(dtype)
+            ids = random.integers(limits.min, limits.max, (50, len(features)), dtype)
+            samples.gather_ids(chosen, ids, np.array(features), ids_FB)
+            assert np.array_equal(ids_FB[features], samples_naive.gather_ids(chosen, ids))
         offsets = np.concatenate([[0], np.cumsum(random.integers(0, 4, 50))])
         values = random.integers(0, 9, offsets[-1]).astype(np.int32)
         want = samples_naive.gather_bags(chosen, values, offsets)

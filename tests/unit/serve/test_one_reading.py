@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ TOML = (
 SCHEMA = Schema.from_toml(TOML)
 
 
-def prepared(folder, rng, split="none"):
+def prepared(folder, rng, split="none", schema=SCHEMA):
     """A Parquet file of all types, and the dataset made of it."""
     columns = {"y": pl.Series([row % 2 for row in range(ROWS)])}
     for name, (kind, draw) in (SINGLE | LISTS).items():
@@ -163,7 +164,7 @@ def prepared(folder, rng, split="none"):
     frame = pl.DataFrame(columns)
     frame.write_parquet(folder / "t.parquet")
     options = PrepareOptions(SplitRule.parse(split), overwrite=True)
-    prepare([ParquetSource(folder / "t.parquet", SCHEMA)], SCHEMA, folder / "set", options)
+    prepare([ParquetSource(folder / "t.parquet", schema)], schema, folder / "set", options)
     return pl.read_parquet(folder / "t.parquet"), EncodedDataset.open(folder / "set")
 
 
@@ -264,15 +265,16 @@ def expect(batch, dataset):
     assert not any(unknown.values()), unknown
 
 
+@pytest.mark.parametrize("schema", [SCHEMA, SCHEMA.with_changes(raw=True)], ids=["rows", "raw"])
 @settings(
     max_examples=4 * TIMES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_every_value_of_every_type_is_read_alike(tmp_path, seed):
+def test_every_value_of_every_type_is_read_alike(tmp_path, schema, seed):
     """Some 4,000 values a draw, by eight ways."""
-    frame, dataset = prepared(tmp_path, random.Random(seed))
+    frame, dataset = prepared(tmp_path, random.Random(seed), schema=schema)
     arrays = {
         name: frame[name].to_numpy()
         if frame[name].dtype in KINDS and not frame[name].null_count()

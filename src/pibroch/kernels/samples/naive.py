@@ -7,15 +7,14 @@ import numpy as np
 from pibroch.kernels.arrays import Array
 
 
-def gather_samples(
-    samples: Array, labels: Array, dense: Array, ids: Array
-) -> tuple[Array, Array, Array]:
-    """Labels ``[B]``, dense values ``[B, n]`` and ids ``[F1, B]`` of the samples."""
-    return (
-        labels[samples].astype(np.float32),
-        dense[samples],
-        ids[samples].T.astype(np.int64),
-    )
+def gather_samples(samples: Array, labels: Array, dense: Array) -> tuple[Array, Array]:
+    """Labels ``[B]`` and dense values ``[B, n]`` of the samples."""
+    return labels[samples].astype(np.float32), dense[samples]
+
+
+def gather_ids(samples: Array, ids: Array) -> Array:
+    """Ids ``[F1, B]`` of the samples."""
+    return ids[samples].T.astype(np.int64)
 
 
 def gather_bags(samples: Array, values: Array, offsets: Array) -> Array:

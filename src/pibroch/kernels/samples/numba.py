@@ -1,6 +1,6 @@
 """Samples of an encoded split into minibatches, and a check of their offsets.
 
-B samples, F1 features of one id each, n dense features, V ids of the others.
+B samples, F features of one id each, F1 of them in one array, n dense features, V ids of others.
 """
 
 from __future__ import annotations
@@ -18,33 +18,40 @@ def gather_samples(
     samples: NDArray[np.int64],
     labels: NDArray[np.uint8],
     dense: NDArray[np.float32],
-    ids: NDArray[np.int32],
     labels_out: NDArray[np.float32],
     dense_out: NDArray[np.float32],
-    ids_out_FB: NDArray[np.int64],
 ) -> None:
-    """Records of the samples, feature-major.
+    """Labels ``[B]`` and dense values ``[B, n]`` of the samples."""
+    num_dense = dense.shape[1]
+    for i in range(len(samples)):
+        labels_out[i] = labels[samples[i]]
+        for column in range(num_dense):
+            dense_out[i, column] = dense[samples[i], column]
+
+
+@kernel
+def gather_ids(
+    samples: NDArray[np.int64],
+    ids: NDArray[np.int32] | NDArray[np.int64],
+    features: NDArray[np.int64],
+    out_FB: NDArray[np.int64],
+) -> None:
+    """Ids ``[N, F1]`` of the samples, feature-major, to the rows ``features [F1]`` of ``out_FB``.
 
     They are transposed in tiles of samples, so that whole cache lines are written.
     """
     num_samples = len(samples)
-    num_dense = dense.shape[1]
-    num_ids = ids.shape[1]
     for first in range(0, num_samples, TILE):
         after = min(first + TILE, num_samples)
-        for i in range(first, after):
-            labels_out[i] = labels[samples[i]]
-            for column in range(num_dense):
-                dense_out[i, column] = dense[samples[i], column]
-        for column in range(num_ids):
+        for column in range(len(features)):
             for i in range(first, after):
-                ids_out_FB[column, i] = ids[samples[i], column]
+                out_FB[features[column], i] = ids[samples[i], column]
 
 
 @kernel
 def gather_bags(
     samples: NDArray[np.int64],
-    values: NDArray[np.int32],
+    values: NDArray[np.int32] | NDArray[np.int64],
     offsets: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None:

@@ -1,0 +1,84 @@
+"""The pieces of raw data that are done, so that preparation can be resumed.
+
+A line in ``pieces.jsonl`` says that a piece is whole; pieces without a line are written again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pibroch.data.parse import ParsedPiece
+from pibroch.data.sources import Place
+from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.writer import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class WholePiece:
+    """One piece that is whole on disk.
+
+    Attributes:
+        source: number of its source.
+        end: where the next piece of that source begins.
+        num_records: good records in it.
+        num_bad: records left out.
+        bad: the first of those, with file, line and reason.
+        totals: of the dataset with it, where pieces go there at once.
+    """
+
+    source: int
+    end: Place
+    num_records: int
+    num_bad: int
+    bad: tuple[str, ...]
+    totals: Totals | None = None
+
+    @classmethod
+    def of_line(cls, line: dict[str, Any]) -> WholePiece:
+        """As it stands in the index."""
+        totals = None if line["totals"] is None else Totals(**line["totals"])
+        parts = {"end": Place(**line["end"]), "bad": tuple(line["bad"]), "totals": totals}
+        return cls(**(line | parts))
+
+
+class Pieces(ABC):
+    """The pieces parsed so far.
+
+    Args:
+        folder: exists; pieces of its index are taken over.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._index = folder / "pieces.jsonl"
+        self.pieces = [WholePiece.of_line(line) for line in read_json_lines(self._index)]
+        self.num_records = sum(piece.num_records for piece in self.pieces)
+        self.num_bad = sum(piece.num_bad for piece in self.pieces)
+
+    def bad_records(self, count: int) -> list[str]:
+        """The first records that were left out."""
+        return [text for piece in self.pieces for text in piece.bad][:count]
+
+    def append(self, parsed: ParsedPiece, source: int, place: str, end: Place) -> None:
+        """Write a piece and note that it is whole.
+
+        ``place`` goes before the number of a bad record's line or row.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        totals = self._write(parsed)
+        bad = tuple(f"{place} {record.line}: {record.reason}" for record in parsed.bad)
+        self._note(WholePiece(source, end, len(parsed.labels), parsed.num_bad, bad, totals))
+
+    @abstractmethod
+    def _write(self, parsed: ParsedPiece) -> Totals | None:
+        """Write a piece, over what is left of an earlier try."""
+
+    def _note(self, piece: WholePiece) -> None:
+        append_json_line(self._index, asdict(piece))
+        self.pieces.append(piece)
+        self.num_records += piece.num_records
+        self.num_bad += piece.num_bad
