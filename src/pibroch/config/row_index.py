@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
 
 from pibroch.config.registry import Choice, Registry, Spec
 
@@ -40,4 +42,48 @@ class IdentityConfig(RowIndexConfig):
     name: Literal["identity"] = "identity"
 
 
-SPECS = (Spec("identity", "ids are rows", IdentityConfig, "pibroch.embedding:Identity"),)
+class HashedConfig(RowIndexConfig):
+    """Any int64 is an id, and is given a row as steps bring it: for raw ids.
+
+    Attributes:
+        capacity: rows of each table, or as many as its column has ids, where these are fewer.
+        admit_after: an id is given a row in the step in which it has been seen so often.
+        sketch: count ids without a row about, in four bytes a row of the table; else exactly.
+        evict: who loses a row when there are too few: ``least_recent``, not seen for longest, or
+            ``least_frequent``, seen least often.
+        half_life: ``least_frequent``: steps after which all counts are halved; never when absent.
+        expire_after: an id that is not seen for so many steps loses its row; never when absent.
+    """
+
+    name: Literal["hashed"] = "hashed"
+    capacity: int = Field(ge=1, lt=1 << 31)
+    admit_after: int = Field(default=1, ge=1)
+    sketch: bool = False
+    evict: Literal["least_recent", "least_frequent"] = "least_recent"
+    half_life: int | None = Field(default=None, ge=1)
+    expire_after: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_counts(self) -> Self:
+        if self.half_life is not None and self.evict != "least_frequent":
+            raise ValueError('takes `half_life` with `evict = "least_frequent"`, which counts')
+        return self
+
+    def num_rows(self, num_ids: int | None) -> int:
+        """See :class:`RowIndexConfig`."""
+        return self.capacity if num_ids is None else min(self.capacity, num_ids)
+
+    def options(self) -> dict[str, Any]:
+        """See :class:`RowIndexConfig`; the table itself knows its capacity."""
+        return self.model_dump(exclude={"name", "capacity"})
+
+
+SPECS = (
+    Spec("identity", "ids are rows", IdentityConfig, "pibroch.embedding:Identity"),
+    Spec(
+        "hashed",
+        "any int64 is an id, and is given a row as steps bring it",
+        HashedConfig,
+        "pibroch.embedding:Hashed.of_recipe",
+    ),
+)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.admission import AfterCount
-from pibroch.embedding.eviction import EvictionPolicy, LeastRecent
+from pibroch.embedding.eviction import EvictionPolicy, LeastFrequent, LeastRecent
 from pibroch.embedding.row_index import IndexKind, LearningIndex, RowChanges
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.integers import whole_number
@@ -62,6 +62,20 @@ class Hashed(IndexKind):
         if self.expire_after is not None:
             number = whole_number(self.expire_after, "hashed rows with expire_after", 1)
             object.__setattr__(self, "expire_after", number)
+
+    @classmethod
+    def of_recipe(
+        cls,
+        *,
+        admit_after: int,
+        sketch: bool,
+        evict: str,
+        half_life: int | None,
+        expire_after: int | None,
+    ) -> Hashed:
+        """By the settings of :class:`pibroch.config.row_index.HashedConfig`."""
+        policy = LeastFrequent(half_life) if evict == LeastFrequent.name else LeastRecent()
+        return cls(AfterCount(admit_after, sketch), policy, expire_after)
 
     def index(self, capacity: int) -> HashedIndex:
         """See :class:`IndexKind`."""

@@ -270,7 +270,7 @@ def test_shipped_recipes_survive_being_written(name):
 def test_each_recipe_comes_for_each_model():
     zoo = [spec.name for spec in model_zoo.SPECS]
     assert [load_recipe(f"synthetic_small_{name}").model.name for name in zoo] == zoo
-    others = ("dcnv2", "deepfm", "wide_deep", "lookahead", "retrieve", "towers", *zoo)
+    others = ("dcnv2", "deepfm", "wide_deep", "lookahead", "raw", "retrieve", "towers", *zoo)
     variants = tuple(f"_{name}" for name in others)
     bases = [name for name in recipe_names() if not name.endswith(variants)]
     assert bases == ["avazu_sample", "criteo_kaggle", "criteo_kaggle_sample", "synthetic_small"]

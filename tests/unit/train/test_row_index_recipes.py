@@ -18,13 +18,14 @@ from pibroch.config.recipes import check_config
 from pibroch.config.registry import IMPORTS
 from pibroch.config.row_index import ROW_INDICES
 from pibroch.data import EncodedDataset, Loader
+from pibroch.embedding import AfterCount, Hashed, Identity, LeastFrequent, LeastRecent
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.predictor import Predictor
 from pibroch.train import convert
 from pibroch.train.run_directory import RunDirectory
-from pibroch.train.session import build_session
+from pibroch.train.session import build_session, build_tables
 from served import serving
 from small_run import make_config, run_command, train_here
 
@@ -57,6 +58,23 @@ def test_a_column_s_own_stands_in_place_of_that_of_all(data):
     assert tables.pop("C3") == (dataset.num_rows["C3"], "identity")
     assert tables.pop("C4") == (7, "shared")
     assert set(tables.values()) == {(50, "shared")}
+
+
+def test_raw_ids_need_rows_of_a_capacity_of_its_own():
+    ids = {"user": None, "city": 40}
+    need = (
+        r"'identity' for column 'user', whose ids are raw; need an index with a capacity of its own"
+    )
+    with pytest.raises(ConfigError, match=f"{need}.*; do: write .*embedding.tables.user.rows"):
+        build_tables(make_config("data"), ids)
+    rows = "embedding.rows={name='hashed', capacity=300, admit_after=3, sketch=true}"
+    user, city = build_tables(make_config("data", rows), ids)
+    assert user.rows == city.rows == Hashed(AfterCount(3, sketch=True), LeastRecent())
+    assert (user.num_rows, city.num_rows) == (300, 40), "no more rows than ids"
+    own = "{name='hashed', capacity=9, evict='least_frequent', half_life=7, expire_after=50}"
+    user, city = build_tables(make_config("data", f"embedding.tables={{user={{rows={own}}}}}"), ids)
+    assert user.rows == Hashed(evict=LeastFrequent(7), expire_after=50) and user.num_rows == 9
+    assert city.rows == Identity() and city.num_rows == 40
 
 
 def test_it_trains_goes_on_and_predicts(data, tmp_path):
@@ -94,8 +112,13 @@ def test_a_learned_state_is_what_a_checkpoint_predicts_by(data, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("embedding.rows=hashed", r"`embedding.rows = 'hashed'`.*need 'identity', or 'module:Cl"),
-        ("embedding.tables.C3.rows=hashed", r"`embedding.tables.C3.rows = 'hashed'`"),
+        ("embedding.rows=hash", r"`embedding.rows = 'hash'`.*need 'identity', 'hashed', or 'modul"),
+        ("embedding.tables.C3.rows=hash", r"`embedding.tables.C3.rows = 'hash'`"),
+        ("embedding.rows=hashed", r"no `embedding.rows.capacity`"),
+        (
+            "embedding.rows={name='hashed', capacity=9, half_life=3}",
+            "takes `half_life` with `evict",
+        ),
         ("embedding.tables.C3.row=identity", r"unknown key `embedding.tables.C3.row`.*`.*C3.rows`"),
         ("embedding.rows.capacity=3", r"unknown key `embedding.rows.capacity`"),
         ("embedding.rows=own_row_index:Shared", r"no `embedding.rows.capacity`"),
