@@ -25,9 +25,7 @@ import torch
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Codec
-from pibroch.rpc.values.known_callables import checked_callables, tensor_methods
-from pibroch.rpc.values.known_names import OF_MODULES
-from pibroch.rpc.values.methods import find_method
+from pibroch.rpc.values.known_callables import known_callables
 
 MEMORY_BYTES = 8 << 30  # what is larger cannot be allocated
 STALL_S = 0.5
@@ -346,17 +344,6 @@ def touch(result, codec):
     return raw
 
 
-def use_layer(state, layer):
-    """Call a layer that was just made, and another of its methods."""
-    callables = Callables(())
-    name = f"a layer {type(layer).__name__}"
-    args, _ = state.arguments(name)
-    args = [arg for arg in args if isinstance(arg, torch.Tensor)][:3] or [state.tensor()]
-    find_method(layer, state.chance.choice(["__call__", "forward"]), callables)(*args)
-    state.worked(name, args, {})
-    find_method(layer, state.chance.choice(sorted(OF_MODULES)), callables)(*args[1:2])
-
-
 def fuzz(seconds, seed, names, report):
     """Call names in turn; writes each call into ``report`` before it is made."""
     warnings.simplefilter("ignore")
@@ -393,11 +380,8 @@ def fuzz(seconds, seed, names, report):
                 result = callables.to_call(name)(*args, **kwargs)
                 num_done += 1
                 state.worked(name, args, kwargs)
-                if isinstance(result, torch.nn.Module):
-                    use_layer(state, result)
-                else:
-                    touch(result, codec)
-                    state.keep(result)
+                touch(result, codec)
+                state.keep(result)
             except MemoryError:
                 gc.collect()
             except Exception as error:
@@ -440,7 +424,7 @@ def run(seconds, seed, folder, names=None, context=None):
     context = context or multiprocessing.get_context("forkserver")
     path = f"{folder}/fuzz-{seed}.txt"
     pipe, child_pipe = context.Pipe(duplex=False)
-    names = names or sorted(checked_callables())
+    names = names or sorted(known_callables())
     process = context.Process(target=_child, args=(child_pipe, path, seconds, seed, names))
     process.start()
     child_pipe.close()
@@ -488,8 +472,7 @@ def main():
         failures += bool(ending or stalls)
         seed += 1
     print(
-        f"{calls:,} calls of {len(checked_callables())} names and {len(tensor_methods())} methods,"
-        f" {failures} failures"
+        f"{calls:,} calls of {len(known_callables())} names, {failures} failures"
     )
     sys.exit(bool(failures))
 

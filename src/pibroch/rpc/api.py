@@ -94,7 +94,9 @@ def _make_agent(
     )
     secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
     callables = Callables(
-        [*default_modules(caller), *options.allowed_modules], importable=options.allowed_modules
+        [*default_modules(caller), *options.allowed_modules],
+        importable=options.allowed_modules,
+        max_result_bytes=options.limits.message_bytes,
     )
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)

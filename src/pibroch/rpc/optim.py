@@ -16,7 +16,6 @@ from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rref import RRef
-from pibroch.rpc.values.known_callables import as_called
 
 __all__ = ["DistributedOptimizer"]
 
@@ -37,9 +36,7 @@ class LocalOptimizer:
         self, optimizer_class: type, parameters: Sequence[RRef[Tensor]], args: Any, kwargs: Any
     ) -> None:
         self._parameters = [reference.local_value() for reference in parameters]
-        self._optimizer: torch.optim.Optimizer = as_called(optimizer_class)(
-            self._parameters, *args, **kwargs
-        )
+        self._optimizer: torch.optim.Optimizer = optimizer_class(self._parameters, *args, **kwargs)
 
     def step(self, context_id: int) -> None:
         """Make one step with the gradients of a context; a parameter without one does not change.

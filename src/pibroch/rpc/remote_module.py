@@ -15,7 +15,6 @@ from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.rref import RRef, remote
 from pibroch.rpc.values.checks import check_device
-from pibroch.rpc.values.known_callables import as_called
 from pibroch.rpc.values.methods import find_method
 
 __all__ = ["RemoteModule"]
@@ -175,8 +174,8 @@ def worker_and_device(remote_device: str) -> tuple[str | int, str]:
 
 def make_module(module_cls: Callable[..., Any], args: Any, kwargs: Any, device: str) -> nn.Module:
     """Make the module, at its owner."""
-    check_device({"device": device})
-    module = as_called(module_cls)(*args, **kwargs)
+    check_device(device)
+    module = current_agent().callables.as_called(module_cls)(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
             "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
@@ -190,7 +189,7 @@ def run_forward(module_rref: RRef[nn.Module], device: str, args: Any, kwargs: An
     forward = _method(module_rref, "forward")
     if device == "cpu":
         return forward(*args, **kwargs)
-    check_device({"device": device})
+    check_device(device)
     result = forward(*_moved(args, device), **_moved(kwargs, device))
     return result if current_agent().options.device_maps else _moved(result, "cpu")
 

@@ -42,6 +42,15 @@ class Counter:
         return self.count
 
 
+class Layer(torch.nn.Linear):
+    """A layer that peers may make."""
+
+
+def as_array(tensor):
+    """An array, which has methods that write files."""
+    return tensor.numpy()
+
+
 class _Log(logging.Handler):
     """Counts what was logged and keeps one line of each kind."""
 

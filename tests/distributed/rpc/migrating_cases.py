@@ -74,11 +74,15 @@ def sparse_leaves():
         assert ours.grad is None
 
 
+def dense(x):
+    return x.to_dense()
+
+
 def sparse_that_is_not_coalesced():
     """A place that occurs twice gets its gradient once."""
     leaf = sparse([1.0, 2, 3], places=((0, 0, 1), (1, 1, 2)))
     with autograd.context() as context:
-        autograd.backward(context, [rpc.rpc_sync(PEER, torch.Tensor.to_dense, (leaf,)).sum()])
+        autograd.backward(context, [rpc.rpc_sync(PEER, dense, (leaf,)).sum()])
         gradient = autograd.get_gradients(context)[leaf]
     assert gradient.to_dense().tolist() == [[0, 1, 0], [0, 0, 1]]
 
@@ -161,11 +165,15 @@ def backward_raises_runtime_errors():
             autograd.backward(context, [])
 
 
+def linear():
+    return nn.Linear(1, 1)
+
+
 def absent_methods():
     for made in (
-        rpc.remote(PEER, torch.ones, (2,)),
+        rpc.remote(PEER, torch.neg, (torch.ones(2),)),
         rpc.remote(PEER, Counter),
-        rpc.remote(PEER, nn.Linear, (1, 1)),
+        rpc.remote(PEER, linear),
     ):
         with pytest.raises(AttributeError, match="no attribute 'non_exist'"):
             made.rpc_sync().non_exist()

@@ -140,7 +140,7 @@ def test_arguments(workers):
 
 def case_callables():
     assert torch.equal(rpc.rpc_sync(PEER, torch.add, (torch.ones(2), 1)), torch.full((2,), 2.0))
-    assert rpc.rpc_sync(PEER, max, ([1, 3, 2],)) == 3
+    assert rpc.rpc_sync(PEER, len, ([1, 3, 2],)) == 3
     assert rpc.rpc_sync(PEER, Adder.static_add, (1, 2)) == 3
     assert rpc.rpc_sync(PEER, Adder.class_add, (1, 2)) == ("Adder", 3)
     rref = rpc.remote(PEER, Adder, (10,))

@@ -354,8 +354,12 @@ def test_what_the_callee_keeps_is_its_own(workers):
     workers(2).run(0, case_kept)
 
 
+def filled(number):
+    return torch.full((BIG,), number)
+
+
 def case_results_kept():
-    results = [rpc.rpc_sync(PEER, torch.full, ((BIG,), float(index))) for index in range(20)]
+    results = [rpc.rpc_sync(PEER, filled, (float(index),)) for index in range(20)]
     views = [result[10:20] for result in results]
     del results
     for index in range(20):

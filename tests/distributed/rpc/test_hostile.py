@@ -192,6 +192,7 @@ def test_what_is_no_frame_closes_the_connection(team, victim, start):
 
 
 LAYER = Ext(Code.NAMED, encode("torch.nn:Linear"))
+OPEN_LAYER = Ext(Code.NAMED, encode("hostility:Layer"))
 REFUSED = [
     ("an unknown body", encode([msgspec.Raw(encode(["nonsense"])), None]), "ProtocolError"),
     ("a body with wrong fields", encode([msgspec.Raw(encode(["call", 5])), None]), "ProtocolError"),
@@ -263,7 +264,7 @@ REFUSED = [
     ),
     (
         "a layer that is nowhere",
-        call_of("pibroch.rpc.remote_module:make_module", LAYER, [2, 2], {}, "meta"),
+        call_of("pibroch.rpc.remote_module:make_module", OPEN_LAYER, [2, 2], {}, "meta"),
         "NotAllowedError",
     ),
     (
@@ -335,7 +336,7 @@ def test_an_array_behind_a_reference_does_not_write_files(team, victim, tmp_path
     with Attacker(victim) as attacker:
         attacker.shake_hands()
         place, _ = create(
-            attacker, team, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+            attacker, team, "hostility:as_array", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
         )
         error = error_in(
             attacker.request(envelope(["method", place, "tofile"], [[str(tmp_path / "file")], {}]))

@@ -218,7 +218,7 @@ def test_an_array_behind_a_reference_cannot_be_made_to_look_at_freed_memory(team
     with Attacker(team.run(0, hostility.target)) as attacker:
         attacker.shake_hands()
         place, _ = create(
-            attacker, team, "torch:Tensor.numpy", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
+            attacker, team, "hostility:as_array", Ext(Code.TENSOR, encode(0)), tensors=[[0, [0]]]
         )
         for method in ("view", "resize", "fill", "setflags", "__setitem__"):
             assert (

@@ -35,6 +35,10 @@ def take_over(rrefs, hops):
     return rpc.rpc_sync(random.choice(others(me)), take_over, (rrefs, hops - 1))
 
 
+def ones():
+    return torch.ones(4)
+
+
 def share_around(num_references):
     """Make references here and elsewhere, pass them on in batches, drop them on the way."""
     me = rpc.get_worker_info().name
@@ -42,7 +46,7 @@ def share_around(num_references):
     for _ in range(0, num_references, BATCH):
         rrefs = [RRef(torch.ones(4)) for _ in range(BATCH // 2)]
         rrefs += [
-            remote(to, torch.ones, (4,)) for to in random.choices(others(me), k=BATCH - len(rrefs))
+            remote(to, ones) for to in random.choices(others(me), k=BATCH - len(rrefs))
         ]
         random.shuffle(rrefs)
         futures.append(rpc.rpc_async(random.choice(others(me)), take_over, (rrefs, 2)))

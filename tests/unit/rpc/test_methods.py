@@ -93,7 +93,7 @@ def test_modules_optimizers_tensors_and_data():
     assert len(list(find(net, "parameters")())) == 2
     find(torch.optim.SGD(net.parameters(), lr=0.1), "step")()
     assert find(torch.ones(3), "add")(1).sum() == 6
-    assert find(torch.nn.Parameter(torch.ones(3)), "__getitem__")(0) == 1
+    assert find(torch.nn.Parameter(torch.ones(3)), "numel")() == 3
     assert find({"a": 1}, "get")("a") == 1
     assert find([1], "append")(2) is None
     assert find(collections.OrderedDict(a=1), "__len__")() == 1
@@ -138,16 +138,7 @@ def test_classes_that_extend_others_open_their_own_methods_and_those_that_are_li
         ([1], "__setitem__", [slice(0, 1), range(1 << 40)]),
         (set(), "update", [range(1 << 40)]),
         (collections.Counter(), "update", [range(1 << 40)]),
-        (torch.ones(2), "repeat", [1 << 20, 1 << 20]),
-        (torch.ones(1), "expand", [1 << 40]),
-        (torch.ones(1, 1), "__getitem__", [range(1 << 40)]),
-        (torch.ones(2), "to", ["meta"]),
-        (torch.ones(2), "new_empty", [(1 << 40,)]),
-        (torch.ones(2), "view", [[1] * 1000]),
-        (torch.ones(1).expand(1 << 30), "tolist", []),
-        (torch.ones(1).expand(1 << 30), "unbind", []),
-        (torch.ones(1).expand(1 << 30), "split", [1]),
-        (torch.ones(1).expand(1 << 30), "chunk", [1 << 29]),
+        (torch.ones(1 << 20, 1), "add", [torch.ones(1, 1 << 20)]),
     ],
 )
 def test_what_would_become_large_is_refused_before(value, name, args):
@@ -157,8 +148,21 @@ def test_what_would_become_large_is_refused_before(value, name, args):
     assert time.process_time() - began < 0.5
 
 
-def test_new_memory_shows_nothing_of_before():
-    assert find(torch.ones(2), "new_empty")(1000).count_nonzero() == 0
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("repeat", "expand", "view", "reshape", "unfold", "unbind", "split", "chunk", "tolist"),
+        *("to", "new_empty", "new_zeros", "resize_", "set_", "numpy", "t_", "__getitem__"),
+    ],
+)
+def test_methods_of_tensors_that_take_sizes_or_change_shapes_are_not_open(name):
+    with pytest.raises(NotAllowedError):
+        find(torch.ones(2), name)
+
+
+def test_a_user_may_open_a_method_of_tensors():
+    callables = Callables(("torch:Tensor.view",))
+    assert find_method(torch.ones(4), "view", callables)(2, 2).shape == (2, 2)
 
 
 def test_an_embedding_bag_checks_its_bags():
@@ -175,20 +179,12 @@ def test_an_embedding_bag_checks_its_bags():
         find(bag, "forward")(torch.tensor([5]), torch.tensor([0]))
 
 
-def test_the_state_of_an_optimizer_must_fit():
-    weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([weight])
-    weight.sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    find(optimizer, "load_state_dict")(state)
-    state["state"][0]["exp_avg"] = torch.ones(2)
+def test_no_peer_loads_the_state_of_an_optimizer():
+    """Kernels that do many parameters at once would trust its shapes."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
+    assert find(optimizer, "state_dict")()["state"] == {}
     with pytest.raises(NotAllowedError):
-        find(optimizer, "load_state_dict")(state)
-    state["state"][0]["exp_avg"] = torch.ones(3)
-    state["param_groups"][0]["fused"] = True
-    with pytest.raises(NotAllowedError):
-        find(optimizer, "load_state_dict")(state)
+        find(optimizer, "load_state_dict")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ A name leads from an imported module through classes to a function or class, wit
 and that must be defined in an allowed module: what a module merely imports cannot be reached
 through it. So a peer with the job's secret can run the job's functions, but not ``os.system``. Of
 torch, ``operator``, the builtins and this package only what is listed can be named
-(``known_callables.py``, ``_OWN_NAMES``), and what of it could become large or slow is checked.
+(``known_callables.py``, ``_OWN_NAMES``), unless the user allows more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -19,10 +20,12 @@ from typing import Any
 import torch
 
 from pibroch.errors import ConfigError, NotAllowedError
-from pibroch.rpc.values.known_callables import checked_callables, known_values, names_of_known
+from pibroch.rpc.values.checks import Function, bounded
+from pibroch.rpc.values.known_callables import known_callables, names_of_known
 
 MAX_NAME_LENGTH = 512
 MAX_CACHED = 4096
+_MAX_RESULT_BYTES = 16 << 30
 
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
@@ -46,6 +49,12 @@ _OWN_MODULES = frozenset(name.partition(":")[0] for name in _OWN_NAMES)
 _LIBRARIES = ("torch", "numpy", "builtins", "operator", "_operator", "pibroch")
 # packages of which only listed names may be used
 _LISTED = ("torch", "builtins", "operator", "_operator")
+
+_HOLDERS: dict[str, object] = {
+    "torch:": torch,
+    "torch:Tensor.": torch.Tensor,
+    "torch.nn.functional:": torch.nn.functional,
+}
 
 # the namespace of a module, the first part of the name, its object, the object of the whole name
 _Resolved = tuple[dict[str, Any], str, object, object]
@@ -73,15 +82,21 @@ class Callables:
             functions and classes that are not listed.
         importable: those among the modules that are imported when a peer names them; the others
             must be imported already.
+        max_result_bytes: of a listed function.
     """
 
-    def __init__(self, allowed: Sequence[str], importable: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[str],
+        importable: Sequence[str] = (),
+        max_result_bytes: int = _MAX_RESULT_BYTES,
+    ) -> None:
         for module in (*allowed, *importable):
             if module in ("torch", "builtins", ""):
                 raise ConfigError(
                     f"{module!r} among the allowed modules",
                     "modules whose every function a peer may run",
-                    "leave it out: its tensor functions can be called as it is",
+                    "allow single names, such as 'torch:ones'",
                 )
         self._allowed = tuple(
             dict.fromkeys(_canonical(module) for module in allowed if ":" not in module)
@@ -89,6 +104,11 @@ class Callables:
         self._importable = tuple(module for module in importable if ":" not in module)
         self._single = {name: _single(name) for name in allowed if ":" in name}
         self._single_names = {id(function): name for name, function in self._single.items()}
+        for function in [*self._single.values()]:  # also where it was defined, as callers name it
+            with contextlib.suppress(NotAllowedError):
+                self._single.setdefault(_name(function), function)
+        self._max_result_bytes = max_result_bytes
+        self._bounded: dict[str, Function] = {}  # listed functions as peers call them
         self._names: dict[object, str] = {}
         self._resolved: dict[str, _Resolved] = {}
 
@@ -125,7 +145,7 @@ class Callables:
         value = self._single.get(name)
         if value is not None:
             return value
-        value = known_values().get(name)
+        value = known_callables().get(name)
         if value is not None:
             return value
         resolved = self._find(name)
@@ -135,14 +155,23 @@ class Callables:
         return resolved[3]
 
     def to_call(self, name: str) -> Any:
-        """The function or class of a name, in order to call it: with its checks, if it is listed.
+        """The function or class of a name, in order to call it; a listed function with a bound.
 
         Raises:
             NotAllowedError: as ``resolve``.
         """
-        if name in self._resolved or name in self._single:
-            return self.resolve(name)
-        return checked_callables().get(name) or self.resolve(name)
+        function = self._bounded.get(name)
+        if function is not None:
+            return function
+        value: Any = self.resolve(name)
+        if isinstance(value, type) or name in self._single or name not in known_callables():
+            return value
+        return self._bounded.setdefault(name, bounded(value, self._max_result_bytes))
+
+    def as_called(self, function: Function) -> Function:
+        """A function that arrived as a value, in order to call it: with a bound, if listed."""
+        name = names_of_known().get(id(function))
+        return function if name is None else self.to_call(name)
 
     def opens(self, name: str) -> bool:
         """Whether this worker's user allowed this single name."""
@@ -170,10 +199,9 @@ class Callables:
         if _below(module_name, _LISTED):
             return NotAllowedError(
                 f"{name!r}",
-                "of torch, operator and the builtins a pure function, or a class of torch.nn or"
-                " torch.optim",
+                "of torch, operator and the builtins one of few functions, or an optimizer",
                 "define a function of your own that calls it, or add this name to"
-                " RpcBackendOptions.allowed_modules",
+                " RpcBackendOptions.allowed_modules of this worker",
             )
         if _below(module_name, (_OWN,)):
             return NotAllowedError(
@@ -239,6 +267,12 @@ def _name(function: object) -> str:
             "keep the object at its owner and call the method through an RRef, or send object and"
             " arguments to a function",
         )
+    last = getattr(function, "__name__", None)
+    if callable(function) and isinstance(last, str):
+        # torch's functions in C do not know where they are
+        for prefix, holder in _HOLDERS.items():
+            if getattr(holder, last, None) is function:
+                return f"{prefix}{last}"
     module = _defined_in(function)
     qualname = getattr(function, "__qualname__", None)
     if isinstance(function, types.MethodType) and isinstance(owner, type):

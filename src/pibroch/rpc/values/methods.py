@@ -21,9 +21,7 @@ import torch
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.values.callables import Callables, private_prefix
 from pibroch.rpc.values.checked_containers import CONTAINERS
-from pibroch.rpc.values.checked_modules import CHECKED_METHODS
-from pibroch.rpc.values.known_callables import names_of_known, tensor_methods
-from pibroch.rpc.values.known_names import OF_MODULES, OF_OPTIMIZERS
+from pibroch.rpc.values.known_callables import known_callables, names_of_known
 
 _SPECIAL = frozenset(
     str.split("""
@@ -32,6 +30,19 @@ _SPECIAL = frozenset(
     __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __repr__
     __rmul__ __rshift__ __rsub__ __rtruediv__ __setitem__ __str__ __sub__ __truediv__ __xor__
     """)
+)
+OF_MODULES = frozenset(
+    str.split("""
+    __call__ __contains__ __getitem__ __len__ __repr__ append bfloat16 buffers children cpu cuda
+    double eval extend extra_repr float forward get get_buffer get_parameter get_submodule half
+    insert items keys load_state_dict modules named_buffers named_children named_modules
+    named_parameters parameters pop requires_grad_ reset_parameters state_dict to train update
+    values zero_grad apply add_module clear
+    """)
+)
+# no ``load_state_dict``: fused kernels would trust the shapes in it
+_OF_OPTIMIZERS = frozenset(
+    str.split("__repr__ add_param_group get_last_lr get_lr state_dict step zero_grad")
 )
 _VALUES = (
     str,
@@ -77,9 +88,9 @@ def find_method(value: object, name: str, callables: Callables) -> _Method:
             name,
             "public methods of classes in allowed modules, of containers, tensors and torch.nn",
         )
-    for owner, methods in CHECKED_METHODS.items():
-        if isinstance(value, owner) and name in methods and _is_of_torch(base):
-            return functools.partial(methods[name], value)
+    is_run = name in ("forward", "__call__") and _is_of_torch(base)
+    if is_run and isinstance(value, torch.nn.EmbeddingBag):
+        return functools.partial(_call_bag, value)
     return _bound(value, name, callables)
 
 
@@ -134,13 +145,12 @@ def _method_of_container(value: object, checked: _Method | str | None, name: str
 
 
 def _method_of_tensor(value: torch.Tensor, name: str, callables: Callables) -> _Method:
-    methods = tensor_methods()
-    if name in methods:
-        checked = methods[name]
-        return getattr(value, name) if checked is None else functools.partial(checked, value)
-    if callables.opens(f"torch:Tensor.{name}"):
+    listed_name = f"torch:Tensor.{name}"
+    if callables.opens(listed_name):
         return _bound(value, name, callables)
-    raise _refused(value, name, "a method of tensors that checks its arguments")
+    if listed_name in known_callables():
+        return functools.partial(callables.to_call(listed_name), value)
+    raise _refused(value, name, "one of few methods of tensors, or to_here()")
 
 
 def _is_open(value: object, base: type, name: str, callables: Callables) -> bool:
@@ -152,10 +162,33 @@ def _is_open(value: object, base: type, name: str, callables: Callables) -> bool
     if _is_of_torch(base) and isinstance(value, torch.nn.Module):
         return name in OF_MODULES or (base is type(value) and name not in vars(base))
     if _is_of_torch(base):
-        return name in OF_OPTIMIZERS and base.__module__.startswith(_TORCH)
+        return name in _OF_OPTIMIZERS and base.__module__.startswith(_TORCH)
     return callables.allows(type(value).__module__) or callables.opens(
         f"{base.__module__}:{base.__qualname__}.{name}"
     )
+
+
+def _call_bag(
+    bag: torch.nn.EmbeddingBag,
+    ids: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run a bag, if all ids and offsets are within their bounds: its kernel does not look."""
+    if ids.is_floating_point() or ids.is_complex():
+        raise TypeError(f"got ids of type {ids.dtype}; need integers")
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < bag.num_embeddings):
+        raise IndexError(f"got an id out of {bag.num_embeddings} embeddings")
+    if offsets is not None and offsets.numel():
+        wrong = (
+            int(offsets.min()) < 0
+            or int(offsets.max()) > ids.numel()
+            or bool((offsets.diff() < 0).any())
+        )
+        if wrong or offsets.dim() != 1:
+            raise IndexError(f"got offsets that do not lead through {ids.numel()} ids in order")
+    result: torch.Tensor = bag(ids, offsets, weights)
+    return result
 
 
 def _is_of_torch(base: type) -> bool:
