@@ -21,8 +21,6 @@ class LatencyPolicies:
         caller_reads: a caller that waits for an answer on the only stream of a connection reads it
             itself (``calls/futures.py``).
         notice_stuck: the pool grows when its threads neither end nor compute (``calls/pool.py``).
-        give_back: a result that is a received tensor which nobody else holds goes back by its place
-            (``transport/sharing.py``).
     """
 
     spin: bool = True
@@ -30,7 +28,6 @@ class LatencyPolicies:
     run_on_loop: bool = True
     caller_reads: bool = True
     notice_stuck: bool = True
-    give_back: bool = True
 
 
 POLICIES = LatencyPolicies()

@@ -57,11 +57,11 @@ def test_a_measurement_from_start_to_end(tmp_path):
 
 def test_both_processes_of_a_pair_have_the_variables_of_their_contender():
     without = next(
-        spec for spec in rpc_ablation.specs() if spec.environment.get(WITHOUT) == "give_back"
+        spec for spec in rpc_ablation.specs() if spec.environment.get(WITHOUT) == "caller_reads"
     )
     with pairs([without], None, ForeignLoad()) as running:
         members = [Path(f"/proc/{member.pid}/environ") for member in running[0].members]
-        variable = f"{WITHOUT}=give_back".encode()
+        variable = f"{WITHOUT}=caller_reads".encode()
         # a process that has just been forked still shows its parent's
         wait_until(lambda: all(variable in each.read_bytes().split(b"\0") for each in members))
 

@@ -136,7 +136,7 @@ def test_memory_goes_back_after_a_long_frame():
     ("data", "message"),
     [
         (HEADER.pack(b"xx", VERSION, 1, 0, 0, 0), "begins with b'xx'"),
-        (HEADER.pack(MAGIC, VERSION + 1, 1, 0, 0, 0), "version 2"),
+        (HEADER.pack(MAGIC, VERSION + 1, 1, 0, 0, 0), "version 3"),
         (HEADER.pack(MAGIC, VERSION, 0, 0, 0, 0), "kind 0"),
         (HEADER.pack(MAGIC, VERSION, 77, 0, 0, 0), "kind 77"),
         (header(Kind.NOTE, 0, MAX_METADATA + 1, 0), "bytes of metadata"),

@@ -44,7 +44,7 @@ def test_both_learn_who_the_other_is(step):
     b = Server(SECRET, BEN)
     shake(a, b, step)
     assert (a.peer, b.peer, b.purpose) == (BEN, ANN, PURPOSE)
-    assert (a.version, b.version, a.surplus, b.surplus) == (1, 1, b"", b"")
+    assert (a.version, b.version, a.surplus, b.surplus) == (2, 2, b"", b"")
 
 
 def test_the_server_says_magic_versions_and_nonce_only_before_the_proof():

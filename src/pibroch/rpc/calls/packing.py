@@ -64,29 +64,25 @@ class Packer:
         kind: Kind,
         number: int,
         body: msgspec.Raw,
-        box: list[object],
+        value: object,
         context: int | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Pack the value in ``box``, call ``before()`` and send the message.
+        """Pack a value, call ``before()`` and send the message.
 
         If the connection is lost by then, the references in it are released.
         """
-        metadata, payload, wires = self._pack(connection, body, box, context)
+        metadata, payload, wires = self._pack(connection, body, value, context)
         before()
         connection.send(kind, number, metadata, payload)
         if connection.is_lost:
             self._unsend(wires)
 
     def _pack(
-        self, connection: Connection, body: msgspec.Raw, box: list[object], context: int | None
+        self, connection: Connection, body: msgspec.Raw, value: object, context: int | None
     ) -> tuple[bytes, list[Any], list[Any]]:
-        """A message's metadata, payload and references.
-
-        Only ``box`` may refer to the value, as the memory of received tensors in it may be given
-        back to their sender.
-        """
-        raw, tensors, references = self._codec.encode(box.pop())
+        """A message's metadata, payload and references."""
+        raw, tensors, references = self._codec.encode(value)
         wires: list[object] = []
         graph = None
         try:

@@ -70,7 +70,7 @@ class Requests:
         packed = msgspec.Raw(encode(body))
         call = PendingCall(number, connection, receiver, timeout_s, context)
         self._packer.send(
-            connection, Kind.REQUEST, number, packed, [value], context, lambda: self._expect(call)
+            connection, Kind.REQUEST, number, packed, value, context, lambda: self._expect(call)
         )
         if connection.is_lost:
             self.lose(connection, connection.loss)
@@ -80,7 +80,7 @@ class Requests:
     ) -> None:
         """Send a note, which has no answer."""
         packed = msgspec.Raw(encode(body))
-        self._packer.send(connection, Kind.NOTE, 0, packed, [value], context)
+        self._packer.send(connection, Kind.NOTE, 0, packed, value, context)
 
     def on_answer(self, connection: Connection, message: Message) -> None:
         """Handle the answer to a request."""

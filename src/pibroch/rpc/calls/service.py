@@ -152,14 +152,14 @@ class RequestService:
         mean_s = self._mean_s.get(function, 10 * _SHORT_S)
         self._mean_s[function] = mean_s + (seconds - mean_s) / 4
 
-    def finish(self, connection: Connection, message: Message, box: list[object]) -> None:
-        """Answer a request that was handled with the value in ``box``; a note has no answer."""
+    def finish(self, connection: Connection, message: Message, value: object) -> None:
+        """Answer a request that was handled with ``value``; a note has no answer."""
         context = message.envelope.context
         try:
             if message.kind != Kind.REQUEST:
                 return
             self._check_answers(connection)
-            self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, box, context)
+            self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, value, context)
         except Exception as error:
             self._answer_failure(connection, message, error)
         finally:
@@ -214,14 +214,14 @@ class _Task:
     def __call__(self) -> None:
         service = self.service
         try:
-            box = [self._run()]
+            value = self._run()
         except BaseException as error:  # also SystemExit: the caller must not wait in vain
             service.finish_failed(self.connection, self.message, error)
             return
-        if isinstance(box[0], torch._C.Future):
-            box[0].add_done_callback(self._finish_later)
+        if isinstance(value, torch._C.Future):
+            value.add_done_callback(self._finish_later)
         else:
-            service.finish(self.connection, self.message, box)
+            service.finish(self.connection, self.message, value)
 
     def _run(self) -> object:
         context = self.message.envelope.context
@@ -243,10 +243,10 @@ class _Task:
 
     def _finish_later(self, future: torch.futures.Future[Any]) -> None:
         try:
-            box = [future.value()]
+            value = future.value()
         except Exception as error:
             self.service.finish_failed(self.connection, self.message, error)
             # the future keeps the error, and would keep all these frames
             error.__traceback__ = None
             return
-        self.service.finish(self.connection, self.message, box)
+        self.service.finish(self.connection, self.message, value)

@@ -137,28 +137,21 @@ class Connection:
     ) -> tuple[list[TensorInfo], list[Any]]:
         """Choose where each tensor's bytes travel.
 
-        The caller must hold the tensors in this list alone and not use them afterwards, as the
-        memory of received ones may be given back.
-
         Returns:
             The description of each tensor, and the buffers that go behind the metadata.
         """
         infos = list[TensorInfo]()
         payload = list[Buffer]()
         devices = stage(tensors, device_maps, self.peer.name)
-        # before anything is given back: this raises for tensors that cannot be sent
+        # all before anything is placed: this raises for tensors that cannot be sent
         described = [describe(tensor) for tensor in tensors]
-        for place, info in enumerate(described):
+        for tensor, info in zip(tensors, described, strict=True):
             if info.layout is not None:
-                tensors[place] = in_memory_order(tensors[place], info)
-            # two references, this variable and the list: ``give_back`` below counts them
-            tensor = tensors[place]
+                tensor = in_memory_order(tensor, info)
             num_bytes = tensor.numel() * tensor.element_size()
             shared: TensorInfo | None = None
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
-                shared = self.sharing.give_back(tensor, info, 2) or self.sharing.put(
-                    tensor, info, num_bytes
-                )
+                shared = self.sharing.put(tensor, info, num_bytes)
             if shared is not None:
                 infos.append(shared)
                 continue

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pibroch.errors import ProtocolError
 
 MAGIC = b"pb"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<2sBBIQQ")
 READ_AHEAD_BYTES = 256 << 10
 SHORT_BYTES = 64 << 10

@@ -14,7 +14,7 @@ from enum import IntEnum
 from pibroch.errors import AuthenticationError, ProtocolError
 
 MAGIC = b"\x89PBRPC\r\n"  # not text, and damaged by whatever changes line ends
-VERSIONS = (1, 1)  # lowest and highest version of the wire format that is spoken here
+VERSIONS = (2, 2)  # lowest and highest version of the wire format that is spoken here
 MAX_MESSAGE_BYTES = 1024
 MAX_NAME_BYTES = 255
 

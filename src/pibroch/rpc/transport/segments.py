@@ -14,15 +14,10 @@ import ctypes
 import fcntl
 import math
 import mmap
-import operator
 import os
 import stat
-import sys
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,31 +167,14 @@ def write(segment: Segment, offset: int, tensor: Tensor) -> None:
         segment.bytes[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-@dataclass(slots=True)
-class BorrowedBytes:
-    """The bytes that a view holds: ``nbytes`` at ``offset`` of ``segment``.
-
-    ``when_dead`` is called when the view's storage dies; ``None`` once they were given back.
-    """
-
-    segment: Segment
-    offset: int
-    nbytes: int
-    when_dead: Callable[[], None] | None
-
-
-class _BorrowedArray(np.ndarray[Any, Any]):
+class _ViewedArray(np.ndarray[Any, Any]):
     """An array below one view's storage, which alone refers to it: it dies with the storage."""
 
-    __slots__ = ("borrowed", "key")
-    key: int
-    borrowed: BorrowedBytes
-    all_borrowed: ClassVar[dict[int, BorrowedBytes]] = {}  # by the address of the storage
+    __slots__ = ("when_dead",)
+    when_dead: Callable[[], None]
 
     def __del__(self) -> None:
-        self.all_borrowed.pop(self.key, None)
-        if self.borrowed.when_dead is not None:
-            self.borrowed.when_dead()
+        self.when_dead()
 
 
 def view(
@@ -218,108 +196,16 @@ def view(
     """
     nbytes = math.prod(shape) * dtype.itemsize
     _check_fits(segment, offset, nbytes)
-    return _tensor_on(BorrowedBytes(segment, offset, nbytes, when_dead), dtype, shape)
-
-
-def _tensor_on(borrowed: BorrowedBytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    segment = borrowed.segment
-    nbytes = borrowed.nbytes or min(64, segment.nbytes - borrowed.offset)
-    array = np.ndarray.__new__(_BorrowedArray, (nbytes,), np.uint8, segment.array, borrowed.offset)
-    array.key = 0
-    array.borrowed = borrowed
+    array = np.ndarray.__new__(
+        _ViewedArray,
+        (nbytes or min(64, segment.nbytes - offset),),
+        np.uint8,
+        segment.array,
+        offset,
+    )
+    array.when_dead = when_dead
     # not a view(): that would keep a second tensor alive
-    tensor = torch.frombuffer(array, dtype=dtype).resize_(tuple(shape))
-    array.key = tensor.untyped_storage()._cdata
-    array.all_borrowed[array.key] = borrowed
-    return tensor
-
-
-def borrowed_bytes_of(tensor: Tensor) -> BorrowedBytes | None:
-    """The borrowed bytes of which ``tensor`` is the whole value, row-major, else ``None``.
-
-    It was made by ``view``, or shares all memory of a tensor that was.
-    """
-    borrowed = (
-        _BorrowedArray.all_borrowed.get(tensor.untyped_storage()._cdata)
-        if tensor.layout is torch.strided
-        else None
-    )
-    if (
-        borrowed is None
-        or not _is_plain(tensor)
-        or tensor.numel() * tensor.element_size() != borrowed.nbytes
-    ):
-        return None
-    return borrowed
-
-
-def is_sole_owner(tensor: Tensor, references: int) -> bool:
-    """Whether only the caller can still reach ``tensor``, made by ``view``, or its memory.
-
-    Counted are references to the Python object, uses of the tensor below it (autograd's saved
-    tensors, views, which keep their base, futures), uses of its storage (``detach()``, ``.data``,
-    NumPy arrays) and weak references. The counts are compared with those of a fresh view, so that
-    this holds for other versions of torch and Python; when in doubt the answer is no. Not counted
-    are bare addresses (``data_ptr``) and torch's private weak handles. Claiming one reference too
-    many would hide one that somebody else has.
-
-    Args:
-        tensor: a tensor that ``view`` returned.
-        references: how many the caller's side holds: one for each variable, argument of a running
-            function, or container. With ``def f(t): return is_sole_owner(t, references=2)``,
-            ``x = view(...); f(x)`` is true.
-    """
-    counts = _counts(tensor)
-    fresh = _fresh_counts()
-    return bool(fresh) and counts[0] == fresh[0] + references and counts[1:] == fresh[1:]
-
-
-def give_back(tensor: Tensor, references: int) -> BorrowedBytes | None:
-    """Take the bytes from ``tensor``, if they are its whole value and nobody else can reach them.
-
-    Then its ``when_dead`` is not called any more, and the caller decides about the bytes; it must
-    not touch the tensor again. Otherwise ``None``, and nothing changed. ``references`` as in
-    ``is_sole_owner``.
-    """
-    borrowed = borrowed_bytes_of(tensor)
-    if borrowed is None or borrowed.when_dead is None or not is_sole_owner(tensor, references + 1):
-        return None
-    borrowed.when_dead = None
-    return borrowed
-
-
-_COUNTERS: tuple[Callable[[Any], int], ...] = (
-    sys.getrefcount,
-    Tensor._use_count,  # type: ignore[attr-defined]
-    weakref.getweakrefcount,
-    sys.getrefcount,
-    weakref.getweakrefcount,
-    torch._C._storage_Use_Count,
-)
-
-
-def _counts(tensor: Tensor) -> tuple[int, ...]:
-    """All counts at one moment.
-
-    ``map`` over functions in C lets no other Python thread run in between.
-    """
-    storage = tensor.untyped_storage()
-    return tuple(
-        map(operator.call, _COUNTERS, (tensor, tensor, tensor, storage, storage, storage._cdata))
-    )
-
-
-@cache
-def _fresh_counts() -> tuple[int, ...]:
-    """The counts of a view that one variable holds.
-
-    Empty where an argument does not count as a reference, so that counts cannot be compared.
-    """
-    segment = OwnSegment.create(mmap.PAGESIZE)
-    tensor = _tensor_on(BorrowedBytes(segment, 0, 4, None), torch.float32, (1,))
-    fresh = _counts(tensor)
-    as_argument = (lambda argument: _counts(argument))(tensor)
-    return fresh if as_argument == (fresh[0] + 1, *fresh[1:]) else ()
+    return torch.frombuffer(array, dtype=dtype).resize_(tuple(shape))
 
 
 def _is_plain(tensor: Tensor) -> bool:

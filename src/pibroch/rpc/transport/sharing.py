@@ -2,12 +2,10 @@
 
 The sender copies tensors into segments of its own; the receiver maps the segments and gets views.
 When the last user of a view is gone, its place is reported to the sender in a ``FREE`` frame, which
-goes out with the next message or shortly after. A result that is a received tensor which nobody
-else holds is *returned* by its place, without a copy.
+goes out with the next message or shortly after.
 
-Threads: ``put``, ``give_back`` and ``report`` run in whichever thread sends; ``get`` and the
-``on_...`` methods run where frames are handled, on the loop or in a caller that reads its own
-answer. The lock covers the arena and the own segments. Views die on any thread, also inside the
+Threads: ``put`` and ``report`` run in whichever thread sends; ``get`` and the ``on_...`` methods
+run where frames are handled, on the loop or in a caller that reads its own answer. The lock covers the arena and the own segments. Views die on any thread, also inside the
 garbage collector, so what happens then takes no lock: it only appends to a deque.
 """
 
@@ -27,17 +25,9 @@ import msgspec
 import torch
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
 from pibroch.rpc.transport.frames import Kind, header
-from pibroch.rpc.transport.segments import (
-    ForeignSegment,
-    OwnSegment,
-    borrowed_bytes_of,
-    give_back,
-    view,
-    write,
-)
+from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment, view, write
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
 
 log = logging.getLogger(__name__)
@@ -89,19 +79,12 @@ class Sharing:
         self._arena = Arena()
         self._own: dict[int, OwnSegment] = {}
         self._ids = itertools.count(1)
-        # size in bytes of each tensor that the peer has in an own segment
-        self._borrowed: dict[tuple[int, int], int] = {}
-        # own places that the peer returned and that still have views here
-        self._returned: set[tuple[int, int]] = set()
-        # those of them whose views have died; filled by the garbage collector
-        self._released: deque[tuple[int, int]] = deque()
         self._foreign: dict[int, ForeignSegment] = {}
         # places in the peer's segments whose views have died; filled by the garbage collector
         self._unreported: deque[tuple[int, int]] = deque()
         self._report_is_planned = self._trim_is_planned = False
         self._last_use = 0.0
         self._is_closed = False
-        self._gives_back = POLICIES.give_back
 
     # sending
 
@@ -115,40 +98,11 @@ class Sharing:
             if self._is_closed:
                 return None
             self._last_use = time.monotonic()
-            self._free_released()
             while isinstance(place := self._arena.allocate(num_bytes), NeedSegment):
                 self._add_segment(place.nbytes)
             segment = self._own[place.segment_id]
-            self._borrowed[place.segment_id, place.offset] = num_bytes
         write(segment, place.offset, tensor)
         return msgspec.structs.replace(info, segment=place.segment_id, offset=place.offset)
-
-    def give_back(
-        self, tensor: torch.Tensor, info: TensorInfo, references: int
-    ) -> TensorInfo | None:
-        """Return a received tensor by its place, if only the caller holds it.
-
-        Args:
-            tensor: the tensor to send.
-            info: its description.
-            references: as for ``segments.is_sole_owner``.
-
-        Returns:
-            ``info`` with the place; ``None`` when the tensor must be copied.
-        """
-        borrowed = borrowed_bytes_of(tensor)
-        if (
-            borrowed is None
-            or self._foreign.get(borrowed.segment.segment_id) is not borrowed.segment
-            or not self._gives_back
-        ):
-            return None
-        borrowed = give_back(tensor, references + 1)
-        if borrowed is None:
-            return None
-        return msgspec.structs.replace(
-            info, segment=borrowed.segment.segment_id, offset=borrowed.offset, returned=True
-        )
 
     @property
     def bytes_owed(self) -> int:
@@ -181,30 +135,26 @@ class Sharing:
         Raises:
             ProtocolError: when there is no such place.
         """
-        num_bytes = info.num_bytes()
+        info.num_bytes()  # checks the type and the shape
         key = (info.segment or 0, info.offset)
-        if info.returned:
-            if self._borrowed.get(key, -1) < num_bytes or key in self._returned:
-                raise ProtocolError(f"a tensor returned at {key}", "a place that was borrowed")
-            segment: Any = self._own.get(key[0])
-            when_dead = functools.partial(self._released.append, key)
-        else:
-            segment = self._foreign.get(key[0])
-            when_dead = functools.partial(self._died, key)
+        segment = self._foreign.get(key[0])
         if segment is None or info.offset % 64:
             raise ProtocolError(
                 f"a tensor in shared segment {key[0]} at {info.offset}",
                 "a segment that was announced",
             )
         try:
-            tensor = view(segment, info.offset, DTYPE_OF_CODE[info.dtype], info.shape, when_dead)
+            return view(
+                segment,
+                info.offset,
+                DTYPE_OF_CODE[info.dtype],
+                info.shape,
+                functools.partial(self._died, key),
+            )
         except ValueError as error:
             raise ProtocolError(
                 f"a tensor out of its segment ({error})", "a place within it"
             ) from error
-        if info.returned:
-            self._returned.add(key)
-        return tensor
 
     def on_segment(self, segment_id: int, metadata: bytes, descriptor: int) -> None:
         """Map a segment that the peer made; its descriptor is closed in any case."""
@@ -232,9 +182,7 @@ class Sharing:
         """Free the own places that the peer no longer uses."""
         with self._lock:
             for key in _decoded(_freed_decoder, metadata):
-                if key in self._returned:
-                    raise ProtocolError(f"the place {key} back twice", "each place once")
-                self._free(key)
+                self._arena.free(*key)
             self._trim(None)
         self._plan_trim()
 
@@ -275,20 +223,6 @@ class Sharing:
             [header(Kind.SEGMENT, segment.segment_id, len(metadata), 0) + metadata], [segment]
         )
 
-    def _free(self, key: tuple[int, int]) -> None:
-        self._arena.free(*key)
-        self._borrowed.pop(key, None)
-
-    def _free_released(self) -> None:
-        while self._released:
-            key = self._released.popleft()
-            self._returned.discard(key)
-            try:
-                self._free(key)
-            except ProtocolError as error:
-                # the peer has reported the place as free, too: its mistake, not the caller's
-                log.warning("a place in shared memory was given back twice: %s", error)
-
     def _trim(self, keep_bytes: int | None) -> None:
         for segment_id in self._arena.trim(keep_bytes):
             self._discard(self._own.pop(segment_id, None))
@@ -306,7 +240,6 @@ class Sharing:
             return
         if time.monotonic() - self._last_use >= _IDLE_S:
             with self._lock:
-                self._free_released()
                 self._trim(_KEEP_IDLE_BYTES)
         else:
             self._plan_trim()

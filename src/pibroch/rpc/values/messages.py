@@ -48,7 +48,6 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         shape: its sizes; the bytes are in row-major order.
         segment: the sender's shared segment that holds the bytes; ``None`` for the payload.
         offset: of the bytes in that segment.
-        returned: the segment is the receiver's own, which gets the place back.
         transfer: the bytes arrive in chunks under this number on bulk streams.
         requires_grad: as at the sender; ignored where a distributed graph takes over.
         device: index of the receiver's CUDA device that the tensor goes to; ``None`` for the CPU.
@@ -60,7 +59,6 @@ class TensorInfo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     shape: tuple[int, ...]
     segment: int | None = None
     offset: int = 0
-    returned: bool = False
     transfer: int | None = None
     requires_grad: bool = False
     device: int | None = None
