@@ -20,14 +20,12 @@ class LatencyPolicies:
             (``calls/service.py``).
         caller_reads: a caller that waits for an answer on the only stream of a connection reads it
             itself (``calls/futures.py``).
-        notice_stuck: the pool grows when its threads neither end nor compute (``calls/pool.py``).
     """
 
     spin: bool = True
     standby_thread: bool = True
     run_on_loop: bool = True
     caller_reads: bool = True
-    notice_stuck: bool = True
 
 
 POLICIES = LatencyPolicies()

@@ -343,21 +343,6 @@ def test_callbacks_that_call(workers):
     workers(2).run(0, case_callbacks_call)
 
 
-def wait_for_all(to, count):
-    calls = [rpc.rpc_async(to, call_back, (name(),), timeout=TIMEOUT_S) for _ in range(count)]
-    return torch.futures.wait_all(calls)
-
-
-def case_wait_all_in_calls():
-    """All threads of worker 1 wait in ``wait_all`` for calls that end in a call to worker 1."""
-    calls = [rpc.rpc_async(PEER, wait_for_all, (HERE, 3)) for _ in range(40)]
-    assert torch.futures.wait_all(calls) == [[PEER] * 3] * 40
-
-
-def test_wait_all_inside_of_calls(workers):
-    workers(2).run(0, case_wait_all_in_calls)
-
-
 # errors
 
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.reactor import Reactor
 
 log = logging.getLogger(__name__)
@@ -22,7 +21,6 @@ log = logging.getLogger(__name__)
 Task = Callable[[], None]
 _QUICK_S = 0.0001  # a thread that began a task so recently is expected back for the next one
 _CHECK_AGAIN_S = 0.0005
-_STUCK_S = 0.05  # without a finished task, after which further threads are started
 
 
 class _PoolThread:
@@ -46,9 +44,8 @@ class _PoolThread:
 class Pool:
     """Runs at most ``size`` tasks at a time, without those that wait (inside ``waiting()``).
 
-    So calls may be nested to any depth. A wait that the pool does not see (torch's own
-    ``wait_all``, a lock) shows in tasks that no thread takes while the process uses no CPU; then a
-    further thread is started too.
+    So calls may be nested to any depth, as long as what waits for others says so: futures of calls
+    do, torch's own ``wait_all`` and locks do not.
 
     Waking a thread for each of many short tasks costs more than the tasks. So no thread is woken
     while another one is being woken, or has begun a task just now and will be back for the next; if
@@ -64,11 +61,10 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: list[_PoolThread] = []
         self._workers: set[_PoolThread] = set()
-        self._num_waking = self._num_waiting = self._num_started = self._num_done = 0
+        self._num_waking = self._num_waiting = self._num_started = 0
         self._is_watched = False
         self._wake_next = 1
         self._last_start = 0.0
-        self._last_progress = (-1, 0.0, 0.0)  # tasks done, time, CPU time
         self._of_thread = threading.local()  # ``is_worker`` is set in threads of the pool
         self._closed = False
 
@@ -126,14 +122,13 @@ class Pool:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
         return not any(worker.thread.is_alive() for worker in workers)
 
-    def _wake_one(self, beyond: bool = False) -> _PoolThread | None:
+    def _wake_one(self) -> _PoolThread | None:
         """Have one more thread look for tasks, if the size allows it (under the lock).
 
         Returns:
             A new thread that the caller must start outside of the lock, if one is needed.
         """
-        if self._closed or (self._num_busy() >= self._size and not beyond):
-            self._watch(_STUCK_S / 2)
+        if self._closed or self._num_busy() >= self._size:
             return None
         self._num_waking += 1
         if self._idle:
@@ -156,12 +151,12 @@ class Pool:
     def _num_busy(self) -> int:
         return len(self._workers) - len(self._idle) - self._num_waiting
 
-    def _watch(self, after_s: float = _CHECK_AGAIN_S) -> None:
+    def _watch(self) -> None:
         """Plan a check whether tasks are left (under the lock)."""
         if self._is_watched or self._closed:
             return
         self._is_watched = True
-        self._loop.call_at(time.monotonic() + after_s, self._check)
+        self._loop.call_at(time.monotonic() + _CHECK_AGAIN_S, self._check)
 
     def _check(self) -> None:
         with self._lock:
@@ -172,24 +167,13 @@ class Pool:
             if self._is_brisk():
                 self._watch()
                 return
-            beyond = POLICIES.notice_stuck and self._is_stuck()
             num_to_wake = min(self._wake_next, len(self._tasks))
             self._wake_next = self._wake_next * 2
-            workers = [self._wake_one(beyond) for _ in range(num_to_wake)]
-            self._watch()
+            workers = [self._wake_one() for _ in range(num_to_wake)]
+            if self._num_busy() < self._size:  # else whoever is done takes the next task
+                self._watch()
         for worker in workers:
             _start(worker)
-
-    def _is_stuck(self) -> bool:
-        """Whether no task has ended for a while although they use no CPU (under the lock)."""
-        now = time.monotonic()
-        cpu_s = time.process_time()
-        num_done, since, cpu_since = self._last_progress
-        if num_done == self._num_done and now - since < _STUCK_S:
-            return False
-        self._last_start = 0.0
-        self._last_progress = (self._num_done, now, cpu_s)
-        return num_done == self._num_done and cpu_s - cpu_since < _STUCK_S / 4
 
     def _work(self, worker: _PoolThread) -> None:
         self._of_thread.is_worker = True
@@ -215,7 +199,6 @@ class Pool:
                 task()
             except Exception:
                 log.exception("a task of the worker threads failed")
-            self._num_done += 1
             del task  # it may hold large tensors, and the next task may be far away
 
 
