@@ -23,15 +23,18 @@ from torch.distributed.distributed_c10d import _get_default_store
 import pibroch as pb
 from benchmarks.lagged_data import NUM_ROWS
 from benchmarks.workers.channel_training import trained  # noqa: F401, asked for by name
+from benchmarks.workers.gloo_streams import open_over_gloo
+from benchmarks.workers.pmi import start_without_mpiexec
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.mpi_start import start_mpi
-from pibroch.collectives.bounded_lag.opening import open_lagged_transport
+from pibroch.collectives.bounded_lag.opening import OPENERS, open_lagged_transport
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.config.model import DLRMConfig
 from pibroch.errors import MissingDependencyError
 from pibroch.models import build_model
 from pibroch.observability import trace
 
+OPENERS["gloo"] = open_over_gloo
 Call = Callable[[torch.Tensor, torch.Tensor], Any]
 
 PR_SET_TIMERSLACK = 29
@@ -97,7 +100,8 @@ class Views:
 def _mpich(rank: int, size: int) -> Call | None:
     """``MPI_Alltoallv`` from Python; ``None`` without MPI."""
     try:
-        mpi = start_mpi(PrefixStore("bench/pmi", _get_default_store()), rank, size)
+        start_without_mpiexec(PrefixStore("bench/pmi", _get_default_store()), rank, size)
+        mpi = start_mpi(rank, size)
     except MissingDependencyError:
         return None
     world = mpi.COMM_WORLD

@@ -29,12 +29,22 @@ def store():
     return PrefixStore(f"lagged/{next(_numbers)}", _get_default_store())
 
 
+def start_mpi(ranks):
+    """What mpiexec does for a program."""
+    from benchmarks.workers.pmi import start_without_mpiexec
+
+    store = PrefixStore("tests/pmi", _get_default_store())
+    start_without_mpiexec(store, ranks.rank, ranks.world_size)
+
+
 def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
     """``mixed`` are two hosts: the first rank is alone on one."""
     options = BoundedLagOptions(
         transport="auto" if name == "mixed" else name, slot_bytes=SLOT_BYTES
     )
     ranks = channel.ranks
+    if name == "mpi":
+        start_mpi(ranks)
     slots = LagWindow(bound).num_slots
     host = f"host {min(ranks.rank, 1)}" if name == "mixed" else this_machine()
     with mock.patch.object(

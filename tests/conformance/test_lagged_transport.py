@@ -9,7 +9,7 @@ import lagged_cases as cases
 import pytest
 from world import World
 
-from pibroch.collectives.bounded_lag.options import TRANSPORTS
+from pibroch.collectives.bounded_lag.opening import OPENERS
 
 NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
 """Of each case; 100,000 of them were run by hand, see design note 0013."""
@@ -23,7 +23,7 @@ MPI = [needs_mpi, pytest.mark.alone]
 
 Three with other tests beside them on two cores take minutes.
 """
-NAMES = [pytest.param(name, marks=MPI if name == "mpi" else ()) for name in (*TRANSPORTS, "mixed")]
+NAMES = [pytest.param(name, marks=MPI if name == "mpi" else ()) for name in (*OPENERS, "mixed")]
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 

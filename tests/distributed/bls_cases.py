@@ -4,6 +4,7 @@ import itertools
 
 import torch
 import torch.distributed as dist
+from lagged_cases import start_mpi
 from torch.distributed import _functional_collectives as functional
 
 import pibroch
@@ -40,6 +41,7 @@ def rows(sender, receiver):
 
 
 def over_mpi(channel, bound):
+    start_mpi(channel.ranks)
     return beside_gloo(channel, bound, "mpi")
 
 

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import torch
+from lagged_cases import start_mpi
 
 import pibroch as pb
 from pibroch.config.model import DLRMConfig
@@ -117,6 +118,8 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
     """
     rank = channel.ranks.rank
     size = channel.ranks.world_size
+    if transport == "mpi":
+        start_mpi(channel.ranks)
     model, embeddings = make(channel, placement, dims, **options)
     train_a_little(model, embeddings, rank)
     batches = [make_batch(rank, number, weighted=number % 3 == 0) for number in range(14)]

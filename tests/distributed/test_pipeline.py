@@ -10,7 +10,6 @@ OVER = [
     (3, "auto"),
     (4, "auto"),
     (3, "stream"),
-    (3, "gloo"),
     pytest.param(3, "mpi", marks=[NEEDS_MPI, pytest.mark.alone]),
 ]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport
-from pibroch.collectives.bounded_lag.gloo_streams import GlooStreamTransport
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.mpi import MpiTransport
 from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
@@ -31,6 +30,19 @@ from pibroch.kernels.atomics import FUTEX_CALL
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Who opens a transport, and how large: the arguments of :func:`open_lagged_transport`."""
+
+    store: Store
+    rank: int
+    members: Sequence[int]
+    num_slots: int
+    options: BoundedLagOptions
+    timeout_s: float
+    num_streams: int
 
 
 def open_lagged_transport(
@@ -54,23 +66,41 @@ def open_lagged_transport(
         num_streams: of messages that are numbered together.
 
     Raises:
+        ConfigError: for a transport that is not known.
         TrainingError: when some did not come.
     """
     name = options.resolved_transport()
-    if name == "gloo":
-        return GlooStreamTransport(store, rank, members, num_slots, timeout_s)
-    if name == "mpi":
-        start = _mpi_to_start(store, rank, members)
-        peers = rendezvous(store, rank, len(members), timeout_s)
-        return MpiTransport(
-            start(), peers, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s
-        )
-    shares_memory = FUTEX_CALL is not None and name == "auto"
-    peers = rendezvous(store, rank, len(members), timeout_s, shares_memory=shares_memory)
+    if name not in OPENERS:
+        raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(OPENERS)}")
+    return OPENERS[name](
+        Opening(store, rank, members, num_slots, options, timeout_s, num_streams)
+    )
+
+
+def _open_auto(opening: Opening) -> LaggedTransport:
+    return _open(opening, shares_memory=FUTEX_CALL is not None)
+
+
+def _open_stream(opening: Opening) -> LaggedTransport:
+    return _open(opening, shares_memory=False)
+
+
+def _open(opening: Opening, shares_memory: bool) -> LaggedTransport:
+    rank = opening.rank
+    members = opening.members
+    num_slots = opening.num_slots
+    timeout_s = opening.timeout_s
+    peers = rendezvous(opening.store, rank, len(members), timeout_s, shares_memory=shares_memory)
     if not peers.local:
         return TcpTransport(peers.remote, rank, members, num_slots, timeout_s)
     local = SharedMemoryTransport(
-        peers.local, rank, members, num_slots, options.slot_bytes, num_streams, timeout_s
+        peers.local,
+        rank,
+        members,
+        num_slots,
+        opening.options.slot_bytes,
+        opening.num_streams,
+        timeout_s,
     )
     if not peers.remote:
         return local
@@ -79,13 +109,14 @@ def open_lagged_transport(
     )
 
 
-def _mpi_to_start(store: Store, rank: int, members: Sequence[int]) -> Callable[[], ModuleType]:
-    """What starts MPI between all ranks of the run once they are known to be there.
+def _open_mpi(opening: Opening) -> LaggedTransport:
+    """One over MPI, which starts between all ranks of the run once they are known to be there.
 
     Raises:
         MissingDependencyError: without it.
-        ConfigError: for some of them while it does not run.
+        ConfigError: without ``mpiexec``, or for some of the ranks while it does not run.
     """
+    members = opening.members
     # the group that init_process_group is about to make is not there yet, and is of all ranks
     num_ranks = dist.get_world_size() if dist.is_initialized() else len(members)
     if not load_mpi().Is_initialized() and len(members) < num_ranks:
@@ -94,7 +125,25 @@ def _mpi_to_start(store: Store, rank: int, members: Sequence[int]) -> Callable[[
             "all of them: MPI starts on all at once",
             "make a group of all ranks with it first",
         )
-    return lambda: start_mpi(PrefixStore("pmi", store), members[rank], num_ranks)
+    peers = rendezvous(opening.store, opening.rank, len(members), opening.timeout_s)
+    return MpiTransport(
+        start_mpi(members[opening.rank], num_ranks),
+        peers,
+        opening.rank,
+        members,
+        opening.num_slots,
+        opening.options.slot_bytes,
+        opening.num_streams,
+        opening.timeout_s,
+    )
+
+
+OPENERS: dict[str, Callable[[Opening], LaggedTransport]] = {
+    "auto": _open_auto,
+    "stream": _open_stream,
+    "mpi": _open_mpi,
+}
+"""What opens a transport, by name; one of one's own is a further entry on all ranks."""
 
 
 _OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()

@@ -1,6 +1,6 @@
-"""Frames over gloo's point-to-point messages.
+"""Bounded lag over gloo's point-to-point messages.
 
-The comparison without a transport of one's own (paper's Table I, middle column).
+The comparison without a transport of pibroch's (paper's Table I, middle column).
 
 gloo must know a message's size before it comes, so a frame is two messages, a head of one size and
 the part.
@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pibroch.collectives.bounded_lag.base import LaggedTransport
+from pibroch.collectives.bounded_lag.opening import Opening
 from pibroch.collectives.bounded_lag.streams import NOTHING, StreamFrame, StreamTransport
 from pibroch.collectives.gloo_threads import let_senders_finish
 
@@ -126,3 +128,10 @@ class GlooStreamTransport(StreamTransport):
         self._sent.clear()
         _GROUPS.remove(self._group)
         del self._group
+
+
+def open_over_gloo(opening: Opening) -> LaggedTransport:
+    """A transport over gloo between all members; blocks."""
+    return GlooStreamTransport(
+        opening.store, opening.rank, opening.members, opening.num_slots, opening.timeout_s
+    )
