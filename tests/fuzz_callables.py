@@ -471,9 +471,7 @@ def main():
         )
         failures += bool(ending or stalls)
         seed += 1
-    print(
-        f"{calls:,} calls of {len(known_callables())} names, {failures} failures"
-    )
+    print(f"{calls:,} calls of {len(known_callables())} names, {failures} failures")
     sys.exit(bool(failures))
 
 

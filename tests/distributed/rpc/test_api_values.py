@@ -234,7 +234,7 @@ def case_plain():
         Colour.RED,
         Colour.BLUE,
     )
-    assert there_and_back(int) is int
+    assert there_and_back(len) is len
     assert there_and_back(identity) is identity
     assert there_and_back(Batch) is Batch
     # containers of collections arrive as what they extend

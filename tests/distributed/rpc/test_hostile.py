@@ -181,7 +181,7 @@ def test_oversize_lengths_close_the_connection_at_the_header(team, victim, lengt
 
 
 @pytest.mark.parametrize(
-    "start", [b"pb\x02\x01", b"pb\x01\x63", b"GET ", b"pb\x01\x08", b"pb\x01\x00"], ids=repr
+    "start", [b"pb\x03\x01", b"pb\x02\x63", b"GET ", b"pb\x02\x08", b"pb\x02\x00"], ids=repr
 )
 def test_what_is_no_frame_closes_the_connection(team, victim, start):
     with Attacker(victim) as attacker:

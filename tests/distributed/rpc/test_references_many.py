@@ -45,9 +45,7 @@ def share_around(num_references):
     futures = []
     for _ in range(0, num_references, BATCH):
         rrefs = [RRef(torch.ones(4)) for _ in range(BATCH // 2)]
-        rrefs += [
-            remote(to, ones) for to in random.choices(others(me), k=BATCH - len(rrefs))
-        ]
+        rrefs += [remote(to, ones) for to in random.choices(others(me), k=BATCH - len(rrefs))]
         random.shuffle(rrefs)
         futures.append(rpc.rpc_async(random.choice(others(me)), take_over, (rrefs, 2)))
         del rrefs

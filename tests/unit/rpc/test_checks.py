@@ -62,6 +62,7 @@ def test_a_bound_counts_arguments_by_name():
         narrow(torch.ones(10, 1), other=torch.ones(1, 11))
 
 
+@pytest.mark.filterwarnings("ignore:This overload of")
 def test_no_listed_function_takes_the_size_of_its_result():
     """A large number makes none of them allocate: torch refuses it, or gives what it got."""
     x = torch.ones(2, 2)

@@ -90,7 +90,7 @@ def stream_of(frames):
 
 def test_the_header_is_what_the_wire_format_says():
     assert header(Kind.REQUEST, 0x0102030405060708, 0x0A0B0C0D, 0x1112131415161718).hex() == (
-        "706201010d0c0b0a08070605040302011817161514131211"
+        "706202010d0c0b0a08070605040302011817161514131211"
     )
 
 

@@ -50,7 +50,7 @@ def test_both_learn_who_the_other_is(step):
 def test_the_server_says_magic_versions_and_nonce_only_before_the_proof():
     first = Server(SECRET, BEN).start()
     second = Server(SECRET, BEN).start()
-    assert first[:12] == MAGIC + bytes([1, 0, 1, 0]) and len(first) == 44
+    assert first[:12] == MAGIC + bytes([2, 0, 2, 0]) and len(first) == 44
     assert first[12:] != second[12:]
 
 

@@ -72,9 +72,7 @@ def open_lagged_transport(
     name = options.resolved_transport()
     if name not in OPENERS:
         raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(OPENERS)}")
-    return OPENERS[name](
-        Opening(store, rank, members, num_slots, options, timeout_s, num_streams)
-    )
+    return OPENERS[name](Opening(store, rank, members, num_slots, options, timeout_s, num_streams))
 
 
 def _open_auto(opening: Opening) -> LaggedTransport:

@@ -5,8 +5,9 @@ When the last user of a view is gone, its place is reported to the sender in a `
 goes out with the next message or shortly after.
 
 Threads: ``put`` and ``report`` run in whichever thread sends; ``get`` and the ``on_...`` methods
-run where frames are handled, on the loop or in a caller that reads its own answer. The lock covers the arena and the own segments. Views die on any thread, also inside the
-garbage collector, so what happens then takes no lock: it only appends to a deque.
+run where frames are handled, on the loop or in a caller that reads its own answer. The lock covers
+the arena and the own segments. Views die on any thread, also inside the garbage collector, so what
+happens then takes no lock: it only appends to a deque.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from torch import Tensor
 from pibroch.errors import NotAllowedError
 
 MAX_VALUES = 1 << 22  # Python values made of one argument: more than any message contains
-_ELEMENT_BYTES = 8  # of a result, unless an argument's are larger
+# an element of a result, unless an argument's are larger, and the largest there is
+_ELEMENT_BYTES = 8
+_MOST_ELEMENT_BYTES = 16
 
 Function = AnyCallable[..., Any]
 Array = Tensor | np.ndarray[Any, Any]
@@ -49,7 +51,7 @@ def bounded(function: Function, max_bytes: int) -> Function:
         num_elements = 1
         for array in (arrays := _arrays((*args, *kwargs.values()))):
             num_elements *= math.prod(array.shape) or 1
-            if num_elements * _ELEMENT_BYTES > max_bytes:
+            if num_elements * _MOST_ELEMENT_BYTES > max_bytes:
                 _check_broadcast(arrays, max_bytes)
                 break
         return function(*args, **kwargs)
