@@ -192,6 +192,9 @@ def synthesize_command(
     multi_hot: Annotated[
         bool, typer.Option(help="Every third category holds zero to several ids.")
     ] = False,
+    history: Annotated[
+        int, typer.Option(min=0, help="A sequence of up to so many items of C2's table.")
+    ] = 0,
     groups: Annotated[
         int,
         typer.Option(
@@ -230,7 +233,7 @@ def synthesize_command(
     """
     rule = SplitRule.parse(split, seed)
     options = SyntheticOptions(
-        samples, seed, max_table_rows, table_rows, multi_hot, rule, groups, raw
+        samples, seed, max_table_rows, table_rows, multi_hot, rule, groups, raw, history
     )
     with _progress() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)

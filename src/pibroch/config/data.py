@@ -17,12 +17,15 @@ class SynthesizeConfig(Section):
         seed: the data are the same for the same settings.
         max_table_rows: Criteo's tables, none larger than this.
         multi_hot: every third category holds zero to several ids.
+        history: of up to so many items a sample has a sequence, ``history``, which reads the table
+            of C2; 0 for none.
     """
 
     rows: int = Field(default=200_000, ge=1_000)
     seed: int = Field(default=0, ge=0)
     max_table_rows: int = Field(default=10_000, ge=1)
     multi_hot: bool = False
+    history: int = Field(default=0, ge=0, le=1 << 16)
 
 
 class DataConfig(Section):

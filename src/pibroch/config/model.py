@@ -27,7 +27,7 @@ MODELS = Registry(
     "pibroch.models",
     Spec,
     "pibroch.models.base:Model",
-    ["pibroch.config.model:SPECS", "pibroch.config.model_zoo:SPECS"],
+    [f"pibroch.config.{name}:SPECS" for name in ("model", "model_zoo", "model_sequences")],
 )
 
 

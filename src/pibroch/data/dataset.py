@@ -42,7 +42,7 @@ class DatasetManifest(Section):
         fingerprint: of schema, table sizes and vocabularies.
         samples: of each split.
         items: of each split and multi-hot feature.
-        num_rows: of each feature's table, ``None`` where its ids are raw.
+        num_rows: of each table, ``None`` where its ids are raw.
         truth: see :class:`EncodedDataset`.
         provenance: where the data came from.
         schema_: ``schema`` in the file.
@@ -70,9 +70,9 @@ class DatasetManifest(Section):
             raise ValueError(f"samples and items of {', '.join(SPLITS)}")
         if any(items.keys() != multi_hot for items in self.items.values()):
             raise ValueError("items of each multi-hot feature")
-        if self.num_rows.keys() != set(self.schema_.keys):
+        if self.num_rows.keys() != self.schema_.readers.keys():
             raise ValueError("rows of each categorical feature's table")
-        for feature in features:
+        for feature in self.schema_.owners:
             if feature.is_raw != (self.num_rows[feature.name] is None):
                 raise ValueError(f"rows of table {feature.name!r}, or null where its ids are raw")
             if feature.fixed_num_rows not in (None, self.num_rows[feature.name]):
@@ -140,7 +140,8 @@ class EncodedDataset:
     Attributes:
         path: its folder.
         schema: its features.
-        num_rows: rows of each feature's table, ``None`` where its ids are raw.
+        num_rows: rows of each table, by the name of the feature that has it; ``None`` where its ids
+            are raw.
         samples: samples in each split.
         fingerprint: a hash over what a checkpoint depends on: features, encodings, table sizes,
             vocabularies.
@@ -228,24 +229,24 @@ class EncodedDataset:
             raw,
         )
 
-    def access_counts(self, feature: str) -> NDArray[np.int64]:
-        """How often training reads each row of a feature's table, int64 ``[num_rows]``.
+    def access_counts(self, table: str) -> NDArray[np.int64]:
+        """How often training reads each row of a table, int64 ``[num_rows]``.
 
         Raises:
-            DataError: when there is no such feature, or its ids are raw.
+            DataError: when there is no such table, or its ids are raw.
         """
-        if feature not in self.num_rows:
+        if table not in self.num_rows:
             raise DataError(
-                f"feature `{feature}`", f"one of {', '.join(self.num_rows)}", "correct the name"
+                f"table `{table}`", f"one of {', '.join(self.num_rows)}", "correct the name"
             )
-        num_rows = self.num_rows[feature]
+        num_rows = self.num_rows[table]
         if num_rows is None:
             raise DataError(
-                f"feature `{feature}` with raw ids, whose accesses nobody counted",
+                f"table `{table}` with raw ids, whose accesses nobody counted",
                 "one with rows",
                 "prepare it with a vocabulary, or as a hash",
             )
-        counts: NDArray[np.int64] = self._map(f"tables/{feature}.counts.i64", "<i8", (num_rows,))
+        counts: NDArray[np.int64] = self._map(f"tables/{table}.counts.i64", "<i8", (num_rows,))
         return counts
 
     @property
@@ -259,16 +260,16 @@ class EncodedDataset:
         return {
             feature.name: FeatureEncoder(
                 feature,
-                self.codes(feature.name) if feature.has_vocabulary else None,
+                self.codes(feature.table) if feature.has_vocabulary else None,
                 text_rules=self.schema.text_rules,
             )
             for feature in self.schema.categorical
         }
 
-    def codes(self, feature: str) -> NDArray[np.uint64]:
-        """Codes of rows 2, 3, ... of a feature with a vocabulary, uint64 ``[num_rows - 2]``."""
-        num_codes = self.known_num_rows[feature] - FIRST_ROW
-        return np.array(self._map(f"tables/{feature}.codes.u64", "<u8", (num_codes,)))
+    def codes(self, table: str) -> NDArray[np.uint64]:
+        """Codes of rows 2, 3, ... of a table with a vocabulary, uint64 ``[num_rows - 2]``."""
+        num_codes = self.known_num_rows[table] - FIRST_ROW
+        return np.array(self._map(f"tables/{table}.codes.u64", "<u8", (num_codes,)))
 
     @cached_property
     def digest(self) -> str:

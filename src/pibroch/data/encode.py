@@ -113,6 +113,8 @@ class FeatureEncoder:
             fields = fields_of(texts_of(feature.column, values, rules))
             return self.ids(item_codes(feature, fields, rules)), None
         bags = [_items(feature, sample, value, rules) for sample, value in enumerate(values)]
+        if feature.max_length is not None:
+            bags = [bag[-feature.max_length :] for bag in bags]
         fields = fields_of([item for bag in bags for item in bag])
         lengths = np.array([len(bag) for bag in bags], np.int64)
         return self.ids(item_codes(feature, fields, rules)), lengths

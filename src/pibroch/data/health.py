@@ -21,7 +21,7 @@ _BLOCK_SAMPLES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of all ids of a feature in the training split.
+    """Of all ids that read a table in the training split.
 
     Attributes:
         num_ids: how many there are.
@@ -35,19 +35,19 @@ class Shares:
 
 
 def shares(dataset: EncodedDataset) -> dict[str, Shares]:
-    """How many of each feature's ids say something; reads all raw ids."""
+    """How many of the ids that read each table say something; reads all raw ids."""
     counted = _missing_of_raw(dataset)
     result = {}
-    for feature in dataset.schema.keys:
+    for table, readers in dataset.schema.readers.items():
         num_unknown = 0
-        if feature in counted:
-            num_missing, num_ids = counted[feature]
+        if table in counted:
+            num_missing, num_ids = np.sum([counted[name] for name in readers], 0).tolist()
         else:
-            counts = dataset.access_counts(feature)
+            counts = dataset.access_counts(table)
             num_ids = int(counts.sum())
             num_unknown, num_missing = counts[[UNKNOWN_ROW, MISSING_ROW]].tolist()
         unknown, missing = (count / max(1, num_ids) for count in (num_unknown, num_missing))
-        result[feature] = Shares(num_ids, unknown, missing)
+        result[table] = Shares(num_ids, unknown, missing)
     return result
 
 
@@ -71,7 +71,8 @@ def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
 
     Features with raw ids have no unknown ones, and are left out.
     """
-    counts = dict.fromkeys(dataset.known_num_rows, (0, 0))
+    known = dataset.known_num_rows
+    counts = {f.name: (0, 0) for f in dataset.schema.categorical if f.table in known}
     for name in SPLITS:
         split = dataset.split(name)  # type: ignore[arg-type]  # a tuple of these names
         for feature, (unknown, total) in counts.items():
@@ -92,7 +93,7 @@ def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
 def warnings(dataset: EncodedDataset) -> list[str]:
     """What is probably not meant so, a sentence each with what to do about it."""
     of = shares(dataset)
-    messages = [warning for f in dataset.schema.categorical if (warning := _warning(f, of[f.name]))]
+    messages = [warning for f in dataset.schema.owners if (warning := _warning(f, of[f.name]))]
     for split, rate in click_rates(dataset).items():
         if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
             messages.append(

@@ -219,7 +219,7 @@ def field_codes(
 
     Args:
         feature: what the schema says of them.
-        fields: split into items where the feature is multi-hot.
+        fields: split into items where the feature is multi-hot; its ``max_length`` is kept to.
         is_list: each item ends with ``ITEM_END``, whatever the feature's delimiter is.
         text_rules: the schema's.
     """
@@ -228,7 +228,23 @@ def field_codes(
     lengths, starts, ends = split_items(
         *fields, ord(ITEM_END if is_list else feature.delimiter), is_list
     )
+    if feature.max_length is not None and (lengths > feature.max_length).any():
+        is_last = last_items(lengths, feature.max_length)
+        starts = starts[is_last]
+        ends = ends[is_last]
+        lengths = np.minimum(lengths, feature.max_length)
     return Codes(item_codes(feature, (fields[0], starts, ends), text_rules), lengths)
+
+
+def last_items(lengths: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Which items are among the last ones of their bags, bool ``[V]``.
+
+    >>> last_items(np.array([3, 0, 1]), 2).tolist()
+    [False, True, True, True]
+    """
+    ends = np.cumsum(lengths)
+    is_last: NDArray[np.bool_] = np.arange(lengths.sum()) >= np.repeat(ends - count, lengths)
+    return is_last
 
 
 def item_codes(

@@ -139,12 +139,16 @@ def calibrated(
     linear: NDArray[np.float64],
     pairs: NDArray[np.float64],
     deviations: tuple[float, float] = DEVIATIONS,
+    others: NDArray[np.float64] | float = 0.0,
 ) -> tuple[float, float, float]:
-    """Scales of the linear and the pair part, and the click rate's bias, from a pilot."""
+    """Scales of the linear and the pair part, and the click rate's bias, from a pilot.
+
+    ``others`` is what else is in its logits.
+    """
     linear_scale, pair_scale = (
         wanted / float(part.std()) for wanted, part in zip(deviations, (linear, pairs), strict=True)
     )
-    raw = linear_scale * linear + pair_scale * pairs
+    raw = linear_scale * linear + pair_scale * pairs + others
     low = -50.0
     high = 50.0
     for _ in range(60):

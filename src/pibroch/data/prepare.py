@@ -2,8 +2,8 @@
 
 1. *parse*: each source in pieces, malformed records counted and left out, columns of codes to the
    spool (resumable by piece)
-2. *count*: feature by feature over the training split, in bounded memory: the vocabularies
-   (resumable by feature)
+2. *count*: table by table over the training split, in bounded memory: the vocabularies
+   (resumable by table)
 3. *encode*: codes to rows, samples to the splits (resumable by piece)
 
 Where there is no vocabulary to count, pieces are encoded as they are parsed, in one pass.
@@ -78,7 +78,7 @@ class PrepareReport:
 
     Attributes:
         samples: per split.
-        num_rows: of each feature's table, ``None`` where its ids are raw.
+        num_rows: of each table, ``None`` where its ids are raw.
         num_bad: malformed records that were left out.
         bad: the first of them, with file, line and reason.
         warnings: what is probably not meant so, see :mod:`pibroch.data.health`; logged, too.
@@ -177,7 +177,7 @@ def _signature(
 
 
 Prepared = tuple[DatasetWriter, Pieces, dict[str, int | None]]
-"""All samples, the pieces they came in, and rows of each feature's table."""
+"""All samples, the pieces they came in, and rows of each table."""
 
 
 def _by_spool(
@@ -191,15 +191,15 @@ def _by_spool(
     spool = Spool(work / "spool", schema)
     _parse(sources, schema, spool, options, progress)
     _refuse_bad(spool, options.max_bad_fraction)
-    num_rows = {feature.name: feature.fixed_num_rows for feature in schema.categorical}
-    for i, feature in enumerate(schema.categorical):
+    num_rows = {feature.name: feature.fixed_num_rows for feature in schema.owners}
+    for i, feature in enumerate(schema.owners):
         if feature.has_vocabulary:
             num_rows[feature.name] = count_table(
-                spool, i, options.split, work, options.count_memory_codes
+                spool, feature.name, options.split, work, options.count_memory_codes
             )
-        progress("count", (i + 1) / len(schema.categorical))
+        progress("count", (i + 1) / len(schema.owners))
     writer = _encode(spool, schema, work, options, progress)
-    fixed = [feature.name for feature in schema.categorical if not feature.has_vocabulary]
+    fixed = [feature.name for feature in schema.owners if not feature.has_vocabulary]
     _write_counts(writer, {name: num_rows[name] for name in fixed}, {})
     return writer, spool, num_rows
 
@@ -218,7 +218,7 @@ def _directly(
     _parse(sources, schema, pieces, options, progress)
     _refuse_bad(pieces, options.max_bad_fraction)
     pieces.finish()
-    num_rows = {name: encoder.num_rows for name, encoder in encoders.items()}
+    num_rows = {table: encoders[table].num_rows for table in schema.readers}
     _write_counts(pieces.writer, num_rows, vocabularies.codes)
     return pieces.writer, pieces, num_rows
 
@@ -281,7 +281,7 @@ def _encode(
     done = read_json_lines(done_path)
     writer = DatasetWriter(work / "dataset", schema, Totals(**done[-1]) if done else None)
     encoders = [
-        FeatureEncoder(feature, _codes_of(work, feature.name)) for feature in schema.categorical
+        FeatureEncoder(feature, _codes_of(work, feature.table)) for feature in schema.categorical
     ]
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
@@ -293,8 +293,8 @@ def _encode(
     return writer
 
 
-def _codes_of(work: Path, feature: str) -> NDArray[np.uint64] | None:
-    path = work / "dataset" / "tables" / f"{feature}.codes.u64"
+def _codes_of(work: Path, table: str) -> NDArray[np.uint64] | None:
+    path = work / "dataset" / "tables" / f"{table}.codes.u64"
     return np.fromfile(path, "<u8") if path.exists() else None
 
 

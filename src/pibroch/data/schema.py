@@ -11,6 +11,10 @@ A schema is written as TOML::
     [categorical.tags]
     multi_hot = true
     delimiter = "|"
+    [categorical.history]         # the last 50 items, which read the table of `item`
+    multi_hot = true
+    max_length = 50
+    shares = "item"
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.toml import to_toml
@@ -34,6 +38,8 @@ from pibroch.errors import ConfigError
 Encoding = Literal["vocabulary", "hash", "integer", "raw"]
 _S = TypeVar("_S", bound=Section)
 _NO_SEPARATORS = '"\n\r'
+_OF_TABLE = ("encoding", "min_count", "max_rows", "num_buckets", "binning")
+"""What features that read one table have in common."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -66,8 +72,11 @@ class CategoricalFeature(Section):
         num_buckets: hash and integer.
         binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an
             encoding.
-        multi_hot: the column holds any number of values, separated by ``delimiter``.
+        multi_hot: the column holds any number of values in their order, separated by
+            ``delimiter``.
         delimiter: one ASCII character.
+        max_length: of more values, only so many are kept, the last ones.
+        shares: the feature whose table, dictionary and encoding this one has, too.
         characters: use only ``value[first:end]``, as the hour in ``yymmddhh``; ``0 <= first <
             end``, in characters.
     """
@@ -81,6 +90,8 @@ class CategoricalFeature(Section):
     binning: Literal["log"] | None = None
     multi_hot: bool = False
     delimiter: str = Field(default="|", min_length=1, max_length=1)
+    max_length: int | None = Field(default=None, ge=1)
+    shares: str | None = None
     characters: tuple[int, int] | None = None
 
     @model_validator(mode="after")
@@ -93,6 +104,8 @@ class CategoricalFeature(Section):
                 raise ValueError(f"no `{odd[0]}` for the raw ids of `{self.name}`")
         if self.binning is not None and self.multi_hot:
             raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
+        if self.max_length is not None and not self.multi_hot:
+            raise ValueError(f"`multi_hot = true` with the `max_length` of `{self.name}`")
         if self.characters is not None and not 0 <= self.characters[0] < self.characters[1]:
             raise ValueError(f"`characters` of `{self.name}` as [FIRST, END] with 0 <= FIRST < END")
         return self
@@ -106,6 +119,11 @@ class CategoricalFeature(Section):
     def has_vocabulary(self) -> bool:
         """Whether its rows are those of a dictionary, counted from data."""
         return self.binning is None and self.encoding == "vocabulary"
+
+    @property
+    def table(self) -> str:
+        """The name of the table that it reads."""
+        return self.shares or self.name
 
     @property
     def fixed_num_rows(self) -> int | None:
@@ -140,6 +158,16 @@ class Schema(Section):
     text_rules: Literal[1, 2] = TEXT_RULES
     dense: tuple[DenseFeature, ...] = ()
     categorical: tuple[CategoricalFeature, ...]
+
+    @field_validator("categorical")
+    @classmethod
+    def _with_shared(cls, features: tuple[CategoricalFeature, ...]) -> tuple[Any, ...]:
+        """Give features that share a table what those that own it say of it."""
+        owners = {feature.name: feature for feature in features if feature.shares is None}
+        return tuple(
+            each if each.shares is None else _sharing(each, owners.get(each.shares))
+            for each in features
+        )
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -203,6 +231,26 @@ class Schema(Section):
         """Names of the features that are not multi-hot and whose ids are raw, or are rows."""
         return tuple(f.name for f in self.categorical if not f.multi_hot and f.is_raw == raw)
 
+    @property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """By table, in the order of their owners, the features that read it, its owner first."""
+        owners = [feature.name for feature in self.categorical if feature.shares is None]
+        sharing = [feature for feature in self.categorical if feature.shares is not None]
+        return {
+            owner: (owner, *(each.name for each in sharing if each.shares == owner))
+            for owner in owners
+        }
+
+    @property
+    def keys_by_table(self) -> tuple[str, ...]:
+        """Names of the F categorical features in the order of :attr:`readers`, which is models'."""
+        return tuple(name for names in self.readers.values() for name in names)
+
+    @property
+    def owners(self) -> tuple[CategoricalFeature, ...]:
+        """The features that have a table of their own, in the order of :attr:`readers`."""
+        return tuple(feature for feature in self.categorical if feature.shares is None)
+
     def used_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The columns that are read, each once, the label first where it is."""
         dense, categorical = (
@@ -230,13 +278,13 @@ class Schema(Section):
             raw: have raw ids in place of all vocabularies.
 
         Raises:
-            ConfigError: when ``hash_buckets`` names no feature.
+            ConfigError: when ``hash_buckets`` names no feature that has a table of its own.
         """
         hashed = dict(hash_buckets or {})
-        if unknown := set(hashed) - set(self.keys):
+        if unknown := set(hashed) - self.readers.keys():
             raise ConfigError(
                 f"no categorical feature `{min(unknown)}` to hash",
-                f"one of {', '.join(self.keys)}",
+                f"one of {', '.join(self.readers)}",
                 "correct the name",
             )
 
@@ -244,10 +292,10 @@ class Schema(Section):
             changes: dict[str, object] = {} if min_count is None else {"min_count": min_count}
             if raw and feature.has_vocabulary:
                 changes |= {"encoding": "raw", "max_rows": None, "num_buckets": None}
-            if feature.name in hashed:
+            if feature.table in hashed:
                 changes |= {
                     "encoding": "hash",
-                    "num_buckets": hashed[feature.name],
+                    "num_buckets": hashed[feature.table],
                     "binning": None,
                 }
             return _checked(
@@ -307,6 +355,25 @@ class Schema(Section):
                 f"schema {path}: {error}", "a readable TOML file", "see docs/data.md"
             ) from error
         return cls.from_toml(text, str(path))
+
+
+def _sharing(feature: CategoricalFeature, owner: CategoricalFeature | None) -> CategoricalFeature:
+    """A feature with all that the owner of its table says of it."""
+    if owner is None:
+        raise ValueError(
+            f"as `shares` of `{feature.name}` a feature with a table of its own, not"
+            f" `{feature.shares}`"
+        )
+    if owner.binning is not None and feature.multi_hot:
+        raise ValueError(f"`{feature.name}` either binned or multi_hot, not both")
+    of_table = {key: getattr(owner, key) for key in _OF_TABLE}
+    for key in feature.model_fields_set & of_table.keys():
+        if getattr(feature, key) != of_table[key]:
+            raise ValueError(
+                f"no `{key}` of its own for `{feature.name}`, which reads the table of"
+                f" `{owner.name}`"
+            )
+    return CategoricalFeature.model_validate(feature.model_dump() | of_table)
 
 
 def _as_saved(raw: object) -> object:

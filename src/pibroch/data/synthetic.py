@@ -2,8 +2,9 @@
 
 Thirteen dense values and 26 categories. Ids have the measured skew of each Criteo table
 (:mod:`pibroch.data.skew`), and rows of a table are ordered by popularity. Labels come from a
-factorisation machine (:mod:`pibroch.data.planted`). ``truth.json`` and the manifest say how well
-the best possible model does; only by luck is one better.
+factorisation machine (:mod:`pibroch.data.planted`); with histories, also from how many items of a
+sequence are of the kind of the item in question. ``truth.json`` and the manifest say how well the
+best possible model does; only by luck is one better.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ _PILOT_SAMPLES = 65_536
 _PILOT_FIRST = 1 << 40  # far behind any sample that is ever generated
 _BAG_LENGTHS = (3, 2, 8, 1, 5)
 _MULTI_HOT_EVERY = 3
+_ITEM = 1
+"""The place of C2, whose table histories read: some 500 values, the first of which takes 11 %."""
+_NUM_KINDS = 8
+"""Of items, which only the history's effect tells apart."""
+_HISTORY_DEVIATION = 1.0
+"""Of that effect in logits."""
 # Mean of log(1 + x) and share of missing values of I1 to I13 in the Criteo sample.
 _DENSE_MEANS = (0.87, 2.03, 2.15, 1.70, 7.28, 3.40, 1.64, 2.04, 3.54, 0.40, 0.93, 0.29, 1.73)
 _DENSE_MISSING = (
@@ -83,6 +90,8 @@ class SyntheticOptions:
         groups: of features that interact with each other and with no others; then small tables all
             do. 0 for none.
         raw: ids are keys, see :func:`pibroch.data.encode.raw_ids`, and not rows.
+        history: of up to so many items a sample has a sequence, ``history``, that reads the table
+            of C2. 0 for none.
     """
 
     num_samples: int
@@ -93,6 +102,7 @@ class SyntheticOptions:
     split: SplitRule = field(default_factory=SplitRule)
     groups: int = 0
     raw: bool = False
+    history: int = 0
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
@@ -171,6 +181,8 @@ class Generator:
                 "at least 1",
                 "raise them",
             )
+        if options.history < 0:
+            raise ConfigError(f"histories of {options.history} items", "at least 0, for none")
         if not 0 <= options.groups <= len(CRITEO_SKEW):
             raise ConfigError(
                 f"{options.groups} planted groups",
@@ -181,16 +193,22 @@ class Generator:
             options.table_rows or min(skew.num_values, options.max_table_rows)
             for skew in CRITEO_SKEW
         ]
-        self.schema = _schema(sizes, options.multi_hot, options.raw)
-        self.num_rows = {f.name: f.fixed_num_rows for f in self.schema.categorical}
+        self.schema = _schema(sizes, options)
+        self.num_rows = {f.name: f.fixed_num_rows for f in self.schema.owners}
         self._key_of_id = _keys(max(sizes)) if options.raw else None
         bag_lengths = cycle(_BAG_LENGTHS)
-        self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.categorical]
-        self._keys = stream_keys(options.seed, 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1)
+        self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.owners]
+        num_keys = 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1
+        *keys, length_key, items_key = stream_keys(options.seed, num_keys + 2)
+        self._keys = keys
+        self._length_key = length_key
+        self._items_key = items_key
         probabilities = [
             rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)
         ]
         self._aliases = [alias_table(p) for p in probabilities]
+        self._history_mean = 0.0
+        self._history_scale = 0.0
         self._planted = self._plant(probabilities, np.random.default_rng(options.seed))
 
     def samples(self, first: int, count: int) -> tuple[EncodedRows, NDArray[np.float64]]:
@@ -198,14 +216,20 @@ class Generator:
         dense = self._dense(first, count)
         bags = self._bags(first, count)
         logits = self._planted.logits(dense, *_sample_major(bags, count))
+        sequences: dict[str, tuple[NDArray[np.int64], Array]] = {}
+        if self._options.history:
+            lengths, items = self._history(first, count)
+            logits += self._history_effect(lengths, items, bags[_ITEM][1])
+            sequences["history"] = lengths, self._encoded(items)
         labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
-        names = self.schema.keys
+        names = list(self.num_rows)
         one_hot = np.stack([self._encoded(ids) for lengths, ids in bags if lengths is None], 1)
         jagged = {
             names[i]: (lengths, self._encoded(ids))
             for i, (lengths, ids) in enumerate(bags)
             if lengths is not None
         }
+        jagged |= sequences
         if self._options.raw:
             return EncodedRows(labels, dense, one_hot[:, :0], jagged, one_hot), logits
         return EncodedRows(labels, dense, one_hot, jagged), logits
@@ -217,7 +241,7 @@ class Generator:
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
         """Draw the effects, then set scales and bias by a pilot of samples."""
         sizes = [len(p) for p in probabilities]
-        names = self.schema.keys
+        names = list(self.num_rows)
         groups = planted_groups(self._options)
         paired = [skew.num_values <= _LARGEST_PAIRED for skew in CRITEO_SKEW]
         group_of: dict[str, tuple[int, int]] = {}
@@ -241,8 +265,30 @@ class Generator:
         bags = self._bags(_PILOT_FIRST, _PILOT_SAMPLES)
         linear, pairs = planted.parts(pilot, *_sample_major(bags, _PILOT_SAMPLES))
         deviations = GROUPED_DEVIATIONS if groups else DEVIATIONS
-        linear_scale, pair_scale, bias = calibrated(linear, pairs, deviations)
+        effect: NDArray[np.float64] | float = 0.0
+        if self._options.history:
+            sequences = self._history(_PILOT_FIRST, _PILOT_SAMPLES)
+            alike = _log_alike(*sequences, bags[_ITEM][1])
+            self._history_mean = alike.mean()
+            self._history_scale = _HISTORY_DEVIATION / alike.std()
+            effect = self._history_effect(*sequences, bags[_ITEM][1])
+        linear_scale, pair_scale, bias = calibrated(linear, pairs, deviations, effect)
         return replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
+
+    def _history(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Lengths and items of the sequences, from 0 on."""
+        longest = self._options.history
+        lengths = np.floor(uniform(self._length_key, first, count) * (longest + 1))
+        all_items = draw_ids(
+            self._items_key, first * longest, count * longest, *self._aliases[_ITEM]
+        ).reshape(count, longest)
+        return lengths.astype(np.int64), all_items[np.arange(longest) < lengths[:, None]]
+
+    def _history_effect(
+        self, lengths: NDArray[np.int64], items: NDArray[np.int32], targets: NDArray[np.int32]
+    ) -> NDArray[np.float64]:
+        """What the sequences add to logits, float64 ``[count]``."""
+        return self._history_scale * (_log_alike(lengths, items, targets) - self._history_mean)
 
     def _dense(self, first: int, count: int) -> NDArray[np.float32]:
         """Transformed dense values ``[count, n]``.
@@ -282,7 +328,30 @@ def _keys(count: int) -> NDArray[np.int64]:
     return raw_ids(hash_fields(*fields_of([str(number).encode() for number in range(count)])))
 
 
-def _schema(sizes: list[int], multi_hot: bool, raw: bool) -> Schema:
+def _log_alike(
+    lengths: NDArray[np.int64], items: NDArray[np.int32], targets: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """The logarithm of 1 and the number of a sequence's items of the target's kind.
+
+    >>> _log_alike(np.array([2, 0]), np.array([9, 3]), np.array([1, 3])).round(2).tolist()
+    [0.69, 0.0]
+    """
+    samples = np.repeat(np.arange(len(lengths)), lengths)
+    is_alike = items % _NUM_KINDS == targets[samples] % _NUM_KINDS
+    return np.log1p(np.bincount(samples[is_alike], minlength=len(lengths)))
+
+
+def _schema(sizes: list[int], options: SyntheticOptions) -> Schema:
+    sequences: tuple[CategoricalFeature, ...] = ()
+    if options.history:
+        sequence = CategoricalFeature(
+            name="history",
+            column="history",
+            multi_hot=True,
+            max_length=options.history,
+            shares=f"C{_ITEM + 1}",
+        )
+        sequences = (sequence,)
     return Schema(
         label="label",
         dense=tuple(
@@ -292,12 +361,13 @@ def _schema(sizes: list[int], multi_hot: bool, raw: bool) -> Schema:
             CategoricalFeature(
                 name=f"C{i + 1}",
                 column=f"C{i + 1}",
-                encoding="raw" if raw else "integer",
-                num_buckets=None if raw else size,
-                multi_hot=multi_hot and i % _MULTI_HOT_EVERY == _MULTI_HOT_EVERY - 1,
+                encoding="raw" if options.raw else "integer",
+                num_buckets=None if options.raw else size,
+                multi_hot=options.multi_hot and i % _MULTI_HOT_EVERY == _MULTI_HOT_EVERY - 1,
             )
             for i, size in enumerate(sizes)
-        ),
+        )
+        + sequences,
     )
 
 

@@ -15,15 +15,15 @@ from pibroch.data.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """A schema with the dictionary of each feature that has one.
+    """A schema with the dictionary of each table that has one.
 
     Attributes:
         schema: the features.
         fingerprint: of the data sets that are encoded with it, see
             :func:`pibroch.data.writer.fingerprint`.
-        codes: by feature, the codes of rows 2, 3, ... as uint64; features without a vocabulary have
+        codes: by table, the codes of rows 2, 3, ... as uint64; tables without a vocabulary have
             none.
-        slots: by feature, the index that finds codes, where it was made before; see
+        slots: by table, the index that finds codes, where it was made before; see
             :func:`pibroch.data.encode.index_of`.
     """
 
@@ -39,7 +39,7 @@ class Vocabularies:
         Raises:
             DataError: when its files do not fit its manifest.
         """
-        counted = [feature for feature in dataset.schema.categorical if feature.has_vocabulary]
+        counted = [feature for feature in dataset.schema.owners if feature.has_vocabulary]
         codes = {feature.name: dataset.codes(feature.name) for feature in counted}
         return cls(dataset.schema, dataset.fingerprint, codes)
 
@@ -53,8 +53,8 @@ class Vocabularies:
             {
                 feature.name: FeatureEncoder(
                     feature,
-                    self.codes.get(feature.name),
-                    self.slots.get(feature.name),
+                    self.codes.get(feature.table),
+                    self.slots.get(feature.table),
                     self.schema.text_rules,
                 )
                 for feature in self.schema.categorical

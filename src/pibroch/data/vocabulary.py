@@ -1,13 +1,13 @@
 """The counting pass: for each table with a vocabulary what it is and how often rows are read.
 
-It takes one feature at a time over the spool; a feature whose counts are on disk is done. Memory is
+It takes one table at a time over the spool; one whose counts are on disk is done. Memory is
 bounded: sorted runs of codes spill to disk and are merged by ranges of codes. Codes are 64-bit
 hashes, so equal ranges hold about equally many of them, and each range is merged on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,34 +26,38 @@ Counted = tuple[NDArray[np.uint64], NDArray[np.int64]]
 """Distinct codes, and how often each occurs."""
 
 
-def count_table(
-    spool: Spool, feature_id: int, split: SplitRule, work: Path, memory_codes: int
-) -> int:
-    """Write the vocabulary of one feature below ``work/dataset`` unless it is there; its rows.
+def count_table(spool: Spool, table: str, split: SplitRule, work: Path, memory_codes: int) -> int:
+    """Write the vocabulary of one table below ``work/dataset`` unless it is there; its rows.
+
+    All features that read it count.
 
     Args:
         spool: all pieces.
-        feature_id: place of the feature in the schema.
+        table: the name of the feature that has it.
         split: says which samples train.
         work: holds ``dataset`` and ``runs``.
         memory_codes: see :class:`CodeCounter`.
     """
-    feature = spool.schema.categorical[feature_id]
+    schema = spool.schema
+    readers = [schema.keys.index(name) for name in schema.readers[table]]
+    feature = schema.categorical[readers[0]]
     path = work / "dataset" / "tables" / f"{feature.name}.counts.i64"
     if not path.exists():
-        pieces = _train_codes(spool, feature_id, split)
+        pieces = _train_codes(spool, readers, split)
         codes, counts = _vocabulary(feature, pieces, CodeCounter(work / "runs", memory_codes))
         write_table(work / "dataset", feature.name, counts, codes)
     return path.stat().st_size // np.dtype(np.int64).itemsize
 
 
-def _train_codes(spool: Spool, feature_id: int, split: SplitRule) -> Iterator[NDArray[np.uint64]]:
-    """Codes of one feature over the training split, piece by piece."""
+def _train_codes(
+    spool: Spool, feature_ids: Sequence[int], split: SplitRule
+) -> Iterator[NDArray[np.uint64]]:
+    """Codes of some features over the training split, piece by piece."""
     first = 0
     for number, piece in enumerate(spool.pieces):
         in_train = split.assign(first, piece.num_records, spool.num_records) == TRAIN
         first += piece.num_records
-        if in_train.any():
+        for feature_id in feature_ids if in_train.any() else ():
             codes = spool.codes_of(number, feature_id)
             yield codes.values[
                 in_train if codes.lengths is None else np.repeat(in_train, codes.lengths)

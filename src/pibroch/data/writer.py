@@ -3,8 +3,8 @@
 Layout of the folder, all arrays raw and little-endian::
 
     dataset.json                     what is here (see Manifest)
-    tables/<feature>.codes.u64       code of rows 2, 3, ... (vocabulary only)
-    tables/<feature>.counts.i64      accesses of each row in the training split
+    tables/<table>.codes.u64         code of rows 2, 3, ... (vocabulary only)
+    tables/<table>.counts.i64        accesses of each row in the training split
     <split>/labels.u8                [N]
     <split>/dense.f32                [N, n]
     <split>/ids.i32                  [N, F1], of the F1 features that are not multi-hot
@@ -35,6 +35,7 @@ _BLOCK_SAMPLES = 1 << 16
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 RAW_IDS = "raw_ids.i64"
+_LATER = ("max_length", "shares")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class EncodedRows:
         """Add to ``counts`` how often each row of some tables is accessed."""
         columns = dict(zip(schema.single_keys(raw=False), self.ids.T, strict=True))
         columns |= {name: values for name, (_, values) in self.bags.items()}
-        for name, of_rows in counts.items():
-            np.add.at(of_rows, columns[name], 1)
+        for table, of_rows in counts.items():
+            for name in schema.readers[table]:
+                np.add.at(of_rows, columns[name], 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class DatasetWriter:
         """Close the arrays and write the manifest with their sizes and checksums.
 
         Args:
-            num_rows: rows of each feature's table, ``None`` where its ids are raw.
+            num_rows: rows of each table, ``None`` where its ids are raw.
             provenance: where the data came from, for people.
             truth: of generated data the best possible metrics per split.
             has_labels: false where those that were appended mean nothing.
@@ -269,7 +271,7 @@ def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path
     """A hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies."""
     content: dict[str, object] = {
         "dense": [feature.model_dump() for feature in schema.dense],
-        "categorical": [feature.model_dump() for feature in schema.categorical],
+        "categorical": [_about(feature) for feature in schema.categorical],
         "num_rows": dict(num_rows),
     }
     of_texts = any(feature.encoding in ("hash", "raw") for feature in schema.categorical)
@@ -277,12 +279,18 @@ def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path
         # a vocabulary shows by itself what its values are
         content["text_rules"] = schema.text_rules
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    for feature in schema.categorical:
-        path = folder / "tables" / f"{feature.name}.codes.u64"
+    for table in schema.readers:
+        path = folder / "tables" / f"{table}.codes.u64"
         if path.exists():
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
+
+
+def _about(feature: CategoricalFeature) -> dict[str, object]:
+    """All that is said of a feature; what schemas could not say at first, only where it is said."""
+    said = feature.model_dump()
+    return {key: value for key, value in said.items() if key not in _LATER or value is not None}
 
 
 def _dtype_of(name: str) -> str:

@@ -24,7 +24,7 @@ from pibroch.embedding.piece import Piece, PieceView, RowArray, Shard
 from pibroch.embedding.row_index import Identity, IndexKind, LearningIndex, RowChanges, RowIndex
 from pibroch.embedding.row_space import RowSpace
 from pibroch.embedding.shard import MemoryShard
-from pibroch.embedding.table import Table
+from pibroch.embedding.table import Table, features_of
 
 __all__ = [
     "SGD",
@@ -58,6 +58,7 @@ __all__ = [
     "TableGroup",
     "Uniform",
     "Zeros",
+    "features_of",
     "group_tables",
     "names_of_readers",
     "optimizers_of",

@@ -85,6 +85,11 @@ class Table:
         return self.initializer
 
 
+def features_of(tables: Sequence[Table]) -> tuple[str, ...]:
+    """The features that read these tables, in their order, each once."""
+    return tuple(dict.fromkeys(feature for table in tables for feature in table.features))
+
+
 def check_tables(tables: Sequence[Table]) -> None:
     """Raise ConfigError unless tables have distinct names, and each distinct features."""
     if not tables:

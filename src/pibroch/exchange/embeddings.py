@@ -24,6 +24,7 @@ from pibroch.embedding import (
     Optimizers,
     RowSpace,
     Table,
+    features_of,
     group_tables,
     optimizers_of,
 )
@@ -103,9 +104,7 @@ class Embeddings(TableStates):
         self.tables = tuple(tables)
         self.optimizers = optimizers_of(tables, optimizer)
         self.groups = group_tables(tables, optimizer)
-        self.features = tuple(
-            dict.fromkeys(feature for table in tables for feature in table.features)
-        )
+        self.features = features_of(tables)
         setup = Setup(self.groups, None if seed is None else operator.index(seed), channel)
         self.exchange: Exchange[Any] = spec.build(setup, **options)
         self.ranks = setup.ranks

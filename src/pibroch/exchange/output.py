@@ -37,8 +37,10 @@ class JaggedEmbeddings:
         """Ids of each sample, int64 ``[B]``."""
         return self.offsets[1:] - self.offsets[:-1]
 
-    def padded(self, length: int) -> Tensor:
+    def padded(self, length: int, last: bool = False) -> Tensor:
         """As ``[B, T, D]``: the first ``length`` ids of each sample, zeros behind them.
+
+        With ``last`` the last ones, zeros before them.
 
         Raises:
             ConfigError: for a length below 1.
@@ -49,19 +51,29 @@ class JaggedEmbeddings:
         dim = self.values.shape[1]
         lengths = self.lengths()
         sample = torch.repeat_interleave(torch.arange(size), lengths)
-        place = torch.arange(len(self.values)) - self.offsets[:-1][sample]
+        first = self.offsets[1:] - length if last else self.offsets[:-1]
+        place = torch.arange(len(self.values)) - first[sample]
         values = self.values
         rows = sample * length + place
         if bool((lengths > length).any()):
-            kept = torch.nonzero(place < length).squeeze(1)
+            kept = torch.nonzero((place >= 0) & (place < length)).squeeze(1)
             values = values.index_select(0, kept)
             rows = rows[kept]
         out = torch.zeros(size * length, dim, dtype=values.dtype, device=values.device)
         return out.index_copy(0, rows.to(values.device), values).view(size, length, dim)
 
-    def mask(self, length: int) -> Tensor:
+    def mask(self, length: int, last: bool = False) -> Tensor:
         """Which positions of :meth:`padded` hold an id, bool ``[B, T]``."""
-        return (torch.arange(length) < self.lengths()[:, None]).to(self.values.device)
+        places = torch.arange(length)
+        places = places.flip(0) if last else places
+        return (places < self.lengths()[:, None]).to(self.values.device)
+
+    def summed(self) -> Tensor:
+        """The sum of each sample's vectors, ``[B, D]``."""
+        lengths = self.lengths()
+        if bool((lengths == 1).all()):
+            return self.values
+        return self.padded(max(1, int(lengths.max()))).sum(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from pibroch.models.base import Embedded, Model
 from pibroch.models.batch_norm import BatchNorm
+from pibroch.models.bst import BST
 from pibroch.models.build import MODELS, build_model
 from pibroch.models.dcnv2 import CrossNet, DCNv2
 from pibroch.models.dcnv3 import DCNv3
+from pibroch.models.din import DIN
 from pibroch.models.dlrm import DLRM
 from pibroch.models.dropout import Dropout, set_place
 from pibroch.models.finalmlp import FinalMLP
@@ -17,6 +19,8 @@ from pibroch.models.losses import BinaryCrossEntropy, Loss
 from pibroch.models.masknet import MaskNet
 from pibroch.models.mlp import MLP, HiddenOptions
 from pibroch.models.qnn import QNN
+from pibroch.models.sasrec import SASRec
+from pibroch.models.sequences import History, SequenceModel
 from pibroch.models.towers import (
     CrossTower,
     LinearTower,
@@ -30,6 +34,8 @@ from pibroch.models.towers import (
 from pibroch.models.wide import DeepFM, WideAndDeep
 
 __all__ = [
+    "BST",
+    "DIN",
     "DLRM",
     "GDCN",
     "MLP",
@@ -47,12 +53,15 @@ __all__ = [
     "FinalMLP",
     "FinalNet",
     "HiddenOptions",
+    "History",
     "Linear",
     "LinearTower",
     "Loss",
     "MaskNet",
     "Model",
     "PassThrough",
+    "SASRec",
+    "SequenceModel",
     "TowerDCN",
     "TowerDLRM",
     "TowerModel",

@@ -37,9 +37,12 @@ class Model(nn.Module, ABC):
 
     Attributes:
         section: what a recipe says of it.
+        pools: whether it reads a vector for each bag; else one for each id, see
+            :class:`~pibroch.models.sequences.SequenceModel`.
     """
 
     section: ClassVar[type[ModelConfig]] = ModelConfig
+    pools: ClassVar[bool] = True
 
     def __init__(self, num_dense: int, num_features: int, config: ModelConfig) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -25,6 +26,11 @@ def model_class(name: str) -> type[Model]:
     """
     kind: type[Model] = config_model.MODELS.find(name).load()
     return kind
+
+
+def pooling_of(config: ModelConfig) -> Literal["sum", "none"]:
+    """How the rows of one bag become what a model reads."""
+    return "sum" if model_class(config.name).pools else "none"
 
 
 def build_model(

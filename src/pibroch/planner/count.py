@@ -53,8 +53,7 @@ def count_dataset(
     Args:
         dataset: which.
         options: batch size, split, order.
-        features_of: by table the features that read it; by default each feature has a table of its
-            name.
+        features_of: by table the features that read it; by default as the schema says.
         progress: called with the stage and the fraction that is done.
 
     Raises:
@@ -63,23 +62,24 @@ def count_dataset(
     """
     options = options or CountOptions()
     progress = progress or (lambda stage, fraction: None)
-    features_of = features_of or {key: (key,) for key in dataset.schema.keys}
+    readers = dataset.schema.readers
+    rows_of = {f: dataset.num_rows[table] for table, names in readers.items() for f in names}
+    features_of = features_of or readers
     num_rows = {}
     for table, features in features_of.items():
-        missing = [feature for feature in features if feature not in dataset.num_rows]
+        missing = [feature for feature in features if feature not in rows_of]
         if missing:
             raise DataError(
                 f"feature {missing[0]!r} of table {table!r}",
-                f"one of {', '.join(dataset.num_rows)}",
+                f"one of {', '.join(rows_of)}",
             )
-        sizes = dataset.known_num_rows
-        if raw := [feature for feature in features if feature not in sizes]:
+        if raw := [feature for feature in features if rows_of[feature] is None]:
             raise DataError(
                 f"feature {raw[0]!r} of table {table!r}, whose ids are raw",
                 "ids that are rows, which a plan places",
                 "plan for data that are prepared with a vocabulary, or as a hash",
             )
-        num_rows[table] = max(sizes[feature] for feature in features)
+        num_rows[table] = max(rows_of[feature] or 0 for feature in features)
     split = dataset.split(options.split)
     total = min(len(split), options.first or len(split))
     if not total:

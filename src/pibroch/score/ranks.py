@@ -97,11 +97,10 @@ def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manife
     for name, digest in files[world.ranks.rank :: world.ranks.world_size]:
         verify_file(folder, name, digest)
     torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
-    num_dense = len(schema_of(manifest).dense)
+    schema = schema_of(manifest)
+    num_dense = len(schema.dense)
     state = dense_state(folder, manifest)
-    dense = dense_layers(
-        manifest.config.model, num_dense, list(manifest.tables), state, str(folder)
-    )
+    dense = dense_layers(manifest.config.model, num_dense, schema.keys_by_table, state, str(folder))
     return manifest, dense.eval().requires_grad_(False)
 
 

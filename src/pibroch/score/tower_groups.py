@@ -119,9 +119,12 @@ def group_features(
         lookups += part.lengths().view(len(features), -1).sum(1).numpy()
         advance(min(part.batch_size, num_samples - seen))
         seen += part.batch_size
-    tables = build_tables(predictor.config, dataset.num_rows)
-    sizes = {table.name: table.num_rows for table in tables}
-    num_bytes = {name: 4 * sizes[name] * predictor.config.model.dim for name in features}
+    tables = build_tables(predictor.config, dataset.num_rows, dataset.schema.readers)
+    num_bytes = {
+        name: 4 * table.num_rows * predictor.config.model.dim
+        for table in tables
+        for name in table.features
+    }
     weights = [float(num_bytes[name]) for name in features] if weigh_bytes else lookups.tolist()
     similarities = similarity.mean()
     groups = partition(similarities, weights, num_towers, strategy, balance, categories)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pibroch.errors import ConfigError, MissingDependencyError
+from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import dense_state, read_verified, version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import dense_layers
@@ -82,8 +83,9 @@ def dense_part(path: Path) -> DensePart:
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
     config = manifest.config.model
-    num_dense = len(schema_of(manifest).dense)
-    features = tuple(manifest.tables)
+    schema = schema_of(manifest)
+    num_dense = len(schema.dense)
+    features = schema.keys_by_table
     layers = dense_layers(config, num_dense, features, dense_state(folder, manifest), str(folder))
     dim = next(iter(manifest.tables.values())).dim
     return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))
@@ -137,8 +139,15 @@ def write_onnx(part: DensePart, out: Path) -> None:
     """Write these layers, see :func:`export_onnx`.
 
     Raises:
+        ConfigError: for layers that read sequences.
         StorageError: when the disk refuses.
     """
+    if isinstance(part.layers, Model) and not part.layers.pools:
+        raise ConfigError(
+            f"an ONNX file of {type(part.layers).__name__}, which reads sequences",
+            "a model of pooled embeddings",
+            "serve an export or the checkpoint by pibroch",
+        )
     inputs = {EMBEDDING: torch.zeros(_SAMPLES, len(part.features), part.dim)}
     if part.num_dense:
         inputs = {DENSE: torch.zeros(_SAMPLES, part.num_dense), **inputs}

@@ -19,6 +19,7 @@ from pibroch.embedding import SGD, Table, Zeros
 from pibroch.embedding.row_index import kind_of
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
+from pibroch.models.build import pooling_of
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.dense import AVERAGES, WEIGHTS, load_row_indices, tensors_in
@@ -47,14 +48,18 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
     manifest = read_verified(folder)
     config = manifest.config
     schema = schema_of(manifest)
-    if odd := sorted(manifest.tables.keys() ^ set(schema.keys)):
+    if odd := sorted(manifest.tables.keys() ^ schema.readers.keys()):
         raise CHECKPOINT(
             f"{folder}, whose tables and schema differ in {odd[0]!r}", "a table for each feature"
         )
     embeddings = load_embeddings(folder, manifest)
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
     dense = dense_layers(
-        config.model, len(schema.dense), list(num_rows), dense_state(folder, manifest), str(folder)
+        config.model,
+        len(schema.dense),
+        embeddings.features,
+        dense_state(folder, manifest),
+        str(folder),
     )
     return OpenedModel(
         source=str(folder),
@@ -62,7 +67,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         step=manifest.progress.step,
         schema=schema,
         fingerprint=manifest.dataset_fingerprint,
-        features=embeddings.row_space.features,
+        features=embeddings.features,
         num_rows=num_rows,
         dim=embeddings.row_space.dim,
         lookup=embeddings,
@@ -142,11 +147,14 @@ def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     return {name: averages[f"module.{name}"] for name in state if f"module.{name}" in averages}
 
 
-def plain_table(name: str, num_rows: int, dim: int, config: RunConfig) -> Table:
+def plain_table(
+    name: str, num_rows: int, dim: int, config: RunConfig, features: tuple[str, ...] = ()
+) -> Table:
     """A float32 table for a checkpoint's weights or their averages."""
     dtype = config.embedding.dtype if config.train.average is None else "float32"
     rows = kind_of(config.embedding.rows_of(name))
-    return Table(name, num_rows, dim, initializer=Zeros(), dtype=dtype, rows=rows)
+    pooling = pooling_of(config.model)
+    return Table(name, num_rows, dim, features, pooling, Zeros(), dtype, rows)
 
 
 def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = None) -> Embeddings:
@@ -160,8 +168,9 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
     """
     decay = manifest.config.train.average
     step = manifest.progress.step
+    readers = schema_of(manifest).readers
     tables = [
-        plain_table(name, saved.num_rows, saved.dim, manifest.config)
+        plain_table(name, saved.num_rows, saved.dim, manifest.config, readers.get(name, ()))
         for name, saved in manifest.tables.items()
     ]
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)

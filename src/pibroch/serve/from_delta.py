@@ -90,7 +90,6 @@ def _with_delta(
     versions = opened_rows(folder, manifest.rows, rows.num_rows, export.dim, export.dtype)
     state = load_tensors(folder, DENSE, EXPORT)
     watch.check_names()
-    features = [table.name for table in rows.manifest.tables]
     return replace(
         base,
         source=str(folder),
@@ -98,7 +97,7 @@ def _with_delta(
         step=manifest.step,
         lookup=rows.changed(versions) if versions else rows,
         dense=dense_layers(
-            rows.manifest.model, len(base.schema.dense), features, state, str(folder)
+            rows.manifest.model, len(base.schema.dense), rows.features, state, str(folder)
         ),
         bf16=manifest.bf16,
         sha256=sha256,

@@ -54,7 +54,6 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     vocabularies = exported_vocabularies(folder, manifest, verify)
     watch.check_names()
     num_dense = len(manifest.schema_.dense)
-    features = [table.name for table in manifest.tables]
     return OpenedModel(
         source=str(folder),
         version=manifest.version,
@@ -65,7 +64,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         num_rows={table.name: table.num_rows for table in manifest.tables},
         dim=manifest.dim,
         lookup=rows,
-        dense=dense_layers(manifest.model, num_dense, features, state, str(folder)),
+        dense=dense_layers(manifest.model, num_dense, rows.features, state, str(folder)),
         bf16=manifest.bf16,
         vocabularies=vocabularies,
         sha256=sha256,
@@ -108,7 +107,7 @@ def exported_vocabularies(
         CheckpointError: when the file does not fit the manifest.
     """
     schema = manifest.schema_
-    needed = [feature.name for feature in schema.categorical if feature.has_vocabulary]
+    needed = [feature.name for feature in schema.owners if feature.has_vocabulary]
     if not needed:
         return Vocabularies(schema, manifest.fingerprint, {})
     if VOCABULARIES not in manifest.files:

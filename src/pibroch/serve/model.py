@@ -16,6 +16,7 @@ from pibroch.data.mapped import FileWatch
 from pibroch.data.schema import Schema
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.exchange import EmbeddingOutput
 from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
 from pibroch.untrusted import Refusal
@@ -35,9 +36,10 @@ class OpenedModel:
         schema: of the data that it was trained on.
         fingerprint: of that data, see :func:`pibroch.data.writer.fingerprint`.
         features: the categorical features, in the order of the model.
-        num_rows: of each feature's table.
+        num_rows: of each table.
         dim: of an embedding, D.
-        lookup: pooled embeddings float32 ``[B, F, D]`` of a batch; from any thread.
+        lookup: embeddings of a batch, pooled, float32 ``[B, F, D]``, or by feature where the model
+            wants them unpooled; from any thread.
         dense: the layers above.
         bf16: whether these compute in bfloat16.
         vocabularies: the dictionaries that raw values need; ``None`` where they are not known.
@@ -56,7 +58,7 @@ class OpenedModel:
     features: tuple[str, ...]
     num_rows: Mapping[str, int]
     dim: int
-    lookup: Callable[[JaggedBatch], Tensor]
+    lookup: Callable[[JaggedBatch], Tensor | EmbeddingOutput]
     dense: nn.Module
     bf16: bool
     vocabularies: Vocabularies | None = None

@@ -20,7 +20,7 @@ from torch import Tensor
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
-from pibroch.errors import CheckpointError, DamagedCheckpointError, DataError
+from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
@@ -262,10 +262,19 @@ class Predictor:
         """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model.
 
         Errors as of :meth:`logits`.
+
+        Raises:
+            ConfigError: for a model that reads sequences, whose embeddings are not pooled.
         """
         self.check_files()
         with torch.no_grad():
-            return self._model.lookup(batch) if begun is None else begun.rows()
+            vectors = self._model.lookup(batch) if begun is None else begun.rows()
+        if not isinstance(vectors, Tensor):
+            raise ConfigError(
+                f"embeddings of {self._model.source}, a model of sequences, which pools none",
+                "scores of it, or a model that pools them",
+            )
+        return vectors
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """See :meth:`scores`."""

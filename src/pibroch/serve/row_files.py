@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import Frozen, Table, group_tables
+from pibroch.embedding import Frozen, Table, features_of, group_tables
+from pibroch.exchange.output import EmbeddingOutput, ReaderPlace
 from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import overlay, quantise
 from pibroch.kernels.arrays import Ints
+from pibroch.models.build import pooling_of
 from pibroch.state.export_format import EXPORT, ROWS, ExportManifest, RowShard
 from pibroch.state.exported_rows import RowVersions, check_written, row_bytes, written_as
 from pibroch.state.tensor_file import TensorFile
@@ -101,7 +103,13 @@ class MappedRows:
     """
 
     def __init__(self, folder: Path, manifest: ExportManifest, held: range | None = None) -> None:
-        tables = [Table(table.name, table.num_rows, manifest.dim) for table in manifest.tables]
+        readers = manifest.schema_.readers
+        pooling = pooling_of(manifest.model)
+        tables = [
+            Table(table.name, table.num_rows, manifest.dim, readers[table.name], pooling)
+            for table in manifest.tables
+        ]
+        self._places = {name: ReaderPlace(0, manifest.dim) for name in features_of(tables)}
         (self._tables,) = group_tables(tables, Frozen())
         self.manifest = manifest
         self.num_rows = sum(table.num_rows for table in tables)
@@ -166,8 +174,10 @@ class MappedRows:
         kind, width = written_as(self.manifest.dim, self.manifest.dtype)
         return np.empty((count, width), kind)
 
-    def __call__(self, batch: JaggedBatch) -> Tensor:
-        """Pooled embeddings float32 ``[B, F, D]``; from any thread.
+    def __call__(self, batch: JaggedBatch) -> Tensor | EmbeddingOutput:
+        """Embeddings float32 ``[B, F, D]``; from any thread.
+
+        Where the model wants them unpooled, each feature's by its name.
 
         Raises:
             RowIdError: for an id outside its table.
@@ -183,10 +193,12 @@ class MappedRows:
         pooled_BFD = self._zeros(ids)
         for shard, arrays in zip(self._shards, self._arrays, strict=True):
             self._add(*arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy())
-        return pooled_BFD
+        return self._given(pooled_BFD, ids)
 
-    def _pooled(self, records: NDArray[Any], row_ids: Ints, places: Ints, ids: BatchIds) -> Tensor:
-        """Pooled embeddings of rows that were taken from their files.
+    def _pooled(
+        self, records: NDArray[Any], row_ids: Ints, places: Ints, ids: BatchIds
+    ) -> Tensor | EmbeddingOutput:
+        """Embeddings of rows that were taken from their files, as a call gives them.
 
         Sums have the order, and so the bits, that they have where an export's files are read, in
         whichever file a row's newest version lies.
@@ -203,7 +215,14 @@ class MappedRows:
             if first < end:
                 arrays = kernel_arrays(records[first:end])
                 self._add(*arrays, first, places, ids.offsets, ids.scale, pooled_BFD.numpy())
-        return pooled_BFD
+        return self._given(pooled_BFD, ids)
+
+    def _given(self, pooled_BFD: Tensor, ids: BatchIds) -> Tensor | EmbeddingOutput:
+        """What a call gives: where nothing is pooled, each id was a bag of its own."""
+        if ids.bags is None:
+            return pooled_BFD
+        offsets = torch.from_numpy(ids.bags[0])
+        return EmbeddingOutput(self._places, [pooled_BFD.flatten(1)], [offsets])
 
     def _resolved(self, batch: JaggedBatch) -> BatchIds:
         """A batch's rows and bags; raises as a call."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
+from pibroch.exchange import EmbeddingOutput
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, rising
@@ -99,7 +100,7 @@ class RowsAsked:
 
     def __init__(self, records: NDArray[Any]) -> None:
         self._records = records
-        self.then: Callable[[NDArray[Any]], Tensor] = torch.from_numpy
+        self.then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput] = torch.from_numpy
         self._open: list[tuple[RowRequest, int, int, str]] = []
 
     @property
@@ -111,7 +112,7 @@ class RowsAsked:
         """For the rows from and to these places."""
         self._open.append((request, first, end, url))
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> Tensor | EmbeddingOutput:
         """What is made of them; blocks until all are there, or raises WorkerLostError."""
         try:
             while self._open:
@@ -163,7 +164,7 @@ class SplitRows(MappedRows):
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
         self._asked(np.array(firsts, np.int64), waits=True)()
 
-    def __call__(self, batch: JaggedBatch) -> Tensor:
+    def __call__(self, batch: JaggedBatch) -> Tensor | EmbeddingOutput:
         """Raise WorkerLostError for a host without an answer in time.
 
         See :data:`row_hosts.ANSWER_TIMEOUT_S`.
@@ -178,7 +179,7 @@ class SplitRows(MappedRows):
             waits: for a connection where none is open.
 
         Returns:
-            What gives pooled embeddings, as a call does.
+            What gives embeddings, as a call does.
 
         Raises:
             BlockingIOError: for what cannot be sent without waiting.
@@ -194,7 +195,7 @@ class SplitRows(MappedRows):
             newest = newest[order]
         requested = self._asked(newest, waits)
 
-        def pooled(records: NDArray[Any]) -> Tensor:
+        def pooled(records: NDArray[Any]) -> Tensor | EmbeddingOutput:
             if order is not None:
                 arrived = records
                 records = np.empty_like(arrived)

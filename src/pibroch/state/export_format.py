@@ -44,7 +44,7 @@ class ExportedTable(Section):
     """Where a table's rows lie among those of all tables.
 
     Attributes:
-        name: the feature that reads it.
+        name: the feature that reads it, alone or with those that share it.
         first_row: of the table.
         num_rows: of the table.
     """
@@ -106,11 +106,11 @@ class ExportManifest(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         names = [table.name for table in self.tables]
-        if sorted(names) != sorted(self.schema_.keys):
+        if sorted(names) != sorted(self.schema_.readers):
             raise ValueError(
-                f"a table for each of the features {', '.join(self.schema_.keys)[:200]}"
+                f"a table for each of the features {', '.join(self.schema_.readers)[:200]}"
             )
-        for feature in self.schema_.categorical:
+        for feature in self.schema_.owners:
             table = self.tables[names.index(feature.name)]
             if feature.fixed_num_rows not in (None, table.num_rows):
                 raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")

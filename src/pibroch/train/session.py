@@ -21,13 +21,13 @@ from pibroch.config.loss import LOSSES
 from pibroch.config.model import TowerConfig
 from pibroch.config.row_index import RowIndexConfig
 from pibroch.data import EncodedDataset, JaggedBatch
-from pibroch.embedding import Table
+from pibroch.embedding import Table, features_of
 from pibroch.embedding.row_index import kind_of
 from pibroch.errors import ConfigError
 from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
-from pibroch.models.build import model_class
+from pibroch.models.build import model_class, pooling_of
 from pibroch.models.losses import Loss
 from pibroch.process import threads_of_rank
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
@@ -165,9 +165,10 @@ def build_session(
     torch.manual_seed(config.seed)
     schema = dataset.schema
     exchange = config.embedding.exchange.for_ranks(world.ranks.world_size)
-    names = tuple(feature.name for feature in schema.categorical)
+    tables = build_tables(config, dataset.num_rows, schema.readers)
+    names = features_of(tables)
     embeddings = Embeddings(
-        build_tables(config, dataset.num_rows),
+        tables,
         build_sparse_optimizer(config.embedding.optimizer, config.train.average),
         exchange.name,
         config.seed if has_rows else None,
@@ -208,12 +209,17 @@ def _processors(names: tuple[str, ...], world: World) -> Processors | None:
     return Processors(names, world.ranks)
 
 
-def build_tables(config: RunConfig, num_rows: Mapping[str, int | None]) -> list[Table]:
-    """A table for each feature, in the order of ``num_rows``, as wide as the model wants.
+def build_tables(
+    config: RunConfig,
+    num_rows: Mapping[str, int | None],
+    readers: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[Table]:
+    """The tables, in the order of ``num_rows``, as wide as the model wants, and pooled if it wants.
 
     Args:
         config: of the run.
-        num_rows: ids of each feature in the data, ``None`` where they are raw.
+        num_rows: ids of each table in the data, ``None`` where they are raw.
+        readers: of each table the features that read it; one of its name when absent.
 
     Raises:
         ConfigError: where the configuration names other columns, or has no number of rows for raw
@@ -223,7 +229,7 @@ def build_tables(config: RunConfig, num_rows: Mapping[str, int | None]) -> list[
         if column not in num_rows:
             raise ConfigError(
                 f"[embedding.tables.{column}]",
-                f"a column of the data, one of {', '.join(num_rows)}",
+                f"a column of the data with a table, one of {', '.join(num_rows)}",
                 "correct the name",
             )
     dim = config.model.dim
@@ -237,7 +243,9 @@ def build_tables(config: RunConfig, num_rows: Mapping[str, int | None]) -> list[
             name,
             _capacity(name, indices[name], num_ids),
             table_dim,
-            initializer=initializer,
+            () if readers is None else readers[name],
+            pooling_of(config.model),
+            initializer,
             dtype=dtype,
             rows=kind_of(indices[name]),
         )

@@ -96,5 +96,5 @@ def test_other_folders_and_manifests_are_refused(dataset, tmp_path):
 def test_unknown_names_are_refused(dataset):
     with pytest.raises(DataError, match="train, validation, test"):
         dataset.split("holdout")
-    with pytest.raises(DataError, match="feature `C99`"):
+    with pytest.raises(DataError, match="table `C99`"):
         dataset.access_counts("C99")

@@ -10,7 +10,8 @@ from pibroch.config.model import ModelConfig
 from pibroch.errors import ConfigError, DataError
 from pibroch.models import DLRM, MODELS, CrossNet, DCNv2, DeepFM, Model, WideAndDeep, build_model
 
-NAMES = sorted(MODELS)
+NAMES = sorted(name for name, model in MODELS.items() if model.pools)
+"""Others: test_sequences.py."""
 
 
 def random_batch(model: Model, batch: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
