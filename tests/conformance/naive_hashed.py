@@ -26,12 +26,12 @@ class NaiveIndex(LearningIndex):
         self.row = {}
         self.candidates = {}
         most = kind.admit.candidates
-        self.num_candidates = most or max(1024, capacity // 4)
+        self.num_candidates = most or max(1024, capacity // 5)
         self.cells = np.zeros((count_min.NUM_HASHES, most or max(1024, capacity)), np.uint8)
         self.num_sketched = 0
 
     def learn(self, ids, counts=None):
-        before = copy.deepcopy(self.__dict__)
+        before = copy.deepcopy(self.__dict__) if len(ids) > self.capacity else None
         try:
             return self._learn(ids, counts)
         except TrainingError:

@@ -22,8 +22,8 @@ class AfterCount:
     Attributes:
         count: it.
         sketch: count in four bytes for each row of the table, about: never too low, so that an id
-            may be admitted early. Otherwise exactly, in some 30 bytes an id.
-        candidates: ids without a row that are remembered, by default a quarter of the table's rows;
+            may be admitted early. Otherwise exactly, in some 32 bytes an id.
+        candidates: ids without a row that are remembered, by default a fifth of the table's rows;
             of a sketch its width, by default as many as rows. The least recent half of them is
             forgotten when there are more; a sketch halves all its counts whenever it has counted a
             quarter of its width.
@@ -53,7 +53,7 @@ class AfterCount:
             return NobodyWaits()
         if self.sketch:
             return SketchedIds(self.count, self.candidates or max(1024, num_rows))
-        return CountedIds(self.count, self.candidates or max(1024, num_rows // 4))
+        return CountedIds(self.count, self.candidates or max(1024, num_rows // 5))
 
     def described(self) -> dict[str, Any]:
         """As checkpoints keep it."""
@@ -150,14 +150,17 @@ class CountedIds(WaitingIds):
         totals = counts.copy()
         known = np.flatnonzero(rows >= 0)
         totals[known] = table.entries[rows[known], 1] & 0xFFFFFFFF
-        key_table.remove(table, rows[known[totals[known] >= self._limit]])
+        self._forget(rows[known[totals[known] >= self._limit]])
         new = missing[counts[missing] < self._limit]
         lacking = len(new) - (self._capacity - self.num_ids)
         if lacking > 0:
-            key_table.remove(table, key_table.least(table, max(lacking, self._capacity // 2), step))
+            self._forget(key_table.least(table, max(lacking, self._capacity // 2), step))
             new = new[: self._capacity - self.num_ids]
         key_table.insert(table, ids[new], counts[new], step, np.empty(len(new), np.int64))
         return totals
+
+    def _forget(self, rows: Ints) -> None:
+        key_table.remove(self._table, rows, np.empty(len(rows), np.int64))
 
     def copy(self) -> WaitingIds:
         """See :class:`WaitingIds`."""

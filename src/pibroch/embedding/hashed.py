@@ -255,9 +255,9 @@ class HashedIndex(LearningIndex):
 
     def _remove(self, rows: Ints) -> tuple[Ints, Ints]:
         """Free rows; return the ids that they had, rising, and each one's row."""
-        ids = self.ids_of(rows)
+        ids = np.empty(len(rows), np.int64)
+        key_table.remove(self._table, rows, ids)
         order = np.argsort(ids)
-        key_table.remove(self._table, rows)
         return ids[order], rows[order]
 
 

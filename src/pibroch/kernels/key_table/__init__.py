@@ -43,7 +43,7 @@ _NONE_32 = np.empty(0, np.int32)
 
 
 def empty_table(num_rows: int) -> KeyTable:
-    """A table of so many rows, all free; some 30 bytes each."""
+    """A table of so many rows, all free; some 32 bytes each."""
     assert 0 < num_rows <= MOST_ROWS, num_rows
     table = KeyTable(
         np.zeros(int(num_rows / numba.ROWS_PER_SLOT) + 2, np.uint64),
@@ -114,7 +114,7 @@ def least(
 ) -> Ints:
     """The ``num`` rows with the least scores, equal ones by rising key; O(C).
 
-    Rows are rising. Those seen in this step are left out, so there may be fewer.
+    In any order. Those seen in this step are left out, so there may be fewer.
 
     A sample says between which scores the last one will lie, so one pass over the entries collects
     those below, and the few between are looked at again. Where the sample was wrong, all are.
@@ -140,9 +140,7 @@ def least(
     wanted = num - num_below
     if wanted < num_within:
         some = some[_smallest(_scores(entries, some, given, *settings), entries[some, 0], wanted)]
-    rows = np.concatenate([below[:num_below], some])
-    rows.sort()
-    return rows
+    return np.concatenate([below[:num_below], some])
 
 
 def _scores(
