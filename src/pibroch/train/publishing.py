@@ -26,12 +26,7 @@ from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import Shard
 from pibroch.embedding.row_index import must_be_rows
 from pibroch.embedding.row_marks import PUBLISHED
-from pibroch.errors import (
-    CheckpointError,
-    ConfigError,
-    RankFailedError,
-    TrainingError,
-)
+from pibroch.errors import CheckpointError, ConfigError, RankFailedError, TrainingError
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint import begin_folder, must_be_shared
 from pibroch.state.delta_format import (
@@ -44,12 +39,7 @@ from pibroch.state.delta_format import (
 )
 from pibroch.state.delta_rows import opened_rows, write_rows
 from pibroch.state.dense import gather_weights
-from pibroch.state.export_files import (
-    content_version,
-    shards_of,
-    tables_of,
-    write_vocabularies,
-)
+from pibroch.state.export_files import content_version, shards_of, tables_of, write_vocabularies
 from pibroch.state.export_format import (
     DENSE,
     EXPORT,
@@ -101,62 +91,6 @@ def check_publishing(config: RunConfig, run: RunDirectory) -> None:
         )
 
 
-class Publishing:
-    """Every so many seconds a version. All ranks write it of the same step; rank 0's clock counts.
-
-    Args:
-        session: what is trained; rows count as changed from now on.
-        run: its directory.
-        since: the step since which rows are marked; ``None`` for the last version's or an earlier
-            one, as where marks come from memory.
-
-    Raises:
-        StorageError: (on all ranks) when the disk refuses.
-    """
-
-    def __init__(self, session: Session, run: RunDirectory, since: int | None) -> None:
-        settings = session.config.train
-        assert settings.publish_to is not None, "else there is nothing to do"
-        tables = session.embeddings.tables
-        must_be_rows(
-            {table.name: table.rows.described() for table in tables},
-            "train.publish_to",
-            "leave it out, and serve checkpoints",
-        )
-        folder = PublishedFolder(
-            Path(settings.publish_to), run, settings.publish_dtype, settings.publish_keep_seconds
-        )
-        known = on_first(session.world.control, lambda: _plain(folder.go_on(since)))
-        self._sink = _VersionSink(session, folder, None if known is None else Version(**known))
-        self._beside = BesideTraining(self._sink, settings.publish_every_seconds, session)
-
-    @property
-    def count(self) -> int:
-        """Versions begun so far by this process."""
-        return self._beside.count
-
-    @property
-    def seconds_taken(self) -> float:
-        """From the thread that trains."""
-        return self._beside.seconds_taken
-
-    def after_step(self, step: int, progress: Callable[[], Progress]) -> None:
-        """See :meth:`BesideTraining.after_step`; none of a step before the last version's."""
-        if self._is_new(step):
-            self._beside.after_step(step, progress)
-
-    def finish(self, progress: Progress) -> None:
-        """Publish the last step, and wait until it is on the disk; every rank calls it."""
-        self._beside.drain()
-        if self._is_new(progress.step):
-            self._beside.write_now(progress)
-            self._beside.drain()
-
-    def _is_new(self, step: int) -> bool:
-        """A run that goes on from an earlier step trains some steps again."""
-        return self._sink.last is None or step > self._sink.last.step
-
-
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """What a version has besides rows: dense layers, on rank 0, and when they were so."""
@@ -191,36 +125,70 @@ class _Draft:
         return write_tensors(self.folder / DENSE, dense)
 
 
-class _VersionSink:
-    """Writes a version of each copy, see :class:`pibroch.train.beside.Sink`.
+class Publishing(BesideTraining[_Copied, Version]):
+    """Every so many seconds a version. All ranks write it of the same step; rank 0's clock counts.
 
-    Attributes:
-        last: the newest version; ``None`` where the next one has to have all rows.
+    Args:
+        session: what is trained; rows count as changed from now on.
+        run: its directory.
+        since: the step since which rows are marked; ``None`` for the last version's or an earlier
+            one, as where marks come from memory.
+
+    Raises:
+        StorageError: (on all ranks) when the disk refuses.
     """
 
     marks = PUBLISHED
     kind = "new version"
     with_state = False
 
-    def __init__(self, session: Session, folder: PublishedFolder, last: Version | None) -> None:
-        self.last = last
-        self._session = session
-        self._folder = folder
-        self._dtype = session.config.train.publish_dtype
-        self._most_deltas = session.config.train.publish_compact_every
-        self._dim = session.embeddings.tables[0].dim
-        self._tables = tables_of(
-            {table.name: table.num_rows for table in session.embeddings.tables}
+    def __init__(self, session: Session, run: RunDirectory, since: int | None) -> None:
+        settings = session.config.train
+        assert settings.publish_to is not None, "else there is nothing to do"
+        tables = session.embeddings.tables
+        must_be_rows(
+            {table.name: table.rows.described() for table in tables},
+            "train.publish_to",
+            "leave it out, and serve checkpoints",
         )
-        self._shards = shards_of(self._tables, self._dim, self._dtype)
+        self._dtype = settings.publish_dtype
+        self._most_deltas = settings.publish_compact_every
+        folder = PublishedFolder(
+            Path(settings.publish_to), run, self._dtype, settings.publish_keep_seconds
+        )
+        self._folder = folder
+        known = on_first(session.world.control, lambda: _plain(folder.go_on(since)))
+        # the newest version; None where the next one has to have all rows
+        self._last = None if known is None else Version(**known)
+        self._dim = tables[0].dim
+        self._tables = tables_of({table.name: table.num_rows for table in tables})
+        self._shards_of_rows = shards_of(self._tables, self._dim, self._dtype)
         self._num_rows = sum(table.num_rows for table in self._tables)
+        super().__init__(session, settings.publish_every_seconds)
+
+    def after_step(self, step: int, progress: Callable[[], Progress]) -> bool:
+        """See :meth:`BesideTraining.after_step`; none of a step before the last version's."""
+        return self._is_new(step) and super().after_step(step, progress)
+
+    def finish(self, progress: Progress) -> None:
+        """Publish the last step, and wait until it is on the disk; every rank calls it."""
+        self.drain()
+        if self._is_new(progress.step):
+            self.write_now(progress)
+            self.drain()
+
+    def _is_new(self, step: int) -> bool:
+        """A run that goes on from an earlier step trains some steps again."""
+        return self._last is None or step > self._last.step
 
     @property
     def wants_all(self) -> bool:
-        return self.last is None
+        """See :attr:`BesideTraining.wants_all`."""
+        return self._last is None
 
-    def copied(self, progress: Progress) -> _Copied:
-        dense = gather_weights(self._session, self._session.world.control)
+    def copy(self, progress: Progress) -> _Copied:
+        """See :meth:`BesideTraining.copy`."""
+        dense = gather_weights(self._session, self._control)
         return _Copied(
             {name: tensor.detach().cpu().clone() for name, tensor in dense.items()}, time.time()
         )
@@ -228,23 +196,25 @@ class _VersionSink:
     def write(
         self, cuts: Sequence[Shard], copied: _Copied, step: int, channel: Channel
     ) -> Version | None:
+        """See :meth:`BesideTraining.write`."""
         try:
-            return self._write(cuts, copied, step, channel)
+            return self._publish(cuts, copied, step, channel)
         except RankFailedError:
             raise
         except (CheckpointError, TrainingError) as error:
             logger.warning("no %s at step %d: %s", self.kind, step, error)
             if isinstance(error, CheckpointError):  # what it was to begin at is gone or damaged
-                self.last = None
+                self._last = None
             return None
 
-    def settled(self, written: Version) -> None:
-        self.last = written
+    def note_written(self, written: Version) -> None:
+        """See :meth:`BesideTraining.note_written`."""
+        self._last = written
 
-    def _write(
+    def _publish(
         self, cuts: Sequence[Shard], copied: _Copied, step: int, channel: Channel
     ) -> Version:
-        base = self.last
+        base = self._last
         number = on_first(channel, lambda: self._next_number(base))
         temporary = self._folder.folder / f".{number}{UNFINISHED}"
         try:
@@ -303,7 +273,7 @@ class _VersionSink:
 
     def _write_whole(self, draft: _Draft, channel: Channel) -> list[Digests]:
         """Files of all rows, of what the draft begins at and its own; each rank writes some."""
-        own = self._shards[channel.ranks.rank :: channel.ranks.world_size]
+        own = self._shards_of_rows[channel.ranks.rank :: channel.ranks.world_size]
 
         def write() -> dict[str, dict[str, Any]]:
             if not own:
@@ -361,7 +331,7 @@ class _VersionSink:
             dtype=self._dtype,
             dim=self._dim,
             tables=self._tables,
-            shards=self._shards,
+            shards=self._shards_of_rows,
             schema=dataset.schema,
             fingerprint=dataset.fingerprint,
             model=config.model,
