@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from pibroch.cli.console import console, results
-from pibroch.errors import ConfigError, MissingDependencyError, StorageError
+from pibroch.cli.console import console, results, say
+from pibroch.errors import ConfigError, MissingDependencyError
+from pibroch.storage import storage_errors
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -25,55 +26,41 @@ app = typer.Typer(
 
 MARK = Path("benchmarks") / "registry.py"
 
-Name = Annotated[str | None, typer.Argument(help="The topic; lists them when absent.")]
-Quick = Annotated[
-    bool,
-    typer.Option("--quick", help="Fewer settings and rounds: under a minute on two quiet cores."),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="SECTION",
-        help="Measure this section of the topic alone, keep the others' files; repeatable.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help=(
-            "Where CSV, table and plot go; benchmarks/results/NAME when absent, runs/bench/NAME if"
-            " --quick."
-        )
-    ),
-]
-
-
-Committed = Annotated[
-    bool,
-    typer.Option(
-        "--committed",
-        help=(
-            "With all: measure every topic for the figures that are committed. Needs a clean"
-            " checkout; what was measured at this commit is left out, what fails is named at the"
-            " end."
-        ),
-    ),
-]
-Skip = Annotated[
-    list[str] | None,
-    typer.Option("--skip", metavar="TOPIC", help="With all: leave this topic out; repeatable."),
-]
-
 
 @app.callback()
 def bench(
-    name: Name = None,
-    quick: Quick = False,
-    only: Only = None,
-    out: Out = None,
-    committed: Committed = False,
-    skip: Skip = None,
+    name: Annotated[str | None, typer.Argument(help="The topic; lists them when absent.")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Fewer settings and rounds: under a minute on two quiet cores."
+        ),
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="SECTION",
+            help="Measure this section of the topic alone, keep the others' files; repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of CSV, table and plot: benchmarks/results/NAME, runs/bench/NAME if --quick."
+        ),
+    ] = None,
+    committed: Annotated[
+        bool,
+        typer.Option(
+            "--committed",
+            help="With all: measure every topic that was not measured at this clean checkout.",
+        ),
+    ] = False,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="TOPIC", help="With all: leave this topic out; repeatable."),
+    ] = None,
 ) -> None:
     """Measure a topic beside its baselines.
 
@@ -95,36 +82,31 @@ def bench(
             raise ConfigError(
                 "--committed with --quick, --only or --out", "whole results in their place"
             )
-        failed = _load("benchmarks.committed", checkout).measure_all(skip or (), _say)
+        failed = _load("benchmarks.committed", checkout).measure_all(skip or (), say)
         raise typer.Exit(1 if failed else 0)
     topic = registry.find_topic(name)
     sections = topic.chosen(only or (), quick)
     folder = out or checkout / ("runs/bench" if quick else "benchmarks/results") / name
-    _make(folder)
+    # before the measurement: minutes should not be lost to a folder that cannot be written
+    with storage_errors(folder, "a folder that can be written", "give another --out"):
+        folder.mkdir(parents=True, exist_ok=True)
     written = _load("benchmarks.results", checkout)
-    with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as say:
-        options = registry.Options(quick=quick, scratch=Path(scratch), say=say)
-        for section in sections or (
-            "",
-        ):  # written one by one: what is measured stays, whatever comes next
+    with tempfile.TemporaryDirectory(prefix="pibroch-bench-") as scratch, _progress(name) as show:
+        options = registry.Options(quick=quick, scratch=Path(scratch), say=show)
+        # written one by one: what is measured stays, whatever comes next
+        for section in sections or ("",):
             report = topic.run(replace(options, section=section))
             _tell(written, report, written.write(report, folder / section))
             if section:
                 written.join(folder, f"{topic.name}: {topic.summary}", topic.sections)
 
 
-def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _tell(written: Any, report: Any, paths: list[Path]) -> None:
     """The table on standard output, the rest beside it."""
     results.print(written.table(report), markup=False)
     for note in report.notes:
-        _say(f"- {note}")
-    console.print(
-        f"written: {', '.join(str(path) for path in paths)}", highlight=False, soft_wrap=True
-    )
+        say(f"- {note}")
+    say(f"written: {', '.join(str(path) for path in paths)}")
 
 
 def find_checkout() -> Path:
@@ -150,16 +132,6 @@ def _load(module: str, checkout: Path) -> Any:
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
     return importlib.import_module(module)
-
-
-def _make(folder: Path) -> None:
-    """Before the measurement: minutes should not be lost to a folder that cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: {error.strerror}", "a folder that can be written", "give another --out"
-        ) from error
 
 
 def _list(topics: Any) -> None:

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import results, say
+from pibroch.cli.progress import counted
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -73,11 +73,9 @@ def inspect_command(path: Source) -> None:
         data = f"dataset {manifest.dataset_fingerprint[:12]}"
     else:
         parts = ", ".join(["tables", *manifest.program.parts])
-        results.print(
-            f"{parts}; position {manifest.progress.loader or 'not saved'}", soft_wrap=True
-        )
+        results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}")
     rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
-    results.print(f"learning rates: {rates}", soft_wrap=True)
+    results.print(f"learning rates: {rates}")
     results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")
 
 
@@ -99,7 +97,7 @@ def verify_command(path: Source) -> None:
             advance(file)
     if problems:
         for _, problem in problems:
-            console.print(problem, markup=False, highlight=False, soft_wrap=True)
+            say(problem)
         raise CheckpointError(
             f"{folder} with {len(problems)} of {len(manifest.files)} files damaged or missing: "
             + ", ".join(file for file, _ in problems),
@@ -192,25 +190,7 @@ def _import(source: Path, out: Path, system: System, recipe: str, changes: list[
 
 @contextmanager
 def _progress(manifest: Manifest) -> Iterator[Callable[[str], None]]:
-    """A bar over the bytes of a checkpoint's files.
-
-    The function inside is told each file that is done.
-    """
-    columns = (
-        TextColumn("{task.description:>10}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
-        task = bar.add_task(
-            "checking", total=sum(digest.size_bytes for digest in manifest.files.values())
-        )
-
-        def advance(name: str) -> None:
-            if name in manifest.files:
-                bar.advance(task, manifest.files[name].size_bytes)
-
-        yield advance
+    """A bar over the bytes of a checkpoint's files: ``advance(file)``."""
+    sizes = {name: digest.size_bytes for name, digest in manifest.files.items()}
+    with counted(sum(sizes.values()), "bytes") as advance:
+        yield lambda name: advance(sizes.get(name, 0))

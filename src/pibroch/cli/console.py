@@ -42,6 +42,11 @@ def set_up_logging() -> None:
     logger.setLevel(logging.INFO)
 
 
+def say(text: str) -> None:
+    """A line of text as it is, on standard error."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def show_error(error: PibrochError) -> None:
     """Print an error's three parts, each on its own line."""
     for label, text, style in (
@@ -51,7 +56,7 @@ def show_error(error: PibrochError) -> None:
     ):
         if text:
             console.print(f"[{style}]{label:6}[/{style}]", end="", highlight=False)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(text)
 
 
 def leave(exit_code: int) -> NoReturn:

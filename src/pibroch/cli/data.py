@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
+from pibroch.cli.progress import stages
 from pibroch.data import health
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
-from pibroch.data.prepare import Progress as ProgressCallback
 from pibroch.data.presets import avazu_schema, criteo_schema
 from pibroch.data.schema import Schema
 from pibroch.data.sources import RawSource, TextSource
@@ -37,10 +27,7 @@ from pibroch.errors import ConfigError
 from pibroch.overlap import refuse_overlap
 
 app = typer.Typer(
-    help=(
-        "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is"
-        " known."
-    ),
+    help="Turn raw click logs into encoded datasets, or generate one of known best AUC.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -54,24 +41,6 @@ class RawFormat(StrEnum):
     AVAZU = "avazu"
     CSV = "csv"
     PARQUET = "parquet"
-
-
-VocabulariesOf = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FROM",
-        help="Encode with those of a dataset, a checkpoint, a run or an export, and its schema.",
-    ),
-]
-SplitBy = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15, with"
-            " --vocabularies test, when absent."
-        )
-    ),
-]
 
 
 @app.command("prepare")
@@ -104,12 +73,23 @@ def prepare_command(
     bins: Annotated[
         bool, typer.Option(help="criteo: also use the 13 integers as binned categories.")
     ] = True,
-    vocabularies: VocabulariesOf = None,
+    vocabularies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FROM",
+            help="Encode with those, and the schema, of a dataset, checkpoint, run or export.",
+        ),
+    ] = None,
     unlabelled: Annotated[
         bool,
         typer.Option(help="With --vocabularies: the data have no labels and are to be scored."),
     ] = False,
-    split: SplitBy = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="time:A/B/C, hash:A/B/C, none, or a split for all; time:0.7/0.15/0.15 by default."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
     max_bad_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")
@@ -177,7 +157,7 @@ def prepare_command(
         vocabularies=vocabulary,
         has_labels=not unlabelled,
     )
-    with _progress() as progress:
+    with stages() as progress:
         report = prepare(opened, encoding, out, options, progress)
     _show_report(report, out, time.monotonic() - started)
 
@@ -199,9 +179,7 @@ def synthesize_command(
         int,
         typer.Option(
             min=0,
-            help=(
-                "Groups of features that interact with each other alone, as towers might find them."
-            ),
+            help="Groups of features that interact with each other alone, as towers find them.",
         ),
     ] = 0,
     raw: Annotated[
@@ -235,7 +213,7 @@ def synthesize_command(
     options = SyntheticOptions(
         samples, seed, max_table_rows, table_rows, multi_hot, rule, groups, raw, history
     )
-    with _progress() as progress:
+    with stages() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)
     table = Table(
         "split", "click rate", "best AUC", "best logloss", title=f"{samples:,} samples in {out}"
@@ -376,25 +354,3 @@ def _show_report(report: PrepareReport, out: Path, seconds: float) -> None:
         console.print(f"{report.num_bad:,} malformed records left out, the first of them:")
         for line in report.bad:
             console.print(f"  {line}", markup=False)
-
-
-@contextmanager
-def _progress() -> Iterator[ProgressCallback]:
-    """A bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:>10}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def update(stage: str, fraction: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=1.0)
-            bar.update(tasks[stage], completed=fraction)
-
-        yield update

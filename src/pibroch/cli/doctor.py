@@ -41,10 +41,7 @@ def doctor(
         bool,
         typer.Option(
             "--compile",
-            help=(
-                "First train a few steps in each way, so that later runs find their kernels"
-                " compiled."
-            ),
+            help="First train a few steps in each way, which compiles the kernels.",
         ),
     ] = False,
 ) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import results
+from pibroch.cli.progress import counted
 from pibroch.errors import ConfigError
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
@@ -38,10 +38,7 @@ def export(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help=(
-                "A checkpoint, or a run directory for its best one; for --onnx alone an export,"
-                " too."
-            )
+            help="A checkpoint, or a run for its best one; for --onnx alone an export, too."
         ),
     ],
     out: Annotated[
@@ -50,36 +47,25 @@ def export(
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help=(
-                "Of the embedding rows: float32 (the default), float16, or int8 with a scale and an"
-                " offset a row."
-            )
+            help="Of the rows: float32 (the default), float16, or int8 with scale and offset."
         ),
     ] = None,
     since: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "An export or a delta: write only the rows that changed since, and the dense"
-                " layers."
-            )
+            help="An export or a delta: write only what changed since, and the dense layers."
         ),
     ] = None,
     onnx: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "A file to write the dense layers to as ONNX, whose inputs are dense features and"
-                " embeddings."
-            )
+            help="A file for the dense layers as ONNX, whose inputs are dense and embeddings."
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "The dataset it was trained on, if moved; the AUC before and after is printed, too."
-            )
+            help="The dataset it was trained on, if moved; also prints the AUC before and after."
         ),
     ] = None,
     split: Annotated[
@@ -172,14 +158,8 @@ def _export(
         opened_split(dataset, split)
     folder = find_checkpoint(checkpoint)
     total = sum(table.num_rows for table in read_manifest(folder).tables.values())
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn())
     options = ExportOptions((dtype or Dtype.FLOAT32).value, data, version, overwrite)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-
+    with counted(total, "rows") as advance:
         if since is None:
             summary = _whole(export_checkpoint(folder, out, options, advance), out)
         else:

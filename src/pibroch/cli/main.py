@@ -50,20 +50,11 @@ app.command()(doctor)
 # Groups whose modules take long to import: their help here, their commands when the command line
 # names them.
 _GROUPS = {
-    "data": (
-        "Turn raw click logs into encoded datasets, or generate one whose best possible AUC is"
-        " known."
-    ),
+    "data": "Turn raw click logs into encoded datasets, or generate one of known best AUC.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
     "job": "Write a run's processes down for a cluster that starts them.",
-    "plan": (
-        "Place all rows by how often they are read, copy the hottest, group features into towers;"
-        " explain and compare."
-    ),
-    "bench": (
-        "Measure against what others use: correctness first, then a table, CSV, Markdown and a"
-        " plot."
-    ),
+    "plan": "Place rows by how often they are read, copy the hottest, group features; explain.",
+    "bench": "Measure against what others use: correctness first, then tables and a plot.",
 }
 
 _REFUSALS = {

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import results, say
 from pibroch.cli.plan_topology import plan_topology
 from pibroch.cli.plan_towers import plan_towers
 from pibroch.cli.plan_watch import plan_watch
@@ -77,79 +77,63 @@ class Objective(StrEnum):
     ACCESSES = "accesses"
 
 
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")]
-
-
-ProfileFile = Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        help="The dataset that the plan is for: the profile must be of it, or is made of it."
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")]
-TopologyFile = Annotated[
-    Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")
-]
-Shards = Annotated[
-    int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "Widths, types and optimizer of the tables from a recipe; its data, too, without"
-            " --profile and --data."
-        )
-    ),
-]
-Dim = Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")]
-TableDims = Annotated[
-    list[str] | None,
-    typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable."),
-]
-OptimizerName = Annotated[
-    str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")
-]
-ForMode = Annotated[Mode, typer.Option(help="Copies must be kept equal in training.")]
-ByPolicy = Annotated[
-    Policy | None, typer.Option(help="links for inference, safe for training, when absent.")
-]
-ExtraPercent = Annotated[
-    float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")
-]
-ForObjective = Annotated[
-    Objective, typer.Option(help="Charge links for distinct rows or for accesses.")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")
-]
-ThresholdPercent = Annotated[
-    float | None,
-    typer.Option(help="Most accesses and memory of a partition, in per cent; found when absent."),
-]
-Page = Annotated[Path | None, typer.Option(help="Also write the page of `plan explain`.")]
-
-
 @app.callback()
 def plan(
     context: typer.Context,
-    profile: ProfileFile = None,
-    data: Data = None,
-    out: Out = None,
-    topology: TopologyFile = None,
-    shards: Shards = None,
-    recipe: Recipe = None,
-    dim: Dim = 16,
-    table_dim: TableDims = None,
-    optimizer: OptimizerName = "rowwise_adagrad",
-    mode: ForMode = Mode.INFERENCE,
-    policy: ByPolicy = None,
-    extra: ExtraPercent = 5.0,
-    objective: ForObjective = Objective.TRANSFERS,
-    batch_size: BatchSize = None,
-    threshold: ThresholdPercent = None,
-    html: Page = None,
+    profile: Annotated[Path | None, typer.Option(help="A profile made by pibroch profile.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The dataset that the plan is for: the profile must be of it, or is made of it."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The plan to write; its prediction goes beside it.")
+    ] = None,
+    topology: Annotated[
+        Path | None, typer.Option(help="TOML or JSON: hosts, memory, costs of links.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="Without a topology: this many ranks, equal links.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="The tables' widths, types and optimizer; its data without --profile and --data."
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Without a recipe: width of all tables.")] = 16,
+    table_dim: Annotated[
+        list[str] | None,
+        typer.Option("--table-dim", metavar="TABLE=DIM", help="Another width; repeatable."),
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Without a recipe: whose state lies beside the weights in training.")
+    ] = "rowwise_adagrad",
+    mode: Annotated[
+        Mode, typer.Option(help="Copies must be kept equal in training.")
+    ] = Mode.INFERENCE,
+    policy: Annotated[
+        Policy | None, typer.Option(help="links for inference, safe for training, when absent.")
+    ] = None,
+    extra: Annotated[
+        float, typer.Option(min=0, help="Memory for copies, in per cent of the tables.")
+    ] = 5.0,
+    objective: Annotated[
+        Objective, typer.Option(help="Charge links for distinct rows or for accesses.")
+    ] = Objective.TRANSFERS,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Of a rank; that of the profile when absent.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Most accesses and memory of a partition, in per cent; found when absent."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the page of `plan explain`.")
+    ] = None,
 ) -> None:
     """Place all rows by how often they are read, and copy the hottest.
 
@@ -207,7 +191,7 @@ def plan(
 
 @app.command("explain")
 def explain_command(
-    path: PlanFile,
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")],
     run: Annotated[
         Path | None, typer.Option(help="A run trained under it: predicted bytes beside measured.")
     ] = None,
@@ -233,7 +217,7 @@ def explain_command(
             grid.add_row(*row)
         results.print(grid)
         for note in notes(prediction, path, run):
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+            say(f"note: {note}")
     if html is not None:
         results.print(f"wrote {write_page(prediction, path.name, html, measured)}")
 
@@ -361,7 +345,7 @@ def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
 
 def _show(prediction: PlanPrediction, name: str) -> None:
     for sentence in sentences(prediction):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(sentence)
     grid = _grid(*SHARD_COLUMNS, title=f"{name}: a step")
     for row in shard_rows(prediction)[:64]:
         grid.add_row(*row)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from pibroch.cli.console import console, leave_with, results
-from pibroch.errors import StorageError
+from pibroch.cli.console import leave_with, results
+from pibroch.cli.progress import counted
 from pibroch.launch.child import die_with_launcher, is_rank, show_launcher, show_rank
 from pibroch.process import tune_process
+from pibroch.storage import storage_errors
 
 
 def plan_topology(
@@ -45,24 +45,14 @@ def plan_topology(
     show_rank("measurer")
     with world_of_environment(leave_with) as world:
         size = world.ranks.world_size
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("pairs"))
-        with Progress(
-            *columns, console=console, disable=not (world.is_first and console.is_terminal)
-        ) as bar:
-            task = bar.add_task("", total=size * (size - 1) // 2)
-            topology = measure(world.control, lambda: bar.advance(task)).content()
+        with counted(size * (size - 1) // 2, "pairs", world.is_first) as advance:
+            topology = measure(world.control, lambda: advance(1)).content()
         if not world.is_first:
             return
         ClusterTopology.of(topology, "what was measured")
-        try:
+        with storage_errors(out, "a place to write to", ""):
             out.write_text(json.dumps(topology, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise StorageError(
-                f"{error.strerror} while writing {out}", "a place to write to"
-            ) from error
         for number, row in enumerate(topology["cost"]):  # type: ignore[arg-type, var-annotated]
-            results.print(
-                f"rank {number} reads at " + "  ".join(f"{cost:>7g}" for cost in row),
-                highlight=False,
-            )
+            costs = "  ".join(f"{cost:>7g}" for cost in row)
+            results.print(f"rank {number} reads at {costs}")
         results.print(f"wrote {out}")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.cli.console import console, results
+from pibroch.cli.console import results
+from pibroch.cli.progress import counted
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 
@@ -59,10 +59,7 @@ def plan_towers(
         bool,
         typer.Option(
             "--centred",
-            help=(
-                "Compare embeddings less their feature's mean; sharper after a model such as"
-                " deepfm."
-            ),
+            help="Compare embeddings less their feature's mean; sharper after e.g. deepfm.",
         ),
     ] = False,
     samples: Annotated[
@@ -94,9 +91,7 @@ def plan_towers(
     dataset = EncodedDataset.open(data)
     predictor, _ = open_for(checkpoint, dataset)
     kinds = None if categories is None else read_categories(categories, predictor.features)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=min(samples, len(dataset.split("train"))))
+    with counted(min(samples, len(dataset.split("train"))), "samples") as advance:
         grouping = group_features(
             predictor,
             dataset,
@@ -107,16 +102,14 @@ def plan_towers(
             kinds,
             weigh_bytes=balance is Weight.BYTES,
             centred=centred,
-            advance=lambda count: bar.advance(task, count),
+            advance=advance,
         )
     write_groups(out, grouping)
     if page is not None:
         write_map(page, grouping)
     for number, group in enumerate(grouping.groups):
-        results.print(
-            f"tower {number}: {grouping.bytes_of(group) / 2**20:,.1f} MiB  {', '.join(group)}",
-            soft_wrap=True,
-        )
+        size = f"{grouping.bytes_of(group) / 2**20:,.1f} MiB"
+        results.print(f"tower {number}: {size}  {', '.join(group)}")
     results.print(
         f"similarity inside towers {grouping.inside:.3f}, between them {grouping.between:.3f};"
         f" wrote {out}"

@@ -77,11 +77,8 @@ def plan_watch(
     for decay in looks:
         most = max(most, decay.ratio)
         note = "  decayed: plan anew" if decay.ratio > threshold else ""
-        text = (
+        results.print(
             f"batch {decay.batches}: {decay.current:,.0f}, a fresh plan {decay.fresh:,.0f},"
             f" {decay.ratio:.2f} times{note}"
         )
-        results.print(text, markup=False, highlight=False)
-    results.print(
-        f"at most {most:.2f} times the cost of a fresh plan", markup=False, highlight=False
-    )
+    results.print(f"at most {most:.2f} times the cost of a fresh plan")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pibroch.cli.console import console, leave_with, results
+from pibroch.cli.progress import counted
 from pibroch.errors import PibrochError, RankFailedError
 from pibroch.launch.child import die_with_launcher, is_rank, show_launcher, show_rank
 from pibroch.overlap import refuse_overlap
@@ -32,19 +30,14 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help=(
-                "Processes on this machine that share the tables; on several machines use torchrun."
-            ),
+            help="Processes on this machine that share the tables; on several use torchrun.",
         ),
     ] = 1,
     bound: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help=(
-                "With ranks: batches that one may be ahead of others; chosen by measurement when"
-                " absent."
-            ),
+            help="With ranks: batches that one may be ahead of others; measured when absent.",
         ),
     ] = None,
 ) -> None:
@@ -74,7 +67,7 @@ def predict(
         raise typer.Exit(_launch(ranks))
     predictor, folder = open_for(checkpoint, dataset)
     started = time.monotonic()
-    with _bar(total) as advance:
+    with counted(total, "samples") as advance:
         done = score_split(predictor, folder, dataset, split, out, advance)
     _show(done, out, time.monotonic() - started)
 
@@ -95,7 +88,7 @@ def _as_rank(checkpoint: Path, data: Path, out: Path, split: str, bound: int | N
                 world.control, lambda: len(opened_split(dataset, split, needs_labels=False))
             )
             started = time.monotonic()
-            with _bar(total) as advance:
+            with counted(total, "samples") as advance:
                 done = score_split_by_ranks(checkpoint, dataset, split, out, world, bound, advance)
             if world.is_first:
                 _show(done, out, time.monotonic() - started)
@@ -118,16 +111,6 @@ def _launch(num_ranks: int) -> int:
     if death is not None and death.signal is not None:
         console.print(f"{death}; the same command goes on where it was")
     return 0 if death is None else death.exit_code
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal or console.quiet
-    ) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def _show(done: Scored, out: Path, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A bar a stage on a terminal, nothing elsewhere."""
+"""Bars on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from contextlib import contextmanager
 
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
 from pibroch.cli.console import console
@@ -19,21 +23,28 @@ from pibroch.cli.console import console
 
 @contextmanager
 def stages() -> Iterator[Callable[[str, float], None]]:
-    """``update(stage, fraction)``."""
-    columns = (
-        TextColumn("{task.description:>14}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
+    """A bar a stage: ``update(stage, fraction)``."""
+    columns = TextColumn("{task.description:>14}"), BarColumn(), TaskProgressColumn()
+    with _bars(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bars:
         tasks: dict[str, TaskID] = {}
 
         def update(stage: str, fraction: float) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=1.0)
-            bar.update(tasks[stage], completed=fraction)
+                tasks[stage] = bars.add_task(stage, total=1.0)
+            bars.update(tasks[stage], completed=fraction)
 
         yield update
+
+
+@contextmanager
+def counted(total: int, what: str, is_shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar over so many things, such as ``rows`` or ``bytes``: ``advance(count)``."""
+    numbers = [DownloadColumn()] if what == "bytes" else [MofNCompleteColumn(), TextColumn(what)]
+    with _bars(BarColumn(), *numbers, TimeRemainingColumn(), is_shown=is_shown) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda count: bars.advance(task, count)
+
+
+def _bars(*columns: ProgressColumn, is_shown: bool = True) -> Progress:
+    is_shown = is_shown and console.is_terminal and not console.quiet
+    return Progress(*columns, console=console, disable=not is_shown)

@@ -25,12 +25,7 @@ def command_of(role: Role) -> Callable[..., None]:
     """What the command line calls: be one of a role until the process is stopped."""
 
     def run(
-        *,
-        rendezvous: str,
-        number: int,
-        threads: int | None,
-        with_servers: bool = False,
-        **own: Any,
+        *, rendezvous: str, number: int, threads: int | None, with_servers: bool = False, **own: Any
     ) -> None:
         title = None if role.is_one else os.environ.get(TITLE)
         show_as(title or role.member(number), name_of_role(role.command, number))

@@ -33,194 +33,170 @@ _PROCESSES = "Processes"
 _HOSTS = "Tables over several hosts"
 
 
-Model = Annotated[
-    Path | None,
-    typer.Argument(
-        help=(
-            "An export, a folder of numbered ones, a checkpoint or a run; the newest run here when"
-            " absent."
-        )
-    ),
-]
-Host = Annotated[
-    str,
-    typer.Option(
-        rich_help_panel=_ADDRESS, help="Address to listen at; 0.0.0.0 for other machines to ask."
-    ),
-]
-Port = Annotated[
-    int, typer.Option(rich_help_panel=_ADDRESS, min=0, max=65535, help="0 for any that is free.")
-]
-Name = Annotated[
-    str | None,
-    typer.Option(rich_help_panel=_MODEL, help="Of the model in URLs; the folder's when absent."),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=_MODEL, help="A checkpoint's dataset, whose dictionaries raw rows need."
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=_ACCESS, help=f"Holds the token that requests must bear; or set {TOKEN}."
-    ),
-]
-Certificate = Annotated[
-    Path | None, typer.Option(rich_help_panel=_ACCESS, help="Certificate chain (PEM), for HTTPS.")
-]
-Key = Annotated[Path | None, typer.Option(rich_help_panel=_ACCESS, help="Its key (PEM).")]
-BatchDelay = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=0,
-        max=1000,
-        help="How long a request may wait for others to be computed with.",
-    ),
-]
-MaxRows = Annotated[
-    int,
-    typer.Option(rich_help_panel=_LIMITS, min=1, help="Of a request; more are answered with 400."),
-]
-MaxBody = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_LIMITS, min=0.001, help="Of a request; more is answered with 413."
-    ),
-]
-MaxQueueRows = Annotated[
-    int, typer.Option(rich_help_panel=_LIMITS, min=1, help="That wait; more are answered with 429.")
-]
-BodyTimeout = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=0.1,
-        help="Seconds for a request's headers to arrive, and then for its body; 408 then.",
-    ),
-]
-IdleTimeout = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=0.1,
-        help="Seconds from an answer to the next request; the connection is closed then.",
-    ),
-]
-WriteTimeout = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=0.1,
-        help="Seconds for a client to read an answer; the connection is closed then.",
-    ),
-]
-MaxConnections = Annotated[
-    int,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=1,
-        help="Of a worker; for more the idlest is closed, or 503 answered where none is idle.",
-    ),
-]
-MaxTotal = Annotated[
-    float | None,
-    typer.Option(
-        rich_help_panel=_LIMITS,
-        min=0.001,
-        help=(
-            "Of all bodies and unread answers of a worker; more is answered with 503. Eight"
-            " --max-body-mb when absent."
-        ),
-    ),
-]
-ReloadEvery = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_MODEL, min=0, help="Seconds between looks for a new version; 0 for never."
-    ),
-]
-Drain = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_PROCESSES,
-        min=0,
-        help="Seconds to go on answering after SIGTERM, as not ready.",
-    ),
-]
-ShutdownTimeout = Annotated[
-    int,
-    typer.Option(
-        rich_help_panel=_PROCESSES,
-        min=1,
-        help="Seconds for open requests to end after that; connections are closed then.",
-    ),
-]
-PartText = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=_HOSTS,
-        help="K/N: hold part K of N of an export's rows, and give them to the hosts of the others.",
-    ),
-]
-RowsAt = Annotated[
-    list[str] | None,
-    typer.Option(
-        rich_help_panel=_HOSTS,
-        help=(
-            "URL of the host with part 1 of the rows; again for each part in order, this host's own"
-            " too."
-        ),
-    ),
-]
-Workers = Annotated[
-    int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")
-]
-WorkerTimeout = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=_PROCESSES,
-        min=2,
-        help=(
-            "Seconds for a worker's event loop to turn; the worker is killed then, and started"
-            " again."
-        ),
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch."),
-]
-
-
 def serve(
-    path: Model = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    name: Name = None,
-    data: Data = None,
-    token_file: TokenFile = None,
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    batch_delay_ms: BatchDelay = 0.0,
-    max_rows: MaxRows = 8192,
-    max_body_mb: MaxBody = 16.0,
-    max_queue_rows: MaxQueueRows = 32768,
-    max_connections: MaxConnections = 4096,
-    max_total_mb: MaxTotal = None,
-    body_timeout: BodyTimeout = 15.0,
-    idle_timeout: IdleTimeout = 30.0,
-    write_timeout: WriteTimeout = 30.0,
-    reload_every: ReloadEvery = 1.0,
-    drain: Drain = 0.0,
-    shutdown_timeout: ShutdownTimeout = 25,
-    part: PartText = None,
-    rows_at: RowsAt = None,
-    workers: Workers = 1,
-    worker_timeout: WorkerTimeout = 30.0,
-    threads: Threads = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="An export, a folder of numbered ones, a checkpoint or a run; the newest run here."
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ADDRESS,
+            help="Address to listen at; 0.0.0.0 for other machines to ask.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(rich_help_panel=_ADDRESS, min=0, max=65535, help="0 for any that is free."),
+    ] = 8000,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_MODEL, help="Of the model in URLs; the folder's when absent."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=_MODEL, help="A checkpoint's dataset, whose dictionaries raw rows need."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=_ACCESS,
+            help=f"Holds the token that requests must bear; or set {TOKEN}.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=_ACCESS, help="Certificate chain (PEM), for HTTPS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(rich_help_panel=_ACCESS, help="Its key (PEM).")
+    ] = None,
+    batch_delay_ms: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=0,
+            max=1000,
+            help="How long a request may wait for others to be computed with.",
+        ),
+    ] = 0.0,
+    max_rows: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_LIMITS, min=1, help="Of a request; more are answered with 400."
+        ),
+    ] = 8192,
+    max_body_mb: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_LIMITS, min=0.001, help="Of a request; more is answered with 413."
+        ),
+    ] = 16.0,
+    max_queue_rows: Annotated[
+        int,
+        typer.Option(rich_help_panel=_LIMITS, min=1, help="That wait; more are answered with 429."),
+    ] = 32768,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=1,
+            help="Of a worker; for more the idlest is closed, or 503 answered where none is idle.",
+        ),
+    ] = 4096,
+    max_total_mb: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=0.001,
+            help="Of all bodies and unread answers of a worker, then 503; 8 --max-body-mb if not.",
+        ),
+    ] = None,
+    body_timeout: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=0.1,
+            help="Seconds for a request's headers to arrive, and then for its body; 408 then.",
+        ),
+    ] = 15.0,
+    idle_timeout: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=0.1,
+            help="Seconds from an answer to the next request; the connection is closed then.",
+        ),
+    ] = 30.0,
+    write_timeout: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_LIMITS,
+            min=0.1,
+            help="Seconds for a client to read an answer; the connection is closed then.",
+        ),
+    ] = 30.0,
+    reload_every: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_MODEL,
+            min=0,
+            help="Seconds between looks for a new version; 0 for never.",
+        ),
+    ] = 1.0,
+    drain: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_PROCESSES,
+            min=0,
+            help="Seconds to go on answering after SIGTERM, as not ready.",
+        ),
+    ] = 0.0,
+    shutdown_timeout: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_PROCESSES,
+            min=1,
+            help="Seconds for open requests to end after that; connections are closed then.",
+        ),
+    ] = 25,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_HOSTS,
+            help="K/N: hold part K of N of an export's rows, and give them to the other hosts.",
+        ),
+    ] = None,
+    rows_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=_HOSTS,
+            help="URL of the host with part 1 of the rows; again for each part, this host's too.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")
+    ] = 1,
+    worker_timeout: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_PROCESSES,
+            min=2,
+            help="Seconds for a worker's event loop to turn, after which it is started again.",
+        ),
+    ] = 30.0,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch."
+        ),
+    ] = None,
 ) -> None:
     """Answer scores over HTTP: the Open Inference Protocol v2, and raw rows at /score.
 

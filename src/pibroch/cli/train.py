@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pibroch.cli.console import console, leave_with, results
+from pibroch.cli.console import console, leave_with, results, say
 from pibroch.launch.child import (
     die_with_launcher,
     is_rank,
@@ -38,108 +38,81 @@ DEFAULT_RESTARTS = 10
 """Of several ranks."""
 logger = logging.getLogger(__name__)
 
-Recipe = Annotated[
-    str | None, typer.Argument(help="A recipe's file or name; `synthetic_small` when absent.")
-]
-Data = Annotated[Path | None, typer.Option(help="An encoded dataset, instead of the recipe's.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
-]
-RunDir = Annotated[
-    Path | None, typer.Option(help="Where the run is kept; `runs/<recipe>-<time>` when absent.")
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")
-]
-Ranks = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Processes on this machine that train together; on several machines use torchrun.",
-    ),
-]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")]
-Trace = Annotated[
-    bool,
-    typer.Option(
-        "--trace",
-        help=(
-            "Write what each rank did when in some steps, for Perfetto or Chrome, to"
-            " RUN_DIR/trace/."
-        ),
-    ),
-]
-
-LauncherName = Annotated[
-    str | None,
-    typer.Option(
-        "--launcher",
-        metavar="NAME",
-        help=(
-            "Who starts the run's processes: local (the default with --ranks), torchrun (as"
-            " --by-role), ray, or an installed one."
-        ),
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Of the cluster that `--launcher ray` runs on."),
-]
-ByRole = Annotated[
-    bool,
-    typer.Option(
-        "--by-role",
-        help=(
-            "Under torchrun: the last ranks are the embedding servers and data processors of the"
-            " recipe, the others train."
-        ),
-    ),
-]
-Roles = Annotated[
-    bool,
-    typer.Option(
-        "--roles", help="Only show which processes the run would have, and what each would do."
-    ),
-]
-
-Restarts = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help=(
-            "How often within an hour to start the run's processes again, from the newest"
-            " checkpoint, when one of them was lost: 10 with --ranks, 0 for one process."
-        ),
-    ),
-]
-LeastRanks = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help=(
-            "With how many ranks to go on where a run of --ranks dies again and again at one place;"
-            " always all when absent."
-        ),
-    ),
-]
-
 
 def train(
     context: typer.Context,
-    recipe: Recipe = None,
-    data: Data = None,
-    overrides: Overrides = None,
-    run_dir: RunDir = None,
-    resume: Resume = False,
-    tensorboard: TensorBoard = False,
-    ranks: Ranks = 1,
-    trace: Trace = False,
-    launcher: LauncherName = None,
-    address: Address = None,
-    by_role: ByRole = False,
-    roles: Roles = False,
-    restarts: Restarts = None,
-    least_ranks: LeastRanks = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's file or name; `synthetic_small` when absent.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="An encoded dataset, instead of the recipe's.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run is kept; `runs/<recipe>-<time>` when absent.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
+    ] = False,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes on this machine that train together; on several machines use torchrun.",
+        ),
+    ] = 1,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Write what each rank did in some steps, for Perfetto, to RUN_DIR/trace/.",
+        ),
+    ] = False,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            "--launcher",
+            metavar="NAME",
+            help="Who starts processes: local (with --ranks), torchrun, ray, or an installed one.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of the cluster that `--launcher ray` runs on."),
+    ] = None,
+    by_role: Annotated[
+        bool,
+        typer.Option(
+            "--by-role",
+            help="Under torchrun: the last ranks take the recipe's other roles, the others train.",
+        ),
+    ] = False,
+    roles: Annotated[
+        bool,
+        typer.Option(
+            "--roles", help="Only show which processes the run would have, and what each would do."
+        ),
+    ] = False,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Restarts within an hour of lost processes: 10 with --ranks, 0 for one process.",
+        ),
+    ] = None,
+    least_ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With how many ranks to go on where more die at one place; always all if absent.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
@@ -174,7 +147,7 @@ def train(
         ranks,
         Restarts(DEFAULT_RESTARTS if restarts is None else restarts),
         least_ranks,
-        partial(console.print, markup=False, highlight=False, soft_wrap=True),
+        say,
         context.find_root().obj,
     )
     spec = find_launcher(launcher, may_import=True)
@@ -203,10 +176,7 @@ def _show_roles(
 
 
 def _join_and_train(
-    begin: Callable[[], tuple[RunConfig, Path]],
-    resume: bool,
-    tensorboard: bool,
-    trace: bool,
+    begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool
 ) -> None:
     """What a rank does once it knows that it is one."""
     from pibroch.collectives.world import world_of_environment
@@ -236,14 +206,9 @@ def _train(
         redirect_output(run.log_path(world.ranks.rank))
         console.quiet = False
     with suppress(OSError):  # the disk under a rank's log is full
-        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+        say(f"run directory: {run.path}")
     result = run_training(
-        config,
-        dataset,
-        run,
-        lambda total_steps: _sink(run, total_steps, tensorboard),
-        world,
-        trace,
+        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace
     )
     if not world.is_first:
         return

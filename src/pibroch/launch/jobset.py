@@ -293,11 +293,7 @@ def _container(job: Job, group: Group, place: Place, cluster: Cluster) -> Docume
         "volumeMounts": [
             {"name": "recipe", "mountPath": RECIPES, "readOnly": True},
             *(
-                {
-                    "name": f"claim-{index}",
-                    "mountPath": claim.path,
-                    "readOnly": claim.is_read_only,
-                }
+                {"name": f"claim-{index}", "mountPath": claim.path, "readOnly": claim.is_read_only}
                 for index, claim in enumerate(cluster.claims)
             ),
         ],

@@ -16,18 +16,8 @@ from numpy.typing import NDArray
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.changed_rows import (
-    Advance,
-    compared_rows,
-    find_touched,
-    touched_rows,
-)
-from pibroch.serve.export import (
-    ExportOptions,
-    check_options,
-    must_be_exportable,
-    write_dense,
-)
+from pibroch.serve.changed_rows import Advance, compared_rows, find_touched, touched_rows
+from pibroch.serve.export import ExportOptions, check_options, must_be_exportable, write_dense
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows

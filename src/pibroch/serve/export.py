@@ -22,12 +22,7 @@ from pibroch.embedding.shard import MemoryShard
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Records
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.from_checkpoint import (
-    dense_state,
-    plain_table,
-    read_verified,
-    vocabularies_of,
-)
+from pibroch.serve.from_checkpoint import dense_state, plain_table, read_verified, vocabularies_of
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_delta
 from pibroch.state.export_files import (

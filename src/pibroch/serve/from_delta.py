@@ -15,12 +15,7 @@ from pibroch.serve.from_export import open_export, watched
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
-from pibroch.state.delta_format import (
-    DeltaManifest,
-    checksum_in,
-    is_delta,
-    read_delta,
-)
+from pibroch.state.delta_format import DeltaManifest, checksum_in, is_delta, read_delta
 from pibroch.state.delta_rows import opened_rows
 from pibroch.state.export_format import DENSE, EXPORT
 from pibroch.state.files import verify_file

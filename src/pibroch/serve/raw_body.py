@@ -45,11 +45,7 @@ def parse_raw(
         except DataError as error:
             raise Refusal(400, str(error)) from error
     # the last is what curl says of --data
-    if kind not in (
-        "",
-        "application/json",
-        "application/x-www-form-urlencoded",
-    ):
+    if kind not in ("", "application/json", "application/x-www-form-urlencoded"):
         raise Refusal(
             415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}"
         )

@@ -14,10 +14,7 @@ from pibroch.errors import DamagedCheckpointError
 from pibroch.storage import storage_errors
 from pibroch.untrusted import Refusal, open_file
 
-CHECKPOINT = Refusal(
-    DamagedCheckpointError,
-    "use another checkpoint or export",
-)
+CHECKPOINT = Refusal(DamagedCheckpointError, "use another checkpoint or export")
 """How damaged files of checkpoints are refused."""
 GO_ON = "free some space and go on from the last checkpoint (--resume); earlier ones are untouched"
 

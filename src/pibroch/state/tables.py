@@ -24,14 +24,7 @@ from pibroch.embedding.rows import read_rows
 from pibroch.embedding.shard import MemoryShard
 from pibroch.embedding.table import Table
 from pibroch.errors import CheckpointError
-from pibroch.state.parts import (
-    WEIGHT,
-    SavedPart,
-    WrittenPart,
-    mark_listed,
-    read_part,
-    write_piece,
-)
+from pibroch.state.parts import WEIGHT, SavedPart, WrittenPart, mark_listed, read_part, write_piece
 
 FOLDER = "tables"
 MIN_ITEM_BYTES = 2

@@ -132,15 +132,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
     )
     try:
         with tracing as trace:
-            trainer = Trainer(
-                session,
-                saver,
-                sink,
-                progress,
-                stopwatch,
-                trace,
-                replanner,
-            )
+            trainer = Trainer(session, saver, sink, progress, stopwatch, trace, replanner)
             trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
