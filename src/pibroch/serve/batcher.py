@@ -28,7 +28,7 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import DamagedCheckpointError, InputError, PibrochError, WorkerLostError
 from pibroch.serve.inputs import Work, merged_batches, merged_columns, num_rows
 from pibroch.serve.predictor import Begun, Predictor
-from pibroch.serve.row_arrival import when_read
+from pibroch.serve.row_hosts import when_read
 from pibroch.serve.settings import Refusal, ServerLimits
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
-from pibroch.serve.row_service import RowService
+from pibroch.serve.row_connection import RowService
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.version import __version__

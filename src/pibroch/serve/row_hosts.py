@@ -17,6 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 from pibroch.errors import ConfigError, WorkerLostError
@@ -351,3 +352,39 @@ def row_hosts(urls: Sequence[str], token: str | None = None) -> tuple[RowHost, .
     if len(set(urls)) != len(urls):
         raise ConfigError(f"--rows-at {' '.join(urls)}"[:200], "another host for each part")
     return tuple(RowHost(url, token) for url in urls)
+
+
+def when_read(
+    loop: asyncio.AbstractEventLoop, requests: Sequence[RowRequest], then: Callable[[bool], None]
+) -> None:
+    """Call a function when all answers are there or their time is up, while the loop goes on.
+
+    Args:
+        loop: that runs.
+        requests: just sent.
+        then: called once; with false as soon as a connection fails. It takes the answers, or
+            cancels the requests.
+    """
+    if not requests:
+        then(True)
+        return
+    waiting = set(requests)
+
+    def end(is_there: bool) -> None:
+        late.cancel()
+        then(is_there)
+
+    def read(request: RowRequest) -> None:
+        try:
+            if not request.read():
+                return
+        except OSError:
+            end(False)
+            return
+        waiting.discard(request)
+        if not waiting:
+            end(True)
+
+    late = loop.call_later(ANSWER_TIMEOUT_S, end, True)
+    for request in requests:
+        request.watch(loop, partial(read, request))

@@ -27,8 +27,7 @@ from pibroch.serve.connection import NEVER_S, connection_factory
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.row_connection import RowDoor
-from pibroch.serve.row_service import RowService
+from pibroch.serve.row_connection import RowDoor, RowService
 from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 

@@ -15,18 +15,15 @@ from pibroch.errors import NonFiniteLossError
 from pibroch.forkserver import link_to_server
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
-from pibroch.observability.step_trace import StepTrace
-from pibroch.observability.trace import span, spans
+from pibroch.observability.trace import StepTrace, span, spans
 from pibroch.state.manifest import Progress
 from pibroch.state.monitor import Monitor
 from pibroch.train.evaluation import evaluate
-from pibroch.train.exchanged_bytes import ExchangedBytes
-from pibroch.train.meter import Meter
+from pibroch.train.meter import ExchangedBytes, Meter, Stopwatch
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.replanning import Replanner
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session
-from pibroch.train.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 _SECONDS_UNTIL_NOTICE = 3.0

@@ -1,17 +1,54 @@
-"""What a run measures between two training records.
-
-Loss over all ranks, speed, waiting, traffic, hits, memory.
-"""
+"""What a run measures: loss over all ranks, speed, time, waiting, traffic, hits, memory."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pibroch.collectives.world import World
 from pibroch.exchange.base import Exchange
 from pibroch.observability.memory import rss_bytes
-from pibroch.train.stopwatch import Stopwatch
+
+
+class Stopwatch:
+    """Counts seconds and samples of the steps between ``start`` and ``pause``.
+
+    Evaluation, saving and the compiling first step do not count.
+
+    Args:
+        seconds_before: of earlier processes of the same run.
+    """
+
+    def __init__(self, seconds_before: float = 0.0) -> None:
+        self.seconds_before = seconds_before
+        self._seconds = 0.0
+        self._samples = 0
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Go on counting."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting until the next ``start``."""
+        if self._started is not None:
+            self._seconds += time.perf_counter() - self._started
+            self._started = None
+
+    def add(self, samples: int) -> None:
+        """Count samples, when running."""
+        if self._started is not None:
+            self._samples += samples
+
+    def read(self) -> tuple[float, int]:
+        """Seconds and samples of this process so far."""
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._seconds + running, self._samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +142,39 @@ def hit_rate(rows_read: int, rows_fetched: int) -> float | None:
     0.75
     """
     return max(0.0, 1 - rows_fetched / rows_read) if rows_read else None
+
+
+class ExchangedBytes:
+    """What training steps send to each rank to exchange embeddings, from now on.
+
+    Evaluations and checkpoints are not theirs.
+
+    Args:
+        exchange: that counts what it sends.
+    """
+
+    def __init__(self, exchange: Exchange[Any]) -> None:
+        self._exchange = exchange
+        self._others = self._sent()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the exchange sends meanwhile belongs to no step."""
+        self._exchange.flush()  # what the last step sends is its own
+        before = self._sent()
+        try:
+            yield
+        finally:
+            self._others += self._sent() - before
+
+    def a_step(self, num_steps: int, world_size: int) -> list[float] | None:
+        """Bytes to each rank, ``[W]``, over a number of steps; ``None`` where none were counted."""
+        sent = self._sent() - self._others
+        return (
+            [round(sent[rank] / max(1, num_steps), 1) for rank in range(world_size)]
+            if sent
+            else None
+        )
+
+    def _sent(self) -> Counter[int]:
+        return Counter(self._exchange.report().bytes_by_rank)

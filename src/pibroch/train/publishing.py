@@ -37,9 +37,15 @@ from pibroch.state.delta_format import (
     is_delta,
     read_delta,
 )
-from pibroch.state.delta_rows import opened_rows, write_rows
+from pibroch.state.delta_rows import files_of_rank, opened_rows, write_rows
 from pibroch.state.dense import gather_weights
-from pibroch.state.export_files import content_version, shards_of, tables_of, write_vocabularies
+from pibroch.state.export_files import (
+    Layers,
+    content_version,
+    shards_of,
+    tables_of,
+    write_vocabularies,
+)
 from pibroch.state.export_format import (
     DENSE,
     EXPORT,
@@ -52,10 +58,8 @@ from pibroch.state.export_format import (
 from pibroch.state.exported_rows import RowVersions
 from pibroch.state.files import FileDigest, explained_refusal, verify_file
 from pibroch.state.manifest import Progress
-from pibroch.state.shared_rows import files_of_rank
 from pibroch.state.tables import FOLDER
 from pibroch.state.tensor_file import Stream, write_tensors
-from pibroch.state.whole_export import Layers
 from pibroch.storage import flush_to_disk, give_name, link_or_copy
 from pibroch.train.beside import BesideTraining
 from pibroch.train.published import UNFINISHED, PublishedFolder, Version

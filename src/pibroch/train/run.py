@@ -22,24 +22,22 @@ from pibroch.embedding.row_marks import SAVED
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
-from pibroch.observability.step_trace import StepTrace
+from pibroch.observability.trace import StepTrace
 from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.state.manifest import Progress
 from pibroch.state.resumption import warn_of_surroundings
 from pibroch.train.evaluation import access_skew, check_splits, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
 from pibroch.train.memory_cuts import MemoryCuts, has_state
-from pibroch.train.meter import hit_rate
+from pibroch.train.meter import Stopwatch, hit_rate
 from pibroch.train.metrics import Metrics, finite_or_none
 from pibroch.train.publishing import Publishing, check_publishing
 from pibroch.train.replanning import Replanner
 from pibroch.train.roles import helper_processes
-from pibroch.train.run_directory import VERSIONS, RunDirectory, surroundings
+from pibroch.train.run_directory import VERSIONS, RunDirectory, Summary, surroundings
 from pibroch.train.sameness import check_same_run
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session, build_session
-from pibroch.train.stopwatch import Stopwatch
-from pibroch.train.summary import Summary
 from pibroch.train.timed_checkpoints import TimedCheckpoints
 
 logger = logging.getLogger(__name__)

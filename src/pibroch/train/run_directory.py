@@ -1,7 +1,4 @@
-"""What a run leaves on disk.
-
-Its configuration, versions, metrics, summary, evaluation and checkpoints.
-"""
+"""What a run leaves on disk: configuration, versions, metrics, summary, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import platform
 import tomllib
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +18,6 @@ from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
 from pibroch.storage import new_file
-from pibroch.train.summary import Summary
 
 try:
     import fcntl
@@ -29,14 +25,11 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-_OPEN_LOCK = (
-    os.O_RDWR | os.O_CREAT | os.O_APPEND
-)  # for its owner alone: who can read it can hold it
-"""Held by rank 0 while it trains; says who it is."""
+"""Held by rank 0 while it trains; says who it is. Who can read it can hold it: its owner alone."""
 VERSIONS = "versions.json"
 RESTARTS = "restarts.jsonl"
-RANKS = "ranks.json"
 """A line for each restart of lost processes of the run."""
+RANKS = "ranks.json"
 logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
@@ -107,7 +100,9 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._claim = os.fdopen(
-                os.open(self.path / LOCK, _OPEN_LOCK, 0o600), "a+", encoding="utf-8"
+                os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600),
+                "a+",
+                encoding="utf-8",
             )
         except OSError as error:
             raise StorageError(
@@ -277,3 +272,62 @@ class RunDirectory:
         with new_file(path, "a disk with room", "free some space") as file:
             path.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures.
+
+    Attributes:
+        steps: updates, over all resumptions.
+        samples: samples trained on, by all ranks.
+        seconds: spent in training steps; evaluation, saving and compilation are not in it.
+        samples_per_second: over these seconds.
+        auc, logloss, normalized_entropy: of the test split, ``None`` where undefined or where there
+            is none.
+        exchange: how embeddings were exchanged.
+        world_size: number of processes.
+        bytes_sent, bytes_received: between ranks, summed over them, by the processes that ended the
+            run; with what travels between ranks and servers or processors, both ways in both
+            figures.
+        cache_hit_rate: of the rows that ranks read, the share that was in their memory already;
+            ``None`` without a cache.
+        lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look
+            ahead.
+        bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without
+            lookahead and processors.
+        bytes_by_link: what each rank sent to each a training step to exchange embeddings, ``[W,
+            W]``, in the steps of the processes that ended the run; ``None`` for one process, and
+            for exchanges that do not count it.
+        peak_rss_bytes: the most memory that one of the processes held.
+        restarts: of processes of the run, or of all, because some were lost.
+        timed_checkpoints: written beside training, by the processes that ended the run.
+        timed_checkpoint_seconds: that these took from the thread that trains; they are within
+            ``seconds``.
+        memory_cuts, memory_cut_seconds: the same of cuts in memory.
+        versions_published, publishing_seconds: the same of versions for servers.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    auc: float | None
+    logloss: float | None
+    normalized_entropy: float | None
+    exchange: str
+    world_size: int
+    bytes_sent: int
+    bytes_received: int
+    cache_hit_rate: float | None
+    lookahead: float | None
+    bytes_by_purpose: dict[str, int] | None
+    bytes_by_link: list[list[float] | None] | None
+    peak_rss_bytes: int
+    restarts: int = 0
+    timed_checkpoints: int = 0
+    timed_checkpoint_seconds: float = 0.0
+    memory_cuts: int = 0
+    memory_cut_seconds: float = 0.0
+    versions_published: int = 0
+    publishing_seconds: float = 0.0

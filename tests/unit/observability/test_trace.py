@@ -3,8 +3,7 @@ import threading
 
 import pytest
 
-from pibroch.observability.step_trace import StepTrace
-from pibroch.observability.trace import Trace, span, spans
+from pibroch.observability.trace import StepTrace, Trace, span, spans
 
 
 def traced(path, num_steps, taken):

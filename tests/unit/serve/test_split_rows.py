@@ -27,9 +27,8 @@ from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
+from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor, RowService
 from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
-from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal, ServerLimits
 from pibroch.serve.split_rows import RowSplit
 from pibroch.serve.store import ModelStore
