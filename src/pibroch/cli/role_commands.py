@@ -31,7 +31,7 @@ def command_of(role: Role) -> Callable[..., None]:
         show_as(title or role.member(number), name_of_role(role.command, number))
         die_with_launcher()
         _tune(1 if role.is_one else threads)
-        from pibroch.roles.serving import serve_as
+        from pibroch.roles.group import serve_as
 
         serve_as(
             role,

@@ -200,8 +200,7 @@ def _take_part(store: LauncherStore, job: Job, run: Run) -> None:
         return
     import torch
 
-    from pibroch.roles.group import leave
-    from pibroch.roles.serving import serve_as
+    from pibroch.roles.group import leave, serve_as
 
     role = next(role for role in roles() if role.command == group.role)
     show_as(role.member(number, group.count), name_of_role(role.command, number))

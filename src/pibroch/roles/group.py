@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
 from urllib.parse import urlparse
 
 import msgspec
@@ -77,6 +80,15 @@ def serve(
     store.set(_gone(role, number), "")
     store.set(key, msgspec.json.encode(agent.record).decode())
     agent.when_closed(lambda: _cross_out(store, key))
+
+
+def serve_as(role: Role, rendezvous: str, number: int, opens: bool, **options: Any) -> None:
+    """As :func:`serve`, in the way that the role has for it, with its own options."""
+    if role.serving is None:
+        serve(role, rendezvous, number, opens, **options)
+        return
+    module, _, function = role.serving.partition(":")
+    attrgetter(function)(import_module(module))(rendezvous, number, opens=opens, **options)
 
 
 def join(

@@ -26,11 +26,10 @@ from pibroch.score.checkpoint import must_fit
 from pibroch.score.parts import ScoreParts
 from pibroch.score.split import Scored, check_out, frame_of, opened_split
 from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
-from pibroch.serve.from_checkpoint import dense_state, load_embeddings
-from pibroch.serve.model import dense_layers
+from pibroch.serve.from_checkpoint import load_embeddings, saved_dense
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.files import verify_file
-from pibroch.state.manifest import Manifest, read_manifest, schema_of
+from pibroch.state.manifest import Manifest, read_manifest
 
 Advance = Callable[[int], None]
 
@@ -97,11 +96,7 @@ def _opened(folder: Path, dataset: EncodedDataset, world: World) -> tuple[Manife
     for name, digest in files[world.ranks.rank :: world.ranks.world_size]:
         verify_file(folder, name, digest)
     torch.set_num_threads(manifest.config.train.threads or threads_of_rank())
-    schema = schema_of(manifest)
-    num_dense = len(schema.dense)
-    state = dense_state(folder, manifest)
-    dense = dense_layers(manifest.config.model, num_dense, schema.keys_by_table, state, str(folder))
-    return manifest, dense.eval().requires_grad_(False)
+    return manifest, saved_dense(folder, manifest).eval().requires_grad_(False)
 
 
 def _begin(parts: ScoreParts, folder: Path, dataset: EncodedDataset, split: str) -> list[int]:

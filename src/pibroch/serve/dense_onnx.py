@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.models.base import Model
-from pibroch.serve.from_checkpoint import dense_state, read_verified, version_of
+from pibroch.serve.from_checkpoint import read_verified, saved_dense, version_of
 from pibroch.serve.from_delta import open_exported
-from pibroch.serve.model import dense_layers
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import is_delta
 from pibroch.state.export_format import WRITE_AGAIN, is_export
@@ -82,11 +81,10 @@ def dense_part(path: Path) -> DensePart:
         )
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
-    config = manifest.config.model
     schema = schema_of(manifest)
     num_dense = len(schema.dense)
     features = schema.keys_by_table
-    layers = dense_layers(config, num_dense, features, dense_state(folder, manifest), str(folder))
+    layers = saved_dense(folder, manifest)
     dim = next(iter(manifest.tables.values())).dim
     return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))
 

@@ -22,7 +22,8 @@ from pibroch.embedding.shard import MemoryShard
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Records
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.from_checkpoint import dense_state, plain_table, read_verified, vocabularies_of
+from pibroch.serve.from_checkpoint import plain_table, read_verified, vocabularies_of
+from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_delta
 from pibroch.state.export_files import (
@@ -48,7 +49,6 @@ from pibroch.state.export_format import (
 from pibroch.state.exported_rows import row_stream
 from pibroch.state.files import FileDigest
 from pibroch.state.manifest import Manifest, schema_of
-from pibroch.state.tables import load_averages, load_tables
 from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.version import __version__
 
@@ -217,23 +217,19 @@ def _chunks(
 
 def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Records:
     """Weights of some rows, or averages where the run kept them, float32 ``[r, D]``."""
-    config = manifest.config
     saved = manifest.tables[name]
-    plain = plain_table(name, saved.num_rows, saved.dim, config)
+    plain = plain_table(name, saved.num_rows, saved.dim, manifest.config)
     here = MemoryShard(
         [Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype
     )
     (view,) = here.views()
-    if config.train.average is None:
-        load_tables(folder, manifest.tables, [view])
-    else:
-        load_averages(folder, manifest.tables, [view], config.train.average, manifest.progress.step)
+    load_rows(folder, manifest, [view])
     return np.asarray(view.weights)
 
 
 def write_dense(out: Path, folder: Path, manifest: Manifest) -> FileDigest:
     """The dense layers' file."""
-    dense = {name: tensor.numpy() for name, tensor in dense_state(folder, manifest).items()}
+    dense = {name: tensor.numpy() for name, tensor in dense_weights(folder, manifest).items()}
     return write_tensors(out / DENSE, {name: Stream.of(array) for name, array in dense.items()})
 
 

@@ -9,7 +9,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from torch import Tensor
+from torch import nn
 
 from pibroch.collectives import Channel
 from pibroch.config import RunConfig
@@ -21,12 +21,12 @@ from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.models.build import pooling_of
 from pibroch.serve.model import OpenedModel, dense_layers
+from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.dense import AVERAGES, WEIGHTS, load_row_indices, tensors_in
+from pibroch.state.dense import load_row_indices, tensors_in
 from pibroch.state.files import CHECKPOINT, verify_files
 from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
-from pibroch.state.tables import check_tables_match, load_averages, load_tables, saved_tables
-from pibroch.state.tensor_file import load_tensors
+from pibroch.state.tables import check_tables_match, saved_tables
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,6 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         )
     embeddings = load_embeddings(folder, manifest)
     num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
-    dense = dense_layers(
-        config.model,
-        len(schema.dense),
-        embeddings.features,
-        dense_state(folder, manifest),
-        str(folder),
-    )
     return OpenedModel(
         source=str(folder),
         version=version_of(folder, manifest),
@@ -71,7 +64,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         num_rows=num_rows,
         dim=embeddings.row_space.dim,
         lookup=embeddings,
-        dense=dense,
+        dense=saved_dense(folder, manifest),
         bf16=config.train.bf16,
         vocabularies=vocabularies_of(manifest, data),
         config=config,
@@ -138,13 +131,13 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
     )
 
 
-def dense_state(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The dense layers' weights and buffers by name: their averages where the run kept them."""
-    state: dict[str, Tensor] = load_tensors(folder, WEIGHTS)
-    if manifest.config.train.average is None:
-        return state
-    averages = load_tensors(folder, AVERAGES)
-    return {name: averages[f"module.{name}"] for name in state if f"module.{name}" in averages}
+def saved_dense(folder: Path, manifest: Manifest) -> nn.Module:
+    """The dense layers of a checkpoint, from files that were verified."""
+    schema = schema_of(manifest)
+    state = dense_weights(folder, manifest)
+    return dense_layers(
+        manifest.config.model, len(schema.dense), schema.keys_by_table, state, str(folder)
+    )
 
 
 def plain_table(
@@ -166,8 +159,6 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
         channel: between ranks that share the tables by rows, each of which calls this; all in this
             process when absent.
     """
-    decay = manifest.config.train.average
-    step = manifest.progress.step
     readers = schema_of(manifest).readers
     tables = [
         plain_table(name, saved.num_rows, saved.dim, manifest.config, readers.get(name, ()))
@@ -176,9 +167,6 @@ def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = 
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
     exchange = "local" if channel is None else "alltoall"  # whose default placement is by rows
     embeddings = Embeddings(tables, SGD(lr=1.0), exchange, channel=channel)
-    if decay is None:
-        load_tables(folder, manifest.tables, embeddings.pieces())
-    else:
-        load_averages(folder, manifest.tables, embeddings.pieces(), decay, step)
+    load_rows(folder, manifest, embeddings.pieces())
     load_row_indices(tensors_in(folder), embeddings)
     return embeddings.eval()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.collectives.agreement import on_first, together
@@ -27,6 +28,8 @@ from pibroch.embedding import PieceView
 from pibroch.errors import CheckpointError, StorageError
 from pibroch.state.deltas import Chain, chains, merge, write_deltas
 from pibroch.state.dense import (
+    AVERAGES,
+    WEIGHTS,
     DenseState,
     gather_session,
     load_dense_optimizer,
@@ -44,11 +47,13 @@ from pibroch.state.tables import (
     Extent,
     SavedTable,
     check_tables_match,
+    load_averages,
     load_tables,
     part_names,
     save_tables,
     saved_tables,
 )
+from pibroch.state.tensor_file import load_tensors
 from pibroch.state.trained import TablesOfRanks, Trained
 from pibroch.storage import flush_to_disk, give_name, link_or_copy, temporary_name
 
@@ -350,6 +355,28 @@ def _load_weights(folder: Path, manifest: Manifest, session: Trained) -> None:
     load_tables(folder, manifest.tables, session.embeddings.pieces())
     session.embeddings.step = manifest.progress.step
     load_dense_weights(tensors_in(folder), session)
+
+
+def load_rows(folder: Path, manifest: Manifest, views: Sequence[PieceView]) -> None:
+    """Fill pieces without optimizer state for predictions: by averages where the run kept them.
+
+    Raises:
+        CheckpointError: when a tensor is missing or of another shape.
+    """
+    average = manifest.config.train.average
+    if average is None:
+        load_tables(folder, manifest.tables, views)
+    else:
+        load_averages(folder, manifest.tables, views, average, manifest.progress.step)
+
+
+def dense_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The dense layers' weights and buffers by name: their averages where the run kept them."""
+    state = load_tensors(folder, WEIGHTS)
+    if manifest.config.train.average is None:
+        return state
+    averages = load_tensors(folder, AVERAGES)
+    return {name: averages[f"module.{name}"] for name in state if f"module.{name}" in averages}
 
 
 def check_tables(
