@@ -22,6 +22,7 @@ from pibroch.launch.child import (
     show_launcher,
     show_rank,
 )
+from pibroch.observability.records import figure
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 from pibroch.title import RUN_NAME
@@ -223,8 +224,8 @@ def _train(
         else f"  best possible AUC {result.best_possible_auc:.4f}"
     )
     results.print(
-        f"test AUC {_number(summary.auc)}  logloss {_number(summary.logloss)}  NE"
-        f" {_number(summary.normalized_entropy)}  {throughput}{best}"
+        f"test AUC {figure(summary.auc)}  logloss {figure(summary.logloss)}  NE"
+        f" {figure(summary.normalized_entropy)}  {throughput}{best}"
     )
 
 
@@ -248,8 +249,8 @@ def evaluate(
         refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
     metrics = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
     results.print(
-        f"{split} AUC {_number(metrics.auc)}  logloss {_number(metrics.logloss)}"
-        f"  NE {_number(metrics.normalized_entropy)}  calibration {_number(metrics.calibration)}"
+        f"{split} AUC {figure(metrics.auc)}  logloss {figure(metrics.logloss)}"
+        f"  NE {figure(metrics.normalized_entropy)}  calibration {figure(metrics.calibration)}"
         f"  {metrics.num_samples:,} samples"
     )
 
@@ -363,7 +364,3 @@ def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:
         [TensorBoardSink(run.path / "tensorboard")] if tensorboard and run.rank == 0 else []
     )
     return FanOut([*sinks, progress_sink(console, total_steps)])
-
-
-def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}"

@@ -27,6 +27,7 @@ _STYLE: Any = {  # matplotlib types its keys one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "pibroch",
 }
+_DOTS: Any = {"color": ORANGE, "marker": "o", "markersize": 4}
 Records = Sequence[dict[str, Any]]
 
 
@@ -36,36 +37,21 @@ def loss_plot(training: Records, evaluations: Records) -> str:
     steps, losses = _series(training, "loss")
     axes.plot(steps, losses, color=BLUE, alpha=0.3, linewidth=0.9)
     axes.plot(steps, _smoothed(losses), color=BLUE, label="training, smoothed")
-    axes.plot(
-        *_series(evaluations, "logloss"), color=ORANGE, marker="o", markersize=4, label="validation"
-    )
+    axes.plot(*_series(evaluations, "logloss"), label="validation", **_DOTS)
     return to_svg(figure, axes)
 
 
 def auc_plot(evaluations: Records, best_possible: float | None) -> str:
     """Validation AUC over steps, below the best possible one where that is known."""
     figure, axes = new_axes("step", "AUC")
-    axes.plot(
-        *_series(evaluations, "auc"), color=ORANGE, marker="o", markersize=4, label="validation"
-    )
+    axes.plot(*_series(evaluations, "auc"), label="validation", **_DOTS)
     best = [record for record in evaluations if record["is_best"] and record["auc"] is not None]
     if best:
-        axes.plot(
-            best[-1]["step"],
-            best[-1]["auc"],
-            "o",
-            color=GREEN,
-            markersize=9,
-            fillstyle="none",
-            label="kept",
-        )
+        ring: Any = {"color": GREEN, "markersize": 9, "fillstyle": "none", "label": "kept"}
+        axes.plot(best[-1]["step"], best[-1]["auc"], "o", **ring)
     if best_possible is not None:
-        axes.axhline(
-            best_possible,
-            color=MUTED,
-            linestyle="--",
-            label=f"best possible on test, {best_possible:.4f}",
-        )
+        label = f"best possible on test, {best_possible:.4f}"
+        axes.axhline(best_possible, color=MUTED, linestyle="--", label=label)
     return to_svg(figure, axes)
 
 
@@ -82,14 +68,9 @@ def roc_plot(curves: dict[str, list[float]], auc: float | None) -> str:
     """The ROC curve on the test split."""
     figure, axes = new_axes("false positive rate", "true positive rate")
     label = "test" if auc is None else f"test, AUC {auc:.4f}"
-    axes.fill_between(
-        curves["false_positive_rate"],
-        curves["true_positive_rate"],
-        color=BLUE,
-        alpha=0.08,
-        linewidth=0,
-    )
-    axes.plot(curves["false_positive_rate"], curves["true_positive_rate"], color=BLUE, label=label)
+    rates = curves["false_positive_rate"], curves["true_positive_rate"]
+    axes.fill_between(*rates, color=BLUE, alpha=0.08, linewidth=0)
+    axes.plot(*rates, color=BLUE, label=label)
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", label="chance")
     return to_svg(figure, axes)
 
@@ -101,7 +82,7 @@ def calibration_plot(curves: dict[str, list[float]]) -> str:
     observed = curves["observed"]
     limit = max([*predicted, *observed, 1e-3]) * 1.05
     axes.plot([0, limit], [0, limit], color=MUTED, linestyle="--", label="perfect")
-    axes.plot(predicted, observed, color=ORANGE, marker="o", markersize=4, label="test, equal bins")
+    axes.plot(predicted, observed, label="test, equal bins", **_DOTS)
     return to_svg(figure, axes)
 
 
@@ -118,14 +99,8 @@ def access_skew_plot(skew: dict[str, list[float]]) -> str:
         ]
         if reached:
             note = f"{share:.1%} of rows: {reached[-1]:.0%}".replace(".0%", "%")
-            axes.annotate(
-                note,
-                (share, reached[-1]),
-                (-6, 4),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8.5,
-            )
+            place: Any = {"textcoords": "offset points", "ha": "right", "fontsize": 8.5}
+            axes.annotate(note, (share, reached[-1]), (-6, 4), **place)
             axes.plot(share, reached[-1], "o", color=BLUE, markersize=4)
     return to_svg(figure, axes)
 

@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord
+from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord, figure
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 5.0
@@ -46,7 +46,7 @@ class TerminalProgress:
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""
-        self._auc = f"  [bold]AUC {_number(record.auc)}[/bold]"
+        self._auc = f"  [bold]AUC {figure(record.auc)}[/bold]"
         self._progress.console.print(_evaluation_line(record), highlight=False)
 
     def close(self) -> None:
@@ -99,11 +99,7 @@ def _figures(record: TrainingRecord) -> str:
 def _evaluation_line(record: EvaluationRecord) -> str:
     best = "  best so far" if record.is_best and record.split == "validation" else ""
     return (
-        f"step {record.step}  {record.split}: AUC {_number(record.auc)}  logloss"
-        f" {_number(record.logloss)}  NE {_number(record.normalized_entropy)}  calibration"
-        f" {_number(record.calibration, 3)}{best}"
+        f"step {record.step}  {record.split}: AUC {figure(record.auc)}  logloss"
+        f" {figure(record.logloss)}  NE {figure(record.normalized_entropy)}  calibration"
+        f" {figure(record.calibration, 3)}{best}"
     )
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "undefined" if value is None else f"{value:.{digits}f}"

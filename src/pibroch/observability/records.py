@@ -88,3 +88,8 @@ class FanOut:
         """See `Sink`."""
         for sink in self._sinks:
             sink.close()
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """A figure of an evaluation as people read it."""
+    return "undefined" if value is None else f"{value:.{digits}f}"

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from pibroch.errors import InputError
 from pibroch.observability import plots
+from pibroch.observability.records import figure
 from pibroch.storage import new_file
 
 
@@ -53,31 +54,23 @@ def read_run(folder: Path) -> RunRecords:
         )
     try:
         records = _lines(folder / "metrics.jsonl")
-        restarts = _lines(folder / "restarts.jsonl")
-        summary = _json(folder / "summary.json")
-        evaluation = _json(folder / "evaluation.json")
-        versions = _json(folder / "versions.json") or {}
-        decay_path = folder / "plan_decay.json"
-        plan_decay = (
-            json.loads(decay_path.read_text(encoding="utf-8")) if decay_path.is_file() else []
+        return RunRecords(
+            name=folder.resolve().name,
+            config=(folder / "config.toml").read_text(encoding="utf-8"),
+            versions=_json(folder / "versions.json") or {},
+            training=[record for record in records if record["kind"] == "training"],
+            evaluations=[
+                r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"
+            ],
+            restarts=_lines(folder / "restarts.jsonl"),
+            summary=_json(folder / "summary.json"),
+            evaluation=_json(folder / "evaluation.json"),
+            plan_decay=_json(folder / "plan_decay.json") or (),
         )
     except ValueError as error:
         raise InputError(
             f"a damaged file in {folder}: {error}", "the files as they were written", "train again"
         ) from error
-    return RunRecords(
-        name=folder.resolve().name,
-        config=(folder / "config.toml").read_text(encoding="utf-8"),
-        versions=versions,
-        training=[record for record in records if record["kind"] == "training"],
-        evaluations=[
-            r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"
-        ],
-        restarts=restarts,
-        summary=summary,
-        evaluation=evaluation,
-        plan_decay=plan_decay,
-    )
 
 
 def write_report(folder: Path, out: Path) -> Path:
@@ -111,36 +104,19 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
     curves = evaluation.get("curves")
     figures: list[tuple[str, str, str]] = []
     if run.training:
-        figures.append(
-            (
-                "Loss",
-                "mean binary cross-entropy, nats",
-                plots.loss_plot(run.training, run.evaluations),
-            )
-        )
+        loss = plots.loss_plot(run.training, run.evaluations)
+        figures.append(("Loss", "mean binary cross-entropy, nats", loss))
     if run.evaluations:
-        figures.append(
-            ("AUC", "of the validation split", plots.auc_plot(run.evaluations, best_possible))
-        )
+        auc = plots.auc_plot(run.evaluations, best_possible)
+        figures.append(("AUC", "of the validation split", auc))
     if run.training:
-        figures.append(
-            (
-                "Throughput",
-                "of training steps, evaluation left out",
-                plots.throughput_plot(run.training),
-            )
-        )
+        throughput = plots.throughput_plot(run.training)
+        figures.append(("Throughput", "of training steps, evaluation left out", throughput))
     if curves:
-        figures.append(
-            (
-                "ROC",
-                "of the best model on the test split",
-                plots.roc_plot(curves, evaluation["auc"]),
-            )
-        )
-        figures.append(
-            ("Calibration", "points on the line are calibrated", plots.calibration_plot(curves))
-        )
+        roc = plots.roc_plot(curves, evaluation["auc"])
+        figures.append(("ROC", "of the best model on the test split", roc))
+        calibration = plots.calibration_plot(curves)
+        figures.append(("Calibration", "points on the line are calibrated", calibration))
     if evaluation.get("access_skew", {}).get("row_share"):
         skew = plots.access_skew_plot(evaluation["access_skew"])
         figures.append(("Access skew", "of the training split, over all tables", skew))
@@ -160,14 +136,14 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
     ]
     if evaluation and "auc" not in evaluation:
         return [("test AUC", "no test split"), *throughput]
-    tiles = [("test AUC", _number(summary["auc"]))]
+    tiles = [("test AUC", figure(summary["auc"]))]
     if evaluation.get("best_possible_auc") is not None:
-        tiles.append(("best possible AUC", _number(evaluation["best_possible_auc"])))
+        tiles.append(("best possible AUC", figure(evaluation["best_possible_auc"])))
     return [
         *tiles,
-        ("logloss", _number(summary["logloss"])),
-        ("normalised entropy", _number(summary["normalized_entropy"])),
-        ("calibration", _number(evaluation.get("calibration"), 3)),
+        ("logloss", figure(summary["logloss"])),
+        ("normalised entropy", figure(summary["normalized_entropy"])),
+        ("calibration", figure(evaluation.get("calibration"), 3)),
         *throughput,
         *_decay_tiles(run),
     ]
@@ -195,15 +171,11 @@ def _figure(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)
 
 
-def _number(value: float | None, digits: int = 4) -> str:
-    return "undefined" if value is None else f"{value:.{digits}f}"
-
-
 def _lines(path: Path) -> list[dict[str, object]]:
     """Records; the last line may be half written."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def _json(path: Path) -> dict[str, object] | None:
+def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

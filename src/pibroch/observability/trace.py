@@ -59,26 +59,11 @@ class Trace:
             {"ph": "M", "name": "process_name", "pid": process, "args": {"name": self.name}}
         ]
         for thread, name in threads.items():
-            events.append(
-                {
-                    "ph": "M",
-                    "name": "thread_name",
-                    "pid": process,
-                    "tid": numbers[thread],
-                    "args": {"name": name},
-                }
-            )
+            about = {"name": "thread_name", "tid": numbers[thread], "args": {"name": name}}
+            events.append({"ph": "M", "pid": process, **about})
         for name, thread, start, end in spans:
-            events.append(
-                {
-                    "ph": "X",
-                    "name": name,
-                    "pid": process,
-                    "tid": numbers[thread],
-                    "ts": start / 1e3,
-                    "dur": (end - start) / 1e3,
-                }
-            )
+            when = {"tid": numbers[thread], "ts": start / 1e3, "dur": (end - start) / 1e3}
+            events.append({"ph": "X", "name": name, "pid": process, **when})
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{process}")
         try:

@@ -46,6 +46,7 @@ class ScoreParts:
     def __init__(self, out: Path, num_samples: int, batch_size: int) -> None:
         self.out = out
         self.num_samples = num_samples
+        self.batch_size = batch_size
         self.folder = out.with_name(f"{out.name}.parts")
         num_batches = -(-num_samples // batch_size)
         self.samples_per_part = batch_size * max(
@@ -60,6 +61,14 @@ class ScoreParts:
         """Of a part."""
         first = number * self.samples_per_part
         return range(first, min(first + self.samples_per_part, self.num_samples))
+
+    def batches(self, number: int) -> list[range]:
+        """Samples of a part that are scored together."""
+        samples = self.samples(number)
+        return [
+            samples[first : first + self.batch_size]
+            for first in range(0, len(samples), self.batch_size)
+        ]
 
     def claim(self, checkpoint: Path, dataset: EncodedDataset, split: str) -> None:
         """Make the folder, or go on with that of the same scores.

@@ -74,8 +74,7 @@ def score_split_by_ranks(
     kept = len(opened) - sum(len(parts.samples(number)) for number in missing)
     embeddings = load_embeddings(folder, manifest, world.ranks.open_channel())
     pipeline = BoundedLagPipeline(dense, embeddings, bound)
-    batch_size = manifest.config.train.evaluate_batch_size
-    work = _Work(parts, opened, dataset.has_labels, batch_size, missing, world)
+    work = _Work(parts, opened, dataset.has_labels, missing, world)
     if world.is_first:
         advance(kept)
     try:
@@ -113,7 +112,6 @@ class _Work:
         parts: ScoreParts,
         split: Split,
         has_labels: bool,
-        batch_size: int,
         missing: Sequence[int],
         world: World,
     ) -> None:
@@ -122,12 +120,11 @@ class _Work:
         self._world = world
         self._has_labels = has_labels
         self._numbers = missing[world.ranks.rank :: world.ranks.world_size]
-        self._batch_size = batch_size
         self._by_rank = [
             [
                 batch
                 for number in missing[rank :: world.ranks.world_size]
-                for batch in self._batches(number)
+                for batch in parts.batches(number)
             ]
             for rank in range(world.ranks.world_size)
         ]
@@ -136,18 +133,10 @@ class _Work:
         """Score this rank's parts, and answer others until all have theirs."""
         done = self._scored(pipeline, advance)
         for number in self._numbers:
-            scores = [next(done) for _ in self._batches(number)]
+            scores = [next(done) for _ in self._parts.batches(number)]
             first = self._parts.samples(number).start
             self._parts.publish(number, frame_of(scores, first, self._has_labels))
         assert next(done, None) is None
-
-    def _batches(self, number: int) -> list[range]:
-        samples = self._parts.samples(number)
-        size = self._batch_size
-        return [
-            range(first, min(first + size, samples.stop))
-            for first in range(samples.start, samples.stop, size)
-        ]
 
     def _scored(
         self, pipeline: BoundedLagPipeline, advance: Advance

@@ -6,7 +6,7 @@ In order, part by part, so that a run that was cut off goes on where it was.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -70,21 +70,18 @@ def score_split(
     """
     check_out(out)
     opened = opened_split(dataset, split, needs_labels=False)
-    batch_size = predictor.config.train.evaluate_batch_size
-    parts = ScoreParts(out, len(opened), batch_size)
+    parts = ScoreParts(out, len(opened), predictor.config.train.evaluate_batch_size)
     parts.claim(checkpoint, dataset, split)
     missing = set(parts.missing())
     for number in range(len(parts)):
         samples = parts.samples(number)
         if number in missing:
-            parts.publish(
-                number,
-                frame_of(
-                    list(_scores(predictor, opened, samples, batch_size, advance)),
-                    samples.start,
-                    dataset.has_labels,
-                ),
-            )
+            scores = []
+            for some in parts.batches(number):
+                batch = batch_of(opened, np.arange(some.start, some.stop))
+                scores.append((predictor.logits(batch).numpy(), batch.labels.numpy()))
+                advance(len(some))
+            parts.publish(number, frame_of(scores, samples.start, dataset.has_labels))
         else:
             advance(len(samples))
     parts.merge()
@@ -157,16 +154,3 @@ def frame_of(
         else pl.repeat(None, len(labels), dtype=pl.Float32, eager=True)
     )
     return pl.DataFrame({"sample": samples, "label": label, "score": scores.astype(np.float32)})
-
-
-def _scores(
-    predictor: Predictor,
-    split: Split,
-    samples: range,
-    batch_size: int,
-    advance: Callable[[int], None],
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    for first in range(samples.start, samples.stop, batch_size):
-        batch = batch_of(split, np.arange(first, min(first + batch_size, samples.stop)))
-        yield predictor.logits(batch).numpy(), batch.labels.numpy()
-        advance(batch.batch_size)

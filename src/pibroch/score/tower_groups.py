@@ -13,7 +13,7 @@ import numpy as np
 from pibroch.data import EncodedDataset
 from pibroch.data.batch import JaggedBatch
 from pibroch.data.loader import Loader
-from pibroch.errors import ConfigError, StorageError
+from pibroch.errors import ConfigError
 from pibroch.planner.towers import (
     Balance,
     Centres,
@@ -24,6 +24,7 @@ from pibroch.planner.towers import (
     partition,
 )
 from pibroch.serve.predictor import Predictor
+from pibroch.storage import storage_errors
 from pibroch.train.session import build_tables
 
 BATCH_SIZE = 2048
@@ -204,10 +205,6 @@ def write_map(path: Path, groups: FeatureGroups) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with storage_errors(path, "a place to write to", ""):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{error.strerror} while writing {path}", "a place to write to"
-        ) from error

@@ -232,23 +232,23 @@ class RemoteKeptRows:
 
     def begin(self, step: int) -> None:
         """See :meth:`KeptRows.begin`."""
-        self._servers.ask(self._number, server.keep_begin, step)
+        self._servers.ask(self._number, server.kept, "begin", step)
 
     def go_on(self) -> None:
         """See :meth:`KeptRows.go_on`."""
-        self._servers.ask(self._number, server.keep_go_on)
+        self._servers.ask(self._number, server.kept, "go_on")
 
     def cut(self, step: int) -> None:
         """See :meth:`KeptRows.cut`; returns when the server has done it."""
-        self._servers.ask(self._number, server.keep_cut, step)
+        self._servers.ask(self._number, server.kept, "cut", step)
 
     def settle(self) -> None:
         """See :meth:`KeptRows.settle`."""
-        self._servers.ask(self._number, server.keep_settle)
+        self._servers.ask(self._number, server.kept, "settle")
 
     def restore(self, step: int) -> None:
         """See :meth:`KeptRows.restore`."""
-        self._servers.ask(self._number, server.keep_restore, step)
+        self._servers.ask(self._number, server.kept, "restore", step)
 
 
 def _slice(numbers: range) -> slice:

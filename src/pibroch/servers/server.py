@@ -27,6 +27,7 @@ from pibroch.state.kept_rows import KeptRows
 log = logging.getLogger(__name__)
 
 
+KEPT_ACTIONS = ("begin", "go_on", "cut", "settle", "restore")
 SHARDS: Runs[ServedShard] = Runs("an embedding server", "tables, optimizer or seed")
 
 
@@ -148,38 +149,16 @@ def keep(key: str, name: str, tag: str) -> list[int] | None:
     return None if served.kept is None else sorted(served.kept.steps())
 
 
-def keep_begin(key: str, step: int) -> None:
-    """See :meth:`KeptRows.begin`."""
-    _kept(key).begin(step)
-
-
-def keep_go_on(key: str) -> None:
-    """See :meth:`KeptRows.go_on`."""
-    _kept(key).go_on()
-
-
-def keep_cut(key: str, step: int) -> None:
-    """See :meth:`KeptRows.cut`."""
-    _kept(key).cut(step)
-
-
-def keep_settle(key: str) -> None:
-    """See :meth:`KeptRows.settle`; returns at once."""
-    _kept(key).settle()
-
-
-def keep_restore(key: str, step: int) -> None:
-    """See :meth:`KeptRows.restore`."""
-    if step not in _kept(key).steps():
-        raise ProtocolError(f"rows wanted as of step {step}", "a step of which they were kept")
-    _kept(key).restore(step)
-
-
-def _kept(key: str) -> KeptRows:
+def kept(key: str, action: str, step: int | None = None) -> None:
+    """Have :class:`KeptRows` do something of :data:`KEPT_ACTIONS`, most of it for a step."""
     kept_rows = SHARDS.find(key).kept
     if kept_rows is None:
         raise TrainingError("a cut in memory of rows that are not kept", "keep before")
-    return kept_rows
+    if action not in KEPT_ACTIONS:
+        raise ProtocolError(f"{action!r} of kept rows", f"one of {', '.join(KEPT_ACTIONS)}")
+    if action == "restore" and step not in kept_rows.steps():
+        raise ProtocolError(f"rows wanted as of step {step}", "a step of which they were kept")
+    getattr(kept_rows, action)(*(() if step is None else (step,)))
 
 
 def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:

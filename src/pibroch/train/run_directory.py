@@ -17,7 +17,7 @@ from typing import Any, Self
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
-from pibroch.storage import new_file
+from pibroch.storage import new_file, storage_errors
 
 try:
     import fcntl
@@ -31,6 +31,7 @@ RESTARTS = "restarts.jsonl"
 """A line for each restart of lost processes of the run."""
 RANKS = "ranks.json"
 logger = logging.getLogger(__name__)
+_PLACE = ("a folder to write to", "pass --run-dir")
 _LIBRARIES = ("torch", "numba", "numpy", "polars", "safetensors")
 
 
@@ -97,17 +98,10 @@ class RunDirectory:
             ConfigError: when another process trains here.
             StorageError: when the disk refuses.
         """
-        try:
+        with storage_errors(self.path, *_PLACE):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._claim = os.fdopen(
-                os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600),
-                "a+",
-                encoding="utf-8",
-            )
-        except OSError as error:
-            raise StorageError(
-                f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir"
-            ) from error
+            lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._claim = os.fdopen(lock, "a+", encoding="utf-8")
         if fcntl is None:  # not on every system
             return
         try:
@@ -131,12 +125,8 @@ class RunDirectory:
         Raises:
             StorageError: when the disk refuses.
         """
-        try:
+        with storage_errors(self.path, *_PLACE):
             self.checkpoints_path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{error.strerror} at {self.path}", "a folder to write to", "pass --run-dir"
-            ) from error
         self.write_text("config.toml", to_toml(config.model_dump()))
         if self.read_json(VERSIONS) is None:
             self.write_json(VERSIONS, surroundings())
