@@ -101,22 +101,14 @@ class Batcher:
         return await self._computed(predictor, work, is_embedded=True)
 
     async def _computed(self, predictor: Predictor, work: Work, is_embedded: bool) -> Outputs:
-        """Wait for a request's part of a batch.
-
-        Raises:
-            Refusal: 400 for rows that cannot be scored or too many of them, 429 when the queue is
-                full, 503 when the answer takes too long.
-        """
+        """Wait for a request's part of a batch; raises as :meth:`logits`."""
         limits = self.limits
         count = num_rows(work)
         if not 1 <= count <= limits.rows:
             raise Refusal(400, f"got {count} rows; need 1 to {limits.rows} in a request")
         if self._waiting and self.rows_waiting + count > limits.queue_rows:
-            raise Refusal(
-                429,
-                f"got {count} rows with {self.rows_waiting} waiting already; try again",
-                {"retry-after": "1"},
-            )
+            got = f"got {count} rows with {self.rows_waiting} waiting already"
+            raise Refusal(429, f"{got}; try again", {"retry-after": "1"})
         request = _Request(
             predictor, work, count, is_embedded, self._loop.time(), self._loop.create_future()
         )
@@ -267,14 +259,12 @@ def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
     """Each request's outputs, or why it has none: one bad request does not spoil the others'."""
     try:
         return _split(batch, _outputs(batch, _merged(batch)))
-    except DamagedCheckpointError as error:
+    except (DamagedCheckpointError, WorkerLostError) as error:
         return _lost(batch, error)
     except InputError as error:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
         return [result for request in batch for result in _score([request])]
-    except WorkerLostError as error:
-        return _lost(batch, error)
 
 
 def _lost(batch: Sequence[_Request], error: PibrochError) -> list[Outputs | Exception]:
@@ -283,23 +273,17 @@ def _lost(batch: Sequence[_Request], error: PibrochError) -> list[Outputs | Exce
 
 def _merged(batch: Sequence[_Request]) -> JaggedBatch:
     """All rows: those of encoded requests first."""
-    predictor = batch[0].predictor
-    parts = []
     encoded = [request.work for request in batch if isinstance(request.work, JaggedBatch)]
     raw = [request.work for request in batch if not isinstance(request.work, JaggedBatch)]
-    if encoded:
-        parts.append(merged_batches(encoded))
     if raw:
-        parts.append(predictor.encode(merged_columns(raw)))
-    return merged_batches(parts)
+        encoded.append(batch[0].predictor.encode(merged_columns(raw)))
+    return merged_batches(encoded)
 
 
 def _outputs(batch: Sequence[_Request], whole: JaggedBatch, begun: Begun | None = None) -> Outputs:
     predictor = batch[0].predictor
-    scores = (
-        predictor.embed(whole, begun) if batch[0].is_embedded else predictor.logits(whole, begun)
-    )
-    outputs: Outputs = scores.numpy()
+    compute = predictor.embed if batch[0].is_embedded else predictor.logits
+    outputs: Outputs = compute(whole, begun).numpy()
     return outputs
 
 

@@ -115,16 +115,9 @@ class Service:
         if request.headers.get(b"accept", b"").startswith(b"text/csv"):
             text = "".join(f"{score!r}\n" for score in scores)
             version = predictor.version.encode("ascii")
-            return Reply(
-                text.encode(),
-                ((b"content-type", b"text/csv; charset=utf-8"), (b"x-model-version", version)),
-            )
-        content = {
-            "model_name": self.store.name,
-            "model_version": predictor.version,
-            "scores": scores,
-        }
-        return Reply(msgspec.json.encode(content), (JSON_TYPE,))
+            kind = (b"content-type", b"text/csv; charset=utf-8")
+            return Reply(text.encode(), (kind, (b"x-model-version", version)))
+        return self._json(predictor, {"scores": scores})
 
     async def embed(self, request: DirectRequest) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them.
@@ -134,16 +127,11 @@ class Service:
         predictor, raw = await self._raw(request)
         embeddings = await self._batcher.embeddings(predictor, raw)
         if request.headers.get(b"accept", b"").startswith(_BYTES.encode()):
-            return self._tensors(
-                predictor, InferRequest({}, None, None, is_binary=True), {EMBEDDING: embeddings}
-            )
-        content = {
-            "model_name": self.store.name,
-            "model_version": predictor.version,
-            "features": predictor.features,
-            "embeddings": embeddings.tolist(),
-        }
-        return Reply(msgspec.json.encode(content), (JSON_TYPE,))
+            wanted = InferRequest({}, None, None, is_binary=True)
+            return self._tensors(predictor, wanted, {EMBEDDING: embeddings})
+        return self._json(
+            predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}
+        )
 
     async def live(self) -> Response:
         """Whether the process answers."""
@@ -168,6 +156,7 @@ class Service:
         self._known(request.path_params["model"])
         predictor = self.store.current
         self._of_version(request.path_params.get("version"), predictor.version)
+        outputs = {SCORE: [], LOGIT: [], EMBEDDING: [len(predictor.features), predictor.dim]}
         return JSONResponse(
             {
                 "name": self.store.name,
@@ -176,14 +165,8 @@ class Service:
                 "inputs": encoded_inputs(predictor.schema),
                 "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
                 "outputs": [
-                    {"name": name, "datatype": "FP32", "shape": [-1]} for name in (SCORE, LOGIT)
-                ]
-                + [
-                    {
-                        "name": EMBEDDING,
-                        "datatype": "FP32",
-                        "shape": [-1, len(predictor.features), predictor.dim],
-                    }
+                    {"name": name, "datatype": "FP32", "shape": [-1, *shape]}
+                    for name, shape in outputs.items()
                 ],
                 "features": predictor.features,
             }
@@ -227,6 +210,10 @@ class Service:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
 
+    def _json(self, predictor: Predictor, content: Mapping[str, object]) -> Reply:
+        about = {"model_name": self.store.name, "model_version": predictor.version}
+        return Reply(msgspec.json.encode({**about, **content}), (JSON_TYPE,))
+
     def _tensors(
         self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
     ) -> Reply:
@@ -247,11 +234,8 @@ class Service:
 
     def _of_version(self, wanted: str | None, version: str) -> None:
         if wanted is not None and wanted != version:
-            raise Refusal(
-                404,
-                f"got version `{wanted[:80]}` of {self.store.name}; need {version}, or none for the"
-                " newest",
-            )
+            got = f"got version `{wanted[:80]}` of {self.store.name}"
+            raise Refusal(404, f"{got}; need {version}, or none for the newest")
 
     def _no_raw(self) -> Refusal:
         try:
@@ -328,9 +312,7 @@ def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return Response(
-        error_body(error.reason), error.status, error.headers, media_type="application/json"
-    )
+    return _error(error.reason, error.status, error.headers)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -338,23 +320,22 @@ async def _not_found(request: Request, error: Exception) -> Response:
     reason = (
         f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
     )
-    headers = dict(error.headers or {})
-    return Response(error_body(reason), error.status_code, headers, media_type="application/json")
+    return _error(reason, error.status_code, dict(error.headers or {}))
 
 
 async def _failed(_: Request, __: Exception) -> Response:
     """For what nobody foresaw, which the admission control logs."""
-    return Response(
-        error_body("the server failed; its log has the reason"), 500, media_type="application/json"
-    )
+    return _error("the server failed; its log has the reason", 500, {})
+
+
+def _error(reason: str, status: int, headers: Mapping[str, str]) -> Response:
+    return Response(error_body(reason), status, headers, media_type="application/json")
 
 
 def _scores(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Probabilities, as bulk prediction writes them."""
-    scores: NDArray[np.float32] = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(
-        np.float32
-    )
-    return scores
+    scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    return scores.astype(np.float32)
 
 
 def _path_parameters(path: str) -> dict[str, Any]:
@@ -369,11 +350,8 @@ def _path_parameters(path: str) -> dict[str, Any]:
 
 def _raw_body(service: Service) -> dict[str, Any]:
     schema = service.store.current.schema
-    row = {
-        "type": "object",
-        "additionalProperties": True,
-        "required": list(service.store.current.columns),
-    }
+    columns = list(service.store.current.columns)
+    row = {"type": "object", "additionalProperties": True, "required": columns}
     form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}}}
     lines = {
         "type": "string",
@@ -385,30 +363,19 @@ def _raw_body(service: Service) -> dict[str, Any]:
     }
 
 
-_INFER_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["inputs"],
-                "properties": {
-                    "id": {"type": "string"},
-                    "inputs": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["name", "shape", "datatype"],
-                            "properties": {
-                                "name": {"type": "string"},
-                                "shape": {"type": "array", "items": {"type": "integer"}},
-                                "datatype": {"type": "string"},
-                                "data": {"type": "array"},
-                            },
-                        },
-                    },
-                },
-            }
-        }
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "datatype": {"type": "string"},
+        "data": {"type": "array"},
     },
 }
+_INFER = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {"id": {"type": "string"}, "inputs": {"type": "array", "items": _TENSOR}},
+}
+_INFER_BODY = {"required": True, "content": {"application/json": {"schema": _INFER}}}

@@ -61,33 +61,29 @@ class ServerMetrics:
         Gauges by name, with labels, are of the one that answers.
         """
         totals = self._all.sum(0)
-        lines = [
-            "# HELP pibroch_requests_total Answers by endpoint and HTTP status.",
-            "# TYPE pibroch_requests_total counter",
-        ]
+        lines = _about("pibroch_requests_total", "counter", "Answers by endpoint and HTTP status.")
         for place, endpoint in enumerate(ENDPOINTS):
             for number, status in enumerate((*STATUSES, "other")):
                 count = totals[place * (len(STATUSES) + 1) + number]
                 if count or status == 200:
-                    lines.append(
-                        f'pibroch_requests_total{{endpoint="{endpoint}",status="{status}"}}'
-                        f" {count:.0f}"
-                    )
-        lines += ["# HELP pibroch_request_seconds Time from a request's headers to its answer."]
-        lines += ["# TYPE pibroch_request_seconds histogram"]
+                    labels = f'endpoint="{endpoint}",status="{status}"'
+                    lines.append(f"pibroch_requests_total{{{labels}}} {count:.0f}")
+        text = "Time from a request's headers to its answer."
+        lines += _about("pibroch_request_seconds", "histogram", text)
         for place, endpoint in enumerate(ENDPOINTS):
             first = _SECONDS_AT + place * _SECONDS_PARTS
             lines += _histogram(
                 "pibroch_request_seconds", f'endpoint="{endpoint}",', SECONDS, totals[first:]
             )
-        lines += [
-            "# HELP pibroch_batch_rows Rows that were computed together.",
-            "# TYPE pibroch_batch_rows histogram",
-        ]
+        lines += _about("pibroch_batch_rows", "histogram", "Rows that were computed together.")
         lines += _histogram("pibroch_batch_rows", "", ROWS, totals[_ROWS_AT:])
         for name, value in gauges.items():
             lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"
+
+
+def _about(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
 def _histogram(
