@@ -110,10 +110,9 @@ def export(
 def _read_from(path: Path) -> Path:
     """The export, or the checkpoint, that a path means; files may be written beside it."""
     from pibroch.state.checkpoint_folder import find_checkpoint
-    from pibroch.state.delta_format import is_delta
-    from pibroch.state.export_format import is_export
+    from pibroch.state.delta_format import is_exported
 
-    return path if is_export(path) or is_delta(path) else find_checkpoint(path)
+    return path if is_exported(path) else find_checkpoint(path)
 
 
 def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:

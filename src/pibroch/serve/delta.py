@@ -40,11 +40,12 @@ from pibroch.state.delta_format import (
     DeltaManifest,
     DeltaRows,
     is_delta,
+    is_exported,
     read_origin,
 )
 from pibroch.state.dense import AVERAGES, WEIGHTS
 from pibroch.state.export_files import content_version, publish
-from pibroch.state.export_format import DENSE, ExportedTable, is_export
+from pibroch.state.export_format import DENSE, ExportedTable
 from pibroch.state.exported_rows import RowVersions, encoded
 from pibroch.state.files import FileDigest, verify_file, verify_files
 from pibroch.state.manifest import Manifest, read_manifest
@@ -88,7 +89,7 @@ def export_delta(
     """
     options = options or ExportOptions()
     check_options(out, options)
-    if not is_export(since) and not is_delta(since):
+    if not is_exported(since):
         raise CheckpointError(
             f"{since} to begin at, which is no export", "a folder that `pibroch export` wrote"
         )

@@ -16,8 +16,8 @@ from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import read_verified, saved_dense, version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.delta_format import is_delta
-from pibroch.state.export_format import WRITE_AGAIN, is_export
+from pibroch.state.delta_format import is_exported
+from pibroch.state.export_format import WRITE_AGAIN
 from pibroch.state.manifest import schema_of
 from pibroch.storage import new_file
 
@@ -74,7 +74,7 @@ def dense_part(path: Path) -> DensePart:
     Raises:
         CheckpointError: when it is missing, damaged, or not of this version's models.
     """
-    if is_export(path) or is_delta(path):
+    if is_exported(path):
         model = open_exported(path)
         return DensePart(
             model.dense, len(model.schema.dense), model.features, model.dim, model.version

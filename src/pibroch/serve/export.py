@@ -25,7 +25,7 @@ from pibroch.overlap import refuse_overlap
 from pibroch.serve.from_checkpoint import plain_table, read_verified, vocabularies_of
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_delta
+from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_exported
 from pibroch.state.export_files import (
     SHARD_BYTES,
     content_version,
@@ -43,7 +43,6 @@ from pibroch.state.export_format import (
     ExportedTable,
     ExportManifest,
     RowShard,
-    is_export,
     write_checked,
 )
 from pibroch.state.exported_rows import row_stream
@@ -147,7 +146,7 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise ConfigError unless ``out`` is free, or an export that may be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not is_export(out) and not is_delta(out):
+    if not is_exported(out):
         raise ConfigError(
             f"{out}, which exists and is no export", "a new folder", "choose another --out"
         )

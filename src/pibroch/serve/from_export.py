@@ -13,8 +13,15 @@ from pibroch.errors import DamagedCheckpointError
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit, SplitRows
-from pibroch.state.delta_format import read_export_with_checksum
-from pibroch.state.export_format import DENSE, EXPORT, VOCABULARIES, ExportManifest
+from pibroch.state.export_format import (
+    DENSE,
+    EXPORT,
+    FORMAT,
+    MANIFEST,
+    VOCABULARIES,
+    ExportManifest,
+    read_checked,
+)
 from pibroch.state.exported_rows import check_finite
 from pibroch.state.files import check_sizes, verify_file
 from pibroch.state.tensor_file import TensorFile, load_tensors
@@ -32,7 +39,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     Raises:
         CheckpointError: when it is missing, damaged, or of another layout.
     """
-    manifest, sha256 = read_export_with_checksum(folder)
+    manifest, sha256 = read_checked(folder, MANIFEST, FORMAT, ExportManifest)
     total = sum(table.num_rows for table in manifest.tables)
     elsewhere = {
         shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))

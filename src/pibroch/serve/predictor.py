@@ -27,8 +27,7 @@ from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowsAsked, RowSplit, SplitRows
-from pibroch.state.delta_format import is_delta
-from pibroch.state.export_format import is_export
+from pibroch.state.delta_format import is_exported
 
 _AS_IT_IS = nullcontext()
 Rows = Sequence[Mapping[str, object]]
@@ -102,7 +101,7 @@ class Predictor:
             CheckpointError: when it is missing, damaged, or not of this version's models.
             DataError: when there is no dataset at ``data``.
         """
-        if is_export(Path(path)) or is_delta(Path(path)):
+        if is_exported(Path(path)):
             return cls(open_exported(Path(path), None if beside is None else beside._model))
         return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
 
@@ -113,7 +112,7 @@ class Predictor:
         Raises:
             CheckpointError: for a checkpoint, too, whose rows are not split.
         """
-        if not is_export(path) and not is_delta(path):
+        if not is_exported(path):
             raise CheckpointError(
                 f"{path}, a checkpoint, for rows on several hosts",
                 "an export",

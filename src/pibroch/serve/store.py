@@ -19,9 +19,8 @@ from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import MANIFEST as DELTA_MANIFEST
-from pibroch.state.delta_format import is_delta
+from pibroch.state.delta_format import is_exported
 from pibroch.state.export_format import MANIFEST as EXPORT_MANIFEST
-from pibroch.state.export_format import is_export
 from pibroch.state.manifest import MANIFEST as CHECKPOINT_MANIFEST
 
 logger = logging.getLogger(__name__)
@@ -72,8 +71,8 @@ def find_target(path: Path) -> Target:
         CheckpointError: when there is none.
     """
     folder = path
-    if not _is_exported(path):
-        numbered = [each for each in path.glob("*") if each.name.isdecimal() and _is_exported(each)]
+    if not is_exported(path):
+        numbered = [each for each in path.glob("*") if each.name.isdecimal() and is_exported(each)]
         folder = (
             max(numbered, key=lambda each: int(each.name)) if numbered else find_checkpoint(path)
         )
@@ -88,10 +87,6 @@ def find_target(path: Path) -> Target:
             f"no {manifest}: {error.strerror}", "an export or a checkpoint", "check the path"
         ) from error
     return Target(folder, (str(folder), status.st_ino, status.st_mtime_ns, status.st_size))
-
-
-def _is_exported(path: Path) -> bool:
-    return is_export(path) or is_delta(path)
 
 
 def newest_run(runs: Path = Path("runs")) -> Path:

@@ -15,7 +15,7 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.collectives.agreement import agreed, on_first, together
 from pibroch.config import RunConfig
 from pibroch.embedding.row_marks import SAVED
-from pibroch.errors import CheckpointError, DamagedCheckpointError, StorageError
+from pibroch.errors import CheckpointError, DamagedCheckpointError
 from pibroch.state.checkpoint import (
     Base,
     Content,
@@ -26,12 +26,12 @@ from pibroch.state.checkpoint import (
     save_checkpoint,
 )
 from pibroch.state.cuts import cut_all
-from pibroch.state.files import explained_refusal
+from pibroch.state.files import explained_refusal, saved_steps, step_path
 from pibroch.state.manifest import MANIFEST, Manifest, Progress, read_manifest
 from pibroch.state.resumption import warn_of_settings
 from pibroch.state.tables import mark_changes
 from pibroch.state.trained import TablesOfRanks, Trained
-from pibroch.storage import remove_leftovers
+from pibroch.storage import remove_leftovers, storage_errors
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ class CheckpointFolder:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
-        return self.folder / f"step-{step:08d}"
+        return step_path(self.folder, step)
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, rising; what else lies in the folder is left alone."""
-        return _steps(self.folder)
+        return saved_steps(self.folder)
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""
@@ -248,7 +248,7 @@ class CheckpointFolder:
         """
         link = self.folder / "best"
         temporary = self.folder / "best.new"
-        try:
+        with storage_errors(link, "a disk that takes links", "free some space"):
             if step is None or not self.path(step).exists():
                 link.unlink(missing_ok=True)
                 return
@@ -260,12 +260,6 @@ class CheckpointFolder:
                 temporary.unlink(missing_ok=True)
                 temporary.write_text(f"{step}", encoding="utf-8")
                 os.replace(temporary, link)
-        except OSError as error:
-            raise StorageError(
-                f"{error.strerror} while linking {link}",
-                "a disk that takes links",
-                "free some space",
-            ) from error
 
     def _restore_newest(self, session: Trained) -> Base | None:
         """Where the session is from now on; every rank tries the same checkpoints."""
@@ -303,7 +297,7 @@ class CheckpointFolder:
         folders = [(step, 1, self.path(step)) for step in self.steps()]
         if self.beside is not None:
             folders += [
-                (step, 0, self.beside / self.path(step).name) for step in _steps(self.beside)
+                (step, 0, step_path(self.beside, step)) for step in saved_steps(self.beside)
             ]
         return [path for *_, path in sorted(folders, reverse=True)]
 
@@ -315,14 +309,11 @@ class CheckpointFolder:
         if self.resumed is not None and self.resumed.folder.parent == self.folder:
             return self.resumed
         steps = [other for other in on_first(self.channel, self.steps) if other <= step]
+        if not steps:
+            return None
+        path = self.path(steps[-1])
         with suppress(DamagedCheckpointError):
-            return (
-                Base(
-                    path := self.path(steps[-1]), agreed(self.channel, partial(read_manifest, path))
-                )
-                if steps
-                else None
-            )
+            return Base(path, agreed(self.channel, partial(read_manifest, path)))
         return None
 
     def _next_base(self) -> Base | None:
@@ -366,11 +357,6 @@ class CheckpointFolder:
                 best_step,
             )
         self.link_best(best_step)
-
-
-def _steps(folder: Path) -> list[int]:
-    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def newest_whole(

@@ -17,11 +17,10 @@ from pibroch.state.export_format import (
     EXPORT,
     MOST_ROWS,
     VERSION_NAME,
-    ExportManifest,
+    is_export,
     read_checked,
     write_checked,
 )
-from pibroch.state.export_format import FORMAT as EXPORT_FORMAT
 from pibroch.state.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.state.files import FileDigest
 from pibroch.untrusted import InnerPath, read_manifest
@@ -139,6 +138,11 @@ def is_delta(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a folder is an export or a delta, whole or not."""
+    return is_export(path) or is_delta(path)
+
+
 def read_delta(folder: Path) -> tuple[DeltaManifest, str]:
     """The manifest of a delta, itself checked, and its checksum.
 
@@ -154,11 +158,6 @@ def _of_first(content: dict[str, Any]) -> dict[str, Any]:
     rows = [{"file": CHANGED, "num_rows": content.get("num_rows")}]
     kept = {key: value for key, value in content.items() if key != "num_rows"}
     return {**kept, "format_version": FORMAT_VERSION, "rows": rows}
-
-
-def read_export_with_checksum(folder: Path) -> tuple[ExportManifest, str]:
-    """The checked manifest of an export, and its checksum; errors as of :func:`read_delta`."""
-    return read_checked(folder, EXPORT_MANIFEST, EXPORT_FORMAT, ExportManifest)
 
 
 def checksum_in(folder: Path) -> str | None:

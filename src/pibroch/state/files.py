@@ -34,6 +34,17 @@ def explained_refusal(
     return storage_errors(path, f"a disk with room for the {kind}", do)
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of which a folder has checkpoints, rising; what else lies there is left alone."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"step-{step:08d}"
+
+
 def verify_file(folder: Path, name: str, digest: FileDigest, refusal: Refusal = CHECKPOINT) -> None:
     """Read a file of a folder once and compare.
 

@@ -34,7 +34,7 @@ from pibroch.state.delta_format import (
     DeltaManifest,
     DeltaRows,
     checksum_in,
-    is_delta,
+    is_exported,
     read_delta,
 )
 from pibroch.state.delta_rows import files_of_rank, opened_rows, write_rows
@@ -52,7 +52,6 @@ from pibroch.state.export_format import (
     VOCABULARIES,
     WRITE_AGAIN,
     ExportManifest,
-    is_export,
     read_export,
 )
 from pibroch.state.exported_rows import RowVersions
@@ -79,7 +78,7 @@ def check_publishing(config: RunConfig, run: RunDirectory) -> None:
     folder = Path(config.train.publish_to)
     others = [config.data.dir, run.checkpoints_path, run.recovery_path]
     refuse_overlap(folder, others, "train.publish_to")
-    if is_export(folder) or is_delta(folder):
+    if is_exported(folder):
         raise ConfigError(
             f"train.publish_to {folder}, which is an export itself",
             "a folder for numbered ones",

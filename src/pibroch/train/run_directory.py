@@ -17,6 +17,7 @@ from typing import Any, Self
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
+from pibroch.state.files import saved_steps
 from pibroch.storage import new_file, storage_errors
 
 try:
@@ -202,9 +203,7 @@ class RunDirectory:
 
     def newest_step(self) -> int:
         """Of the checkpoints, of those by time too; 0 for none."""
-        folders = [self.checkpoints_path.glob("step-*"), self.recovery_path.glob("step-*")]
-        names = [path.name.removeprefix("step-") for paths in folders for path in paths]
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max([0, *saved_steps(self.checkpoints_path), *saved_steps(self.recovery_path)])
 
     def note_ranks(self, ranks: int, step: int) -> None:
         """Keep how many ranks train.

@@ -22,7 +22,7 @@ from pibroch.collectives.agreement import on_first
 from pibroch.embedding import Shard
 from pibroch.embedding.row_marks import TIMED
 from pibroch.state.checkpoint import Base, Content, content_of, save_changes
-from pibroch.state.files import explained_refusal
+from pibroch.state.files import explained_refusal, saved_steps, step_path
 from pibroch.state.manifest import Progress
 from pibroch.train.beside import BesideTraining
 
@@ -77,7 +77,7 @@ class TimedCheckpoints(BesideTraining[Content, Base]):
 
     def write(self, cuts: Sequence[Shard], copied: Content, step: int, channel: Channel) -> Base:
         """See :meth:`BesideTraining.write`."""
-        folder = self._folder / f"step-{step:08d}"
+        folder = step_path(self._folder, step)
         views = [view for cut in cuts for view in cut.views()]
         embeddings = self._session.embeddings
         manifest = save_changes(folder, embeddings, views, copied, channel, self._base)
@@ -92,10 +92,8 @@ class TimedCheckpoints(BesideTraining[Content, Base]):
 def _remove(folder: Path, keep: int) -> None:
     """All but the newest; the folder too when nothing is left."""
     with explained_refusal(folder):
-        written = sorted(
-            path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()
-        )
-        for path in written[: len(written) - keep]:
-            shutil.rmtree(path)
+        steps = saved_steps(folder)
+        for step in steps[: len(steps) - keep]:
+            shutil.rmtree(step_path(folder, step))
         if not keep and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
