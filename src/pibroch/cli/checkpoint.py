@@ -44,11 +44,9 @@ def inspect_command(path: Source) -> None:
     """Show a checkpoint: tables, parts, optimizer state, sizes, and where the run was."""
     folder = find_checkpoint(path)
     manifest = read_manifest(folder)
-    kind = (
-        f"incremental, {manifest.increments} after the last full one"
-        if manifest.increments
-        else "full"
-    )
+    kind = "full"
+    if manifest.increments:
+        kind = f"incremental, {manifest.increments} after the last full one"
     table = Table("table", "rows", "dim", "optimizer state", "parts", "size")
     for column in table.columns[1:3] + table.columns[4:]:
         column.justify = "right"

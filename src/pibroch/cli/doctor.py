@@ -112,12 +112,9 @@ def _hardware() -> Iterator[tuple[str, str]]:
     yield "SIMD", " ".join(flag for flag in _SIMD if flag in flags) or "unknown"
     yield "memory", f"{_memory()}, limit of this process group {_memory_limit()}"
     yield "free disk here", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB"
-    yield (
-        "shared memory",
-        f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB"
-        if Path("/dev/shm").exists()
-        else _NO,
-    )
+    shared = Path("/dev/shm")
+    has_room = f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB" if shared.exists() else _NO
+    yield "shared memory", has_room
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield "GPU", ", ".join(gpus) or _NO
 

@@ -49,11 +49,9 @@ def plan_watch(
     from pibroch.planner.watch import watch_dataset
 
     assignment, prediction = load_plan(path)
-    ranks = (
-        ClusterTopology.uniform(assignment.num_shards)
-        if topology is None
-        else ClusterTopology.load(topology)
-    )
+    ranks = ClusterTopology.uniform(assignment.num_shards)
+    if topology is not None:
+        ranks = ClusterTopology.load(topology)
     options = PlanOptions(
         extra=prediction.extra, mode=as_mode(prediction.mode), policy=as_policy(prediction.policy)
     )

@@ -80,11 +80,8 @@ def memory(config: RunConfig, ranks: int, is_kept: bool) -> str | None:
         " processes"
     ]
     if is_kept and config.train.cut_every_seconds != 0:
-        cached = (
-            " and twice what is in caches"
-            if config.embedding.exchange.for_ranks(ranks).name == "lookahead"
-            else ""
-        )
+        has_caches = config.embedding.exchange.for_ranks(ranks).name == "lookahead"
+        cached = " and twice what is in caches" if has_caches else ""
         parts.append(
             "as much again on this machine for cuts in memory, up to as much once more for what"
             f" changes between two{cached}; they are left out where {num_bytes / 1e9:.2f} GB are"

@@ -214,15 +214,12 @@ def _train(
     if not world.is_first:
         return
     summary = result.summary
-    throughput = f"{result.summary.samples_per_second:,.0f} samples/s"
+    throughput = f"{summary.samples_per_second:,.0f} samples/s"
     if not dataset.samples["test"]:
         results.print(f"no test samples  {throughput}")
         return
-    best = (
-        ""
-        if result.best_possible_auc is None
-        else f"  best possible AUC {result.best_possible_auc:.4f}"
-    )
+    known = result.best_possible_auc
+    best = "" if known is None else f"  best possible AUC {known:.4f}"
     results.print(
         f"test AUC {figure(summary.auc)}  logloss {figure(summary.logloss)}  NE"
         f" {figure(summary.normalized_entropy)}  {throughput}{best}"

@@ -59,11 +59,7 @@ class RaySection(Section):
 
 
 class Launcher(ABC):
-    """Starts the processes of a job, and looks after them.
-
-    Args:
-        section: its settings.
-    """
+    """Starts the processes of a job, and looks after them, as its section of settings says."""
 
     section: ClassVar[type[Section]] = Section
 

@@ -127,12 +127,7 @@ def parse_resources(texts: list[str]) -> dict[str, dict[str, str]]:
 
 
 def place_of(job: Job, name: str) -> Place:
-    """Where the processes of a job set meet: rank 0's pod, by the name that stays.
-
-    Args:
-        job: the processes.
-        name: of the job set.
-    """
+    """Where the processes of a job set meet: rank 0's pod, by the name that stays."""
     ranks = next(group for group in job.groups if group.are_ranks)
     host = f"{name}-{ranks.role}-0-0.{name}"
     return Place(host, MASTER_PORT, f"tcp://{host}:{RENDEZVOUS_PORT}")

@@ -200,13 +200,7 @@ class _RemoteProcess:
 
 
 class _Bundles(Machines):
-    """Nodes that have room for a job, in a placement group of one bundle a process.
-
-    Args:
-        job: whose processes they are for.
-        group: Ray's.
-        secret: the job's.
-    """
+    """Nodes that have room for a job, in a placement group of one bundle a process."""
 
     def __init__(self, job: Job, group: PlacementGroup, secret: str) -> None:
         self._group = group
@@ -290,11 +284,7 @@ class _Bundles(Machines):
 
 
 class _Cluster:
-    """Room for a job, and the memory of its processes, for as long as nothing of it is lost.
-
-    Args:
-        secret: the job's.
-    """
+    """Room for a job, and the memory of its processes, for as long as nothing of it is lost."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret

@@ -51,15 +51,17 @@ def groups_of(counts: Mapping[Role, int], threads: int | None = None) -> tuple[G
             is_numbered=True,
             environment=_environment(role),
             needs=(TRAINER,),
-            restarts=Restarts(role.restarts, or_without=not role.is_needed)
-            if role.restarts
-            else None,
+            restarts=_restarts(role),
             threads=threads,
             logs=role.folder,
         )
         for role, count in counts.items()
         if count
     )
+
+
+def _restarts(role: Role) -> Restarts | None:
+    return Restarts(role.restarts, or_without=not role.is_needed) if role.restarts else None
 
 
 def _environment(role: Role) -> dict[str, str]:

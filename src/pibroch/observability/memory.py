@@ -48,9 +48,8 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """
     lines = (proc / "meminfo").read_text().splitlines() if (proc / "meminfo").exists() else []
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    free = (
-        available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    )
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    free = available[0] if available else half
     return min([free, *(left for group in _own_groups(proc, groups) for left in _left_in(group))])
 
 
@@ -90,11 +89,8 @@ def _left_in(group: Path) -> Iterator[int]:
         text = (group / limit).read_text().strip()
         if text == "max":
             continue
-        lines = (
-            (group / "memory.stat").read_text().splitlines()
-            if (group / "memory.stat").exists()
-            else []
-        )
+        stat = group / "memory.stat"
+        lines = stat.read_text().splitlines() if stat.exists() else []
         gives_way = sum(int(line.split()[1]) for line in lines if line.split()[:1] == [cached])
         yield max(0, int(text) - int((group / used).read_text()) + gives_way)
 

@@ -16,11 +16,9 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def progress_sink(console: Console, total_steps: int) -> Sink:
     """The display that suits the console."""
-    return (
-        TerminalProgress(console, total_steps)
-        if console.is_terminal
-        else LoggedProgress(total_steps)
-    )
+    if console.is_terminal:
+        return TerminalProgress(console, total_steps)
+    return LoggedProgress(total_steps)
 
 
 class TerminalProgress:

@@ -8,7 +8,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pibroch.observability import plan_plots as plots
+from pibroch.observability import plots
 from pibroch.planner.cost import Floats, links
 from pibroch.planner.measured import MEASURED_COLUMNS, measured_rows
 from pibroch.planner.prediction import PlanPrediction

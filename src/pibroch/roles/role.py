@@ -102,19 +102,15 @@ class Role:
 
     def count(self, config: RunConfig) -> int:
         """How many of them a run has."""
-        return (
-            self.counted(config)
-            if self.counted
-            else config.embedding.exchange.helpers().get(self.command, 0)
-        )
+        if self.counted:
+            return self.counted(config)
+        return config.embedding.exchange.helpers().get(self.command, 0)
 
     def rendezvous_of(self, config: RunConfig) -> str | None:
         """Where those are met that run already."""
-        return (
-            self.rendezvous(config)
-            if self.rendezvous
-            else config.embedding.exchange.helper_rendezvous()
-        )
+        if self.rendezvous:
+            return self.rendezvous(config)
+        return config.embedding.exchange.helper_rendezvous()
 
     def describe(self, config: RunConfig) -> tuple[str, str] | None:
         """Who does this role's work in a run, and what it is; ``None`` where there is none."""

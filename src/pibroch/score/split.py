@@ -148,9 +148,7 @@ def frame_of(
     logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
     samples = np.arange(first, first + len(logits))
-    label = (
-        pl.Series(labels)
-        if has_labels
-        else pl.repeat(None, len(labels), dtype=pl.Float32, eager=True)
-    )
+    label = pl.Series(labels)
+    if not has_labels:
+        label = pl.repeat(None, len(labels), dtype=pl.Float32, eager=True)
     return pl.DataFrame({"sample": samples, "label": label, "score": scores.astype(np.float32)})

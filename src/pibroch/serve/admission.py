@@ -104,12 +104,9 @@ class AdmissionControl:
         if self._expected is not None and path not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
-                reason = "got a wrong token" if given else "got no token"
-                raise Refusal(
-                    401,
-                    f"{reason}; need the header Authorization: Bearer TOKEN",
-                    {"www-authenticate": "Bearer"},
-                )
+                got = "got a wrong token" if given else "got no token"
+                need = "need the header Authorization: Bearer TOKEN"
+                raise Refusal(401, f"{got}; {need}", {"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]):
             if int(length[:20]) > self._limits.body_bytes:
@@ -150,10 +147,9 @@ class _BoundedBody:
             async with asyncio.timeout(self._deadline - time.monotonic()):
                 message = await self._receive()
         except TimeoutError as error:
-            reason = f"got {self.num_bytes:,} bytes of a body in {self._limits.body_timeout_s:g} s"
-            raise Refusal(
-                408, f"{reason}; need it whole by then", {"connection": "close"}
-            ) from error
+            got = f"got {self.num_bytes:,} bytes of a body in {self._limits.body_timeout_s:g} s"
+            reason = f"{got}; need it whole by then"
+            raise Refusal(408, reason, {"connection": "close"}) from error
         self._is_complete = not message.get("more_body", False)
         count = len(message.get("body", b""))
         if self.num_bytes + count > self._limits.body_bytes:
@@ -170,11 +166,9 @@ def _too_large(limits: ServerLimits) -> Refusal:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
-    return (
-        "infer"
-        if path.endswith("/infer")
-        else {"/score": "score", "/embed": "embed"}.get(path, "other")
-    )
+    if path.endswith("/infer"):
+        return "infer"
+    return {"/score": "score", "/embed": "embed"}.get(path, "other")
 
 
 def error_body(reason: str) -> bytes:

@@ -301,7 +301,6 @@ def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Except
             results[place] = part
         else:
             row = int(np.argwhere(~np.isfinite(part))[0, 0])
-            results[place] = Refusal(
-                400, f"got row {row} with numbers so large that its score is no number"
-            )
+            got = f"got row {row} with numbers so large that its score is no number"
+            results[place] = Refusal(400, got)
     return results

@@ -119,16 +119,13 @@ def vocabularies_of(manifest: Manifest, data: Path | None = None) -> Vocabularie
         return Vocabularies.of_dataset(dataset)
     if not any(feature.has_vocabulary for feature in schema.categorical):
         return Vocabularies(schema, fingerprint, {})
-    data_dir = manifest.config.data.dir
+    if manifest.config.data.dir is None:
+        return None
     try:
-        there = EncodedDataset.open(data_dir) if data_dir else None
+        there = EncodedDataset.open(manifest.config.data.dir)
     except DataError:
-        there = None
-    return (
-        Vocabularies.of_dataset(there)
-        if there is not None and there.fingerprint == fingerprint
-        else None
-    )
+        return None
+    return Vocabularies.of_dataset(there) if there.fingerprint == fingerprint else None
 
 
 def saved_dense(folder: Path, manifest: Manifest) -> nn.Module:

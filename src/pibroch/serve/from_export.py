@@ -52,11 +52,9 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         verify_file(folder, name, digest, EXPORT)
         if name in has_rows:
             check_finite(folder, name)
-    rows = (
-        MappedRows(folder, manifest)
-        if split.is_whole
-        else SplitRows(folder, manifest, sha256, split)
-    )
+    rows = MappedRows(folder, manifest)
+    if not split.is_whole:
+        rows = SplitRows(folder, manifest, sha256, split)
     state = load_tensors(folder, DENSE, EXPORT)
     vocabularies = exported_vocabularies(folder, manifest, verify)
     watch.check_names()
@@ -105,11 +103,6 @@ def exported_vocabularies(
 ) -> Vocabularies | None:
     """The dictionaries of an export, mapped; ``None`` for one that was written without.
 
-    Args:
-        folder: of the export.
-        manifest: its own.
-        verify: look each code up once.
-
     Raises:
         CheckpointError: when the file does not fit the manifest.
     """
@@ -128,8 +121,6 @@ def exported_vocabularies(
         if not problem and len(codes[name]) + FIRST_ROW != num_rows[name]:
             problem = f"{len(codes[name]):,} codes for {num_rows[name]:,} rows"
         if problem:
-            need = "a code for each row, all of which their slots find"
-            raise EXPORT(
-                f"the dictionary of {name!r} in {folder / VOCABULARIES} with {problem}", need
-            )
+            got = f"the dictionary of {name!r} in {folder / VOCABULARIES} with {problem}"
+            raise EXPORT(got, "a code for each row, all of which their slots find")
     return Vocabularies(schema, manifest.fingerprint, codes, slots)

@@ -97,17 +97,10 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     """
     end = len(body)
     if json_length is not None:
-        if not (
-            json_length.isascii()
-            and json_length.isdigit()
-            and len(json_length) < 12
-            and int(json_length) <= end
-        ):
-            raise Refusal(
-                400,
-                f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes; need the JSON's length in"
-                " bytes",
-            )
+        is_number = json_length.isascii() and json_length.isdigit() and len(json_length) < 12
+        if not is_number or int(json_length) > end:
+            got = f"got {JSON_LENGTH}: {json_length[:40]} of {end} bytes"
+            raise Refusal(400, f"{got}; need the JSON's length in bytes")
         end = int(json_length)
     try:
         request = _decoder.decode(memoryview(body)[:end])
@@ -122,11 +115,8 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
             inputs[tensor.name] = _of_json(tensor)
             continue
         if type(size) is not int or not 0 <= size <= len(body) - end or tensor.data is not None:
-            raise Refusal(
-                400,
-                f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}` with"
-                f" {len(body) - end} bytes left",
-            )
+            got = f"got binary_data_size {str(size)[:40]} for `{tensor.name[:80]}`"
+            raise Refusal(400, f"{got} with {len(body) - end} bytes left")
         inputs[tensor.name] = _of_bytes(tensor, body[end : end + size])
         end += size
     if end != len(body):
@@ -161,11 +151,8 @@ def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
             f" sizes from 0 up, and besides a 0 a product of at most {_MOST_EMPTY:,}",
         )
     if tensor.datatype not in (*_KINDS, "BYTES"):
-        raise Refusal(
-            400,
-            f"got datatype {tensor.datatype[:40]} for `{tensor.name[:80]}`; need BYTES or one of"
-            f" {', '.join(_KINDS)}",
-        )
+        got = f"got datatype {tensor.datatype[:40]} for `{tensor.name[:80]}`"
+        raise Refusal(400, f"{got}; need BYTES or one of {', '.join(_KINDS)}")
     return tuple(tensor.shape)
 
 
@@ -179,9 +166,8 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
             break
         items = [inner for item in items for inner in item]
     if len(items) != math.prod(shape):
-        raise Refusal(
-            400, f"got {len(items)} items for `{tensor.name[:80]}` of shape {list(shape)}"
-        )
+        got = f"got {len(items)} items for `{tensor.name[:80]}`"
+        raise Refusal(400, f"{got} of shape {list(shape)}")
     if tensor.datatype == "BYTES":
         if not all(type(item) is str for item in items):
             raise Refusal(400, f"got what is no text in `{tensor.name[:80]}`; need strings")
@@ -200,9 +186,8 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
         with np.errstate(over="raise"):
             return np.array(items, _KINDS[tensor.datatype]).reshape(shape)
     except (OverflowError, ValueError, FloatingPointError) as error:
-        raise Refusal(
-            400, f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`: {error}"
-        ) from error
+        got = f"got a number that is no {tensor.datatype} in `{tensor.name[:80]}`"
+        raise Refusal(400, f"{got}: {error}") from error
 
 
 def _utf8(text: str, name: str) -> bytes:
@@ -221,9 +206,8 @@ def _of_bytes(tensor: _Tensor, data: bytes) -> NDArray[Any]:
         return texts.reshape(shape)
     kind = np.dtype(_KINDS[tensor.datatype]).newbyteorder("<")
     if len(data) != math.prod(shape) * kind.itemsize:
-        raise Refusal(
-            400, f"got {len(data)} bytes for `{tensor.name[:80]}`, {tensor.datatype} {list(shape)}"
-        )
+        got = f"got {len(data)} bytes for `{tensor.name[:80]}`"
+        raise Refusal(400, f"{got}, {tensor.datatype} {list(shape)}")
     return np.frombuffer(data, kind).reshape(shape)
 
 
@@ -237,11 +221,8 @@ def _texts(data: bytes, name: str, count: int) -> list[bytes]:
         values.append(data[at : at + size])
         at += size
     if at != len(data) or len(values) != count:
-        raise Refusal(
-            400,
-            f"got bytes for `{name[:80]}` that are not {count} texts, each behind its length in"
-            " four bytes",
-        )
+        got = f"got bytes for `{name[:80]}` that are not {count} texts"
+        raise Refusal(400, f"{got}, each behind its length in four bytes")
     return values
 
 

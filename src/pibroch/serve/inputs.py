@@ -87,9 +87,8 @@ def work_of(
 
 def _raw_values(array: NDArray[Any], name: str) -> list[object]:
     if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
-        raise Refusal(
-            400, f"got shape {list(array.shape)} for column `{name[:80]}`; need [B] or [B, 1]"
-        )
+        got = f"got shape {list(array.shape)} for column `{name[:80]}`"
+        raise Refusal(400, f"{got}; need [B] or [B, 1]")
     values: list[object] = array.reshape(-1).tolist()
     return values
 
@@ -97,9 +96,8 @@ def _raw_values(array: NDArray[Any], name: str) -> list[object]:
 def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch:
     sizes = {name: len(array) for name, array in inputs.items() if not name.endswith(".values")}
     if len(set(sizes.values())) != 1:
-        raise Refusal(
-            400, f"got inputs of {sorted(set(sizes.values()))[:9]} samples; need one number"
-        )
+        got = f"got inputs of {sorted(set(sizes.values()))[:9]} samples"
+        raise Refusal(400, f"{got}; need one number")
     size = next(iter(sizes.values()))
     dense = np.zeros((size, len(schema.dense)), np.float32)
     if DENSE in inputs:
@@ -107,11 +105,8 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
             inputs[DENSE], DENSE, (np.float32, np.float64), (size, len(schema.dense))
         ).astype(np.float32)
         if not np.isfinite(dense).all():
-            raise Refusal(
-                400,
-                f"got what is no finite number in `{DENSE}`; need what preparation makes of the"
-                " values",
-            )
+            got = f"got what is no finite number in `{DENSE}`"
+            raise Refusal(400, f"{got}; need what preparation makes of the values")
     one_hot = [feature.name for feature in schema.categorical if not feature.multi_hot]
     ids = np.empty((size, 0), np.int64)
     if one_hot:
@@ -127,11 +122,8 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
                 for name in names
             )
             if (counts < 0).any() or (counts > len(some)).any() or counts.sum() != len(some):
-                raise Refusal(
-                    400,
-                    f"got `{names[1][:80]}` that do not sum to the {len(some)} of"
-                    f" `{names[0][:80]}`",
-                )
+                got = f"got `{names[1][:80]}` that do not sum"
+                raise Refusal(400, f"{got} to the {len(some)} of `{names[0][:80]}`")
             values.append(some)
             lengths.append(counts)
         else:
@@ -145,11 +137,9 @@ def _typed(
     array: NDArray[Any], name: str, kinds: Sequence[Any], shape: tuple[int, ...] | None
 ) -> NDArray[Any]:
     if array.dtype not in kinds or (array.shape != shape if shape else array.ndim != 1):
-        need = (
-            f"{' or '.join(str(np.dtype(kind)) for kind in kinds)}"
-            f" {list(shape) if shape else '[-1]'}"
-        )
-        raise Refusal(400, f"got {array.dtype} {list(array.shape)} for `{name[:80]}`; need {need}")
+        got = f"got {array.dtype} {list(array.shape)} for `{name[:80]}`"
+        types = " or ".join(str(np.dtype(kind)) for kind in kinds)
+        raise Refusal(400, f"{got}; need {types} {list(shape) if shape else '[-1]'}")
     return array
 
 

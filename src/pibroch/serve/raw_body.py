@@ -46,9 +46,8 @@ def parse_raw(
             raise Refusal(400, str(error)) from error
     # the last is what curl says of --data
     if kind not in ("", "application/json", "application/x-www-form-urlencoded"):
-        raise Refusal(
-            415, f"got {kind[:80]}; need application/json, or lines as {', '.join(_TEXTS)}"
-        )
+        need = f"need application/json, or lines as {', '.join(_TEXTS)}"
+        raise Refusal(415, f"got {kind[:80]}; {need}")
     if len(body) > LARGE_BODY_BYTES:
         _refuse_rows(body, columns, max_rows)
     return _of_json(body, columns)
@@ -94,18 +93,12 @@ def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
     columns_read: RawColumns = {column: [] for column in columns}
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise Refusal(
-                400,
-                f"got {type(row).__name__} as row {number}; need an object with a value for each"
-                " column",
-            )
+            got = f"got {type(row).__name__} as row {number}"
+            raise Refusal(400, f"{got}; need an object with a value for each column")
         for column, values in columns_read.items():
             if column not in row:
-                raise Refusal(
-                    400,
-                    f"got row {number} without `{column[:80]}`; need all columns, null where"
-                    " missing",
-                )
+                got = f"got row {number} without `{column[:80]}`"
+                raise Refusal(400, f"{got}; need all columns, null where missing")
             values.append(_checked(row[column], column, number))
     return columns_read
 
@@ -115,17 +108,14 @@ def _of_columns(given: Mapping[str, object], columns: Sequence[str]) -> RawColum
     for column in columns:
         values = given.get(column)
         if not isinstance(values, list):
-            raise Refusal(
-                400, f"got no list of values for column `{column[:80]}`; need one for each column"
-            )
+            got = f"got no list of values for column `{column[:80]}`"
+            raise Refusal(400, f"{got}; need one for each column")
         columns_read[column] = [
             _checked(value, column, number) for number, value in enumerate(values)
         ]
     if len({len(values) for values in columns_read.values()}) > 1:
-        raise Refusal(
-            400,
-            "got columns of different lengths; need one value a row in each, null where missing",
-        )
+        need = "need one value a row in each, null where missing"
+        raise Refusal(400, f"got columns of different lengths; {need}")
     return columns_read
 
 
@@ -133,9 +123,6 @@ def _checked(value: object, column: str, number: int) -> object:
     if type(value) in _SINGLE:
         return value
     if not isinstance(value, list) or not all(type(item) in _SINGLE for item in value):
-        raise Refusal(
-            400,
-            f"got an object or nested list as `{column[:80]}` of row {number}; need text, a number,"
-            " a list of such or null",
-        )
+        got = f"got an object or nested list as `{column[:80]}` of row {number}"
+        raise Refusal(400, f"{got}; need text, a number, a list of such or null")
     return value

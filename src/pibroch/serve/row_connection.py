@@ -35,12 +35,7 @@ SWITCHING = (
 
 
 class RowService:
-    """Answers of a host with one part of the rows, to hosts that score.
-
-    Args:
-        store: the model.
-        part: which.
-    """
+    """Answers of a host with one part of the rows, to hosts that score."""
 
     def __init__(self, store: ModelStore, part: Part) -> None:
         self._store = store
@@ -49,12 +44,8 @@ class RowService:
     def check(self, path: str) -> None:
         """Raise Refusal for the path of another part."""
         if path != self._part.path:
-            got = f"got a request for rows at {path[:80]}"
-            raise Refusal(
-                409,
-                f"{got}; need {self._part.path}, which is here: --rows-at names hosts in this"
-                " order",
-            )
+            need = f"{self._part.path}, which is here: --rows-at names hosts in this order"
+            raise Refusal(409, f"got a request for rows at {path[:80]}; need {need}")
 
     def rows_and_ids(self, sha256: str, body: bytes) -> tuple[MappedRows, Ints]:
         """The rows of an export, and the ids among them that a request wants.
@@ -73,9 +64,8 @@ class RowService:
     async def refuse(self, _: DirectRequest) -> Reply:
         """For what only a host that can have all rows answers."""
         part = f"{self._part.number}/{self._part.count}"
-        raise Refusal(
-            404, f"got a request for scores at a host of part {part} alone; need one with --rows-at"
-        )
+        got = f"got a request for scores at a host of part {part} alone"
+        raise Refusal(404, f"{got}; need one with --rows-at")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,7 @@ def serve(rendezvous: str, number: int, opens: bool | None = None) -> None:
 def serve_plans(rendezvous: str, number: int = 0, opens: bool = True) -> None:
     """Be the central oracle, beside what else this process does, until :func:`leave`.
 
-    Args:
-        rendezvous: as for :func:`serve`.
-        number: 0, as there is one.
-        opens: whether this process opens the rendezvous; with embedding servers, server 0 does.
-
-    Raises:
-        ConfigError: for an address that cannot be used, or no secret where one is needed.
-        TrainingError: when nobody opens the rendezvous.
+    With embedding servers, server 0 opens the rendezvous. Otherwise as :func:`serve`.
     """
     group.serve(ORACLE, rendezvous, number, opens, plan_service.ORACLES.on_lost)
 

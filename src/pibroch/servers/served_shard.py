@@ -87,11 +87,6 @@ class ServedShard:
 
     Threads may call it at once; none waits for another.
 
-    Args:
-        shard: the rows.
-        optimizer: of all of them.
-        num_trainers: that send requests.
-
     Attributes:
         cuts: by name copies of rows that trainers read beside what goes on; see
             :meth:`MemoryShard.cut`.

@@ -68,15 +68,10 @@ class ShardSpec:
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         plain_tables = {piece.table.name: _plain(piece.table) for piece in pieces}
         rows = [[tables.index(piece.table.name), *_plain_rows(piece.rows)] for piece in pieces]
-        return cls(
-            [plain_tables[name] for name in tables],
-            rows,
-            [FROZEN, asdict(optimizer)]
-            if isinstance(optimizer, Frozen)
-            else _named(optimizer, SPARSE_OPTIMIZERS),
-            seed,
-            dtype,
-        )
+        named: Named = [FROZEN, asdict(optimizer)]
+        if not isinstance(optimizer, Frozen):
+            named = _named(optimizer, SPARSE_OPTIMIZERS)
+        return cls([plain_tables[name] for name in tables], rows, named, seed, dtype)
 
     def build(self, dim: int, listed: Sequence[Tensor] = ()) -> tuple[MemoryShard, SparseOptimizer]:
         """The shard with its initial weights, ``dim`` in a row, and the optimizer.

@@ -123,13 +123,7 @@ def _check_ids(path: Path, row_ids: Ints, count: int, num_rows: int) -> None:
 def files_of_rank(
     views: Sequence[PieceView], tables: Mapping[str, ExportedTable], channel: Channel
 ) -> list[list[RowsToWrite]]:
-    """This rank's rows by file, whose parts rise; every rank calls it.
-
-    Args:
-        views: its pieces.
-        tables: by name.
-        channel: between the ranks.
-    """
+    """The rows of this rank's pieces by file, whose parts rise; every rank calls it."""
     held = [view for view in views if view.piece.is_primary]
     own = {view.piece.table.name for view in held if len(view.piece.columns) < view.piece.table.dim}
     cut = sorted({name for names in channel.gather(sorted(own)) for name in names})

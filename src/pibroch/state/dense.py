@@ -97,11 +97,9 @@ def gather_dense(
     if not any(held.values()):
         return make() if is_first else {}
     state = make()
-    own = (
-        {}
-        if is_first
-        else {file: led(channel, tensors, held.get(file, {})) for file, tensors in state.items()}
-    )
+    own: DenseState = {}
+    if not is_first:
+        own = {file: led(channel, each, held.get(file, {})) for file, each in state.items()}
     for sent in send_to_first(channel, own):
         for file, tensors in sent.items():
             state[file] |= tensors

@@ -31,7 +31,6 @@ from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_t
 
 ROW_IDS = "row_ids"
 WEIGHT = "weight"
-ROWS_PER_SEARCH = 1 << 20
 
 Rows = slice | NDArray[np.int64]
 

@@ -271,28 +271,14 @@ def check_tables_match(
     )
     for name in [*wanted, *saved]:
         if name not in saved or name not in wanted:
-            got, need = (
-                (f"no table {name!r}", f"{wanted[name]}")
-                if name in wanted
-                else (f"table {name!r}", "no such table")
-            )
-            raise CheckpointError(f"{got} in the checkpoint", need, do)
+            none = "no " if name in wanted else ""
+            need = f"{wanted.get(name, 'no such table')}"
+            raise CheckpointError(f"{none}table {name!r} in the checkpoint", need, do)
         have = saved[name]
-        need_table = wanted[name]
-        if (have.num_rows, have.dim, have.index) != (
-            need_table.num_rows,
-            need_table.dim,
-            need_table.index,
-        ):
-            raise CheckpointError(
-                f"table {name!r} with {have} in the checkpoint",
-                f"{need_table}, as this run has",
-                do,
-            )
-        state = have.state.items() if same_state else have.state.items() & need_table.state.items()
-        if set(state) != set(need_table.state.items()):
-            raise CheckpointError(
-                f"table {name!r} with {have} in the checkpoint",
-                f"{need_table}",
-                "resume with the optimizer it was saved with",
-            )
+        table = wanted[name]
+        got = f"table {name!r} with {have} in the checkpoint"
+        if (have.num_rows, have.dim, have.index) != (table.num_rows, table.dim, table.index):
+            raise CheckpointError(got, f"{table}, as this run has", do)
+        state = have.state.items() if same_state else have.state.items() & table.state.items()
+        if set(state) != set(table.state.items()):
+            raise CheckpointError(got, f"{table}", "resume with the optimizer it was saved with")

@@ -11,6 +11,7 @@ from torch import Tensor
 from pibroch.collectives.agreement import agreed
 from pibroch.embedding import Table
 from pibroch.errors import CheckpointError
+from pibroch.kernels.arrays import Records
 from pibroch.state.parts import WEIGHT
 from pibroch.state.row_blocks import RowBlocks
 from pibroch.state.state_dict import name_of
@@ -60,17 +61,16 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
                 for field in (WEIGHT, *saved[table.name].state)
                 if name_of(embeddings, table, field) in given[0]
             ]
-            numbers = (
-                {field: _array(state[name_of(embeddings, table, field)]) for field in fields}
-                if is_first
-                else {}
-            )
-            empty = {field: np.empty((0, 0), np.float32) for field in fields}
+            numbers: dict[str, Records] = {field: np.empty((0, 0), np.float32) for field in fields}
+            if is_first:
+                numbers = {
+                    field: _array(state[name_of(embeddings, table, field)]) for field in fields
+                }
             held = [
                 range(table.num_rows) if rank == 0 else range(0)
                 for rank in range(channel.ranks.world_size)
             ]
-            blocks.spread(table, saved[table.name], numbers or empty, held)
+            blocks.spread(table, saved[table.name], numbers, held)
         for view in (each for each in views if name_of(embeddings, each.piece.table) in given[0]):
             if (
                 "average" in view.state
@@ -81,7 +81,7 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
             view.mark(slice(None))
 
 
-def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _array(tensor: Tensor) -> Records:
     return np.asarray(tensor.detach().cpu().float().numpy())
 
 

@@ -32,12 +32,11 @@ def open_dataset(config: DataConfig) -> EncodedDataset:
     """
     if config.dir is not None:
         if not Path(config.dir).exists():
+            how = f"run `{config.prepare}`, or " if config.prepare else ""
             raise DataError(
                 f"no dataset at {config.dir}",
                 "a folder made by `pibroch data prepare` or `pibroch data synthesize`",
-                f"run `{config.prepare}`, or pass --data DIR"
-                if config.prepare
-                else "pass --data DIR",
+                f"{how}pass --data DIR",
             )
         dataset = EncodedDataset.open(config.dir)
         if not dataset.has_labels:

@@ -112,11 +112,7 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
         batches = session.processors.batches(session.dataset, loader, len(loader))
     with session.predicting() as logits:
         predictions = predict(batches, logits)
-    metrics, curves = (
-        predictions.result()
-        if ranks.world_size == 1
-        else _result_of_all(predictions, session.world.control)
-    )
+    metrics, curves = _result_of_all(predictions, session.world.control)
     check_finite(metrics, split)
     return metrics, curves
 
@@ -141,6 +137,8 @@ def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tens
 
 def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:
     """Bring all ranks' predictions to rank 0, which computes for all."""
+    if channel.ranks.world_size == 1:
+        return predictions.result()
     logits, labels = predictions.arrays()
     everyone = (
         _to_first(channel, torch.from_numpy(logits)),

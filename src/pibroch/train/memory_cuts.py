@@ -171,9 +171,6 @@ class _StateMemory:
 class MemoryCuts:
     """Every few steps one, on all ranks at once; where no memory outlives processes, none.
 
-    Args:
-        session: what is trained.
-
     Attributes:
         count: made so far by this process.
         seconds_taken: from the thread that trains.

@@ -106,11 +106,10 @@ class Meter:
         own = samples - self._samples
         totals = self._world.control.gather([self._loss_sum, self._num_samples, own])
         loss_sum, num_samples, all_own = (sum(column) for column in zip(*totals, strict=True))
+        counted = all_own if self._world.is_first else own
         reading = Reading(
             loss=loss_sum / max(1, num_samples),
-            samples_per_second=(all_own if self._world.is_first else own) / elapsed
-            if elapsed
-            else 0.0,
+            samples_per_second=counted / elapsed if elapsed else 0.0,
             waiting_seconds=waited - self._waited,
             bytes_sent=sent - self._sent,
             bytes_received=received - self._received,
@@ -149,8 +148,6 @@ class ExchangedBytes:
 
     Evaluations and checkpoints are not theirs.
 
-    Args:
-        exchange: that counts what it sends.
     """
 
     def __init__(self, exchange: Exchange[Any]) -> None:
@@ -170,11 +167,9 @@ class ExchangedBytes:
     def a_step(self, num_steps: int, world_size: int) -> list[float] | None:
         """Bytes to each rank, ``[W]``, over a number of steps; ``None`` where none were counted."""
         sent = self._sent() - self._others
-        return (
-            [round(sent[rank] / max(1, num_steps), 1) for rank in range(world_size)]
-            if sent
-            else None
-        )
+        if not sent:
+            return None
+        return [round(sent[rank] / max(1, num_steps), 1) for rank in range(world_size)]
 
     def _sent(self) -> Counter[int]:
         return Counter(self._exchange.report().bytes_by_rank)

@@ -89,14 +89,12 @@ class Predictions:
         count = len(labels)
         clicks = int(labels.sum())
         logloss = self._loss_sum / count if count else math.nan
+        is_number = not (count and np.isnan(logits[-1]))
+        entropy = binary_entropy(clicks / count) if 0 < clicks < count else math.nan
         metrics = Metrics(
-            auc=math.nan
-            if count and np.isnan(logits[-1])
-            else area_under_roc(negatives, positives),
+            auc=area_under_roc(negatives, positives) if is_number else math.nan,
             logloss=logloss,
-            normalized_entropy=logloss / binary_entropy(clicks / count)
-            if 0 < clicks < count
-            else math.nan,
+            normalized_entropy=logloss / entropy,
             calibration=float(predicted.sum()) / clicks if clicks else math.nan,
             num_samples=count,
         )
@@ -127,11 +125,9 @@ def _roc_counts(logits: NDArray[np.float32], labels: NDArray[np.bool_]) -> tuple
     """Negatives and positives at or above each distinct logit, highest first, from 0."""
     falling = logits[::-1]
     hits = labels[::-1]
-    last_of_ties = (
-        np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(falling) - 1)
-        if len(falling)
-        else np.empty(0, int)
-    )
+    last_of_ties = np.flatnonzero(falling[1:] != falling[:-1])
+    if len(falling):
+        last_of_ties = np.append(last_of_ties, len(falling) - 1)
     positives = np.cumsum(hits, dtype=np.int64)[last_of_ties]
     negatives = last_of_ties + 1 - positives
     return np.insert(negatives, 0, 0), np.insert(positives, 0, 0)

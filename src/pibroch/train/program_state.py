@@ -243,12 +243,8 @@ def file_of(part: str) -> str:
     ('dense.safetensors', 'dense_optimizer@wide%2Fdeep.safetensors')
     """
     kind, _, name = part.partition("@")
-    file = _FILES[kind]
-    return (
-        file
-        if not name
-        else f"{file.removesuffix('.safetensors')}@{quote(name, safe=' ')}.safetensors"
-    )
+    suffix = f"@{quote(name, safe=' ')}.safetensors" if name else ".safetensors"
+    return _FILES[kind].removesuffix(".safetensors") + suffix
 
 
 def load_extra(folder: Path, manifest: Manifest) -> object:
@@ -315,11 +311,9 @@ def _encode_values(value: object, part: str) -> EncodedPart:
 
 
 def _load_model(model: nn.Module, part: str, tree: Any, tensors: Mapping[str, Tensor]) -> None:
-    named = (
-        tensors
-        if tree is None
-        else decode(without(_state({part: tree}, part), parts_elsewhere(model)), tensors)
-    )
+    named = tensors
+    if tree is not None:
+        named = decode(without(_state({part: tree}, part), parts_elsewhere(model)), tensors)
     try:
         model.load_state_dict(dict(named))
     except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:

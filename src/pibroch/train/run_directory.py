@@ -54,10 +54,6 @@ class RunDirectory:
     training since the last checkpoint; in ``ranks/`` the metrics and the log of each rank but the
     first, in ``servers/`` and ``processors/`` the logs of embedding servers and data processors
     that the run started; in ``trace/`` each rank's trace, when asked for.
-
-    Args:
-        path: the folder.
-        rank: of the process that writes.
     """
 
     def __init__(self, path: Path, rank: int = 0) -> None:

@@ -131,12 +131,8 @@ class ReferenceDLRM(Format):
         our_tables = {name: numbered[i] for i, name in enumerate(tables)}
         bottom = _layers(state, r"bot_l\.(\d+)\.")
         top = _layers(state, r"top_l\.(\d+)\.")
-        other = (
-            {}
-            if top
-            else {name: tensor for name, tensor in state.items() if not name.startswith("emb_l.")}
-        )
-        return PlainModel(our_tables, bottom, top, other)
+        dense = {name: each for name, each in state.items() if not name.startswith("emb_l.")}
+        return PlainModel(our_tables, bottom, top, {} if top else dense)
 
 
 FORMATS: dict[str, Format] = {"torchrec": TorchRec(), "dlrm": ReferenceDLRM()}

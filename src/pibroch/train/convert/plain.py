@@ -61,11 +61,8 @@ def from_state(
     if not isinstance(config, DLRMConfig):
         return PlainModel(tables, other=dict(state))
     if config.activation != "relu" or "constant" in state:
-        got = (
-            f"activation {config.activation!r}"
-            if config.activation != "relu"
-            else "no dense features"
-        )
+        is_relu = config.activation == "relu"
+        got = "no dense features" if is_relu else f"activation {config.activation!r}"
         raise ConfigError(
             f"a DLRM with {got}", "ReLU and dense features, as the other systems' DLRM has"
         )

@@ -54,11 +54,9 @@ def read_source(source: Path) -> dict[str, Tensor]:
     """
     if (source / _INDEX).is_file():
         return _read_dcp(source)
-    paths = (
-        sorted(path for pattern in _FILES for path in source.glob(pattern))
-        if source.is_dir()
-        else [source]
-    )
+    paths = [source]
+    if source.is_dir():
+        paths = sorted(path for pattern in _FILES for path in source.glob(pattern))
     if not paths:
         raise CheckpointError(
             f"{source}, a folder without {_INDEX} and {', '.join(_FILES)}",
