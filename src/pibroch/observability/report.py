@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from pibroch.errors import InputError
 from pibroch.observability import plots
 from pibroch.observability.records import figure
 from pibroch.storage import new_file
+
+Figure = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,25 @@ def write_report(folder: Path, out: Path) -> Path:
         StorageError: when the page cannot be written.
     """
     run = read_run(folder)
+    content = {"name": run.name, "tiles": _tiles(run), "run": run}
+    return write_page(out, "run", "--out", _figures(run), content)
+
+
+def write_page(
+    out: Path, kind: str, option: str, figures: Sequence[Figure], content: Mapping[str, object]
+) -> Path:
+    """Write a page that needs no other file, by the template of its kind: a run or a plan.
+
+    Args:
+        out: the file.
+        kind: ``run`` or ``plan``.
+        option: that names the file.
+        figures: title, explanation and SVG of each.
+        content: else, for the template.
+
+    Raises:
+        StorageError: when the page cannot be written.
+    """
     environment = Environment(
         loader=PackageLoader("pibroch.observability", "templates"),
         autoescape=True,
@@ -89,20 +110,19 @@ def write_report(folder: Path, out: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["figure"] = _figure
-    page = environment.get_template("report.html").render(
-        run=run, tiles=_tiles(run), figures=_figures(run)
-    )
-    with new_file(out, "a place to write to", "pass --out FILE") as file:
+    shown = [(title, note, Markup(svg)) for title, note, svg in figures]
+    page = environment.get_template(f"{kind}.html").render(kind=kind, figures=shown, **content)
+    with new_file(out, "a place to write to", f"pass {option} FILE") as file:
         file.write_text(page, encoding="utf-8")
     return out
 
 
-def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
+def _figures(run: RunRecords) -> list[Figure]:
     """Title, explanation and SVG of each plot for which the run has data."""
     evaluation = run.evaluation or {}
     best_possible = evaluation.get("best_possible_auc")
     curves = evaluation.get("curves")
-    figures: list[tuple[str, str, str]] = []
+    figures: list[Figure] = []
     if run.training:
         loss = plots.loss_plot(run.training, run.evaluations)
         figures.append(("Loss", "mean binary cross-entropy, nats", loss))
@@ -120,7 +140,7 @@ def _figures(run: RunRecords) -> list[tuple[str, str, Markup]]:
     if evaluation.get("access_skew", {}).get("row_share"):
         skew = plots.access_skew_plot(evaluation["access_skew"])
         figures.append(("Access skew", "of the training split, over all tables", skew))
-    return [(title, note, Markup(svg)) for title, note, svg in figures]
+    return figures
 
 
 def _tiles(run: RunRecords) -> list[tuple[str, str]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
-from pibroch.observability import plots
+from pibroch.observability import plots, report
 from pibroch.planner.cost import Floats, links
 from pibroch.planner.measured import MEASURED_COLUMNS, measured_rows
 from pibroch.planner.prediction import PlanPrediction
-from pibroch.storage import new_file
 
 Row = list[str]
 
@@ -195,30 +193,21 @@ def write_page(
     Raises:
         StorageError: when it cannot be written.
     """
-    environment = Environment(
-        loader=PackageLoader("pibroch.observability", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("plan.html").render(
-        name=name,
-        tiles=headlines(prediction),
-        sentences=sentences(prediction),
-        figures=[(title, note, Markup(svg)) for title, note, svg in _figures(prediction, measured)],
-        tables=(
-            []
-            if measured is None
-            else [("Measured", MEASURED_COLUMNS, measured_rows(prediction, measured))]
-        )
-        + [("Shards", SHARD_COLUMNS, shard_rows(prediction))]
-        + ([("Budgets", STEP_COLUMNS, step_rows(prediction))] if prediction.steps else [])
-        + ([("Policies", POLICY_COLUMNS, policy_rows(prediction))] if prediction.policies else []),
-    )
-    with new_file(out, "a place to write to", "pass --html FILE") as file:
-        file.write_text(page, encoding="utf-8")
-    return out
+    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = []
+    if measured is not None:
+        tables.append(("Measured", MEASURED_COLUMNS, measured_rows(prediction, measured)))
+    tables.append(("Shards", SHARD_COLUMNS, shard_rows(prediction)))
+    if prediction.steps:
+        tables.append(("Budgets", STEP_COLUMNS, step_rows(prediction)))
+    if prediction.policies:
+        tables.append(("Policies", POLICY_COLUMNS, policy_rows(prediction)))
+    content = {
+        "name": name,
+        "tiles": headlines(prediction),
+        "sentences": sentences(prediction),
+        "tables": tables,
+    }
+    return report.write_page(out, "plan", "--html", _figures(prediction, measured), content)
 
 
 def _figures(prediction: PlanPrediction, measured: Floats | None) -> list[tuple[str, str, str]]:

@@ -159,12 +159,9 @@ def read_categories(path: Path, features: Sequence[str]) -> list[str]:
             f"{path} as categories: {error}", "a TOML file such as user = ['C1', 'C2']"
         ) from error
     for name in features:
-        if sum(listed == name for listed, _ in pairs) != 1:
-            raise ConfigError(
-                f"feature {name!r} in {sum(listed == name for listed, _ in pairs)} categories",
-                "in one",
-                f"see {path}",
-            )
+        count = sum(listed == name for listed, _ in pairs)
+        if count != 1:
+            raise ConfigError(f"feature {name!r} in {count} categories", "in one", f"see {path}")
     return [dict(pairs)[name] for name in features]
 
 

@@ -114,6 +114,7 @@ def load_optimizer(
         CheckpointError: when it is another optimizer, or over other parameters.
     """
     groups = optimizer.state_dict()["param_groups"]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state = dict[str, dict[str, Any]]()
     if saved is None:
         for key, tensor in tensors.items():
@@ -130,7 +131,6 @@ def load_optimizer(
             for name, each in tree.state.items()
             if not is_within(name, elsewhere)
         }
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
         empty = {name for name, each in zip(names, parameters, strict=True) if not each.numel()}
         groups = _settings(groups, tree.groups, names, tensors, elsewhere, empty)
     place = {name: number for number, name in enumerate(names)}
@@ -139,7 +139,6 @@ def load_optimizer(
         raise CheckpointError(
             f"optimizer state of {strange[0]!r} in the checkpoint", "such a parameter here", _DO
         )
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for name, fields in state.items():
         shape = tuple(parameters[place[name]].shape)
         for field, value in fields.items() if type(optimizer) in _BY_PARAMETER else ():

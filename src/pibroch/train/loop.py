@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
+from typing import Any
 
 from pibroch.collectives import clip_grad_norm
 from pibroch.data import JaggedBatch, Loader
@@ -227,13 +228,7 @@ def total_steps(session: Session) -> int:
 
 def evaluation_record(step: int, split: str, metrics: Metrics, is_best: bool) -> EvaluationRecord:
     """An evaluation as it is reported."""
-    return EvaluationRecord(
-        step=step,
-        split=split,
-        auc=finite_or_none(metrics.auc),
-        logloss=finite_or_none(metrics.logloss),
-        normalized_entropy=finite_or_none(metrics.normalized_entropy),
-        calibration=finite_or_none(metrics.calibration),
-        num_samples=metrics.num_samples,
-        is_best=is_best,
-    )
+    figures: dict[str, Any] = {
+        name: finite_or_none(value) for name, value in asdict(metrics).items()
+    }
+    return EvaluationRecord(step=step, split=split, is_best=is_best, **figures)

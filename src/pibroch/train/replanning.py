@@ -116,12 +116,9 @@ class Replanner:
         batch_size = max(1, session.config.train.batch_size // session.world.ranks.world_size)
         return DriftWatch(assignment, sizes, topology, options, batch_size)
 
-    def _has_found(self) -> bool:
-        return self._found is not None and self._found.done()
-
     def _decide(self, step: int) -> str | None:
         """The file of a new plan, if there is to be one."""
-        if self._watch is None or self._found is None or not self._has_found():
+        if self._watch is None or self._found is None or not self._found.done():
             return None
         decay = self._found.result()
         self._found = None
@@ -131,18 +128,13 @@ class Replanner:
             path.parent.mkdir(exist_ok=True)
             Plan.by_rows(decay.assignment).save(path)
             self._watch.assignment = decay.assignment
-            logger.info(
-                "step %d: the plan costs %.2f times a fresh one; rows move to %s",
-                step,
-                decay.ratio,
-                path,
-            )
-        new_plan = None if path is None else path.name
+            how = "step %d: the plan costs %.2f times a fresh one; rows move to %s"
+            logger.info(how, step, decay.ratio, path)
         look = {
             "step": step,
             "current": decay.current,
             "fresh": decay.fresh,
-            "moved_to": new_plan,
+            "moved_to": None if path is None else path.name,
             "in_force_after": None,
         }
         self._looks.append(look)

@@ -38,6 +38,7 @@ _INDEX = ".metadata"
 _FILES = ("*.pt", "*.pth", "*.bin")
 _FROM_INDEX = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 _TABLE = "embedding_bags."
+_UNREADABLE = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError)
 
 
 def read_source(source: Path) -> dict[str, Tensor]:
@@ -112,10 +113,9 @@ def _load(source: Path) -> Mapping[str, Any]:
             content = torch.load(source, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"no {source}", "a file that torch.save wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except _UNREADABLE as error:
         raise CheckpointError(
-            f"{source}, which is no file of tensors: {reason}",
+            f"{source}, which is no file of tensors: {_reason(error)}",
             "a state_dict of tensors alone, written by torch.save",
             "save model.state_dict() instead of the model",
         ) from error
@@ -124,6 +124,10 @@ def _load(source: Path) -> Mapping[str, Any]:
             f"a {type(content).__name__} in {source}", "a state_dict", "save model.state_dict()"
         )
     return content
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class _RanksOfShard(tuple[Any, ...]):
@@ -198,17 +202,9 @@ def _read_dcp(folder: Path) -> dict[str, Tensor]:
             if isinstance(entry, TensorStorageMetadata) and _is_wanted(name)
         }
         load(tensors, storage_reader=reader, no_dist=True)
-    except (
-        CheckpointException,
-        pickle.UnpicklingError,
-        RuntimeError,
-        OSError,
-        EOFError,
-        ValueError,
-    ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (CheckpointException, *_UNREADABLE) as error:
         raise CheckpointError(
-            f"{folder}, which cannot be read: {reason}",
+            f"{folder}, which cannot be read: {_reason(error)}",
             "an undamaged folder of torch.distributed.checkpoint",
             "use another one, or convert it by"
             " torch.distributed.checkpoint.format_utils.dcp_to_torch_save",
