@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
-from pibroch.cli.console import results, say
-from pibroch.cli.plan_topology import plan_topology
+from pibroch.cli.console import leave_with, results, say
 from pibroch.cli.plan_towers import plan_towers
-from pibroch.cli.plan_watch import plan_watch
-from pibroch.cli.progress import stages
+from pibroch.cli.profile import SplitChoice
+from pibroch.cli.progress import counted, stages
 from pibroch.data.dataset import EncodedDataset
 from pibroch.embedding import SparseOptimizer, Table
 from pibroch.errors import ConfigError
+from pibroch.launch.child import die_with_launcher, is_rank, show_launcher, show_rank
 from pibroch.overlap import refuse_overlap
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.diff import diff
@@ -41,16 +42,18 @@ from pibroch.planner.measured import (
     measured_rows,
     notes,
 )
-from pibroch.planner.partition import sizes_of
+from pibroch.planner.partition import TableSize, sizes_of
 from pibroch.planner.prediction import PlanPrediction
 from pibroch.planner.profile import AccessProfile
+from pibroch.planner.replicate import as_mode, as_policy
 from pibroch.planner.store import load_plan, save_plan
 from pibroch.planner.topology import ClusterTopology
+from pibroch.planner.watch import watch_dataset
+from pibroch.process import tune_process
+from pibroch.storage import storage_errors
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 app.command("towers")(plan_towers)
-app.command("topology")(plan_topology)
-app.command("watch")(plan_watch)
 
 
 class Mode(StrEnum):
@@ -249,6 +252,111 @@ def diff_command(
     for label, value in headlines(predicted):
         beside.add_row(label, value, now.get(label, "–"))  # noqa: RUF001
     results.print(beside)
+
+
+@app.command("topology")
+def topology_command(
+    out: Annotated[
+        Path, typer.Option(help="The file to write, for `pibroch plan --topology`: .json.")
+    ],
+    ranks: Annotated[
+        int, typer.Option(min=1, help="So many ranks on this machine; torchrun says it otherwise.")
+    ] = 1,
+) -> None:
+    """Measure the links between ranks.
+
+    Own memory, a neighbour's, another host's, and the sum over all.
+
+    On several machines run it as training is run there:
+
+      torchrun --nnodes 2 --nproc-per-node 1 ... -m pibroch plan topology --out topology.json
+    """
+    die_with_launcher()
+    tune_process(is_alone=False if ranks > 1 else None)
+    if ranks > 1 and not is_rank():
+        from pibroch.launch.local import run_ranks
+
+        show_launcher(ranks, "measurer")
+        raise typer.Exit(0 if run_ranks(ranks) is None else 1)
+    from pibroch.collectives.world import world_of_environment
+    from pibroch.train.measured_topology import measure
+
+    show_rank("measurer")
+    with world_of_environment(leave_with) as world:
+        size = world.ranks.world_size
+        with counted(size * (size - 1) // 2, "pairs", world.is_first) as advance:
+            topology = measure(world.control, lambda: advance(1)).content()
+        if not world.is_first:
+            return
+        ClusterTopology.of(topology, "what was measured")
+        with storage_errors(out, "a place to write to", ""):
+            out.write_text(json.dumps(topology, indent=1) + "\n", encoding="utf-8")
+        for number, row in enumerate(topology["cost"]):  # type: ignore[arg-type, var-annotated]
+            costs = "  ".join(f"{cost:>7g}" for cost in row)
+            results.print(f"rank {number} reads at {costs}")
+        results.print(f"wrote {out}")
+
+
+@app.command("watch")
+def watch_command(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan made by pibroch plan.")],
+    data: Annotated[Path, typer.Option(help="The dataset whose samples come, in their order.")],
+    topology: Annotated[
+        Path | None, typer.Option(help="Of the plan: TOML or JSON; equal links when absent.")
+    ] = None,
+    split: Annotated[SplitChoice, typer.Option(help="Of the dataset.")] = SplitChoice.TRAIN,
+    dim: Annotated[int, typer.Option(min=1, help="Width of all tables.")] = 16,
+    every: Annotated[int, typer.Option(min=2, help="Batches between two looks.")] = 50,
+    threshold: Annotated[
+        float,
+        typer.Option(min=1, help="Say so where the plan costs this many times a fresh one's."),
+    ] = 1.2,
+    half_life: Annotated[
+        float, typer.Option(min=1, help="Batches after which one counts half.")
+    ] = 25.0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Of a rank; that of the plan when absent.")
+    ] = None,
+) -> None:
+    """Read samples as they come, and compare the plan with one for recent samples.
+
+    Prints for each look what a step's dearest link costs under both plans, in bytes times the
+    link's cost.
+
+    **Example**
+
+        pibroch plan watch plans/five --data data/criteo --split test --every 20
+    """
+    assignment, prediction = load_plan(path)
+    ranks = _topology(topology, assignment.num_shards)
+    options = PlanOptions(
+        extra=prediction.extra, mode=as_mode(prediction.mode), policy=as_policy(prediction.policy)
+    )
+    dataset = EncodedDataset.open(data)
+    tables = [
+        TableSize(name, len(rows), 4 * dim, 4 * dim)
+        for name, rows in assignment.partition_of.items()
+    ]
+    looks = watch_dataset(
+        dataset,
+        split.value,
+        assignment,
+        tables,
+        ranks,
+        options,
+        batch_size or prediction.batch_size,
+        every,
+        half_life,
+    )
+    most = 0.0
+    for decay in looks:
+        most = max(most, decay.ratio)
+        note = "  decayed: plan anew" if decay.ratio > threshold else ""
+        results.print(
+            f"batch {decay.batches}: {decay.current:,.0f}, a fresh plan {decay.fresh:,.0f},"
+            f" {decay.ratio:.2f} times{note}"
+        )
+    results.print(f"at most {most:.2f} times the cost of a fresh plan")
 
 
 def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
