@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.row_set import ListedRows
+from pibroch.embedding.row_set import ListedRows, RowSet
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
@@ -45,12 +45,12 @@ from pibroch.state.delta_format import (
 )
 from pibroch.state.dense import AVERAGES, WEIGHTS
 from pibroch.state.export_files import content_version, publish
-from pibroch.state.export_format import DENSE, ExportedTable
+from pibroch.state.export_format import DENSE
 from pibroch.state.exported_rows import RowVersions, encoded
 from pibroch.state.files import FileDigest, verify_file, verify_files
 from pibroch.state.manifest import Manifest, read_manifest
 from pibroch.state.parts import listed_ids
-from pibroch.state.tensor_file import BUFFER_BYTES, Stream, TensorFile, rows_that_fit, write_tensors
+from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 from pibroch.version import __version__
 
 TOUCHED_BYTES = 64 << 20
@@ -114,10 +114,8 @@ def export_delta(
     touched = _touched_since(folder, manifest, base)
 
     def write(temporary: Path) -> DeltaManifest:
-        if touched is None:
-            versions = compared_rows(folder, manifest, rows, advance)
-        else:
-            versions = touched_rows(folder, manifest, rows, touched, advance)
+        changes = _Changes(folder, manifest, rows, advance)
+        versions = changes.compared() if touched is None else changes.touched(touched)
         files: dict[str, FileDigest] = {}
         files[CHANGED], count = _write_rows(temporary / CHANGED, versions, rows)
         files[DENSE] = write_dense(temporary, folder, manifest)
@@ -145,7 +143,7 @@ def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[
     """
     root = base.root or base
     assert root.sha256 is not None
-    touched = find_touched(folder, manifest, read_origin(Path(root.source), root.sha256))
+    touched = _touched_rows(folder, manifest, read_origin(Path(root.source), root.sha256))
     if touched is None and root is base:
         open_exported(Path(root.source))  # every row of it will be compared
     return touched
@@ -191,89 +189,84 @@ def _write_rows(
             records.write(np.ascontiguousarray(changed).data)
             count += len(row_ids)
         streams = {
-            ROW_IDS: Stream(np.dtype(np.int64), (count,), _spooled(ids, np.dtype(np.int64), ())),
-            ROWS: Stream(
-                like.dtype, (count, *like.shape[1:]), _spooled(records, like.dtype, like.shape[1:])
-            ),
+            ROW_IDS: _spooled(ids, count, np.dtype(np.int64), ()),
+            ROWS: _spooled(records, count, like.dtype, like.shape[1:]),
         }
         return write_tensors(path, streams), count
 
 
-def _spooled(
-    file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> Iterator[NDArray[Any]]:
-    file.seek(0)
+def _spooled(file: IO[bytes], count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Stream:
+    """Rows of a file that is read again, some at a time."""
     row_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    while chunk := file.read(max(1, BUFFER_BYTES // row_bytes) * row_bytes):
-        yield np.frombuffer(chunk, dtype).reshape(-1, *shape)
+    file.seek(0)
+    chunks = iter(lambda: file.read(rows_that_fit(row_bytes) * row_bytes), b"")
+    arrays = (np.frombuffer(chunk, dtype).reshape(-1, *shape) for chunk in chunks)
+    return Stream(dtype, (count, *shape), arrays)
 
 
-def compared_rows(
-    folder: Path, manifest: Manifest, base: MappedRows, advance: Advance
-) -> Iterator[RowVersions]:
-    """Rows that differ from the base's, of all, rising, a few at a time.
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Rows of a checkpoint that differ from those of a base, rising, a few at a time."""
 
-    Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        base: what they are compared with, verified.
-        advance: told how many more rows are done.
+    folder: Path
+    manifest: Manifest
+    base: MappedRows
+    advance: Advance
 
-    Raises:
-        DamagedCheckpointError: for a file that is missing or damaged.
-        TrainingError: for weights that the type cannot hold.
-    """
-    verify_files(folder, manifest.files)
-    for table in base.manifest.tables:
-        for current in _all_rows(folder, manifest, base, table):
-            before = base.stored(current.row_ids)
-            differs = (_bytes_of(current.rows) != _bytes_of(before)).any(1)
-            yield RowVersions(current.row_ids[differs], current.rows[differs])
-            advance(len(current.row_ids))
+    def compared(self) -> Iterator[RowVersions]:
+        """Those of all rows, each of which is read."""
+        verify_files(self.folder, self.manifest.files)
+        step = rows_that_fit(4 * self.base.manifest.dim)
+        for table in self.base.manifest.tables:
+            for start in range(0, table.num_rows, step):
+                some = range(start, min(start + step, table.num_rows))
+                row_ids = np.arange(table.first_row + some.start, table.first_row + some.stop)
+                rows = self._encoded(self.manifest, table.name, some)
+                differs = (_bytes_of(rows) != _bytes_of(self.base.stored(row_ids))).any(1)
+                yield RowVersions(row_ids[differs], rows[differs])
+                self.advance(len(some))
 
+    def touched(self, touched: Mapping[str, Ints]) -> Iterator[RowVersions]:
+        """Those that training touched, and those that the base has newer than its export.
 
-def touched_rows(
-    folder: Path,
-    manifest: Manifest,
-    base: MappedRows,
-    touched: Mapping[str, Ints],
-    advance: Advance,
-) -> Iterator[RowVersions]:
-    """As :func:`compared_rows`, for rows that training touched.
+        Unless touched, the latter are as in the export again.
+        """
+        step = max(1, TOUCHED_BYTES // (4 * self.base.manifest.dim))
+        for table in self.base.manifest.tables:
+            name = table.name
+            saved = self.manifest.tables[name]
+            deltas = replace(saved, parts=tuple(part for part in saved.parts if part.is_delta))
+            tables = {**self.manifest.tables, name: deltas}
+            only_deltas = self.manifest.model_copy(update={"tables": tables})
+            newer = self.base.changed_rows - table.first_row
+            newer = newer[(newer >= 0) & (newer < table.num_rows)]
+            rows = np.union1d(touched[name], newer)
+            for start in range(0, len(rows), step):
+                some = rows[start : start + step]
+                is_touched = np.isin(some, touched[name], assume_unique=True)
+                versions = self.base.exported(some + table.first_row)
+                if is_touched.any():
+                    listed = ListedRows.of(some[is_touched])
+                    versions[is_touched] = self._encoded(only_deltas, name, listed)
+                yield RowVersions(some + table.first_row, versions)
+            self.advance(table.num_rows)
 
-    And for those that are newer in the base than in its export.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        base: of which only rows newer than its export's are read.
-        touched: rows by table, see :func:`find_touched`.
-        advance: told how many more rows are done.
-    """
-    for table in base.manifest.tables:
-        yield from _versions(folder, manifest, base, table, touched[table.name])
-        advance(table.num_rows)
+    def _encoded(self, manifest: Manifest, name: str, rows: RowSet) -> Array:
+        weights = weights_of(self.folder, manifest, name, rows)
+        return encoded(weights, self.base.manifest.dtype)
 
 
 def _bytes_of(rows: Array) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rows).view(np.uint8)
 
 
-def find_touched(
+def _touched_rows(
     folder: Path, manifest: Manifest, origin: dict[str, str]
 ) -> dict[str, Ints] | None:
     """By table the rows that training touched since the checkpoint that an export was made of.
 
-    ``None`` if not known.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: of it.
-        origin: checksums of the tables' files that the export was made of, none where that is not
-            known.
-
-    Raises:
-        DamagedCheckpointError: for a list of rows that is missing or damaged.
+    ``None`` where that is not known: where the tables' files of the export have other checksums
+    than ``origin``, or some columns alone were touched.
     """
     parts = [part for table in manifest.tables.values() for part in table.parts]
     full = {part.file: manifest.files[part.file].sha256 for part in parts if not part.is_delta}
@@ -300,38 +293,3 @@ def find_touched(
             return None  # some columns of a row are in the full checkpoint alone
         touched[name] = rows
     return touched
-
-
-def _all_rows(
-    folder: Path, manifest: Manifest, base: MappedRows, table: ExportedTable
-) -> Iterator[RowVersions]:
-    step = rows_that_fit(4 * base.manifest.dim)
-    for start in range(0, table.num_rows, step):
-        some = range(start, min(start + step, table.num_rows))
-        weights = weights_of(folder, manifest, table.name, some)
-        row_ids = np.arange(table.first_row + some.start, table.first_row + some.stop)
-        yield RowVersions(row_ids, encoded(weights, base.manifest.dtype))
-
-
-def _versions(
-    folder: Path, manifest: Manifest, base: MappedRows, table: ExportedTable, touched: Ints
-) -> Iterator[RowVersions]:
-    """Rows touched, and those that the base has newer than its export.
-
-    Unless touched, they are as in the export again.
-    """
-    saved = manifest.tables[table.name]
-    deltas = replace(saved, parts=tuple(part for part in saved.parts if part.is_delta))
-    only_deltas = manifest.model_copy(update={"tables": {**manifest.tables, table.name: deltas}})
-    newer = base.changed_rows - table.first_row
-    newer = newer[(newer >= 0) & (newer < table.num_rows)]
-    rows = np.union1d(touched, newer)
-    step = max(1, TOUCHED_BYTES // (4 * base.manifest.dim))
-    for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        is_touched = np.isin(some, touched, assume_unique=True)
-        versions = base.exported(some + table.first_row)
-        if is_touched.any():
-            weights = weights_of(folder, only_deltas, table.name, ListedRows.of(some[is_touched]))
-            versions[is_touched] = encoded(weights, base.manifest.dtype)
-        yield RowVersions(some + table.first_row, versions)
