@@ -176,7 +176,14 @@ def plan(
     if html is not None:
         refuse_overlap(html, [*inputs, out], "--html")
     ranks = _topology(topology, shards)
-    options = _options(mode, policy, extra, objective, batch_size, threshold)
+    options = PlanOptions(
+        extra=extra / 100,
+        mode=mode.value,
+        policy=None if policy is None else policy.value,
+        objective=objective.value,
+        batch_size=batch_size,
+        threshold=None if threshold is None else threshold / 100,
+    )
     with stages() as progress:
         dataset = _dataset(data, None if profile else recipe)
         counts = _counts(profile, dataset, batch_size, progress)
@@ -367,25 +374,6 @@ def _topology(path: Path | None, shards: int | None) -> ClusterTopology:
             "neither --topology nor --shards", "one of them", "e.g. --shards 8 for equal links"
         )
     return ClusterTopology.uniform(shards)
-
-
-def _options(
-    mode: Mode,
-    policy: Policy | None,
-    extra: float,
-    objective: Objective,
-    batch_size: int | None,
-    threshold: float | None,
-) -> PlanOptions:
-    """What the command line says: per cent as shares."""
-    return PlanOptions(
-        extra=extra / 100,
-        mode=mode.value,
-        policy=None if policy is None else policy.value,
-        objective=objective.value,
-        batch_size=batch_size,
-        threshold=None if threshold is None else threshold / 100,
-    )
 
 
 def _dataset(data: Path | None, recipe: str | None) -> EncodedDataset | None:

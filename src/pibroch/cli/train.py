@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pibroch.config import RunConfig
     from pibroch.data import EncodedDataset
     from pibroch.observability.records import Sink
+    from pibroch.train.run import RunResult
     from pibroch.train.run_directory import RunDirectory
 
 DEFAULT_RECIPE = "synthetic_small"
@@ -179,8 +180,9 @@ def _show_roles(
 def _join_and_train(
     begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool
 ) -> None:
-    """What a rank does once it knows that it is one."""
+    """What a rank does once it knows that it is one; rank 0 shows it."""
     from pibroch.collectives.world import world_of_environment
+    from pibroch.train.run import run_training
     from pibroch.train.run_directory import RunDirectory
 
     show_rank("trainer")
@@ -189,33 +191,21 @@ def _join_and_train(
         config, folder = begin() if world.ranks.world_size == 1 else _agree(world, begin)
         run = RunDirectory(folder, world.ranks.rank)
         dataset = _open(config, run, world, resume)
-        _train(config, dataset, run, world, tensorboard, trace)
+        if not world.is_first:
+            redirect_output(run.log_path(world.ranks.rank))
+            console.quiet = False
+        with suppress(OSError):  # the disk under a rank's log is full
+            say(f"run directory: {run.path}")
+        sink = partial(_sink, run, tensorboard)
+        result = run_training(config, dataset, run, sink, world, trace)
+        if world.is_first:
+            _show(result, bool(dataset.samples["test"]))
 
 
-def _train(
-    config: RunConfig,
-    dataset: EncodedDataset,
-    run: RunDirectory,
-    world: World,
-    tensorboard: bool,
-    trace: bool,
-) -> None:
-    """What every rank does; rank 0 shows it."""
-    from pibroch.train.run import run_training
-
-    if not world.is_first:
-        redirect_output(run.log_path(world.ranks.rank))
-        console.quiet = False
-    with suppress(OSError):  # the disk under a rank's log is full
-        say(f"run directory: {run.path}")
-    result = run_training(
-        config, dataset, run, lambda total_steps: _sink(run, total_steps, tensorboard), world, trace
-    )
-    if not world.is_first:
-        return
+def _show(result: RunResult, has_test: bool) -> None:
     summary = result.summary
     throughput = f"{summary.samples_per_second:,.0f} samples/s"
-    if not dataset.samples["test"]:
+    if not has_test:
         results.print(f"no test samples  {throughput}")
         return
     known = result.best_possible_auc
@@ -352,7 +342,7 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
     return open_dataset(config.data)
 
 
-def _sink(run: RunDirectory, total_steps: int, tensorboard: bool) -> Sink:
+def _sink(run: RunDirectory, tensorboard: bool, total_steps: int) -> Sink:
     from pibroch.observability.progress import progress_sink
     from pibroch.observability.records import FanOut
     from pibroch.observability.sinks import TensorBoard as TensorBoardSink

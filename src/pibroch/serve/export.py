@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD
 from pibroch.embedding.piece import Piece
 from pibroch.embedding.row_index import must_be_rows
@@ -112,9 +111,37 @@ def export_checkpoint(
             "pass --data DIR",
         )
 
+    dims = {saved.dim for saved in manifest.tables.values()}
+    assert len(dims) == 1, "tables of a run are of one width"
+    (dim,) = dims
+    dtype = options.dtype
+    tables = tables_of({name: saved.num_rows for name, saved in manifest.tables.items()})
+    shards = shards_of(tables, dim, dtype, options.shard_bytes)
+
     def write(temporary: Path) -> ExportManifest:
         (temporary / "tables").mkdir()
-        written = _write(temporary, folder, manifest, vocabularies, options, advance)
+        files = {}
+        for shard in shards:
+            chunks = _chunks(folder, manifest, tables, shard, advance)
+            rows = row_stream(dim, dtype, shard.num_rows, chunks)
+            files[shard.file] = write_tensors(temporary / shard.file, {ROWS: rows})
+        files[DENSE] = write_dense(temporary, folder, manifest)
+        if vocabularies.codes:
+            files[VOCABULARIES] = write_vocabularies(temporary / VOCABULARIES, vocabularies)
+        written = ExportManifest(
+            version=options.version or content_version(manifest.progress.step, dtype, files),
+            step=manifest.progress.step,
+            made_by=__version__,
+            dtype=dtype,
+            dim=dim,
+            tables=tables,
+            shards=shards,
+            schema=schema_of(manifest),
+            fingerprint=manifest.dataset_fingerprint,
+            model=manifest.config.model,
+            bf16=manifest.config.train.bf16,
+            files=files,
+        )
         written.write(temporary)
         _write_origin(temporary, manifest)
         return written
@@ -154,44 +181,6 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
         raise ConfigError(
             f"{out}, which holds an export", "a new folder", "pass --overwrite to replace it"
         )
-
-
-def _write(
-    out: Path,
-    folder: Path,
-    manifest: Manifest,
-    vocabularies: Vocabularies,
-    options: ExportOptions,
-    advance: Advance,
-) -> ExportManifest:
-    dims = {saved.dim for saved in manifest.tables.values()}
-    assert len(dims) == 1, "tables of a run are of one width"
-    (dim,) = dims
-    tables = tables_of({name: saved.num_rows for name, saved in manifest.tables.items()})
-    shards = shards_of(tables, dim, options.dtype, options.shard_bytes)
-    files = {}
-    for shard in shards:
-        chunks = _chunks(folder, manifest, tables, shard, advance)
-        files[shard.file] = write_tensors(
-            out / shard.file, {ROWS: row_stream(dim, options.dtype, shard.num_rows, chunks)}
-        )
-    files[DENSE] = write_dense(out, folder, manifest)
-    if vocabularies.codes:
-        files[VOCABULARIES] = write_vocabularies(out / VOCABULARIES, vocabularies)
-    return ExportManifest(
-        version=options.version or content_version(manifest.progress.step, options.dtype, files),
-        step=manifest.progress.step,
-        made_by=__version__,
-        dtype=options.dtype,
-        dim=dim,
-        tables=tables,
-        shards=shards,
-        schema=schema_of(manifest),
-        fingerprint=manifest.dataset_fingerprint,
-        model=manifest.config.model,
-        bf16=manifest.config.train.bf16,
-        files=files,
-    )
 
 
 def _chunks(
