@@ -47,7 +47,7 @@ class ParquetSource:
             raise DataError(
                 f"{path}, which has no rows", "at least one record", "check how the file was made"
             )
-        used = schema.used_columns(has_labels)
+        used = schema.log_columns(has_labels)
         is_whole = set(used) <= set(types)
         kinds = {column: types[column] for column in used} if is_whole else {}
         self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser says what lacks

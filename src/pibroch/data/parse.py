@@ -6,8 +6,8 @@ known: the 64-bit hash of its bytes (vocabulary, hash, raw) or already its row (
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
-from pibroch.data.schema import CategoricalFeature, Schema
+from pibroch.data.schema import CategoricalFeature, Events, Schema
 from pibroch.data.transform import (
     FIRST_ROW,
     MISSING_ROW,
@@ -49,6 +49,23 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedEvents:
+    """What a sequence is built from.
+
+    Attributes:
+        users: codes, uint64 ``[R]``.
+        items: codes, uint64 ``[R]``.
+        labels: uint8 ``[R]``.
+        times: float64 ``[R]``; ``None`` where the records' order is their time.
+    """
+
+    users: NDArray[np.uint64]
+    items: NDArray[np.uint64]
+    labels: NDArray[np.uint8]
+    times: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, slots=True)
 class BadRecord:
     """A record that was left out, where it begins, and why."""
 
@@ -60,7 +77,9 @@ class BadRecord:
 class ParsedPiece:
     """The good records of a piece, the number of bad ones and the first few of these.
 
-    ``num_bad`` counts records that a quote without an end has swallowed as well.
+    ``num_bad`` counts records that a quote without an end has swallowed as well. ``events`` are
+    those that sequences are made of, by the feature's place in the schema; ``codes`` then lack
+    these.
     """
 
     labels: NDArray[np.uint8]
@@ -68,6 +87,7 @@ class ParsedPiece:
     codes: tuple[Codes, ...]
     num_bad: int
     bad: tuple[BadRecord, ...]
+    events: Mapping[int, LoggedEvents] = field(default_factory=dict)
 
 
 class PieceParser:
@@ -91,7 +111,7 @@ class PieceParser:
         has_labels: bool = True,
     ) -> None:
         self._layout = layout or Layout(schema.separator, schema.quotes)
-        used = schema.used_columns(has_labels)
+        used = schema.log_columns(has_labels)
         got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
             do = hint_for_header(columns, self._layout.separator, used)
@@ -108,7 +128,11 @@ class PieceParser:
         self._columns = columns
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
-        self._numeric = schema.numeric_columns(has_labels)
+        built = [feature.events for feature in schema.categorical if feature.events is not None]
+        self._times = {time for events in built for time in events.columns(numeric=True)}
+        self._numeric = tuple(
+            dict.fromkeys([*schema.numeric_columns(has_labels), *sorted(self._times)])
+        )
         self._has_labels = has_labels
         if len(columns) == 1:
             raise DataError(
@@ -150,10 +174,13 @@ class PieceParser:
             bounds = bounds[good]
             numbers = {column: values[good] for column, values in numbers.items()}
         schema = self._schema
-        return ParsedPiece(
+        labels = (
             numbers[schema.label].astype(np.uint8)
             if self._has_labels
-            else np.zeros(len(bounds), np.uint8),
+            else np.zeros(len(bounds), np.uint8)
+        )
+        return ParsedPiece(
+            labels,
             tuple(
                 transform_dense(numbers[feature.column], feature.transform)
                 for feature in schema.dense
@@ -161,6 +188,11 @@ class PieceParser:
             tuple(self._codes(feature, buffer, bounds, numbers) for feature in schema.categorical),
             int(num_inside[bad].sum()),
             kept,
+            {
+                place: self._events(feature, feature.events, buffer, bounds, numbers, labels)
+                for place, feature in enumerate(schema.categorical)
+                if feature.events is not None
+            },
         )
 
     def _numbers(
@@ -194,6 +226,8 @@ class PieceParser:
                 is_label = good & ((values[column] == 0) | (values[column] == 1))
                 checks.append((is_label, partial(problem, column, "a label must be 0 or 1")))
             else:
+                if column in self._times:
+                    good &= ~np.isnan(values[column])
                 checks.append((good, partial(problem, column, "a finite number is needed")))
         return values, checks
 
@@ -204,12 +238,34 @@ class PieceParser:
         bounds: Positions,
         numbers: dict[str, NDArray[np.float64]],
     ) -> Codes:
+        if feature.events is not None:
+            return Codes(np.empty(0, np.uint64))
         if feature.binning == "log":
             return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
         place = self._place[feature.column]
         is_list = feature.column in self._layout.lists
         fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
         return field_codes(feature, fields, is_list, self._schema.text_rules)
+
+    def _events(
+        self,
+        feature: CategoricalFeature,
+        events: Events,
+        buffer: Bytes,
+        bounds: Positions,
+        numbers: dict[str, NDArray[np.float64]],
+        labels: NDArray[np.uint8],
+    ) -> LoggedEvents:
+        users, items = (
+            (buffer, bounds[:, place, 0], bounds[:, place, 1])
+            for place in (self._place[events.user], self._place[events.item])
+        )
+        return LoggedEvents(
+            hash_fields(*users),
+            item_codes(feature, items, self._schema.text_rules),
+            labels,
+            None if events.time is None else numbers[events.time],
+        )
 
 
 def field_codes(

@@ -2,11 +2,13 @@
 
 1. *parse*: each source in pieces, malformed records counted and left out, columns of codes to the
    spool (resumable by piece)
-2. *count*: table by table over the training split, in bounded memory: the vocabularies
+2. *histories*: sequences of users' earlier records, where the schema has such
+3. *count*: table by table over the training split, in bounded memory: the vocabularies
    (resumable by table)
-3. *encode*: codes to rows, samples to the splits (resumable by piece)
+4. *encode*: codes to rows, samples to the splits (resumable by piece)
 
-Where there is no vocabulary to count, pieces are encoded as they are parsed, in one pass.
+Where there is no vocabulary to count and no history to build, pieces are encoded as they are
+parsed, in one pass.
 
 All happens in ``OUT.partial``; the dataset appears under its name in one step at the end.
 """
@@ -17,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,7 @@ from pibroch.data import health
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.encoded_pieces import EncodedPieces, append_assigned, encode_piece
+from pibroch.data.histories import build_histories
 from pibroch.data.parse import PieceParser
 from pibroch.data.pieces import Pieces
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
@@ -59,6 +63,7 @@ class PrepareOptions:
         overwrite: replace a dataset that is already there.
         piece_bytes: text parsed at once; memory is about fifteen times this plus the vocabularies.
         count_memory_codes: distinct values counted in memory before they spill to disk.
+        history_bytes: of users' last items held at once, while sequences are built of events.
         vocabularies: those of another dataset, to encode with instead of counting; with its schema.
         has_labels: false for data that are to be scored alone, with ``vocabularies``.
     """
@@ -68,6 +73,7 @@ class PrepareOptions:
     overwrite: bool = False
     piece_bytes: int = 32 << 20
     count_memory_codes: int = 4_000_000
+    history_bytes: int = 512 << 20
     vocabularies: Vocabularies | None = None
     has_labels: bool = True
 
@@ -128,13 +134,21 @@ def prepare(
             "some, from which vocabularies are counted",
             "pass --vocabularies FROM",
         )
+    of_clicks = [f.name for f in schema.categorical if f.events is not None and f.events.clicks]
+    if of_clicks and not options.has_labels:
+        raise DataError(
+            f"data without labels, and `{of_clicks[0]}`, a sequence of clicks",
+            "labels, which say what was clicked",
+            "prepare it without --unlabelled",
+        )
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
     with work_folder(work, _signature(sources, schema, options)):
         must_count = options.vocabularies is None and any(
             feature.has_vocabulary for feature in schema.categorical
         )
-        through = _by_spool if must_count else _directly
+        must_build = any(feature.events is not None for feature in schema.categorical)
+        through = _by_spool if must_count or must_build else _directly
         writer, pieces, num_rows = through(sources, schema, work, options, progress)
         bad = tuple(pieces.bad_records(_SHOWN_BAD_RECORDS))
         provenance = _provenance(sources, options) | {"num_bad": pieces.num_bad, "bad": bad}
@@ -187,10 +201,19 @@ def _by_spool(
     options: PrepareOptions,
     progress: Progress,
 ) -> Prepared:
-    """Parse everything, count the vocabularies, then encode."""
+    """Parse everything, build sequences, count the vocabularies, then encode."""
     spool = Spool(work / "spool", schema)
     _parse(sources, schema, spool, options, progress)
     _refuse_bad(spool, options.max_bad_fraction)
+    for i, feature in enumerate(schema.categorical):
+        if feature.events is not None:
+            build_histories(spool, i, options.history_bytes, partial(progress, "histories"))
+    if options.vocabularies is not None:
+        encoders = options.vocabularies.encoders()
+        writer = _encode(spool, schema, work, options, progress, list(encoders.values()))
+        num_rows = {table: encoders[table].num_rows for table in schema.readers}
+        _write_counts(writer, num_rows, options.vocabularies.codes)
+        return writer, spool, num_rows
     num_rows = {feature.name: feature.fixed_num_rows for feature in schema.owners}
     for i, feature in enumerate(schema.owners):
         if feature.has_vocabulary:
@@ -198,7 +221,10 @@ def _by_spool(
                 spool, feature.name, options.split, work, options.count_memory_codes
             )
         progress("count", (i + 1) / len(schema.owners))
-    writer = _encode(spool, schema, work, options, progress)
+    counted = [
+        FeatureEncoder(feature, _codes_of(work, feature.table)) for feature in schema.categorical
+    ]
+    writer = _encode(spool, schema, work, options, progress, counted)
     fixed = [feature.name for feature in schema.owners if not feature.has_vocabulary]
     _write_counts(writer, {name: num_rows[name] for name in fixed}, {})
     return writer, spool, num_rows
@@ -274,15 +300,17 @@ def _refuse_bad(spool: Pieces, max_bad_fraction: float) -> None:
 
 
 def _encode(
-    spool: Spool, schema: Schema, work: Path, options: PrepareOptions, progress: Progress
+    spool: Spool,
+    schema: Schema,
+    work: Path,
+    options: PrepareOptions,
+    progress: Progress,
+    encoders: Sequence[FeatureEncoder],
 ) -> DatasetWriter:
     """Write the splits; a line in ``encoded.jsonl`` after each piece says how far."""
     done_path = work / "dataset" / _DONE
     done = read_json_lines(done_path)
     writer = DatasetWriter(work / "dataset", schema, Totals(**done[-1]) if done else None)
-    encoders = [
-        FeatureEncoder(feature, _codes_of(work, feature.table)) for feature in schema.categorical
-    ]
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
         rows = encode_piece(spool.read(number), encoders)

@@ -57,6 +57,28 @@ class DenseFeature(Section):
     transform: Transform = "log"
 
 
+class Events(Section):
+    """A log whose records are events: a user's earlier ones are a sequence.
+
+    Attributes:
+        item: the column of what the sequence is made of.
+        user: the column that tells whose events they are.
+        time: a column of numbers; only events of earlier times count. The records' order when
+            absent.
+        clicks: only events with label 1 count.
+    """
+
+    item: str
+    user: str
+    time: str | None = None
+    clicks: bool = False
+
+    def columns(self, numeric: bool) -> tuple[str, ...]:
+        """The columns that are read, those of numbers or those of text."""
+        times = () if self.time is None else (self.time,)
+        return times if numeric else (self.item, self.user)
+
+
 class CategoricalFeature(Section):
     """A value that selects rows of a table. Row 0 is for unknown values, row 1 for a missing one.
 
@@ -77,6 +99,8 @@ class CategoricalFeature(Section):
         delimiter: one ASCII character.
         max_length: of more values, only so many are kept, the last ones.
         shares: the feature whose table, dictionary and encoding this one has, too.
+        events: have preparation build the sequence from a user's earlier records, in place of a
+            column that has it.
         characters: use only ``value[first:end]``, as the hour in ``yymmddhh``; ``0 <= first <
             end``, in characters.
     """
@@ -92,6 +116,7 @@ class CategoricalFeature(Section):
     delimiter: str = Field(default="|", min_length=1, max_length=1)
     max_length: int | None = Field(default=None, ge=1)
     shares: str | None = None
+    events: Events | None = None
     characters: tuple[int, int] | None = None
 
     @model_validator(mode="after")
@@ -106,6 +131,8 @@ class CategoricalFeature(Section):
             raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
         if self.max_length is not None and not self.multi_hot:
             raise ValueError(f"`multi_hot = true` with the `max_length` of `{self.name}`")
+        if self.events is not None and self.max_length is None:
+            raise ValueError(f"`max_length` for the sequence `{self.name}` of events")
         if self.characters is not None and not 0 <= self.characters[0] < self.characters[1]:
             raise ValueError(f"`characters` of `{self.name}` as [FIRST, END] with 0 <= FIRST < END")
         return self
@@ -209,7 +236,9 @@ class Schema(Section):
                     f" {self.separator!r}"
                 )
         readers = [f.name for f in self.dense if f.column == self.label]
-        readers += [f.name for f in self.categorical if f.column == self.label]
+        for f in self.categorical:
+            columns = (f.column,) if f.events is None else f.events.columns(numeric=False)
+            readers += [f.name] * (self.label in columns)
         if readers:
             raise ValueError(
                 f"features of other columns than the label `{self.label}`, which `{readers[0]}`"
@@ -257,6 +286,14 @@ class Schema(Section):
             [f.column for f in features] for features in (self.dense, self.categorical)
         )
         return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *categorical]))
+
+    def log_columns(self, with_label: bool = True) -> tuple[str, ...]:
+        """The same of a log that is prepared, where sequences of events are not there yet."""
+        built = {f.column: f.events for f in self.categorical if f.events is not None}
+        columns = [name for name in self.used_columns(with_label) if name not in built]
+        for events in built.values():
+            columns += [*events.columns(numeric=False), *events.columns(numeric=True)]
+        return tuple(dict.fromkeys(columns))
 
     def numeric_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The columns that are read as numbers, each once, the label first where it is."""

@@ -35,7 +35,7 @@ _BLOCK_SAMPLES = 1 << 16
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 RAW_IDS = "raw_ids.i64"
-_LATER = ("max_length", "shares")
+_LATER = ("max_length", "shares", "events")
 
 
 @dataclass(frozen=True, slots=True)
