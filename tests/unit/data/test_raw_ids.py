@@ -29,6 +29,7 @@ MIXED = Schema.from_toml(
     '[categorical.tags]\nencoding = "raw"\nmulti_hot = true\n'
     '[categorical.item]\nencoding = "raw"\n'
     '[categorical.days]\nencoding = "integer"\nnum_buckets = 9\nmulti_hot = true\n'
+    '[categorical.last]\ncolumn = "tags"\nshares = "item"\nmulti_hot = true\nmax_length = 1\n'
 )
 
 
@@ -212,7 +213,7 @@ def test_one_request_is_encoded_by_the_encoders_of_serving(tmp_path):
 
 def test_what_needs_rows_refuses_raw_ids(tmp_path):
     dataset, _ = prepare_mixed(tmp_path, mixed_lines(40))
-    with pytest.raises(DataError, match=r"feature `user` with raw ids, .*need one with rows"):
+    with pytest.raises(DataError, match=r"table `user` with raw ids, .*need one with rows"):
         dataset.access_counts("user")
     with pytest.raises(DataError, match="feature 'user' of table 'user', whose ids are raw"):
         count_dataset(dataset)

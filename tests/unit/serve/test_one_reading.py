@@ -298,6 +298,8 @@ def test_every_value_of_every_type_is_read_alike(tmp_path, schema, seed):
 LINES = Schema.from_toml(
     'label = "y"\n[categorical.a]\nencoding = "hash"\nnum_buckets = 1000000\n'
     '[categorical.b]\nencoding = "hash"\nnum_buckets = 1000000\nmulti_hot = true\n'
+    '[categorical.raw_a]\ncolumn = "a"\nencoding = "raw"\n'
+    '[categorical.raw_b]\ncolumn = "b"\nencoding = "raw"\nmulti_hot = true\n'
 )
 
 
@@ -348,7 +350,7 @@ def test_every_line_is_read_alike(seed):
             continue
         batch = batch_from_raw(LINES, encoders, raw)
         codes = [
-            encoders[f.name].rows(c.values)
+            encoders[f.name].ids(c.values)
             for f, c in zip(LINES.categorical, parsed.codes, strict=True)
         ]
         assert batch.values.tolist() == np.concatenate(codes).tolist(), body
