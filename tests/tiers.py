@@ -23,7 +23,7 @@ TIERS = {
     # many processes
     "tests/distributed/": "full",
     "tests/distributed/rpc/test_examples.py": "test",
-    "tests/unit/rpc/test_segments.py": "full",
+    "tests/unit/wire/test_segments.py": "full",
     "tests/unit/serve/test_connections.py": "full",
     "tests/unit/serve/test_delta.py": "full",
     "tests/unit/serve/test_dense_onnx.py": "full",

@@ -12,13 +12,13 @@ import numpy as np
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from pibroch.collectives.bounded_lag import rendezvous as rendezvous_module
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import Complete, LagWindow
 from pibroch.errors import InputError, PibrochError, RankFailedError
 from pibroch.host import this_machine
+from pibroch.wire import rendezvous as rendezvous_module
 
 SLOT_BYTES = 512
 _numbers = itertools.count()

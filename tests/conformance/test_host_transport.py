@@ -11,7 +11,8 @@ import host_cases as cases
 import pytest
 from world import World
 
-from pibroch.collectives.bounded_lag.losses import STOPPED_S, state_of
+from pibroch.collectives.bounded_lag.losses import STOPPED_S
+from pibroch.wire.liveness import state_of
 
 SECONDS_STOPPED = STOPPED_S + 1
 

@@ -20,7 +20,7 @@ from certificates import authority, signed
 from forked import Program, ranks
 from pibroch.config import to_toml
 from pibroch.ports import free_port
-from pibroch.rpc.secret import new_secret
+from pibroch.wire.secret import new_secret
 from small_run import make_config, start_command
 
 ENDS_S = 20.0

@@ -6,7 +6,7 @@ import yaml
 from test_lookahead_train import COMMON, check_same_files, curve
 
 from pibroch.config import to_toml
-from pibroch.rpc.secret import new_secret
+from pibroch.wire.secret import new_secret
 from pods import Pods
 from small_run import make_config, run_command
 

@@ -32,7 +32,7 @@ LAYERS = [
         "forkserver",
     },
     {"data", "kernels", "observability"},
-    {"embedding", "models"},
+    {"embedding", "models", "wire"},
     {"planner", "rpc", "collectives", "state", "exchange.lookahead.oracle"},
     {"roles"},
     {"launch"},

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.losses import has_hung_up, state_of
-from pibroch.collectives.bounded_lag.rendezvous import process_at
-from pibroch.collectives.segment_trade import receive_segment, send_segment
 from pibroch.kernels import mailbox as queue
 from pibroch.kernels.ring import wait_for_change
-from pibroch.rpc.transport.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
+from pibroch.wire.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
+from pibroch.wire.liveness import has_hung_up, state_of
+from pibroch.wire.rendezvous import process_at
+from pibroch.wire.segment_trade import receive_segment, send_segment
+from pibroch.wire.segments import ForeignSegment, OwnSegment
 
 ROOM_BYTES = SHARED_SEGMENT_BYTES
 LARGEST_BYTES = SHARED_BLOCK_BYTES

@@ -30,8 +30,8 @@ def open_host_transport(ranks: Group, choice_when_absent: str = "auto") -> Trans
         ConfigError: for a transport in the environment that is not known.
     """
     # imported here, as a run of one process does not need them
-    from pibroch.collectives.bounded_lag.rendezvous import rendezvous_on_host
     from pibroch.kernels.atomics import FUTEX_CALL
+    from pibroch.wire.rendezvous import rendezvous_on_host
 
     choice = os.environ.get(TRANSPORT_VARIABLE) or choice_when_absent
     if choice not in CHOICES:

@@ -32,7 +32,7 @@ from pibroch.launch.local import run_job
 from pibroch.launch.machines import Machines, Process, inherited, log_of, opened_log
 from pibroch.ports import free_port
 from pibroch.process import LAUNCHER
-from pibroch.rpc.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, new_secret
+from pibroch.wire.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, new_secret
 
 try:
     import ray

@@ -26,10 +26,10 @@ from pibroch.rpc.options import (
 )
 from pibroch.rpc.references.calls import References, call_of
 from pibroch.rpc.rref import RRef
-from pibroch.rpc.secret import find_secret
 from pibroch.rpc.transport.membership import Rendezvous
 from pibroch.rpc.values.callables import Callables, default_modules
 from pibroch.rpc.values.messages import Call
+from pibroch.wire.secret import find_secret
 
 _T = TypeVar("_T")
 _init_lock = threading.Lock()

@@ -13,8 +13,8 @@ from hostility import SECRET, TIMEOUT_S
 from mutations import call_of
 
 from pibroch.rpc.transport.frames import HEADER, MAGIC, VERSION, FrameReader, Kind, header
-from pibroch.rpc.transport.handshake import Client
-from pibroch.rpc.transport.handshake_messages import Identity, Purpose
+from pibroch.wire.handshake import Client
+from pibroch.wire.handshake_messages import Identity, Purpose
 
 _BATCH = 8  # frames between two honest calls on the attacker's connection
 _PING = 0x_5A17_0000_5A17_0000

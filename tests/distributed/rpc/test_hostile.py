@@ -365,7 +365,7 @@ def envelope(body, value, tensors=()):
         "__main__:system",
         "torch:load",
         "hostility:__private",
-        "pibroch.rpc.secret:find_secret",
+        "pibroch.wire.secret:find_secret",
     ],
 )
 def test_an_honest_caller_gets_the_named_error(team, victim, function):

@@ -8,8 +8,8 @@ import pytest
 import pibroch as pb
 from pibroch.embedding import MemoryShard, Piece
 from pibroch.errors import ConfigError
-from pibroch.rpc.transport.segments import OwnSegment
 from pibroch.servers.spec import ShardSpec
+from pibroch.wire.segments import OwnSegment
 
 LARGE = pb.Table("clicks", num_rows=3_000_000_000_000, dim=16)
 """192 TB."""

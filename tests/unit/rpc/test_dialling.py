@@ -14,10 +14,10 @@ import pytest
 from pibroch.errors import AuthenticationError
 from pibroch.rpc.transport import dialling
 from pibroch.rpc.transport.dialling import Dialling, is_final
-from pibroch.rpc.transport.handshake import Client, Server
-from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.transport.link import Address, Admission, dial
 from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import Identity, Purpose
 
 TIMEOUT_S = 30.0
 SECRET = b"a secret of this test alone"

@@ -13,10 +13,10 @@ import pytest
 
 from pibroch.rpc.transport import link
 from pibroch.rpc.transport.bounded_log import BoundedLog
-from pibroch.rpc.transport.handshake import Server
-from pibroch.rpc.transport.handshake_messages import Identity
 from pibroch.rpc.transport.link import Listener
 from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.handshake import Server
+from pibroch.wire.handshake_messages import Identity
 
 NOBODY = 65534
 TIMEOUT_S = 20

@@ -9,8 +9,6 @@ import torch
 
 from pibroch.rpc.options import Limits
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
-from pibroch.rpc.transport.handshake import Client, Server
-from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Code, Codec
 from pibroch.rpc.values.messages import (
@@ -21,6 +19,8 @@ from pibroch.rpc.values.messages import (
     decode_envelope,
     encode,
 )
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import Identity, Purpose
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/wire-format.md").read_text()
 CODEC = Codec(Callables(()))

@@ -25,11 +25,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy, has_hung_up, state_of
+from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
-from pibroch.collectives.bounded_lag.rendezvous import ConnectedPeers, process_at
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.wire.liveness import has_hung_up, state_of
+from pibroch.wire.rendezvous import ConnectedPeers, process_at
 
 HEADER_BYTES = 64
 LINE_BYTES = 64

@@ -21,12 +21,12 @@ from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.mpi import MpiTransport
 from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
-from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError
 from pibroch.kernels.atomics import FUTEX_CALL
+from pibroch.wire.rendezvous import rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name

@@ -23,13 +23,14 @@ from contextlib import suppress
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy, has_hung_up, state_of
-from pibroch.collectives.bounded_lag.rendezvous import process_at
-from pibroch.collectives.segment_trade import receive_segment, send_segment
+from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy
 from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels import ring
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
+from pibroch.wire.liveness import has_hung_up, state_of
+from pibroch.wire.rendezvous import process_at
+from pibroch.wire.segment_trade import receive_segment, send_segment
+from pibroch.wire.segments import ForeignSegment, OwnSegment
 
 HEAD_BYTES = 4096
 NOTE = 128

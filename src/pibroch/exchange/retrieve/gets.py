@@ -21,10 +21,10 @@ from typing import Protocol
 import numpy as np
 
 from pibroch.collectives.bounded_lag.opening import store_between
-from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
+from pibroch.wire.rendezvous import rendezvous
 
 OK = 0
 REFUSED = 1

@@ -6,9 +6,7 @@ beside its rows. They only grow, and each is written by its rank alone.
 
 from __future__ import annotations
 
-import select
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,14 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from pibroch.collectives.bounded_lag.opening import store_between
-from pibroch.collectives.bounded_lag.rendezvous import rendezvous
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
-from pibroch.errors import ConfigError, RankFailedError, TrainingError
+from pibroch.errors import ConfigError, RankFailedError
 from pibroch.kernels import words
 from pibroch.kernels.arrays import Bytes, Records, Stored
 from pibroch.kernels.memory import empty_rows
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
+from pibroch.wire.liveness import has_hung_up
+from pibroch.wire.rendezvous import rendezvous
+from pibroch.wire.segment_trade import receive_segment, send_segment
+from pibroch.wire.segments import ForeignSegment, OwnSegment
 
 NUMBERS_BYTES = 4096
 VERSION = 0
@@ -33,7 +33,6 @@ COPIED = 64
 """Place of the number that says of which version, plus one, the copies for the host are."""
 LOOK_US = 100_000
 """The longest wait between two looks at the other process."""
-_SIZE = struct.Struct("q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class HostMemory:
         for link in self._links.values():
             for segment in self._segments:
                 with suppress(OSError):  # a rank that has ended is noticed below
-                    socket.send_fds(link, [_SIZE.pack(segment.nbytes)], [segment.fd])
+                    send_segment(link, segment)
         memory = {}
         for p, link in self._links.items():
             segments = [self._receive(p, link) for _ in self._segments]
@@ -148,7 +147,7 @@ class HostMemory:
         start = time.monotonic()
         while words.wait(address, least, LOOK_US) < least:
             # looked at first: a process that has ended has shown all that it will
-            has_ended = _has_hung_up(self._links[p])
+            has_ended = has_hung_up(self._links[p])
             if words.read(address) >= least:
                 return
             if has_ended or time.monotonic() - start > self._ranks.timeout_s:
@@ -180,23 +179,8 @@ class HostMemory:
 
     def _receive(self, p: int, link: socket.socket) -> ForeignSegment:
         try:
-            message, descriptors, _, _ = socket.recv_fds(link, _SIZE.size, 1)
+            return receive_segment(link)
         except OSError as error:
             raise RankFailedError(
                 self._ranks.members[p], None, f"no memory from it: {error}"
             ) from error
-        if len(message) != _SIZE.size or len(descriptors) != 1:
-            raise TrainingError(
-                f"no memory from rank {self._ranks.members[p]}",
-                "all ranks alive",
-                "look at that rank's log",
-            )
-        return ForeignSegment.open(descriptors[0], _SIZE.unpack(message)[0])
-
-
-def _has_hung_up(link: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(link, select.POLLRDHUP)
-    return any(
-        events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0)
-    )

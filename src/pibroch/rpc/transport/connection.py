@@ -23,7 +23,6 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
-from pibroch.rpc.transport.descriptors import HasDescriptor
 from pibroch.rpc.transport.frames import Allocate, Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.transport.stream import Buffer, FrameStream
@@ -39,6 +38,7 @@ from pibroch.rpc.values.tensors import (
     in_own_order,
     read_only_bytes,
 )
+from pibroch.wire.descriptors import HasDescriptor
 
 log = logging.getLogger(__name__)
 

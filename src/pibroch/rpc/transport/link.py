@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import time
 import weakref
 from collections.abc import Callable
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 
 from pibroch.errors import AuthenticationError, ProtocolError, RpcError
 from pibroch.rpc.transport.bounded_log import BoundedLog
-from pibroch.rpc.transport.handshake import Client, Server
 from pibroch.rpc.transport.reactor import READ, WRITE, Reactor
+from pibroch.wire.admission import is_own_user
+from pibroch.wire.handshake import Client, Server
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ _MAX_READ_BYTES = 4096
 _BACKLOG = 512
 _PAUSE_S = 0.1
 _ACCEPTS_AT_A_TIME = 64
-_CREDENTIALS = struct.Struct("3i")  # of a Unix socket's other end: process, user, group
 
 
 _refusals_log = BoundedLog(log)
@@ -223,18 +222,6 @@ def dial(address: Address, machine: str, lost_after_s: float) -> socket.socket:
     return sock
 
 
-def is_of_another_user(sock: socket.socket) -> bool:
-    """Whether a Unix socket's other end belongs to another user of this machine.
-
-    The superuser does not count as another user.
-    """
-    if sock.family != socket.AF_UNIX:
-        return False
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(raw)
-    return user not in (os.geteuid(), 0)
-
-
 class Listener:
     """Accepts connections and admits those that know the secret, on the loop's thread.
 
@@ -309,7 +296,7 @@ class Listener:
                     self._pause()
                 return
             try:
-                if is_of_another_user(sock):
+                if not is_own_user(sock):
                     _other_users_log.write(
                         logging.WARNING, "refused a connection of another user of this machine"
                     )

@@ -23,13 +23,13 @@ from pibroch.rpc.transport import tls
 from pibroch.rpc.transport.connection import Connection, Inbox
 from pibroch.rpc.transport.dialling import Dialling
 from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
-from pibroch.rpc.transport.handshake import Client, Server
-from pibroch.rpc.transport.handshake_messages import Identity, Purpose
 from pibroch.rpc.transport.link import Listener, dial
 from pibroch.rpc.transport.membership import Membership, Record
 from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.transport.sharing import Sharing
 from pibroch.rpc.transport.stream import FrameStream
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import Identity, Purpose
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ import msgspec
 import torch
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.transport.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
 from pibroch.rpc.transport.frames import Kind, header
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment, view, write
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
+from pibroch.wire.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
+from pibroch.wire.segments import ForeignSegment, OwnSegment, view, write
 
 log = logging.getLogger(__name__)
 

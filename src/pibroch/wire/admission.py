@@ -21,13 +21,12 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
 from pibroch.errors import ConfigError, PibrochError
 from pibroch.host import is_one_machine
-
-if TYPE_CHECKING:
-    from pibroch.rpc.transport.handshake import Client, Server
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import Identity, Purpose
+from pibroch.wire.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 
 HELLO_TIMEOUT_S = 5.0
 """For a caller to prove itself; meanwhile others are let in."""
@@ -45,8 +44,6 @@ def key_of_run() -> bytes | None:
     Raises:
         ConfigError: for a secret that cannot be used.
     """
-    from pibroch.rpc.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
-
     is_local = is_one_machine()
     if not is_local and not any(map(os.environ.get, (SECRET_VARIABLE, SECRET_FILE_VARIABLE))):
         if os.environ.get("RANK", "0") == "0":
@@ -97,9 +94,6 @@ def introduce(link: socket.socket, key: bytes, rank: int, other: int) -> None:
         AuthenticationError: when it is another.
         OSError: when it hangs up, or does not answer.
     """
-    from pibroch.rpc.transport.handshake import Client
-    from pibroch.rpc.transport.handshake_messages import Identity, Purpose
-
     expected = _name(other, link.getpeername())
     side = Client(key, Identity(f"rank {rank}", rank, 0), expected, Purpose(0))
     while not side.done:
@@ -193,9 +187,6 @@ class _Callers:
                 self._drop(link)
 
     def _accept(self, server: socket.socket) -> None:
-        from pibroch.rpc.transport.handshake import Server
-        from pibroch.rpc.transport.handshake_messages import Identity
-
         link = server.accept()[0]
         # any user of this host sees a Unix socket's name: only this one, or root, is let in
         if not is_own_user(link):

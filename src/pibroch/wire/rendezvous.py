@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pibroch.collectives.admission import (
+from pibroch.errors import AuthenticationError, TrainingError
+from pibroch.host import this_machine
+from pibroch.wire.admission import (
     admit,
     agreed_key,
     credentials,
@@ -26,9 +28,7 @@ from pibroch.collectives.admission import (
     key_of_run,
     published_key,
 )
-from pibroch.collectives.peer_link import listen
-from pibroch.errors import AuthenticationError, TrainingError
-from pibroch.host import this_machine
+from pibroch.wire.peer_link import listen
 
 
 class KeyStore(Protocol):

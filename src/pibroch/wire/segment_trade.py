@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from pibroch.rpc.transport.segments import ForeignSegment, OwnSegment
+from pibroch.wire.segments import ForeignSegment, OwnSegment
 
 _ANNOUNCEMENT = struct.Struct("qq")  # id and bytes of a segment whose descriptor comes along
 

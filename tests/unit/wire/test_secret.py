@@ -7,8 +7,8 @@ import tempfile
 import pytest
 
 from pibroch.errors import ConfigError
-from pibroch.rpc import secret as secret_module
-from pibroch.rpc.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret, new_secret
+from pibroch.wire import secret as secret_module
+from pibroch.wire.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret, new_secret
 
 LONG = "sixteen bytes or more"
 

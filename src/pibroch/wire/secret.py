@@ -58,7 +58,8 @@ def find_secret(
         "no secret for workers on several machines",
         f"the same one at all of them, in {SECRET_VARIABLE}, {SECRET_FILE_VARIABLE} or"
         " RpcBackendOptions.secret",
-        "make one with: python -c 'from pibroch.rpc.secret import new_secret; print(new_secret())'",
+        "make one with: python -c"
+        " 'from pibroch.wire.secret import new_secret; print(new_secret())'",
     )
 
 
@@ -102,7 +103,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
         raise ConfigError(
             f"a secret of {len(secret)} bytes in {where}",
             f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes",
-            "make one with: python -c 'from pibroch.rpc.secret import new_secret;"
+            "make one with: python -c 'from pibroch.wire.secret import new_secret;"
             " print(new_secret())'",
         )
     return secret

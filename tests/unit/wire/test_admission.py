@@ -16,15 +16,15 @@ from itertools import pairwise
 import pytest
 
 from forked import context
-from pibroch.collectives import admission
-from pibroch.collectives.admission import admit, agreed_key, introduce, key_of_run, published_key
-from pibroch.collectives.bounded_lag.rendezvous import rendezvous
-from pibroch.collectives.peer_link import listen
 from pibroch.collectives.world import world_of_environment
 from pibroch.errors import AuthenticationError, ConfigError, PibrochError
 from pibroch.host import is_loopback, is_one_machine
 from pibroch.ports import free_port
 from pibroch.stores import tcp_store
+from pibroch.wire import admission
+from pibroch.wire.admission import admit, agreed_key, introduce, key_of_run, published_key
+from pibroch.wire.peer_link import listen
+from pibroch.wire.rendezvous import rendezvous
 
 KEY = b"the key of this run alone, 32 by"
 TIMEOUT_S = 60.0

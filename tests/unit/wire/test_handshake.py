@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import AuthenticationError, ProtocolError
-from pibroch.rpc.transport.handshake import Client, Server
-from pibroch.rpc.transport.handshake_messages import MAGIC, MAX_MESSAGE_BYTES, Identity, Purpose
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import MAGIC, MAX_MESSAGE_BYTES, Identity, Purpose
 
 SECRET = b"a secret of sixteen bytes or more"
 ANN = Identity("ann", 3, 2**63 + 7)

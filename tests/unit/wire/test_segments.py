@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.transport.segments import (
+from pibroch.wire.segments import (
     ForeignSegment,
     OwnSegment,
     view,
@@ -300,7 +300,7 @@ def test_memory_does_not_grow_with_views_and_segments():
 
 AT_EXIT = """
 import os, sys, threading, torch
-from pibroch.rpc.transport.segments import OwnSegment, view
+from pibroch.wire.segments import OwnSegment, view
 own = OwnSegment.create(1 << 20)
 def make(n):
     return view(own, 64 * n, torch.float32, (16,), lambda: os.write(1, b"%d\\n" % n))
@@ -332,7 +332,7 @@ def test_views_that_live_until_the_interpreter_ends_do_no_harm():
 
 PEER = """
 import socket, sys, torch
-from pibroch.rpc.transport.segments import ForeignSegment, view
+from pibroch.wire.segments import ForeignSegment, view
 line = socket.socket(fileno=int(sys.argv[1]))
 _, (fd,), _, _ = socket.recv_fds(line, 16, 1)
 segment = ForeignSegment.open(fd, 20 << 20)
@@ -367,7 +367,7 @@ def test_a_real_peer_sees_the_bytes_changes_them_and_frees_them():
 
 HOLDER = """
 import socket, sys
-from pibroch.rpc.transport.segments import ForeignSegment
+from pibroch.wire.segments import ForeignSegment
 line = socket.socket(fileno=int(sys.argv[1]))
 _, (fd,), _, _ = socket.recv_fds(line, 16, 1)
 segment = ForeignSegment.open(fd, 1 << 20)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pibroch.errors import ProtocolError
-from pibroch.rpc.transport.arena import (
+from pibroch.wire.arena import (
     ALIGNMENT_BYTES,
     SHARED_BLOCK_BYTES,
     SHARED_SEGMENT_BYTES,

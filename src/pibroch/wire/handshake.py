@@ -14,7 +14,7 @@ import secrets
 from typing import NoReturn
 
 from pibroch.errors import AuthenticationError, PibrochError, ProtocolError
-from pibroch.rpc.transport.handshake_messages import (
+from pibroch.wire.handshake_messages import (
     CLIENT,
     CLIENT_LABEL,
     HELLO,

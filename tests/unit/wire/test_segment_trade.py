@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from pibroch.collectives.mailbox import Mailbox
-from pibroch.collectives.segment_trade import receive_segment
+from pibroch.wire.segment_trade import receive_segment
 
 
 @pytest.mark.parametrize("has_unread", [False, True])
