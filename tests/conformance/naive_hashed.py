@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pibroch.embedding import Hashed, IndexKind, LearningIndex, RowChanges
-from pibroch.errors import TrainingError
+from pibroch.errors import DataError
 from pibroch.kernels import count_min
 from pibroch.kernels.count_min import naive
 
@@ -30,16 +30,17 @@ class NaiveIndex(LearningIndex):
         self.cells = np.zeros((count_min.NUM_HASHES, most or max(1024, capacity)), np.uint8)
         self.num_sketched = 0
 
-    def learn(self, ids, counts=None):
-        before = copy.deepcopy(self.__dict__) if len(ids) > self.capacity else None
+    def learn(self, ids, counts=None, same_step=False):
+        may_fail = same_step or len(ids) > self.capacity
+        before = copy.deepcopy(self.__dict__) if may_fail else None
         try:
-            return self._learn(ids, counts)
-        except TrainingError:
+            return self._learn(ids, counts, same_step)
+        except DataError:
             self.__dict__ = before
             raise
 
-    def _learn(self, ids, counts):
-        self.step += 1
+    def _learn(self, ids, counts, same_step):
+        self.step += not same_step
         seen = {}
         for id_, count in zip(
             ids.tolist(), [1] * len(ids) if counts is None else counts.tolist(), strict=True
@@ -125,7 +126,7 @@ class NaiveIndex(LearningIndex):
             if self.entry[id_].last != self.step
         )
         if len(order) < lacking:
-            raise TrainingError("more ids than rows")
+            raise DataError("more ids than rows")
         return self._remove([id_ for _, id_ in order[: lacking + self.capacity // 16]])
 
     def _remove(self, ids):

@@ -5,12 +5,14 @@ Shape legend: B samples, F categorical features, V ids in all, n dense features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data.batch_check import check_batch, check_keyed
@@ -23,6 +25,21 @@ class LoaderPosition:
 
     epoch: int
     sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRows:
+    """Rows of tables of raw ids that begin anew with a batch, by table.
+
+    Attributes:
+        rows: int64 ``[N]``.
+        ids: whose rows these are from now on, int64 ``[N]``, rising.
+        seed: of their initial weights.
+    """
+
+    rows: Mapping[str, NDArray[np.int64]]
+    ids: Mapping[str, NDArray[np.int64]]
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,8 @@ class JaggedBatch:
             part.
         by_id: whether rows are wanted id by id, neither scaled nor pooled: for weights that are
             learned.
+        fresh: what begins anew with it, in a batch whose values are rows of tables of raw ids; the
+            same on all ranks.
     """
 
     dense: Tensor
@@ -55,6 +74,7 @@ class JaggedBatch:
     position: LoaderPosition | None = None
     first_sample: int = 0
     by_id: bool = False
+    fresh: FreshRows | None = None
 
     @property
     def batch_size(self) -> int:

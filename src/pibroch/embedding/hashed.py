@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.admission import AfterCount
 from pibroch.embedding.eviction import EvictionPolicy, LeastFrequent, LeastRecent
 from pibroch.embedding.row_index import IndexKind, LearningIndex, RowChanges
-from pibroch.errors import ConfigError, TrainingError
+from pibroch.errors import ConfigError, DataError
 from pibroch.integers import whole_number
 from pibroch.kernels import key_table
 from pibroch.kernels.arrays import Array, Ints
@@ -111,6 +111,7 @@ class HashedIndex(LearningIndex):
         self._table = key_table.empty_table(capacity)
         self._waiting = kind.admit.waiting(capacity)
         self._counters = np.zeros(len(COUNTERS), np.int64)
+        self._asked = 0  # ids of this step
 
     @property
     def last_id(self) -> int:
@@ -155,20 +156,23 @@ class HashedIndex(LearningIndex):
         key_table.count_distances(self._table, lengths)
         return lengths
 
-    def learn(self, ids: Ints, counts: NDArray[np.int32] | None = None) -> RowChanges:
+    def learn(
+        self, ids: Ints, counts: NDArray[np.int32] | None = None, same_step: bool = False
+    ) -> RowChanges:
         """See :class:`LearningIndex`."""
-        return self.learn_rows(ids, counts)[0]
+        return self.learn_rows(ids, counts, same_step)[0]
 
     def learn_rows(
-        self, ids: Ints, counts: NDArray[np.int32] | None = None
+        self, ids: Ints, counts: NDArray[np.int32] | None = None, same_step: bool = False
     ) -> tuple[RowChanges, Ints]:
         """See :class:`LearningIndex`."""
         if counts is None:
             counts = np.ones(len(ids), np.int32)
-        if len(ids) <= self.capacity:
-            return self._learn(ids, counts)
+        self._asked = len(ids) + (self._asked if same_step else 0)
+        if self._asked <= self.capacity:
+            return self._learn(ids, counts, same_step)
         trial = self.copy()  # only so many ids can want too many rows
-        result = trial._learn(ids, counts)
+        result = trial._learn(ids, counts, same_step)
         self._take_over(trial)
         return result
 
@@ -180,6 +184,7 @@ class HashedIndex(LearningIndex):
         other._table = key_table.copy_of(self._table)
         other._waiting = self._waiting.copy()
         other._counters = self._counters.copy()
+        other._asked = self._asked
         return other
 
     def state(self) -> dict[str, Array]:
@@ -202,9 +207,11 @@ class HashedIndex(LearningIndex):
         self._waiting = other._waiting
         self._counters = other._counters
 
-    def _learn(self, ids: Ints, counts: NDArray[np.int32]) -> tuple[RowChanges, Ints]:
+    def _learn(
+        self, ids: Ints, counts: NDArray[np.int32], same_step: bool
+    ) -> tuple[RowChanges, Ints]:
         """As :meth:`learn_rows`, but after an error this is good for nothing."""
-        self._counters[STEPS] += 1
+        self._counters[STEPS] += not same_step
         step = int(self._counters[STEPS])
         rows, missing = key_table.touch(
             self._table, ids, counts, step, self._kind.evict.decay_steps
@@ -243,7 +250,7 @@ class HashedIndex(LearningIndex):
         wanted = lacking + self.capacity // SPARE_SHARE
         victims = self._kind.evict.victims(self._table, wanted, step)
         if len(victims) < lacking:
-            raise TrainingError(
+            raise DataError(
                 f"{self.capacity + lacking - len(victims)} distinct ids that want a row in step"
                 f" {step}",
                 f"at most {self.capacity}, the rows of their table",

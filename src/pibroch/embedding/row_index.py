@@ -101,10 +101,17 @@ class LearningIndex(RowIndex):
     What a step changes follows from the ids of the steps so far and their counts alone: neither
     from their order within a step, nor from ranks, threads or clocks. An id without a row has
     ``-1`` in :meth:`rows_of`, counts as absent from its bag, and is no error.
+
+    Attributes:
+        seed: of the initial weights of rows that begin anew; saved with the state.
     """
 
+    seed = 0
+
     @abstractmethod
-    def learn(self, ids: Ints, counts: NDArray[np.int32] | None = None) -> RowChanges:
+    def learn(
+        self, ids: Ints, counts: NDArray[np.int32] | None = None, same_step: bool = False
+    ) -> RowChanges:
         """Take the ids of one more step, of the global batch, int64 ``[V]`` in any order.
 
         They are not written to, and may repeat.
@@ -112,20 +119,21 @@ class LearningIndex(RowIndex):
         Args:
             ids: of the step.
             counts: how often each stands in the batch, ``[V]``; once when absent.
+            same_step: these are more ids of the last step, none of whose ids loses its row.
 
         Raises:
-            TrainingError: when more distinct ids want a row than there are rows; nothing has
-                changed then.
+            DataError: when more distinct ids want a row than there are rows; nothing has changed
+                then.
         """
 
     def learn_rows(
-        self, ids: Ints, counts: NDArray[np.int32] | None = None
+        self, ids: Ints, counts: NDArray[np.int32] | None = None, same_step: bool = False
     ) -> tuple[RowChanges, Ints]:
         """As :meth:`learn`, with the rows that the ids then have, ``-1`` for none, ``[V]``.
 
         For who looks up the very ids that are learned.
         """
-        return self.learn(ids, counts), self.rows_of(ids)
+        return self.learn(ids, counts, same_step), self.rows_of(ids)
 
     @abstractmethod
     def copy(self) -> LearningIndex:
@@ -211,6 +219,9 @@ def must_be_rows(kinds: Mapping[str, Mapping[str, Any] | None], what: str, do: s
 class ReaderIndices:
     """The indices of the tables that some features read.
 
+    Batches of tables whose index learns come with rows already, see
+    :mod:`pibroch.exchange.raw_ids`.
+
     Args:
         features: names of the F features.
         indices: of each one's table.
@@ -222,7 +233,7 @@ class ReaderIndices:
         self._others = [
             (place, index)
             for place, index in enumerate(indices)
-            if not isinstance(index, IdentityIndex)
+            if not isinstance(index, IdentityIndex | LearningIndex)
         ]
 
     def rows_of(self, batch: JaggedBatch) -> Ints:
@@ -256,8 +267,15 @@ def state_of(indices: Mapping[str, RowIndex]) -> dict[str, Array]:
     return {
         f"{table}.{name}": array
         for table, index in indices.items()
-        for name, array in index.state().items()
+        for name, array in _with_seed(index).items()
     }
+
+
+def _with_seed(index: RowIndex) -> dict[str, Array]:
+    state = index.state()
+    if isinstance(index, LearningIndex):
+        state["seed"] = np.array([index.seed])
+    return state
 
 
 def check_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> None:
@@ -279,3 +297,5 @@ def load_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> N
     check_state(indices, state)
     for table, index in indices.items():
         index.load_state({name: state[f"{table}.{name}"] for name in index.state()})
+        if isinstance(index, LearningIndex):
+            index.seed = int(state[f"{table}.seed"][0])

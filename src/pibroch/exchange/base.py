@@ -109,12 +109,14 @@ class Exchange(ABC, Generic[Handle]):
         caches: of this process, with records that are not at home.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than
             others.
+        takes_raw_ids: whether rows may begin anew with a batch (:attr:`JaggedBatch.fresh`).
         can_be_copied: whether pickle and ``copy.deepcopy`` make another one, with rows of its own.
     """
 
     shards: Sequence[Shard]
     caches: Sequence[Cache] = ()
     reads_ahead: bool = False
+    takes_raw_ids: ClassVar[bool] = False
     can_be_copied: ClassVar[bool] = False
 
     @abstractmethod

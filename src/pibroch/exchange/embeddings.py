@@ -37,6 +37,7 @@ from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.loss_scale import Scaler, report_finite, scaler_of_pass, unscaled
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
+from pibroch.exchange.raw_ids import RawIds, learns, with_absent_ids, without_absent_ids
 from pibroch.exchange.recomputation import KeptLookups, backward_pass, hidden, may_be_repeated
 from pibroch.exchange.states import TableStates
 
@@ -108,6 +109,14 @@ class Embeddings(TableStates):
         setup = Setup(self.groups, None if seed is None else operator.index(seed), channel)
         self.exchange: Exchange[Any] = spec.build(setup, **options)
         self.ranks = setup.ranks
+        self.raw_ids: RawIds | None = None
+        if learns(self.groups):
+            if not self.exchange.takes_raw_ids:
+                raise ConfigError(
+                    f"tables of raw ids under {name}",
+                    "the exchange local, alltoall, retrieve or lookahead",
+                )
+            self.raw_ids = RawIds(self.groups, setup.ranks.open_channel, setup.seed)
         self.fused_optimizer = FusedOptimizer(self.groups)
         self._overflow = FusedOptimizer(self.groups)  # shown to a scaler where gradients overflow
         self.step = 0
@@ -242,9 +251,12 @@ class Embeddings(TableStates):
                 yield prepared_batch
 
         filler: Filler[B] = Filler(key, empty)
-        for prepared_batch in self.exchange.feed(
-            prepared(), self.training and torch.is_grad_enabled() and self._switch.requires_grad
-        ):
+        trains = self.training and torch.is_grad_enabled() and self._switch.requires_grad
+        raw_ids = self.raw_ids if trains and is_ahead else None
+        of_ids = prepared()
+        of_rows = of_ids if raw_ids is None else raw_ids.feed(of_ids, self.features)
+        for batch_of_rows in self.exchange.feed(of_rows, trains):
+            prepared_batch = batch_of_rows if raw_ids is None else raw_ids.given(batch_of_rows)
             if read:
                 batch, ids, fingerprint = read.popleft()
                 filler.follow(batch, prepared_batch)
@@ -297,8 +309,7 @@ class Embeddings(TableStates):
                 "lookups before backward(), or after it",
                 "look up outside the block or hook that runs inside backward()",
             )
-        embeddings, _ = self.exchange.lookup(prepared, False, self.averaged_at)
-        return self.given(prepared, embeddings)
+        return self.given(prepared, self._read(prepared))
 
     def scaled_by(self, scaler: Scaler | None) -> Self:
         """Set the scaler by which losses are multiplied, if it is not torch's.
@@ -402,9 +413,23 @@ class Embeddings(TableStates):
         finally:
             self._averaged = False
 
+    def _read(self, batch: JaggedBatch) -> list[Tensor]:
+        """The embeddings of each group, of a lookup that no update follows."""
+        if self.raw_ids is None:
+            return self.exchange.lookup(batch, False, self.averaged_at)[0]
+        as_rows = self.raw_ids.read(batch)
+        embeddings, _ = self.exchange.lookup(as_rows.rows, False, self.averaged_at)
+        return with_absent_ids(self.groups, as_rows, embeddings)
+
     def _look_up(self, batch: JaggedBatch) -> tuple[tuple[Tensor, ...], Any]:
         """The tensors of a lookup that an update is to follow, and its handle."""
-        embeddings, handle = self.exchange.lookup(batch, True)
+        if self.raw_ids is None:
+            embeddings, handle = self.exchange.lookup(batch, True)
+        else:
+            as_rows = self.raw_ids.begin(batch)
+            embeddings, handle = self.exchange.lookup(as_rows.rows, True)
+            embeddings = with_absent_ids(self.groups, as_rows, embeddings)
+            handle = as_rows, handle
         return on_device(self._port, self._output.joined(batch, embeddings)), handle
 
     def _update(self, handle: Any, batch: JaggedBatch, given: Sequence[Tensor]) -> None:
@@ -420,14 +445,20 @@ class Embeddings(TableStates):
                 is_finite = all(self.control.gather(is_finite))
             report_finite(scaler, is_finite, self.fused_optimizer, self._overflow)
             updates &= is_finite
+        if not updates:
+            gradients = [torch.zeros_like(gradient) for gradient in gradients]
+        of_groups = self._output.gradients(batch, gradients)
+        if self.raw_ids is not None:
+            as_rows, handle = handle
+            self.raw_ids.end()
+            of_groups = without_absent_ids(self.groups, as_rows, of_groups)
         if updates:
             self.step += 1
             self._kept.updated_in = backward_pass()
             rates = Rates(self.fused_optimizer.learning_rates, self.step)
-            self.exchange.update(handle, self._output.gradients(batch, gradients), rates)
+            self.exchange.update(handle, of_groups, rates)
         else:
-            nothing = [torch.zeros_like(gradient) for gradient in gradients]
-            self.exchange.drop(handle, self._output.gradients(batch, nothing))
+            self.exchange.drop(handle, of_groups)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, ``torch.save`` and ``copy.deepcopy``.

@@ -121,8 +121,17 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`."""
-        if self._announced and self._announced[0].rows is None:
-            self._announced[0].rows = self._begin_fetch(self._announced[0], None)
+        following = self._announced[0] if self._announced else None
+        if (
+            following is not None
+            and following.rows is None
+            and self._may_fetch_early(following.batch)
+        ):
+            following.rows = self._begin_fetch(following, None)
+
+    def _may_fetch_early(self, batch: JaggedBatch) -> bool:
+        """Whether a batch's rows may be fetched before it is looked up."""
+        return True
 
     def flush(self) -> None:
         """See :class:`Exchange`."""

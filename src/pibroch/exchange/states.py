@@ -15,6 +15,7 @@ from pibroch.embedding.row_index import RowIndex
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.fused_optimizer import FusedOptimizer
+from pibroch.exchange.raw_ids import RawIds
 from pibroch.planner import Plan
 from pibroch.state.dcp import EmbeddingState
 from pibroch.state.state_dict import load_tables, whole_tables
@@ -31,6 +32,7 @@ class TableStates(nn.Module):
     fused_optimizer: FusedOptimizer
     step: int
     ranks: Ranks
+    raw_ids: RawIds | None
     kind_in_state: ClassVar[str] = "embedding_bags"
     """What stands before a table's name in states, as in TorchRec's."""
     _is_left_out = False
@@ -96,11 +98,16 @@ class TableStates(nn.Module):
         Nothing that was fetched before is used afterwards.
         """
         self.exchange.flush()
-        self.exchange.forget()
+        self._forget_ahead()
         try:
             yield self.pieces()
         finally:
-            self.exchange.forget()
+            self._forget_ahead()
+
+    def _forget_ahead(self) -> None:
+        self.exchange.forget()
+        if self.raw_ids is not None:
+            self.raw_ids.forget()
 
     def move_rows(self, plan: Plan, rows_per_step: int = 1024) -> None:
         """Move all rows to their homes under another plan while training goes on; returns at once.

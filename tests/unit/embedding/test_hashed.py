@@ -13,7 +13,7 @@ import pibroch as pb
 from pibroch.embedding import EvictionPolicy, Hashed
 from pibroch.embedding.admission import SketchedIds
 from pibroch.embedding.row_index import check_state, load_state, state_of
-from pibroch.errors import ConfigError, TrainingError
+from pibroch.errors import ConfigError, DataError
 
 EDGES = (np.iinfo(np.int64).min, -1, 0, 1, np.iinfo(np.int64).max)
 
@@ -83,7 +83,7 @@ def learned(index, *args):
     """What an index learned in a step, as lists; the error in place of it."""
     try:
         changes = index.learn(*args)
-    except TrainingError:
+    except DataError:
         return "refused"
     return [getattr(changes, field.name).tolist() for field in fields(changes)]
 
@@ -160,7 +160,7 @@ def test_rows_learned_at_once_are_those_that_are_looked_up(schedule, kind):
     for ids in schedule.steps():
         try:
             _, rows = index.learn_rows(ids)
-        except TrainingError:
+        except DataError:
             continue
         assert rows.tolist() == index.rows_of(ids).tolist()
         there = np.flatnonzero(rows >= 0)
@@ -170,7 +170,7 @@ def test_rows_learned_at_once_are_those_that_are_looked_up(schedule, kind):
 def test_more_ids_than_rows_are_refused_with_what_is_needed():
     index = pb.Hashed().index(3)
     index.learn(np.array([1, 2, 3]))
-    with pytest.raises(TrainingError, match="got 5 distinct ids that want a row in step 2; need"):
+    with pytest.raises(DataError, match="got 5 distinct ids that want a row in step 2; need"):
         index.learn(np.array([1, 9, 8, 7, 1, 6]))
     assert index.rows_of(np.array([1, 2, 3])).tolist() == [0, 1, 2]
     assert index.counters()["steps"] == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -48,6 +49,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
             rows do not move.
     """
 
+    takes_raw_ids = True
+
     def __init__(
         self,
         groups: Sequence[GroupLanes],
@@ -77,6 +80,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         """See :class:`Exchange`."""
         routes, rows = self.fetched(batch, averaged_at)
         self._num_to_update += trains
+        if batch.fresh is not None:
+            self._communication.submit(partial(_begin, routes))
         room = self.room_for(batch)
         pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
         return self.assemble(batch, pooled), Routed(batch, routes)
@@ -192,6 +197,9 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
     def _route(self, batch: JaggedBatch, is_real: bool) -> list[Route]:
         return together(self.wire, [lane.route(batch, is_real) for lane in self._lanes])
 
+    def _may_fetch_early(self, batch: JaggedBatch) -> bool:
+        return batch.fresh is None or not any(lane.begins_at_fetch for lane in self._lanes)
+
     def _fetch(self, routes: list[Route], averaged_at: int | None) -> list[Records]:
         return together(self.wire, [route.fetch(averaged_at) for route in routes])
 
@@ -201,3 +209,8 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
     def _is_real_on_some_rank(self, routes: list[Route]) -> bool:
         return routes[0].is_real
+
+
+def _begin(routes: Sequence[Route]) -> None:
+    for route in routes:
+        route.begin()

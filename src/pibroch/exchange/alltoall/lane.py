@@ -17,12 +17,15 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Frozen, MemoryShard, TableGroup
 from pibroch.embedding.columns import Columns
+from pibroch.embedding.row_index import LearningIndex
 from pibroch.embedding.shard import MakeRoom
 from pibroch.errors import RowIdError
 from pibroch.exchange.agreement import bad_batch
+from pibroch.exchange.fresh_rows import FreshRecords, fresh_bags, fresh_records
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Counts, Messages, Rows
 from pibroch.exchange.wire import RowWire
+from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Bytes, Ints, Records
 from pibroch.kernels.memory import empty_rows
 
@@ -39,6 +42,12 @@ class Route(ABC):
     """
 
     is_real: bool
+
+    def begin(self) -> None:  # noqa: B027  # most have nothing to do
+        """The batch's step begins: rows of this shard that begin anew with it do so.
+
+        The communication thread calls it, after `fetch`, where a batch has such rows.
+        """
 
     @abstractmethod
     def fetch(self, averaged_at: int | None) -> Messages[Records]:
@@ -93,7 +102,13 @@ class Lane(ABC):
         wire: carries rows and gradients; the communication thread alone uses its channel.
         spare_rows: room behind this rank's records.
         make_room: for them.
+
+    Attributes:
+        begins_at_fetch: whether rows that begin anew with a batch do so when it is fetched, which
+            is then not done early.
     """
+
+    begins_at_fetch = False
 
     def __init__(
         self,
@@ -117,6 +132,18 @@ class Lane(ABC):
         self.shard = MemoryShard(
             pieces, layout.width, self.optimizer, seed, spare_rows, layout.dtype, make_room
         )
+        readers = [table for table in group.space.tables for _ in table.features]
+        blocks = {
+            (readers[place].name, first): (number, readers[place])
+            for number, (place, first) in reversed(
+                list(enumerate(zip(layout.places, layout.first_columns, strict=True)))
+            )
+        }
+        self._learning_blocks = [
+            (number, table, range(first, first + layout.width))
+            for (name, first), (number, table) in blocks.items()
+            if isinstance(group.space.indices[name], LearningIndex)
+        ]
         largest = int(np.diff(layout.bounds).max())
         self.id_type: DTypeLike = np.int32 if largest < 1 << 31 else np.int64
 
@@ -153,6 +180,30 @@ class Lane(ABC):
             note: that came with the question.
             averaged_at: answer with moving averages as of this step instead of the weights.
         """
+
+    def own_fresh(self, batch: JaggedBatch) -> FreshRecords | None:
+        """Rows of this shard that begin anew with a batch."""
+        fresh = self.fresh(batch)
+        first, stop = self.layout.bounds[self.rank : self.rank + 2].tolist()
+        return None if fresh is None else fresh.within(first, stop)
+
+    def fresh(self, batch: JaggedBatch) -> FreshRecords | None:
+        """The records of this lane's rows, by address, that begin anew with a batch."""
+        if batch.fresh is None or not self._learning_blocks:
+            return None
+        layout = self.layout
+        tables = [""] * len(layout.features)
+        for number, table, _ in self._learning_blocks:
+            tables[number] = table.name
+        rows, offsets = fresh_bags(batch.fresh, tables)
+        addresses = np.empty(len(rows), np.int64)
+        routing.resolve_addresses(rows, offsets, layout.homes, addresses)
+        return fresh_records(
+            batch.fresh,
+            [(table, columns) for _, table, columns in self._learning_blocks],
+            self.optimizer,
+            [addresses[offsets[n] : offsets[n + 1]] for n, *_ in self._learning_blocks],
+        )
 
     def exchange_heads(self, heads: Tensor, problem: RowIdError | None) -> Messages[Ints]:
         """Row p of int64 ``heads`` ``[W, k]`` to rank p; returns theirs.

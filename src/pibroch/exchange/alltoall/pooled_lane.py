@@ -21,6 +21,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import NO_SCALE, group_rows, read_rows, update_rows
 from pibroch.errors import ConfigError, RowIdError
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, group, pool, pooling_scale
 from pibroch.kernels import route as routing
@@ -41,6 +42,7 @@ class BagRoute(Route):
         updates: rows of this shard that the step updates; their gradients come rank by rank, each
             rank's by distinct row.
         is_real: see :class:`Route`.
+        fresh: rows of this shard that begin anew with the batch.
     """
 
     lane: PooledLane
@@ -49,9 +51,12 @@ class BagRoute(Route):
     grouped: list[Grouped]
     updates: Grouped
     is_real: bool
+    fresh: FreshRecords | None
 
     def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """For each owner in turn its features' vectors, ``[B * F_p, D]``."""
+        if self.fresh is not None:
+            self.fresh.begin(self.lane.shard)
         pooled = [self.lane.pooled(ids, averaged_at) for ids in self.bags]
         return (
             yield from self.lane.carry(
@@ -103,6 +108,8 @@ class PooledLane(Lane):
     one span of the batch's.
     """
 
+    begins_at_fetch = True
+
     def route(self, batch: JaggedBatch, is_real: bool = True) -> Messages[Route]:
         """See :class:`Lane`."""
         batch = batch.pick(self.layout.features)
@@ -120,7 +127,13 @@ class PooledLane(Lane):
         grouped = [group(ids) for ids in bags]
         updates = group_rows(np.concatenate([each.rows for each in grouped]))
         return BagRoute(
-            self, received[:, 0].tolist(), bags, grouped, updates, bool(received[:, 1].any())
+            self,
+            received[:, 0].tolist(),
+            bags,
+            grouped,
+            updates,
+            bool(received[:, 1].any()),
+            self.own_fresh(batch),
         )
 
     def ask(self, batch: JaggedBatch) -> LaneQuestion:

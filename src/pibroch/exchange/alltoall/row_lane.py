@@ -22,6 +22,7 @@ from pibroch.exchange.alltoall.column_norms import needs_whole_rows, with_whole_
 from pibroch.exchange.alltoall.copies import WAYS, OwnedCopies
 from pibroch.exchange.alltoall.lane import Lane, LaneQuestion, Route
 from pibroch.exchange.alltoall.row_bits import RowSeries
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, DistinctRows, pool
 from pibroch.kernels import route as routing
@@ -67,6 +68,7 @@ class RowRoute(DistinctRoute):
         update_counts: gradients from each rank.
         num_replicated: distinct replicated rows in this rank's part, the first of its own ones.
         copies: their way where owners sum them; ``None`` where each rank sends all others its own.
+        fresh: rows of this shard that begin anew with the batch.
     """
 
     lane: RowLane
@@ -77,12 +79,19 @@ class RowRoute(DistinctRoute):
     update_counts: list[int]
     num_replicated: int
     copies: OwnedCopies | None
+    fresh: FreshRecords | None
+
+    def begin(self) -> None:
+        """See :class:`Route`."""
+        if self.fresh is not None:
+            self.fresh.begin(self.lane.shard)
 
     def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
-        rows = torch.from_numpy(
-            read_rows(self.lane.shard, self.lane.optimizer, self.rows_given, averaged_at)
-        )
+        weights = read_rows(self.lane.shard, self.lane.optimizer, self.rows_given, averaged_at)
+        if self.fresh is not None:
+            self.fresh.show(self.rows_given, weights)
+        rows = torch.from_numpy(weights)
         return (yield from self.lane.carry(rows, self.counts_given, self.counts_wanted))
 
     def update(self, gradients: Tensor, learning_rate: float, step: int) -> Messages[None]:
@@ -195,6 +204,7 @@ class RowLane(Lane):
             update_counts,
             replicated,
             copies,
+            self.own_fresh(batch),
         )
 
     def _copied(self, copies: OwnedCopies | None, rank: int) -> RowSeries:

@@ -10,12 +10,14 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard, TableGroup
 from pibroch.embedding.rows import read_rows, rising, update_rows
 from pibroch.exchange.base import Exchange, Local, Rates, Setup, options_of
+from pibroch.exchange.fresh_rows import fresh_in_space
 from pibroch.exchange.rows import BatchIds, group, pool, resolve, room_for, table_bounds
 
 
 class LocalExchange(Exchange[list[BatchIds]]):
     """Looks rows up in, and updates them in, this process's memory."""
 
+    takes_raw_ids = True
     can_be_copied = True
 
     def __init__(self, groups: Sequence[TableGroup], seed: int | None) -> None:
@@ -38,10 +40,18 @@ class LocalExchange(Exchange[list[BatchIds]]):
             if problem is not None:
                 raise problem
         handle = [ids for ids, _ in resolved]
+        self._begin(batch)
         room = room_for(self._groups, batch)
         return [
             self._pooled(number, ids, room, averaged_at) for number, ids in enumerate(handle)
         ], handle
+
+    def _begin(self, batch: JaggedBatch) -> None:
+        """Begin rows anew that do so with a batch."""
+        for each, shard in zip(self._groups, self._held, strict=True):
+            fresh = fresh_in_space(batch.fresh, each)
+            if fresh is not None:
+                fresh.begin(shard)
 
     def _pooled(
         self, number: int, ids: BatchIds, room: Tensor | None, averaged_at: int | None

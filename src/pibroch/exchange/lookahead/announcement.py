@@ -23,6 +23,7 @@ from pibroch.embedding.rows import group_rows
 from pibroch.errors import DataError, ProtocolError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.rows import BatchIds, group
 from pibroch.kernels import route as routing
 from pibroch.kernels import varint
@@ -52,12 +53,14 @@ class PreparedLane:
         row_of_position: int32 ``[V]``, the number of each position's address among the distinct
             ones.
         encoded: the distinct addresses, as :mod:`pibroch.kernels.varint` writes them.
+        fresh: all rows of the lane that begin anew with the batch, on whichever rank.
     """
 
     ids: BatchIds
     grouped: Grouped
     row_of_position: NDArray[np.int32]
     encoded: Bytes
+    fresh: FreshRecords | None
 
     def emptied(self) -> PreparedLane:
         """The part without rows, for a batch with a problem on some rank: nobody reads its rows."""
@@ -120,7 +123,8 @@ def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdErr
     encoded = np.empty(varint.MAX_BYTES * len(grouped.rows), np.uint8)
     num_bytes = varint.encode(grouped.rows, encoded)
     ids = replace(ids, row_ids=np.empty(0, np.int64))
-    return PreparedLane(ids, grouped, row_of_position, encoded[:num_bytes].copy()), problem
+    encoded = encoded[:num_bytes].copy()
+    return PreparedLane(ids, grouped, row_of_position, encoded, lane.fresh(batch)), problem
 
 
 def _bytes_of(batch: JaggedBatch) -> int:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.rows import NO_SCALE, rising, update_rows
 from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.lookahead.oracle import StepPlan
@@ -93,6 +94,27 @@ class Carrier:
         packing.copy_out(space, places, dim, rows.reshape(-1), 0, 0, len(places))
         return self.wire.rounded(rows), row_of_position
 
+    def show(self, fresh: FreshRecords, rows: Ints, places: Ints) -> None:
+        """Begin rows anew where this rank reads them.
+
+        Args:
+            fresh: rows of the lane that begin anew with the step.
+            rows: addresses that this rank reads in it.
+            places: of these.
+        """
+        fresh.write(self.shard.space, rows, places)
+
+    def begin(self, fresh: FreshRecords | None) -> Messages[None]:
+        """Begin rows of the lane anew wherever they lie; every rank calls it."""
+        rows = np.empty(0, np.int64)
+        records = self.shard.space[:0]
+        if fresh is not None:
+            fresh.write(self.shard.space, *self.cached())
+            if self._channel.ranks.rank == 0:
+                rows = fresh.rows
+                records = fresh.records()
+        yield from self._write(rows, records, np.arange(len(rows)))
+
     def sums(self, grouped: Grouped, gradients: Records, share: float, plan: StepPlan) -> Records:
         """This rank's weighted sum of gradients for each distinct row, ``[rows, D]``.
 
@@ -109,11 +131,16 @@ class Carrier:
         return room
 
     def settle(
-        self, plan: StepPlan, gradients: Records, hyper: Hyper | None, step: int
+        self,
+        plan: StepPlan,
+        gradients: Records,
+        hyper: Hyper | None,
+        step: int,
+        fresh: FreshRecords | None,
     ) -> Messages[None]:
         """The deferred updates of a step, then evictions, and rows for the step after next."""
         first = len(gradients) - int(plan.deferred.counts[1].sum())
-        yield from self.update(plan.deferred, gradients, first, hyper, step, "deferred")
+        yield from self.update(plan.deferred, gradients, first, hyper, step, "deferred", fresh)
         for transfer in plan.evicted[:-1]:
             yield from self.carry({"evict": transfer})
         last = {"evict": plan.evicted[-1]}
@@ -221,6 +248,7 @@ class Carrier:
         hyper: Hyper | None,
         step: int,
         purpose: str,
+        fresh: FreshRecords | None,
     ) -> Messages[None]:
         """Bring gradients to the owners, and update what is owned here.
 
@@ -231,6 +259,7 @@ class Carrier:
             hyper: of the step; ``None`` to update nothing.
             step: number of the update, from 1.
             purpose: under which bytes are counted.
+            fresh: rows of the lane that begin anew with the step.
         """
         if self.is_frozen:
             return
@@ -239,19 +268,40 @@ class Carrier:
         send_counts, receive_counts = plan.counts[:, : self._num_ranks].tolist()
         answer = yield Rows(sent, send_counts, receive_counts, room)
         self.purposes.add(purpose, answer.sent)
-        self.apply(plan, gradients, hyper, step, purpose)
+        self.apply(plan, gradients, hyper, step, purpose, fresh)
 
     def apply(
-        self, plan: Gradients, gradients: Records, hyper: Hyper | None, step: int, name: str
+        self,
+        plan: Gradients,
+        gradients: Records,
+        hyper: Hyper | None,
+        step: int,
+        name: str,
+        fresh: FreshRecords | None,
     ) -> None:
-        """Update what is owned here by gradients that are here; without ``hyper`` nothing."""
-        if self.is_frozen or hyper is None:
+        """Update what is owned here by gradients that are here; without ``hyper`` nothing.
+
+        Rows that begin anew with the step do so first.
+        """
+        if self.is_frozen:
+            return
+        if fresh is not None:
+            begun = fresh.write(self.shard.space, self._rows_at(plan.places), plan.places)
+            self.shard.mark(begun)
+        if hyper is None:
             return
         grouped = Grouped(
             plan.places, plan.segments, rising(len(plan.source)), plan.source, NO_SCALE
         )
         with span(f"{name} updates"):
             update_rows(self.shard, self._optimizer, grouped, gradients, hyper, step)
+
+    def _rows_at(self, places: Ints) -> Ints:
+        """The addresses of the rows whose records are at some places."""
+        rows = places + int(self._bounds[self._channel.ranks.rank])
+        in_slots = np.flatnonzero(places >= self._num_home)
+        rows[in_slots] = self._row_of_slot[places[in_slots] - self._num_home]
+        return rows
 
     def hyper(self, learning_rate: float, step: int) -> Hyper:
         """The hyperparameters of an update."""

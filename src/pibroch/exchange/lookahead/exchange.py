@@ -32,6 +32,7 @@ from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Exchange, Rates, Report
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
@@ -87,6 +88,7 @@ class Step:
         gradients: this rank's sums and room for those of other ranks, for each lane, once computed.
         hyper: of its update, for each lane; ``None`` where nothing is updated.
         update: its number, from 1.
+        fresh: rows that begin anew with it, for each lane.
         local: done when the rows that this rank alone touched are updated.
     """
 
@@ -101,6 +103,7 @@ class Step:
     gradients: list[Records] = field(default_factory=list)
     hyper: Sequence[Hyper | None] = field(default_factory=list)
     update: int = 0
+    fresh: Sequence[FreshRecords | None] = field(default_factory=list)
     local: Future[None] = field(default_factory=Future)
 
 
@@ -118,6 +121,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not
             move.
     """
+
+    takes_raw_ids = True
 
     def __init__(
         self,
@@ -229,8 +234,12 @@ class LookaheadExchange(Exchange[Step | Routed]):
             places = step.places.result()
         self._done.rows_read += sum(map(len, places))
         self._done.rows_fetched += step.num_fetched
-        lanes = zip(self._carriers, announced.here.lanes, places, strict=True)
+        lanes = list(zip(self._carriers, announced.here.lanes, places, strict=True))
         with span("pool"):
+            if step.batch.fresh is not None:
+                for carrier, here, rows in lanes:
+                    if here.fresh is not None:
+                        carrier.show(here.fresh, here.grouped.rows, rows)
             room = self._unplanned.room_for(step.batch)
             pooled = [
                 pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
@@ -288,6 +297,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
             ]
             step.update = rates.step
+        step.fresh = [here.fresh for here in announced.here.lanes]
         self._window.finish(step)
         # Both threads update rows now, and never the same: `local` ones concern this rank alone.
         # `_settle` waits for them, since rows that go home afterwards may be among them.
@@ -297,23 +307,27 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _update_local(self, step: Step, plans: Sequence[StepPlan]) -> None:
         """Update the rows that this rank alone touched; on the planner thread."""
-        for carrier, plan, gradients, hyper in zip(
-            self._carriers, plans, step.gradients, step.hyper, strict=True
+        for carrier, plan, gradients, hyper, fresh in zip(
+            self._carriers, plans, step.gradients, step.hyper, step.fresh, strict=True
         ):
-            carrier.apply(plan.local, gradients, hyper, step.update, "local")
+            carrier.apply(plan.local, gradients, hyper, step.update, "local", fresh)
 
     def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
         """Send the gradients of rows that the next step reads, and update those owned here.
 
         It runs on the communication thread, beside the rest of the backward pass.
         """
-        lanes = zip(self._carriers, plans, step.gradients, num_sums, step.hyper, strict=True)
+        lanes = zip(
+            self._carriers, plans, step.gradients, num_sums, step.hyper, step.fresh, strict=True
+        )
         with span("critical gradients"):
             together(
                 self._wire,
                 [
-                    carrier.update(plan.critical, gradients, first, hyper, step.update, "critical")
-                    for carrier, plan, gradients, first, hyper in lanes
+                    carrier.update(
+                        plan.critical, gradients, first, hyper, step.update, "critical", fresh
+                    )
+                    for carrier, plan, gradients, first, hyper, fresh in lanes
                 ],
             )
         self._settle(step, plans, is_tight=True)
@@ -324,10 +338,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
         On the communication thread. In lanes that are tight (short of slots) it comes before the
         rows of the next step, in the others after them, beside the next forward pass.
         """
-        lanes = zip(self._carriers, plans, step.gradients, step.hyper, strict=True)
+        lanes = zip(self._carriers, plans, step.gradients, step.hyper, step.fresh, strict=True)
         chosen = [
-            carrier.settle(plan, gradients, hyper, step.update)
-            for carrier, plan, gradients, hyper in lanes
+            carrier.settle(plan, gradients, hyper, step.update, fresh)
+            for carrier, plan, gradients, hyper, fresh in lanes
             if plan.is_tight == is_tight
         ]
         if chosen:
@@ -450,11 +464,27 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _leave_plan(self) -> None:
         """Leave the plan: until the next feed batches are looked up as they come."""
+        self._begin_fresh(self._window.in_flight)
         self._write_home()
         self._announce_read()
         if self._window.leave():
             for carrier in self._carriers:
                 self._communication.submit(carrier.clear)
+
+    def _begin_fresh(self, step: Step | None) -> None:
+        """Begin rows anew that do so with a step, wherever they lie: its update is not planned."""
+        if step is None or step.batch.fresh is None:
+            return
+        lanes = step.announced.result().here.lanes
+        self._communication.submit(
+            lambda: together(
+                self._wire,
+                [
+                    carrier.begin(here.fresh)
+                    for carrier, here in zip(self._carriers, lanes, strict=True)
+                ],
+            )
+        )
 
     def _announce_read(self) -> None:
         """Announce the batches that were read, and give the oracle those that are to be planned.

@@ -19,6 +19,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import TableGroup
 from pibroch.exchange.alltoall.lane import Route
 from pibroch.exchange.alltoall.row_lane import DistinctRoute, RowLane
+from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.layout import LaneLayout
 from pibroch.exchange.messages import Messages
 from pibroch.exchange.rows import DistinctRows
@@ -29,9 +30,15 @@ from pibroch.servers.client import EmbeddingServers, RowsByServer
 
 @dataclass(frozen=True, slots=True)
 class ServerRoute(DistinctRoute):
-    """What a batch's ids led to on the servers of a lane."""
+    """What a batch's ids led to on the servers of a lane.
+
+    Attributes:
+        lane: whose servers these are.
+        fresh: all rows of it that begin anew with the batch.
+    """
 
     lane: ServerLane
+    fresh: FreshRecords | None
 
     def fetch(self, averaged_at: int | None) -> Messages[Records]:
         """The distinct rows ``[U, D]``, in the order of their addresses."""
@@ -39,11 +46,16 @@ class ServerRoute(DistinctRoute):
         rows_by_server = self._rows()
         width = self.lane.layout.width
         nothing = servers.no_rows()
-        pending = servers.exchange(
-            nothing, np.empty(0, np.float32), nothing, rows_by_server, averaged_at
-        )
+        home = nothing
+        records = np.empty(0, np.float32)
+        if self.fresh is not None and self.lane.rank == 0:  # once
+            home = servers.rows_by_server(self.fresh.rows)
+            records = self.fresh.records().ravel()
+        pending = servers.exchange(home, records, nothing, rows_by_server, averaged_at)
         rows = np.empty((len(rows_by_server.rows), width), np.float32)
         servers.collect(pending, (width * rows_by_server.counts).tolist(), rows.ravel())
+        if self.fresh is not None:
+            self.fresh.show(rows_by_server.rows, rows)
         yield from ()  # a generator that sends the other ranks nothing
         return self.lane.wire.rounded(rows)
 
@@ -73,6 +85,8 @@ class ServerLane(RowLane):
         names: of the servers, workers of this process's RPC group.
     """
 
+    begins_at_fetch = True
+
     def __init__(
         self,
         layout: LaneLayout,
@@ -95,4 +109,5 @@ class ServerLane(RowLane):
         heads = [[-1 if problem else batch.batch_size, is_real]] * self.world_size
         received = yield from self.exchange_heads(torch.tensor(heads), problem)
         share = batch.batch_size / max(1, int(received[:, 0].sum()))
-        return ServerRoute(DistinctRows.of(ids), share, bool(received[:, 1].any()), self)
+        is_real = bool(received[:, 1].any())
+        return ServerRoute(DistinctRows.of(ids), share, is_real, self, self.fresh(batch))

@@ -59,6 +59,7 @@ class FeedWindow(Generic[S]):
     Attributes:
         feed: whose batches are planned; ``None`` when none are.
         is_open: whether records are where the oracle thinks.
+        in_flight: a planned step that was looked up, and not updated.
 
     Example:
         >>> from types import SimpleNamespace
@@ -84,9 +85,9 @@ class FeedWindow(Generic[S]):
         self.lookahead = lookahead
         self.feed: int | None = None
         self.is_open = False
+        self.in_flight: S | None = None
         self._read: list[S] = []
         self._steps: deque[S] = deque()
-        self._in_flight: S | None = None
         self._delivering: S | None = None
         self._num_feeds = self._num_admitted = 0
         self._is_dirty = False
@@ -124,7 +125,7 @@ class FeedWindow(Generic[S]):
 
         Returns its step if it is the next in the window and none is in flight.
         """
-        if self._in_flight is None and self._steps and self._steps[0].batch is batch:
+        if self.in_flight is None and self._steps and self._steps[0].batch is batch:
             return self._steps.popleft()
         return None
 
@@ -139,16 +140,16 @@ class FeedWindow(Generic[S]):
 
     def fly(self, step: S) -> None:
         """A planned step was looked up."""
-        self._in_flight = step
+        self.in_flight = step
 
     def update(self, step: S) -> bool:
         """A step's gradients are there.
 
         Returns whether they go as planned, and the plan was not left meanwhile.
         """
-        if step is not self._in_flight:
+        if step is not self.in_flight:
             return False
-        self._in_flight = None
+        self.in_flight = None
         return True
 
     def finish(self, step: S) -> None:
@@ -185,7 +186,7 @@ class FeedWindow(Generic[S]):
         Returns whether there was one: then caches must be cleared.
         """
         self._steps.clear()
-        self.feed = self._in_flight = None
+        self.feed = self.in_flight = None
         was_open = self.is_open
         self.is_open = False
         return was_open

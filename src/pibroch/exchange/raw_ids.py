@@ -1,0 +1,489 @@
+"""Tables of raw ids before an exchange: what the ids of each step change, and batches as rows.
+
+All ranks gather the ids of a step's global batch, and each lets its copies of the tables' row
+indices learn them, before it asks for the batch's rows. Exchanges get batches of rows, with what
+begins anew, and know nothing of ids.
+
+A feed reads ahead, so its batches need indices that have learned steps which are not trained yet.
+There is a second copy of each index for them; the first one, which lookups without training and
+checkpoints see, learns a step's ids when the step begins. A feed that is left takes its copy with
+it: what its batches changed there never happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.collectives import Channel, Ranks
+from pibroch.collectives.task_thread import TaskThread
+from pibroch.data import JaggedBatch
+from pibroch.data.batch import FreshRows
+from pibroch.embedding import Frozen, TableGroup
+from pibroch.embedding.row_index import LearningIndex, RowChanges
+from pibroch.errors import ConfigError, DataError
+from pibroch.exchange.agreement import and_then_fillers
+from pibroch.kernels.arrays import Ints
+
+READ_BEYOND = 2
+"""Batches whose ids are gathered before the exchange asks for them."""
+T = TypeVar("T")
+Indices = Mapping[str, LearningIndex]
+Watcher = Callable[[Mapping[str, RowChanges]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepIds:
+    """The ids of a global batch, by table.
+
+    Attributes:
+        ids: int64 ``[V]``.
+        counts: how often each stands there, int32 ``[V]``; ``None`` where they repeat.
+        is_real: whether some rank has samples of its own, and not a filler after its last batch.
+    """
+
+    ids: Mapping[str, Ints]
+    counts: Mapping[str, NDArray[np.int32]] | None
+    is_real: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsOfBatch:
+    """A batch as exchanges take it.
+
+    Attributes:
+        given: the batch, with ids.
+        rows: the same with rows, without the ids that have none.
+        kept: the positions of the batch's ids that have rows, int64; ``None`` where all have.
+    """
+
+    given: JaggedBatch
+    rows: JaggedBatch
+    kept: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        batch: JaggedBatch,
+        features: Mapping[str, str],
+        indices: Indices,
+        known: Mapping[str, Ints],
+        fresh: FreshRows | None,
+    ) -> RowsOfBatch:
+        """Look up the rows of a batch's ids.
+
+        Args:
+            batch: with ids.
+            features: of raw ids, with the table that each reads.
+            indices: of these tables.
+            known: the rows of all ids of a table, where somebody has looked them up.
+            fresh: what begins anew with the batch.
+        """
+        size = batch.batch_size
+        values: Ints = batch.values.numpy()
+        rows = values.copy()
+        has_row = np.ones(len(rows), np.bool_)
+        bounds = batch.offsets.numpy()[:: max(1, size)].tolist()
+        num_taken = dict.fromkeys(indices, 0)
+        for place, feature in enumerate(batch.keys if size else ()):
+            if feature in features:
+                table = features[feature]
+                here = slice(bounds[place], bounds[place + 1])
+                if table in known:
+                    first = num_taken[table]
+                    num_taken[table] += here.stop - here.start
+                    rows[here] = known[table][first : num_taken[table]]
+                else:
+                    rows[here] = indices[table].rows_of(values[here])
+                has_row[here] = rows[here] >= 0
+        if has_row.all():
+            whole = replace(batch, values=torch.from_numpy(rows), fresh=fresh)
+            return cls(batch, whole, None)
+        (kept,) = np.nonzero(has_row)
+        num_kept = np.concatenate([[0], np.cumsum(has_row)])
+        positions = torch.from_numpy(kept)
+        left = replace(
+            batch,
+            values=torch.from_numpy(rows[kept]),
+            offsets=torch.from_numpy(num_kept[batch.offsets.numpy()]),
+            weights=None if batch.weights is None else batch.weights[positions],
+            fresh=fresh,
+        )
+        return cls(batch, left, positions)
+
+    def positions_of(self, features: tuple[str, ...]) -> Tensor | None:
+        """Among the ids of some features, those that have rows, int64; ``None`` where all have."""
+        if self.kept is None:
+            return None
+        has_row = torch.zeros(len(self.given.values), dtype=torch.bool)
+        has_row[self.kept] = True
+        size = self.given.batch_size
+        bounds = self.given.offsets[:: max(1, size)]
+        places = [self.given.keys.index(feature) for feature in features]
+        spans = [has_row[bounds[place] : bounds[place + 1]] for place in places]
+        return torch.cat(spans).nonzero().squeeze(1)
+
+
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    """A batch of the feed, from its reading until it is looked up.
+
+    Attributes:
+        batch: as exchanges take it, once its ids are learned.
+        ids: of the global batch.
+    """
+
+    batch: RowsOfBatch
+    ids: StepIds
+
+
+class RawIds:
+    """The row indices that learn, of all tables of a module; those of frozen tables are only read.
+
+    The training thread calls it. A feed's batches are prepared by a thread of their own.
+
+    Args:
+        groups: all tables.
+        open_channel: opens a channel between the ranks, for this object alone.
+        seed: of the initial weights.
+
+    Attributes:
+        features: that read such tables, with the tables.
+        watchers: are told what each step changed, by table, when the step begins; on this thread.
+
+    Raises:
+        ConfigError: for a feature that reads several tables, of which one learns.
+    """
+
+    def __init__(
+        self, groups: Sequence[TableGroup], open_channel: Callable[[], Channel], seed: int | None
+    ) -> None:
+        self._indices = _learning(groups)
+        if seed is not None:
+            for index in self._indices.values():
+                index.seed = seed
+        self.features = _readers(groups, self._indices)
+        frozen = {
+            table.name
+            for each in groups
+            if isinstance(each.optimizer, Frozen)
+            for table in each.space.tables
+        }
+        self._learned_features = {
+            feature: table for feature, table in self.features.items() if table not in frozen
+        }
+        self._begin(open_channel())
+
+    def _begin(self, channel: Channel) -> None:
+        """Make what a copy has anew."""
+        self._channel = channel
+        self._thread = TaskThread("pibroch-ids") if self._channel.ranks.world_size > 1 else None
+        self._ahead_indices: Indices | None = None
+        self._ahead: deque[_Ahead] = deque()
+        self._given: deque[RowsOfBatch] = deque()
+        self._feed = 0
+        self._is_open = False
+        self.watchers: list[Watcher] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``copy.deepcopy``, of one process."""
+        names = ("_indices", "features", "_learned_features")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin(Ranks.alone().open_channel())
+
+    @property
+    def seed(self) -> int:
+        """Of the initial weights of rows that begin anew."""
+        return next(iter(self._indices.values())).seed
+
+    def forget(self) -> None:
+        """Leave the feed under way: its batches are prepared anew when they are looked up."""
+        if self._ahead_indices is None:
+            return
+        self._feed += 1
+        if self._thread is not None:
+            self._thread.flush()
+        self._ahead.clear()
+        self._ahead_indices = None
+
+    def feed(
+        self, batches: Iterable[JaggedBatch], features: tuple[str, ...]
+    ) -> Iterator[JaggedBatch]:
+        """Batches of a feed as exchanges take them, with as many on all ranks.
+
+        A rank that runs out of batches goes on with empty ones until all have run out.
+
+        Args:
+            batches: of this rank, with ids.
+            features: of all tables.
+        """
+        if self._ahead or self._ahead_indices is None:
+            self.forget()
+            learned = set(self._learned_features.values())
+            self._ahead_indices = {
+                name: index.copy() if name in learned else index
+                for name, index in self._indices.items()
+            }
+        self._feed += 1
+        feed = self._feed
+        indices = self._ahead_indices
+        waiting: deque[Future[_Ahead]] = deque()
+        for batch, is_real in and_then_fillers(batches, features):
+            waiting.append(self._prepare_ahead(batch, is_real, indices, feed))
+            while len(waiting) > (READ_BEYOND if self._thread else 0):
+                ahead = waiting.popleft().result()
+                if not ahead.ids.is_real:
+                    for later in waiting:
+                        later.result()
+                    return
+                if self._feed == feed:
+                    self._ahead.append(ahead)
+                self._given.append(ahead.batch)
+                yield ahead.batch.rows
+
+    def given(self, rows: JaggedBatch) -> JaggedBatch:
+        """The batch with ids of which a feed made one with rows, asked for in the feed's order."""
+        while self._given[0].rows is not rows:  # of a feed that was left
+            self._given.popleft()
+        return self._given.popleft().given
+
+    def begin(self, batch: JaggedBatch) -> RowsOfBatch:
+        """A batch of ids is looked up to be trained on: its step begins, on all ranks.
+
+        Unless a lookup before it was not updated yet: then both are of one step.
+
+        Raises:
+            DataError: for more ids than a table has rows; nothing has changed then.
+        """
+        same_step = self._is_open
+        if not same_step and self._ahead and self._ahead[0].batch.given is batch:
+            ahead = self._ahead.popleft()
+            self._is_open = True
+            self._tell(_learn(self._indices, ahead.ids).changes)
+            return ahead.batch
+        self.forget()
+        ids = self._submit(lambda: self._gathered(batch, True)).result()
+        learned = _learn(self._indices, ids, same_step)
+        self._is_open = True
+        self._tell(learned.changes)
+        return self._as_rows(batch, self._indices, ids, learned)
+
+    def end(self) -> None:
+        """The rows of a lookup were updated, or it was dropped."""
+        self._is_open = False
+
+    def read(self, batch: JaggedBatch) -> RowsOfBatch:
+        """A batch of ids as exchanges take it; nothing is learned."""
+        return RowsOfBatch.of(batch, self.features, self._indices, {}, None)
+
+    def _prepare_ahead(
+        self, batch: JaggedBatch, is_real: bool, indices: Indices, feed: int
+    ) -> Future[_Ahead]:
+        """A batch of a feed; once that was left, only whether it goes on is of interest."""
+
+        def prepare() -> _Ahead:
+            ids = self._gathered(batch, is_real)
+            if ids.is_real and feed == self._feed:
+                return _Ahead(self._as_rows(batch, indices, ids, _learn(indices, ids)), ids)
+            return _Ahead(RowsOfBatch.of(batch, self.features, indices, {}, None), ids)
+
+        return self._submit(prepare)
+
+    def _submit(self, task: Callable[[], T]) -> Future[T]:
+        """Run what sends messages on the thread that has the channel, where there is one."""
+        if self._thread is not None:
+            return self._thread.submit(task)
+        done: Future[T] = Future()
+        done.set_result(task())
+        return done
+
+    def _gathered(self, batch: JaggedBatch, is_real: bool) -> StepIds:
+        """The ids of all ranks' parts of a batch."""
+        own = _distinct(batch, self._learned_features, self._channel)
+        if self._channel.ranks.world_size == 1:
+            return replace(own, is_real=is_real)
+        assert own.counts is not None, "of several ranks"
+        sizes = [len(ids) for ids in own.ids.values()]
+        head = np.array([is_real, *sizes], np.int64)
+        counts = np.concatenate(list(own.counts.values()))
+        message = np.concatenate(
+            [head, *own.ids.values(), np.resize(counts, -(-len(counts) // 2) * 2).view(np.int64)]
+        )
+        received = [
+            each.numpy() for each in self._channel.gather_tensors(torch.from_numpy(message))
+        ]
+        ids: dict[str, list[Ints]] = {name: [] for name in own.ids}
+        all_counts: dict[str, list[NDArray[np.int32]]] = {name: [] for name in own.ids}
+        for each in received:
+            ends = np.cumsum([1 + len(own.ids), *each[1 : 1 + len(own.ids)]]).tolist()
+            of_rank = each[ends[-1] :].view(np.int32)
+            for name, start, stop in zip(own.ids, ends, ends[1:], strict=False):
+                ids[name].append(each[start:stop])
+                all_counts[name].append(of_rank[start - ends[0] : stop - ends[0]])
+        return StepIds(
+            {name: np.concatenate(parts) for name, parts in ids.items()},
+            {name: np.concatenate(parts) for name, parts in all_counts.items()},
+            any(bool(each[0]) for each in received),
+        )
+
+    def _as_rows(
+        self, batch: JaggedBatch, indices: Indices, ids: StepIds, learned: Learned
+    ) -> RowsOfBatch:
+        """A batch whose step's ids were learned."""
+        fresh = {name: each for name, each in learned.changes.items() if len(each.fresh_rows)}
+        begins = FreshRows(
+            {name: each.fresh_rows for name, each in fresh.items()},
+            {name: each.fresh_ids for name, each in fresh.items()},
+            self.seed,
+        )
+        rows = learned.rows if ids.counts is None else {}
+        return RowsOfBatch.of(batch, self.features, indices, rows, begins if fresh else None)
+
+    def _tell(self, changes: Mapping[str, RowChanges]) -> None:
+        for watcher in self.watchers:
+            watcher(changes)
+
+
+def learns(groups: Sequence[TableGroup]) -> bool:
+    """Whether some table's row index learns its ids."""
+    return bool(_learning(groups))
+
+
+def with_absent_ids(
+    groups: Sequence[TableGroup], batch: RowsOfBatch, embeddings: Sequence[Tensor]
+) -> list[Tensor]:
+    """Embeddings of each group, with zeros for ids that have no row where a vector an id is given.
+
+    Args:
+        groups: of tables.
+        batch: that was looked up.
+        embeddings: of each group, as an exchange gives them.
+    """
+    if batch.kept is None:
+        return list(embeddings)
+    return [
+        _spread(batch, each.space.features, vectors)
+        if batch.rows.by_id or not each.space.is_pooled
+        else vectors
+        for each, vectors in zip(groups, embeddings, strict=True)
+    ]
+
+
+def _spread(batch: RowsOfBatch, features: tuple[str, ...], vectors: Tensor) -> Tensor:
+    positions = batch.positions_of(features)
+    assert positions is not None, "some are absent"
+    num_ids = int(batch.given.offsets_of(features)[-1])
+    return torch.zeros(num_ids, vectors.shape[1]).index_copy_(0, positions, vectors)
+
+
+def without_absent_ids(
+    groups: Sequence[TableGroup], batch: RowsOfBatch, gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """The inverse of :func:`with_absent_ids`, for gradients."""
+    if batch.kept is None:
+        return list(gradients)
+    of_groups = []
+    for each, gradient in zip(groups, gradients, strict=True):
+        if batch.rows.by_id or not each.space.is_pooled:
+            positions = batch.positions_of(each.space.features)
+            assert positions is not None, "some are absent"
+            of_groups.append(gradient[positions])
+        else:
+            of_groups.append(gradient)
+    return of_groups
+
+
+def _learning(groups: Sequence[TableGroup]) -> dict[str, LearningIndex]:
+    return {
+        name: index
+        for each in groups
+        for name, index in each.space.indices.items()
+        if isinstance(index, LearningIndex)
+    }
+
+
+def _readers(groups: Sequence[TableGroup], indices: Indices) -> dict[str, str]:
+    """The features that read tables which learn, and the table of each."""
+    tables: dict[str, list[str]] = {}
+    for each in groups:
+        for table in each.space.tables:
+            for feature in table.features:
+                tables.setdefault(feature, []).append(table.name)
+    for feature, names in tables.items():
+        if len(names) > 1 and any(name in indices for name in names):
+            raise ConfigError(
+                f"feature {feature!r}, which reads the tables {', '.join(names)}, of raw ids",
+                "one table for a feature of raw ids",
+                "give the other table a feature of its own",
+            )
+    return {feature: names[0] for feature, names in tables.items() if names[0] in indices}
+
+
+def _distinct(batch: JaggedBatch, features: Mapping[str, str], channel: Channel) -> StepIds:
+    """This rank's ids of a batch by table: of several ranks distinct ones, counted."""
+    values: Ints = batch.values.numpy()
+    bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)]
+    parts: dict[str, list[Ints]] = {table: [] for table in features.values()}
+    for place, feature in enumerate(batch.keys):
+        if feature in features and batch.batch_size:
+            parts[features[feature]].append(values[bounds[place] : bounds[place + 1]])
+    nothing = np.empty(0, np.int64)
+    ids = {
+        table: each[0] if len(each) == 1 else np.concatenate([nothing, *each])
+        for table, each in parts.items()
+    }
+    if channel.ranks.world_size == 1:
+        return StepIds(ids, None, True)
+    counted = {table: np.unique(each, return_counts=True) for table, each in ids.items()}
+    return StepIds(
+        {table: distinct for table, (distinct, _) in counted.items()},
+        {table: counts.astype(np.int32) for table, (_, counts) in counted.items()},
+        True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a step's ids changed, by table.
+
+    Attributes:
+        changes: of each index.
+        rows: of the step's ids, int64 ``[V]``.
+    """
+
+    changes: Mapping[str, RowChanges]
+    rows: Mapping[str, Ints]
+
+
+def _learn(indices: Indices, ids: StepIds, same_step: bool = False) -> Learned:
+    """Let all indices learn, or none."""
+    if len(ids.ids) > 1:
+        for name in ids.ids:
+            if same_step or len(ids.ids[name]) > indices[name].capacity:  # may be refused
+                _learn_table(name, indices[name].copy(), ids, same_step)
+    learned = {name: _learn_table(name, indices[name], ids, same_step) for name in ids.ids}
+    return Learned(
+        {name: changes for name, (changes, _) in learned.items()},
+        {name: rows for name, (_, rows) in learned.items()},
+    )
+
+
+def _learn_table(
+    name: str, index: LearningIndex, ids: StepIds, same_step: bool
+) -> tuple[RowChanges, Ints]:
+    counts = None if ids.counts is None else ids.counts[name]
+    try:
+        return index.learn_rows(ids.ids[name], counts, same_step)
+    except DataError as error:
+        raise DataError(f"table {name!r}: {error.got}", error.need, error.do) from error
