@@ -228,9 +228,9 @@ def by_rows(batch, tables, lives):
     return replace(batch, values=rows, offsets=offsets)
 
 
-def refused(channel, exchange):
+def refused(channel, exchange, **options):
     """What an exchange says of tables of raw ids."""
     try:
-        train(channel, pb.Hashed(), exchange=exchange)
+        train(channel, pb.Hashed(), exchange=exchange, **options)
     except pb.errors.ConfigError as error:
         return str(error)

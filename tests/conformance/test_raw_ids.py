@@ -186,5 +186,5 @@ def test_more_ids_in_a_batch_than_rows_change_nothing_in_any_table():
 
 
 def test_towers_refuse_raw_ids(worlds):
-    message, _ = worlds(2).run(cases.refused, exchange="towers")
+    message, _ = worlds(2).run(cases.refused, exchange="towers", ranks_per_host=1)
     assert "got tables of raw ids under towers; need the exchange local" in message
