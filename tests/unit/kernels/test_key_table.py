@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.kernels import key_table
+from pibroch.kernels import key_table, parallel
 from pibroch.kernels.key_table.naive import RowOf, decayed
 
 LIMITS = np.iinfo(np.int64)
@@ -182,3 +182,14 @@ def test_searches_stay_short():
     lengths = np.zeros(64, np.int64)
     key_table.count_distances(table, lengths)
     assert np.cumsum(lengths)[8] >= 0.99 * num_rows
+
+
+def test_threads_share_a_long_search(monkeypatch):
+    monkeypatch.setattr(parallel, "num_threads", lambda: 2)
+    table = key_table.empty_table(10_000)
+    keys = np.arange(-20_000, 20_000, 4)
+    rows = inserted(table, keys, np.ones(len(keys)), 1)
+    asked = np.arange(-20_000, 20_000)
+    expected = np.full(len(asked), -1)
+    expected[::4] = rows
+    assert np.array_equal(key_table.find(table, asked), expected)

@@ -179,7 +179,7 @@ def visit(
             seen = entries[place, 1]
             count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, step, half_life)
             entries[place, 1] = (step << 32) | min(count + int(counts[i]), MOST_COUNT)
-    return int(num_misses)
+    return int(np.int64(num_misses))  # a team of threads takes no unsigned number
 
 
 @kernel
