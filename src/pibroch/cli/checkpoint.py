@@ -166,24 +166,15 @@ def convert_command(
         )
     assert from_ is not None, "one of the two was given"
     refuse_overlap(out, [source, recipe, data], "OUT")
-    _import(
-        source,
-        out,
-        from_,
-        recipe,
-        [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])],
-    )
-    results.print(f"{out}: a run that begins with the weights of {source}; train it with --resume")
-
-
-def _import(source: Path, out: Path, system: System, recipe: str, changes: list[str]) -> None:
     from pibroch.config import load_recipe
     from pibroch.train.convert import import_checkpoint
     from pibroch.train.data_source import open_dataset
     from pibroch.train.run_directory import RunDirectory
 
+    changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
     config = load_recipe(recipe, changes)
-    import_checkpoint(source, RunDirectory(out), system, config, open_dataset(config.data))
+    import_checkpoint(source, RunDirectory(out), from_, config, open_dataset(config.data))
+    results.print(f"{out}: a run that begins with the weights of {source}; train it with --resume")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pibroch.config import RunConfig
 from pibroch.launch.job import Restarts
-from pibroch.roles import EMBEDDING_SERVER, Role, roles
+from pibroch.roles import EMBEDDING_SERVER, roles
 
 
 def layout(config: RunConfig, ranks: int, by_role: bool = False) -> Table:
@@ -112,12 +112,7 @@ def _beside(
         if (described := role.describe(config)) is not None:
             title, duty = described
             count = role.count(config)
-            by = _starter(role, starters, role.rendezvous_of(config)) if count else ""
-            rows.append((title, str(count) if count else inside, by, duty))
+            place = role.rendezvous_of(config)
+            by = starters[role.command] if place is None else f"pibroch {role.command}, at {place}"
+            rows.append((title, str(count) if count else inside, by if count else "", duty))
     return rows
-
-
-def _starter(role: Role, starters: dict[str, str], rendezvous: str | None) -> str:
-    return (
-        starters[role.command] if rendezvous is None else f"pibroch {role.command}, at {rendezvous}"
-    )

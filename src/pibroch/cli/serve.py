@@ -227,7 +227,9 @@ def serve(
         connections=max_connections,
         total_bytes=int(total_mb * (1 << 20)),
     )
-    tls = _tls(tls_cert, tls_key)
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("one of --tls-cert and --tls-key", "both, or none")
+    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
     token = _token(token_file)
     options = ServerOptions(
         host,
@@ -293,13 +295,6 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
 
     show_as(f"launcher of {workers} serving workers ({store.name})", "launcher")
     run_workers(work, workers, options, announce)
-
-
-def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
-    """Files of the certificate and its key."""
-    if (certificate is None) != (key is None):
-        raise ConfigError("one of --tls-cert and --tls-key", "both, or none")
-    return None if certificate is None or key is None else (certificate, key)
 
 
 def _check_extra() -> None:

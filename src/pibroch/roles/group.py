@@ -113,11 +113,14 @@ def join(
     deadline = time.monotonic() + timeout_s
     for role, number in members:
         try:
-            while not _is_listening(
-                store, _ready(role, number)
-            ):  # a wait inside the store would hear no signal
-                if reason := _said_lost(store, role, number):
-                    raise lost(role, number, reason)
+            # A wait inside the store would hear no signal. Who was killed has not crossed itself
+            # out, and a successor may be on its way.
+            while not (
+                (entry := _entry(store, _ready(role, number)))
+                and is_listening(msgspec.json.decode(entry, type=Record))
+            ):
+                if reason := _entry(store, _gone(role, number)):
+                    raise lost(role, number, reason.decode())
                 if time.monotonic() > deadline:
                     raise _absent(role, number, rendezvous, timeout_s)
                 time.sleep(_POLL_S)
@@ -182,27 +185,14 @@ def _gone(role: Role, number: int) -> str:
     return f"gone/{role.name(number)}"
 
 
-def _said_lost(store: TCPStore, role: Role, number: int) -> str:
-    """Why a process ended, or nothing.
-
-    Whoever started it may have said so, and another may have taken its place.
-    """
-    return store.get(_gone(role, number)).decode() if store.check([_gone(role, number)]) else ""
-
-
-def _is_listening(store: TCPStore, key: str) -> bool:
-    """Whether one is ready and still there.
-
-    Who was killed has not crossed itself out, and a successor may be on its way.
-    """
-    entry = store.get(key) if store.check([key]) else b""
-    return bool(entry) and is_listening(msgspec.json.decode(entry, type=Record))
+def _entry(store: TCPStore, key: str) -> bytes:
+    """What was said under a key; nothing where nobody has."""
+    return store.get(key) if store.check([key]) else b""
 
 
 def _cross_out(store: TCPStore, key: str) -> None:
-    with suppress(
-        dist.DistError, RuntimeError
-    ):  # whoever opened the rendezvous may be gone already
+    # whoever opened the rendezvous may be gone already
+    with suppress(dist.DistError, RuntimeError):
         store.set(key, "")
 
 
@@ -217,12 +207,10 @@ def _store(
 ) -> TCPStore:
     """The rendezvous; ``role`` and ``number`` are who opens it, or who is looked for first."""
     url = urlparse(rendezvous)
-    try:
-        host = url.hostname
+    host = url.hostname
+    port = None
+    with suppress(ValueError):  # of what is no number
         port = url.port
-    except ValueError:
-        host = None
-        port = None
     if url.scheme != "tcp" or not host or not port:
         raise ConfigError(f"rendezvous {rendezvous!r}", "tcp://HOST:PORT")
     try:

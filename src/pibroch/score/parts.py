@@ -120,13 +120,10 @@ class ScoreParts:
                 "a folder that all processes share",
                 "choose an --out on a file system that all hosts have, and give the command again",
             )
-        whole = pl.scan_parquet(self._files())
+        whole = pl.scan_parquet([self._file(number) for number in range(len(self))])
         with new_file(self.out, *SCORES) as file:
             (whole.sink_parquet if self.out.suffix == ".parquet" else whole.sink_csv)(file)
         shutil.rmtree(self.folder)
-
-    def _files(self) -> list[Path]:
-        return [self._file(number) for number in range(len(self))]
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06}.parquet"

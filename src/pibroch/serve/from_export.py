@@ -40,10 +40,8 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         CheckpointError: when it is missing, damaged, or of another layout.
     """
     manifest, sha256 = read_checked(folder, MANIFEST, FORMAT, ExportManifest)
-    total = sum(table.num_rows for table in manifest.tables)
-    elsewhere = {
-        shard.file for shard in manifest.shards if not (split.is_whole or split.needs(shard, total))
-    }
+    held = split.held(sum(table.num_rows for table in manifest.tables))
+    elsewhere = {shard.file for shard in manifest.shards if not shard.meets(held)}
     files = {name: digest for name, digest in manifest.files.items() if name not in elsewhere}
     watch = watched(folder, files)
     check_sizes(folder, files, EXPORT)

@@ -130,7 +130,14 @@ def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch
             values.append(ids[:, place])
             lengths.append(np.ones(size, np.int64))
             place += 1
-    return _jagged(torch.from_numpy(dense), schema.keys, values, lengths)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    return JaggedBatch(
+        torch.from_numpy(dense),
+        schema.keys,
+        torch.from_numpy(np.ascontiguousarray(np.concatenate(values))),
+        torch.from_numpy(offsets),
+        torch.zeros(size),
+    )
 
 
 def _typed(
@@ -141,17 +148,6 @@ def _typed(
         types = " or ".join(str(np.dtype(kind)) for kind in kinds)
         raise Refusal(400, f"{got}; need {types} {list(shape) if shape else '[-1]'}")
     return array
-
-
-def _jagged(
-    dense: torch.Tensor,
-    keys: tuple[str, ...],
-    values: Sequence[NDArray[np.int64]],
-    lengths: Sequence[NDArray[np.int64]],
-) -> JaggedBatch:
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    ids = torch.from_numpy(np.ascontiguousarray(np.concatenate(values)))
-    return JaggedBatch(dense, keys, ids, torch.from_numpy(offsets), torch.zeros(len(dense)))
 
 
 def merged_columns(parts: Sequence[RawColumns]) -> RawColumns:

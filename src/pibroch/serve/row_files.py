@@ -114,7 +114,7 @@ class MappedRows:
         self.manifest = manifest
         self.num_rows = sum(table.num_rows for table in tables)
         self.row_bytes = row_bytes(manifest.dim, manifest.dtype)
-        shards = [shard for shard in manifest.shards if held is None or _overlaps(shard, held)]
+        shards = [shard for shard in manifest.shards if held is None or shard.meets(held)]
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
@@ -246,10 +246,6 @@ class MappedRows:
     def _zeros(self, ids: BatchIds) -> Tensor:
         """What bags are added to, ``[B, F, D]``."""
         return torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
-
-
-def _overlaps(shard: RowShard, held: range) -> bool:
-    return shard.first_row < held.stop and held.start < shard.first_row + shard.num_rows
 
 
 def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedShard:

@@ -29,7 +29,7 @@ from pibroch.exchange import EmbeddingOutput
 from pibroch.kernels.arrays import Ints
 from pibroch.serve.parts import Part, most_ids, request_of
 from pibroch.serve.row_files import MappedRows, rising
-from pibroch.state.export_format import ExportManifest, RowShard
+from pibroch.state.export_format import ExportManifest
 
 if TYPE_CHECKING:
     from pibroch.serve.row_hosts import RowHost, RowRequest
@@ -80,11 +80,6 @@ class RowSplit:
         if self.part is not None:
             return self.part.of(num_rows)
         return range(0 if self.hosts else num_rows)
-
-    def needs(self, shard: RowShard, num_rows: int) -> bool:
-        """Whether a file has rows that are to be here."""
-        held = self.held(num_rows)
-        return shard.first_row < held.stop and held.start < shard.first_row + shard.num_rows
 
 
 class RowsAsked:

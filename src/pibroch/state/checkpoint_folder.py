@@ -237,8 +237,9 @@ class CheckpointFolder:
         Raises:
             CheckpointError: (on all ranks) when the checkpoint is damaged.
         """
-        path = self._as_first_sees(self.best)
-        if path is not None:
+        name = on_first(self.channel, lambda: "" if (best := self.best()) is None else best.name)
+        if name:
+            path = self.folder / name
             restore_weights(path, read_manifest(path), session, self.channel)
 
     def link_best(self, step: int | None) -> None:
@@ -328,11 +329,6 @@ class CheckpointFolder:
             logger.warning("%s is gone; the next checkpoint is a full one", last.folder)
             return None
         return last
-
-    def _as_first_sees(self, find: Callable[[], Path | None]) -> Path | None:
-        """A checkpoint's path as rank 0 finds it, so that all ranks take the same one."""
-        name = on_first(self.channel, lambda: "" if (path := find()) is None else path.name)
-        return self.folder / name if name else None
 
     def _tidy(self, best_step: int | None) -> None:
         self.link_best(best_step)

@@ -154,9 +154,8 @@ class Layers:
             return []
         folder, manifest = self.base
         found = []
-        end = shard.first_row + shard.num_rows
         for each in manifest.shards:
-            if each.first_row < end and shard.first_row < each.first_row + each.num_rows:
+            if each.meets(range(shard.first_row, shard.first_row + shard.num_rows)):
                 verify_file(folder, each.file, manifest.files[each.file], EXPORT)
                 with TensorFile(folder, each.file, EXPORT) as file:
                     rows = file.mapped(ROWS)

@@ -67,6 +67,10 @@ class RowShard(Section):
     first_row: int = Field(ge=0, le=MOST_ROWS)
     num_rows: int = Field(ge=1, le=MOST_ROWS)
 
+    def meets(self, rows: range) -> bool:
+        """Whether some of these rows are in it."""
+        return self.first_row < rows.stop and rows.start < self.first_row + self.num_rows
+
 
 class ExportManifest(Section):
     """What is in an export.

@@ -77,7 +77,7 @@ def write_piece(folder: Path, file: str, view: PieceView) -> WrittenPart:
     else:
         streams = dict(tensors)
         rows = (piece.rows.start, piece.rows.stop, piece.rows.step)
-    part = SavedPart(file, _bounds(piece), rows, is_delta=False)
+    part = SavedPart(file, (piece.columns.start, piece.columns.stop), rows, is_delta=False)
     return WrittenPart(piece.table.name, part, write_tensors(folder / file, streams))
 
 
@@ -206,7 +206,3 @@ def _check_tensor(file: TensorFile, name: str, part: SavedPart, width: int) -> N
             f"{name!r} {file.dtype(name)} {list(file.shape(name))} in {file.path}",
             f"{width} floats in each of {rows[0] if rows else 0} rows",
         )
-
-
-def _bounds(piece: Piece) -> tuple[int, int]:
-    return piece.columns.start, piece.columns.stop

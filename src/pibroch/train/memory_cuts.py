@@ -332,26 +332,19 @@ class MemoryCuts:
         content = self._content(progress, base_step)
         has_moved = self._now() != self._shards
         fits = self._state is None or self._state.fits(content)
-        if not all(
-            self._control.gather(fits and not has_moved)
-        ):  # which also says that all have finished the last one
-            logger.info(
-                "from now on nothing is kept in memory for a restart: rows have moved, or the model"
-                " has grown"
-            )
-            self._stop()
+        # this also says that all have finished the last one
+        if not all(self._control.gather(fits and not has_moved)):
+            why = "rows have moved, or the model has grown"
+            logger.info("from now on nothing is kept in memory for a restart: %s", why)
+            if self._state is not None:
+                self._state.forget()
+            self._kept = None
             return
         if self._state is not None:
             self._state.write(progress.step, content)
         for each in kept:
             each.cut(progress.step)
         self._is_unsettled = True
-
-    def _stop(self) -> None:
-        """From now on there is none."""
-        if self._state is not None:
-            self._state.forget()
-        self._kept = None
 
     def _content(self, progress: Progress, base_step: int | None) -> bytes:
         dense = gather_session(self._session, self._control)

@@ -118,7 +118,8 @@ def save(
     def encode_all() -> tuple[ProgramParts, dict[str, EncodedPart], Progress, int | None]:
         most = None if keep is None else whole_number(keep, "keep", 1, "None keeps all")
         parts = ProgramParts(model, optimizer, scheduler, embeddings)
-        progress = Progress(step=_number(embeddings, step), loader=_plain(position))
+        number = embeddings.step if step is None else whole_number(step, "step")
+        progress = Progress(step=number, loader=_plain(position))
         return parts, parts.encode(extra), progress, most
 
     parts, encoded, progress, most = agreed(channel, encode_all)
@@ -308,10 +309,6 @@ def _settings_of_groups(program: ProgramState, embeddings: Embeddings) -> list[d
             raise CHECKPOINT(got, f"what is like {group[odd_key]!r}")
         settings.append(kept)
     return settings
-
-
-def _number(embeddings: Embeddings, step: int | None) -> int:
-    return embeddings.step if step is None else whole_number(step, "step")
 
 
 def _plain(position: Position | None) -> dict[str, object] | None:

@@ -216,7 +216,8 @@ class ProgramParts:
         if missing:
             kind, _, name = missing[0].partition("@")
             raise CheckpointError(
-                f"no {kind}{f' {name!r}' if name else ''} in a checkpoint of {_listed(saved)}",
+                f"no {kind}{f' {name!r}' if name else ''} in a checkpoint of"
+                f" {', '.join(['tables', *saved])}",
                 "all parts that are to be loaded",
                 f"leave {kind}= out of pibroch.load, or save it by pibroch.save(..., {kind}=...),"
                 " under the same name",
@@ -354,7 +355,3 @@ def _state(trees: Mapping[str, Any], part: str) -> dict[str, Any]:
 def _read(folder: Path, part: str, files: Collection[str]) -> dict[str, Tensor]:
     file = file_of(part)
     return load_tensors(folder, file) if file in files else {}
-
-
-def _listed(parts: Collection[str]) -> str:
-    return ", ".join(["tables", *parts])
