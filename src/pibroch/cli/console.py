@@ -25,9 +25,8 @@ def set_up_logging() -> None:
     encoding cannot show is escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        with suppress(
-            OSError
-        ):  # a forked process has a pipe where its parent's file was, and asks for its place
+        # a forked process has a pipe where its parent's file was, and asks for its place
+        with suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
     has_log = os.environ.get("RANK", "0") != "0"
     console.__init__(stderr=True, force_terminal=False if has_log else None)  # type: ignore[misc]  # forked ranks have the launcher's
@@ -64,9 +63,8 @@ def leave(exit_code: int) -> NoReturn:
 
     Their threads may hang in a broken process group for minutes.
     """
-    is_joined = getattr(
-        sys.modules.get("torch.distributed"), "is_initialized", None
-    )  # it may be half imported
+    # it may be half imported
+    is_joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     if is_joined is None or not is_joined():
         sys.exit(exit_code)
     logging.shutdown()

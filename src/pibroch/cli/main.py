@@ -247,10 +247,8 @@ def _show_flags_bare(command: Any) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for later in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a terminal and a launcher both send one: let what ends end
+    # a terminal and a launcher both send one: let what ends end
+    for later in (signal.SIGINT, signal.SIGTERM):
         signal.signal(later, lambda *_: None)
     raise _Stopped(number)
 

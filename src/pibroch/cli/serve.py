@@ -247,9 +247,8 @@ def serve(
             "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN
         )
     num_threads = threads or max(1, num_processors() // workers)
-    torch.set_num_threads(
-        num_threads if workers == 1 else 1
-    )  # one that forks must have no other thread
+    # one that forks must have no other thread
+    torch.set_num_threads(num_threads if workers == 1 else 1)
     _run(
         ModelStore(path or newest_run(), data, name, _split(part, rows_at or [], token, workers)),
         options,

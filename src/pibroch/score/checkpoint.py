@@ -86,9 +86,8 @@ def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
             f"{', '.join(names) or 'none'}, as the checkpoint was trained on",
             "prepare the data with the schema that it was trained on",
         )
-    if (
-        manifest.dataset_fingerprint != dataset.fingerprint
-    ):  # equal sizes, other vocabularies: ids would mean other rows
+    # equal sizes, other vocabularies: ids would mean other rows
+    if manifest.dataset_fingerprint != dataset.fingerprint:
         raise CheckpointError(
             f"data {dataset.fingerprint[:12]}, whose vocabularies or encodings are not the"
             " checkpoint's",

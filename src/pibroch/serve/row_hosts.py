@@ -42,9 +42,8 @@ class _Connection:
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
         self.process = os.getpid()
-        self.is_kept = (
-            False  # whether it has answered before, so that it may have been closed since
-        )
+        # whether it has answered before, so that it may have been closed since
+        self.is_kept = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self.on_bytes: Callable[[], None] | None = None
 
@@ -160,9 +159,8 @@ class RowHost:
             f" {PROTOCOL}\r\n\r\n"
         )
         self._kept: list[_Connection] = []
-        self._watched: list[
-            _Connection
-        ] = []  # of these, those of an event loop, which others leave alone
+        # of these, those of an event loop, which others leave alone
+        self._watched: list[_Connection] = []
         self._lost: tuple[float, str] = (0.0, "")
 
     def ask(

@@ -37,9 +37,8 @@ _BEAT_S = 0.5
 _BACKLOG = 1024
 _OTHER_FILES = 256
 """Descriptors for all that is no client's connection: tables, hosts with rows, the event loop."""
-_WARM_S = (
-    1.0  # between looks whether hosts with the rows are there, where no new versions are looked for
-)
+_WARM_S = 1.0
+"""Between looks whether hosts with the rows are there, where no new versions are looked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,8 @@ class ServingWorkers:
         self.role = role
         self.names = tuple(names)
         self.timeout_s = channel.ranks.timeout_s
-        self._run, self.key = channel.gather([f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)])[
-            0
-        ]  # rank 0 names the run
+        names_here = [f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)]
+        self._run, self.key = channel.gather(names_here)[0]  # rank 0 names the run
         agent = current_agent()
         lost = set[str]()
         self._lost = lost

@@ -117,9 +117,8 @@ class CutState:
         """The inverse."""
         end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
         about = json.loads(content[_LENGTH.size : end])
-        dense: DenseState = {
-            file: {} for file in about["files"]
-        }  # an optimizer has nothing before its first step
+        # an optimizer has nothing before its first step
+        dense: DenseState = {file: {} for file in about["files"]}
         tensors = load(content[end:])  # in any order
         for key in about["names"]:
             file, _, name = key.partition(":")

@@ -35,9 +35,8 @@ class Saver:
         self.checkpoints.save(session, progress)
         if self.checkpoints.last is not None:
             self.timed.rest_on(self.checkpoints.last)
-        self.cuts.after_step(
-            progress.step, lambda: progress, self.timed.base_step, is_wanted=True
-        )  # so that no checkpoint is newer for long
+        # so that no checkpoint is newer for long
+        self.cuts.after_step(progress.step, lambda: progress, self.timed.base_step, is_wanted=True)
         if self.publishing is not None:
             self.publishing.after_step(progress.step, lambda: progress)
 

@@ -113,7 +113,6 @@ def _with_norm(state: Mapping[str, Tensor], network: str, i: int) -> Layer:
     scale = (
         state[f"{norm}.weight"].double() / (state[f"{norm}.running_var"].double() + NORM_EPS).sqrt()
     )
-    bias = (
-        state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
-    )  # the layer before a norm has none
+    # the layer before a norm has none
+    bias = state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
     return Layer((weight * scale[:, None]).float(), bias.float())

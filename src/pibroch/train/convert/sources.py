@@ -149,9 +149,8 @@ class _Sharded(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *args: object, **kwargs: object) -> Any:
-        raise NotImplementedError(
-            "it has no numbers of its own"
-        )  # torch asks that there is such a method
+        # torch asks that there is such a method
+        raise NotImplementedError("it has no numbers of its own")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.shards = state[0]
