@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,8 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-_ROLES = "Processes"
-_PODS = "Pods"
+_roles = partial(typer.Option, rich_help_panel="Processes")
+_pods = partial(typer.Option, rich_help_panel="Pods")
 
 
 class Kind(StrEnum):
@@ -42,9 +43,7 @@ def _group() -> None:
 @app.command("manifest")
 def manifest_command(
     recipe: Annotated[str, typer.Argument(help="A recipe's file or name.")],
-    image: Annotated[
-        str, typer.Option(rich_help_panel=_PODS, help="An image in which `pibroch` runs.")
-    ],
+    image: Annotated[str, _pods(help="An image in which `pibroch` runs.")],
     run_dir: Annotated[
         Path, typer.Option(help="Where the run is kept, in pods: on a volume of --claim.")
     ],
@@ -62,43 +61,27 @@ def manifest_command(
     restarts: Annotated[
         int, typer.Option(min=0, help="How often all may be started again when one is lost.")
     ] = 10,
-    ranks: Annotated[
-        int, typer.Option(rich_help_panel=_ROLES, min=1, help="Trainers, one a pod.")
-    ] = 1,
+    ranks: Annotated[int, _roles(min=1, help="Trainers, one a pod.")] = 1,
     embedding_servers: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_ROLES, min=0, help="Instead of the recipe's; needs `lookahead`."
-        ),
+        int | None, _roles(min=0, help="Instead of the recipe's; needs `lookahead`.")
     ] = None,
-    oracle: Annotated[
-        bool, typer.Option("--oracle", rich_help_panel=_ROLES, help="A central oracle.")
-    ] = False,
-    data_processors: Annotated[
-        int | None, typer.Option(rich_help_panel=_ROLES, min=0, help="Instead of the recipe's.")
-    ] = None,
-    namespace: Annotated[
-        str | None, typer.Option(rich_help_panel=_PODS, help="Of Kubernetes.")
-    ] = None,
+    oracle: Annotated[bool, _roles("--oracle", help="A central oracle.")] = False,
+    data_processors: Annotated[int | None, _roles(min=0, help="Instead of the recipe's.")] = None,
+    namespace: Annotated[str | None, _pods(help="Of Kubernetes.")] = None,
     claims: Annotated[
         list[str] | None,
-        typer.Option(
+        _pods(
             "--claim",
-            rich_help_panel=_PODS,
             metavar="NAME:PATH[:ro]",
             help="A persistent volume claim, and where it is in all pods.",
         ),
     ] = None,
     secret: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_PODS, help="The Kubernetes Secret whose entry `secret` is the job's."
-        ),
+        str, _pods(help="The Kubernetes Secret whose entry `secret` is the job's.")
     ] = "pibroch",
     resources: Annotated[
         list[str] | None,
-        typer.Option(
-            rich_help_panel=_PODS,
+        _pods(
             metavar="[ROLE:]cpu=4,memory=8Gi",
             help="Of each pod, or of each of one role: `trainer`, `embedding-server`, ...",
         ),

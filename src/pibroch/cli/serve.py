@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 TOKEN = "PIBROCH_SERVE_TOKEN"
 logger = logging.getLogger(__name__)
-_ADDRESS = "Address"
-_MODEL = "Model"
-_ACCESS = "Who may ask"
-_LIMITS = "Limits"
-_PROCESSES = "Processes"
-_HOSTS = "Tables over several hosts"
+_address = partial(typer.Option, rich_help_panel="Address")
+_model = partial(typer.Option, rich_help_panel="Model")
+_access = partial(typer.Option, rich_help_panel="Who may ask")
+_limit = partial(typer.Option, rich_help_panel="Limits")
+_process = partial(typer.Option, rich_help_panel="Processes")
+_hosts = partial(typer.Option, rich_help_panel="Tables over several hosts")
 
 
 def serve(
@@ -41,161 +42,99 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_ADDRESS,
-            help="Address to listen at; 0.0.0.0 for other machines to ask.",
-        ),
+        str, _address(help="Address to listen at; 0.0.0.0 for other machines to ask.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(rich_help_panel=_ADDRESS, min=0, max=65535, help="0 for any that is free."),
-    ] = 8000,
+    port: Annotated[int, _address(min=0, max=65535, help="0 for any that is free.")] = 8000,
     name: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_MODEL, help="Of the model in URLs; the folder's when absent."
-        ),
+        str | None, _model(help="Of the model in URLs; the folder's when absent.")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=_MODEL, help="A checkpoint's dataset, whose dictionaries raw rows need."
-        ),
+        Path | None, _model(help="A checkpoint's dataset, whose dictionaries raw rows need.")
     ] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=_ACCESS,
-            help=f"Holds the token that requests must bear; or set {TOKEN}.",
-        ),
+        Path | None, _access(help=f"Holds the token that requests must bear; or set {TOKEN}.")
     ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(rich_help_panel=_ACCESS, help="Certificate chain (PEM), for HTTPS."),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(rich_help_panel=_ACCESS, help="Its key (PEM).")
-    ] = None,
+    tls_cert: Annotated[Path | None, _access(help="Certificate chain (PEM), for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, _access(help="Its key (PEM).")] = None,
     batch_delay_ms: Annotated[
         float,
-        typer.Option(
-            rich_help_panel=_LIMITS,
-            min=0,
-            max=1000,
-            help="How long a request may wait for others to be computed with.",
-        ),
+        _limit(min=0, max=1000, help="How long a request may wait for others to be computed with."),
     ] = 0.0,
     max_rows: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=_LIMITS, min=1, help="Of a request; more are answered with 400."
-        ),
+        int, _limit(min=1, help="Of a request; more are answered with 400.")
     ] = 8192,
     max_body_mb: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_LIMITS, min=0.001, help="Of a request; more is answered with 413."
-        ),
+        float, _limit(min=0.001, help="Of a request; more is answered with 413.")
     ] = 16.0,
     max_queue_rows: Annotated[
-        int,
-        typer.Option(rich_help_panel=_LIMITS, min=1, help="That wait; more are answered with 429."),
+        int, _limit(min=1, help="That wait; more are answered with 429.")
     ] = 32768,
     max_connections: Annotated[
         int,
-        typer.Option(
-            rich_help_panel=_LIMITS,
+        _limit(
             min=1,
             help="Of a worker; for more the idlest is closed, or 503 answered where none is idle.",
         ),
     ] = 4096,
     max_total_mb: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=_LIMITS,
+        _limit(
             min=0.001,
             help="Of all bodies and unread answers of a worker, then 503; 8 --max-body-mb if not.",
         ),
     ] = None,
     body_timeout: Annotated[
         float,
-        typer.Option(
-            rich_help_panel=_LIMITS,
+        _limit(
             min=0.1,
             help="Seconds for a request's headers to arrive, and then for its body; 408 then.",
         ),
     ] = 15.0,
     idle_timeout: Annotated[
         float,
-        typer.Option(
-            rich_help_panel=_LIMITS,
+        _limit(
             min=0.1,
             help="Seconds from an answer to the next request; the connection is closed then.",
         ),
     ] = 30.0,
     write_timeout: Annotated[
         float,
-        typer.Option(
-            rich_help_panel=_LIMITS,
-            min=0.1,
-            help="Seconds for a client to read an answer; the connection is closed then.",
+        _limit(
+            min=0.1, help="Seconds for a client to read an answer; the connection is closed then."
         ),
     ] = 30.0,
     reload_every: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_MODEL,
-            min=0,
-            help="Seconds between looks for a new version; 0 for never.",
-        ),
+        float, _model(min=0, help="Seconds between looks for a new version; 0 for never.")
     ] = 1.0,
     drain: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_PROCESSES,
-            min=0,
-            help="Seconds to go on answering after SIGTERM, as not ready.",
-        ),
+        float, _process(min=0, help="Seconds to go on answering after SIGTERM, as not ready.")
     ] = 0.0,
     shutdown_timeout: Annotated[
         int,
-        typer.Option(
-            rich_help_panel=_PROCESSES,
-            min=1,
-            help="Seconds for open requests to end after that; connections are closed then.",
+        _process(
+            min=1, help="Seconds for open requests to end after that; connections are closed then."
         ),
     ] = 25,
     part: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_HOSTS,
-            help="K/N: hold part K of N of an export's rows, and give them to the other hosts.",
-        ),
+        _hosts(help="K/N: hold part K of N of an export's rows, and give them to the other hosts."),
     ] = None,
     rows_at: Annotated[
         list[str] | None,
-        typer.Option(
-            rich_help_panel=_HOSTS,
-            help="URL of the host with part 1 of the rows; again for each part, this host's too.",
+        _hosts(
+            help="URL of the host with part 1 of the rows; again for each part, this host's too."
         ),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(rich_help_panel=_PROCESSES, min=1, max=256, help="Processes at the port.")
-    ] = 1,
+    workers: Annotated[int, _process(min=1, max=256, help="Processes at the port.")] = 1,
     worker_timeout: Annotated[
         float,
-        typer.Option(
-            rich_help_panel=_PROCESSES,
+        _process(
             min=2,
             help="Seconds for a worker's event loop to turn, after which it is started again.",
         ),
     ] = 30.0,
     threads: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_PROCESSES, min=1, help="Of each worker, that compute a batch."
-        ),
+        int | None, _process(min=1, help="Of each worker, that compute a batch.")
     ] = None,
 ) -> None:
     """Answer scores over HTTP: the Open Inference Protocol v2, and raw rows at /score.
