@@ -50,8 +50,9 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         verify_file(folder, name, digest, EXPORT)
         if name in has_rows:
             check_finite(folder, name)
-    rows = MappedRows(folder, manifest)
-    if not split.is_whole:
+    if split.is_whole:
+        rows = MappedRows(folder, manifest)
+    else:
         rows = SplitRows(folder, manifest, sha256, split)
     state = load_tensors(folder, DENSE, EXPORT)
     vocabularies = exported_vocabularies(folder, manifest, verify)

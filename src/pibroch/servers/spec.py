@@ -68,8 +68,9 @@ class ShardSpec:
         tables = list(dict.fromkeys(piece.table.name for piece in pieces))
         plain_tables = {piece.table.name: _plain(piece.table) for piece in pieces}
         rows = [[tables.index(piece.table.name), *_plain_rows(piece.rows)] for piece in pieces]
-        named: Named = [FROZEN, asdict(optimizer)]
-        if not isinstance(optimizer, Frozen):
+        if isinstance(optimizer, Frozen):
+            named: Named = [FROZEN, asdict(optimizer)]
+        else:
             named = _named(optimizer, SPARSE_OPTIMIZERS)
         return cls([plain_tables[name] for name in tables], rows, named, seed, dtype)
 
