@@ -262,6 +262,7 @@ class EncodedDataset:
                 feature,
                 self.codes(feature.table) if feature.has_vocabulary else None,
                 text_rules=self.schema.text_rules,
+                nulls=self.schema.null_texts,
             )
             for feature in self.schema.categorical
         }

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.parse import Fields, item_codes
+from pibroch.data.parse import Fields, item_codes, without_nulls
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, log_bin_rows
 from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
@@ -55,6 +55,7 @@ class FeatureEncoder:
         slots: :func:`index_of` the vocabulary, where somebody has made it before; made on first use
             when absent.
         text_rules: the schema's.
+        nulls: the schema's texts of missing values.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class FeatureEncoder:
         vocabulary: NDArray[np.uint64] | None = None,
         slots: NDArray[np.int32] | None = None,
         text_rules: int = TEXT_RULES,
+        nulls: tuple[bytes, ...] = (),
     ) -> None:
         self.feature = feature
         self._text_rules = text_rules
+        self._nulls = nulls
         self._slots = slots
         self._vocabulary = vocabulary
         self.num_rows: int | None = feature.fixed_num_rows
@@ -108,16 +111,26 @@ class FeatureEncoder:
         feature = self.feature
         rules = self._text_rules
         if feature.binning is not None:
-            return log_bin_rows(raw_numbers(feature.column, values, rules)).astype(np.int32), None
+            numbers = raw_numbers(feature.column, values, rules, self._nulls)
+            return log_bin_rows(numbers).astype(np.int32), None
         if not feature.multi_hot:
             fields = fields_of(texts_of(feature.column, values, rules))
-            return self.ids(item_codes(feature, fields, rules)), None
-        bags = [_items(feature, sample, value, rules) for sample, value in enumerate(values)]
+            return self.ids(item_codes(feature, without_nulls(fields, self._nulls), rules)), None
+        bags = [self._items(sample, value) for sample, value in enumerate(values)]
         if feature.max_length is not None:
             bags = [bag[-feature.max_length :] for bag in bags]
         fields = fields_of([item for bag in bags for item in bag])
         lengths = np.array([len(bag) for bag in bags], np.int64)
-        return self.ids(item_codes(feature, fields, rules)), lengths
+        return self.ids(item_codes(feature, without_nulls(fields, self._nulls), rules)), lengths
+
+    def _items(self, sample: int, value: object) -> list[bytes]:
+        """The texts of the items of a multi-hot value."""
+        column = self.feature.column
+        if is_list(value):
+            return [_placed(item, column, sample, self._text_rules) for item in value]  # type: ignore[attr-defined]
+        text = _placed(value, column, sample, self._text_rules)
+        is_missing = not text or text in self._nulls
+        return [] if is_missing else text.split(self.feature.delimiter.encode())
 
 
 class Encoders(dict[str, FeatureEncoder]):
@@ -171,15 +184,19 @@ class StackedVocabularies:
 
 
 def raw_numbers(
-    column: str, values: Iterable[object], rules: int = TEXT_RULES
+    column: str,
+    values: Iterable[object],
+    rules: int = TEXT_RULES,
+    nulls: tuple[bytes, ...] = (),
 ) -> NDArray[np.float64]:
-    """Numbers given as such or as text, float64 ``[B]``; NaN where the value is ``None`` or empty.
+    """Numbers given as such or as text, float64 ``[B]``; NaN where the value is missing.
 
     Raises:
         DataError: when a value is no finite number; names ``column``, the sample and the value.
     """
     values = list(values)
-    numbers, good = parse_numbers(*fields_of(texts_of(column, values, rules)))
+    fields = fields_of(texts_of(column, values, rules))
+    numbers, good = parse_numbers(*without_nulls(fields, nulls))
     if not good.all():
         wrong = int(np.flatnonzero(~good)[0])
         raise DataError(
@@ -231,14 +248,6 @@ def fields_of(texts: Sequence[bytes]) -> Fields:
     borders = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=borders[1:])
     return np.frombuffer(b"".join(texts) or b" ", np.uint8), borders[:-1], borders[1:]
-
-
-def _items(feature: CategoricalFeature, sample: int, value: object, rules: int) -> list[bytes]:
-    """The texts of the items of a multi-hot value."""
-    if is_list(value):
-        return [_placed(item, feature.column, sample, rules) for item in value]  # type: ignore[attr-defined]
-    text = _placed(value, feature.column, sample, rules)
-    return text.split(feature.delimiter.encode()) if text else []
 
 
 def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:

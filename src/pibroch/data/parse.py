@@ -6,7 +6,7 @@ known: the 64-bit hash of its bytes (vocabulary, hash, raw) or already its row (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -152,6 +152,7 @@ class PieceParser:
         count = find_fields(buffer, separator, self._layout.quotes, self._wanted, bounds, records)
         bounds = bounds[:count]
         records = records[:count]
+        self._empty_nulls(buffer, bounds)
         numbers, checks = self._numbers(buffer, bounds, records)
         num_inside = np.ones(count, np.int64)
         if is_text and self._layout.quotes:
@@ -194,6 +195,13 @@ class PieceParser:
                 if feature.events is not None
             },
         )
+
+    def _empty_nulls(self, buffer: Bytes, bounds: Positions) -> None:
+        label = self._place.get(self._schema.label)
+        for place in self._place.values() if self._schema.nulls else ():
+            if place != label:
+                fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
+                bounds[:, place, 1] = without_nulls(fields, self._schema.null_texts)[2]
 
     def _numbers(
         self, buffer: Bytes, bounds: Positions, records: Positions
@@ -245,7 +253,8 @@ class PieceParser:
         place = self._place[feature.column]
         is_list = feature.column in self._layout.lists
         fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
-        return field_codes(feature, fields, is_list, self._schema.text_rules)
+        schema = self._schema
+        return field_codes(feature, fields, is_list, schema.text_rules, schema.null_texts)
 
     def _events(
         self,
@@ -269,7 +278,11 @@ class PieceParser:
 
 
 def field_codes(
-    feature: CategoricalFeature, fields: Fields, is_list: bool = False, text_rules: int = TEXT_RULES
+    feature: CategoricalFeature,
+    fields: Fields,
+    is_list: bool = False,
+    text_rules: int = TEXT_RULES,
+    nulls: Sequence[bytes] = (),
 ) -> Codes:
     """Codes of raw fields ``(text, starts [R], ends [R])``.
 
@@ -278,6 +291,7 @@ def field_codes(
         fields: split into items where the feature is multi-hot; its ``max_length`` is kept to.
         is_list: each item ends with ``ITEM_END``, whatever the feature's delimiter is.
         text_rules: the schema's.
+        nulls: the schema's texts of missing items.
     """
     if not feature.multi_hot:
         return Codes(item_codes(feature, fields, text_rules))
@@ -289,7 +303,25 @@ def field_codes(
         starts = starts[is_last]
         ends = ends[is_last]
         lengths = np.minimum(lengths, feature.max_length)
-    return Codes(item_codes(feature, (fields[0], starts, ends), text_rules), lengths)
+    items = without_nulls((fields[0], starts, ends), nulls)
+    return Codes(item_codes(feature, items, text_rules), lengths)
+
+
+def without_nulls(fields: Fields, nulls: Sequence[bytes]) -> Fields:
+    """The fields, empty where they are one of some texts.
+
+    >>> text = np.frombuffer(b"NAN-", np.uint8)
+    >>> without_nulls((text, np.array([0, 1, 3]), np.array([2, 3, 4])), [b"NA", b"-"])[2].tolist()
+    [0, 3, 3]
+    """
+    text, starts, ends = fields
+    for null in nulls:
+        places = np.flatnonzero(ends - starts == len(null))
+        letters = text[starts[places, None] + np.arange(len(null))]
+        is_null = (letters == np.frombuffer(null, np.uint8)).all(1)
+        ends = ends.copy()
+        ends[places[is_null]] = starts[places[is_null]]
+    return text, starts, ends
 
 
 def last_items(lengths: NDArray[np.int64], count: int) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pibroch.data.batch import JaggedBatch, one_hot_offsets
 from pibroch.data.encode import Encoders, FeatureEncoder, raw_numbers, texts_of
+from pibroch.data.parse import Fields, without_nulls
 from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.data.transform import log_bin_rows, transform_dense
 from pibroch.errors import DataError
@@ -50,7 +51,7 @@ def batch_from_raw(
     hashed = [feature.column for feature in schema.categorical if _is_hashed(feature)]
     label = [schema.label] if schema.label in columns else []
     wanted = tuple(dict.fromkeys([*label, *numeric, *hashed]))
-    fields = RawFields(columns, wanted, size, schema.text_rules)
+    fields = RawFields(columns, wanted, size, schema.text_rules, schema.null_texts)
     numbers = fields.numbers(numeric)
     dense = np.empty((size, len(schema.dense)), np.float32)
     for transform in {feature.transform for feature in schema.dense}:
@@ -136,6 +137,7 @@ class RawFields:
         wanted: columns of single values.
         num_samples: B.
         text_rules: the schema's.
+        nulls: the schema's texts of missing values.
 
     Raises:
         DataError: for a value that has no text.
@@ -147,8 +149,10 @@ class RawFields:
         wanted: Sequence[str],
         num_samples: int,
         text_rules: int,
+        nulls: tuple[bytes, ...] = (),
     ) -> None:
         self._columns = columns
+        self._nulls = nulls
         self.num_samples = num_samples
         self._text_rules = text_rules
         self._place = {column: place for place, column in enumerate(wanted)}
@@ -194,15 +198,15 @@ class RawFields:
         numbers, good = parse_numbers(*self._of(columns))
         if not good.all():
             wrong = columns[int(np.flatnonzero(~good)[0]) // self.num_samples]
-            raw_numbers(wrong, self._columns[wrong], self._text_rules)  # which says what is wrong
+            # which says what is wrong
+            raw_numbers(wrong, self._columns[wrong], self._text_rules, self._nulls)
         return dict(zip(columns, numbers.reshape(len(columns), self.num_samples), strict=True))
 
     def codes(self, columns: Sequence[str]) -> NDArray[np.uint64]:
         """Codes of the values of some columns, uint64 ``[columns, B]``."""
         return hash_fields(*self._of(columns)).reshape(len(columns), self.num_samples)
 
-    def _of(
-        self, columns: Sequence[str]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    def _of(self, columns: Sequence[str]) -> Fields:
         places = [self._place[column] for column in columns]
-        return self._text, self._starts[places].reshape(-1), self._ends[places].reshape(-1)
+        fields = self._text, self._starts[places].reshape(-1), self._ends[places].reshape(-1)
+        return without_nulls(fields, self._nulls)

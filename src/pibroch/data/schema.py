@@ -173,6 +173,8 @@ class Schema(Section):
             one.
         separator: one ASCII character between the columns of a text file.
         quotes: whether fields of a text file may stand in double quotes.
+        nulls: texts that stand for a missing value in all columns but the label's, and for missing
+            items.
         text_rules: the version of the rules by which typed values become text and ``characters``
             are counted. What was prepared before there were several has 1: whole floats keep their
             ``.0``, NaN is a value of its own in Parquet, and ``characters`` are bytes.
@@ -182,6 +184,7 @@ class Schema(Section):
     columns: tuple[str, ...] | None = None
     separator: str = Field(default=",", min_length=1, max_length=1)
     quotes: bool = True
+    nulls: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     text_rules: Literal[1, 2] = TEXT_RULES
     dense: tuple[DenseFeature, ...] = ()
     categorical: tuple[CategoricalFeature, ...]
@@ -245,6 +248,11 @@ class Schema(Section):
                 " would give away"
             )
         return self
+
+    @property
+    def null_texts(self) -> tuple[bytes, ...]:
+        """The texts of missing values as bytes."""
+        return tuple(text.encode() for text in self.nulls)
 
     @property
     def dense_names(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Vocabularies:
                     self.codes.get(feature.table),
                     self.slots.get(feature.table),
                     self.schema.text_rules,
+                    self.schema.null_texts,
                 )
                 for feature in self.schema.categorical
             }

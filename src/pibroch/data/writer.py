@@ -274,6 +274,8 @@ def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path
         "categorical": [_about(feature) for feature in schema.categorical],
         "num_rows": dict(num_rows),
     }
+    if schema.nulls:
+        content["nulls"] = schema.nulls
     of_texts = any(feature.encoding in ("hash", "raw") for feature in schema.categorical)
     if schema.text_rules > 1 and of_texts:
         # a vocabulary shows by itself what its values are

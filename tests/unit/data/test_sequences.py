@@ -120,6 +120,50 @@ def prepare_again(tmp_path: Path, vocabularies: Vocabularies, kind: str) -> Enco
     return prepared(tmp_path / "again", vocabularies.schema, kind, vocabularies=vocabularies)
 
 
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_nulls_are_missing_values_everywhere(tmp_path, kind):
+    schema = Schema.from_toml(
+        'label = "y"\nnulls = ["NULL", "-1"]\n[dense.number]\n[categorical.user]\nmin_count = 1\n'
+        '[categorical.bin]\ncolumn = "number"\nbinning = "log"\n[categorical.seen]\n'
+        'multi_hot = true\nmin_count = 1\n[categorical.code]\nencoding = "integer"\n'
+        "num_buckets = 9\n"
+    )
+    lists = [["a", "NULL"], ["-1"], ["b"], []]
+    columns = {
+        "y": [1, 0, 1, 0],
+        "number": ["-1", "7", "NULL", ""],
+        "user": ["NULL", "u", "NULLS", "-1"],
+        "seen": lists if kind == "parquet" else ["a|NULL", "-1", "b", "NULL"],
+        "code": ["3", "-1", "12", "NULL"],
+    }
+    frame = pl.DataFrame(columns)
+    if kind == "text":
+        frame.write_csv(tmp_path / "log")
+        source = TextSource(tmp_path / "log", ",", True)
+    else:
+        frame.write_parquet(tmp_path / "log")
+        source = ParquetSource(tmp_path / "log", schema)
+    prepare([source], schema, tmp_path / "out", PrepareOptions(split=SplitRule.parse("none", 0)))
+    dataset = EncodedDataset.open(tmp_path / "out")
+    ids = ids_of(dataset)
+    user, name = ids["user"][1][0], ids["user"][2][0]
+    assert ids["user"] == [[1], [user], [name], [1]] and {user, name} == {2, 3}
+    assert [each[0] for each in ids["bin"]][::2] == [1, 1] and ids["bin"][1][0] > 1
+    a, b = ids["seen"][0][0], ids["seen"][2][0]
+    assert ids["seen"] == [[a, 1], [1] if kind == "parquet" else [], [b], []]
+    assert ids["code"] == [[5], [1], [0], [1]]
+    assert dataset.split("train").dense[:, 0].tolist() == pytest.approx([0, np.log(8), 0, 0])
+    del columns["y"]
+    encoders = Vocabularies.of_dataset(dataset).encoders()
+    (loaded,) = Loader(dataset.split("train"), len(ROWS))
+    typed = columns | {"number": [-1, 7, None, ""], "code": [3, -1, 12, "NULL"]}
+    for each in (columns, typed):
+        batch = batch_from_raw(dataset.schema, encoders, each)
+        assert batch.values.tolist() == loaded.values.tolist()
+        assert batch.offsets.tolist() == loaded.offsets.tolist()
+        assert np.array_equal(batch.dense, loaded.dense)
+
+
 def test_a_schema_with_shared_tables_reads_back():
     schema = Schema.from_toml(SCHEMA)
     assert Schema.from_toml(schema.to_toml()) == schema
