@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -222,10 +222,8 @@ def explain_command(
         prediction = for_run(assignment, prediction, run)
     _show(prediction, str(path))
     if run is not None and measured is not None:
-        grid = _grid(*MEASURED_COLUMNS, title=f"measured in {run}")
-        for row in measured_rows(prediction, measured):
-            grid.add_row(*row)
-        results.print(grid)
+        rows = measured_rows(prediction, measured)
+        _show_grid(MEASURED_COLUMNS, rows, f"measured in {run}")
         for note in notes(prediction, path, run):
             say(f"note: {note}")
     if html is not None:
@@ -244,21 +242,20 @@ def diff_command(
     (before, predicted) = load_plan(old)
     (after, then) = load_plan(new)
     changes = diff(before, after)
-    grid = _grid("table", "rows", "move", "copies added", "copies dropped", title=f"{old} to {new}")
-    for name, table in changes.tables.items():
-        if table.moved or table.copies_added or table.copies_dropped:
-            cells = (table.num_rows, table.moved, table.copies_added, table.copies_dropped)
-            grid.add_row(name, *(f"{cell:,}" for cell in cells))
-    results.print(grid)
+    rows = [
+        (name, *(f"{cell:,}" for cell in (table.num_rows, *changed)))
+        for name, table in changes.tables.items()
+        if any(changed := (table.moved, table.copies_added, table.copies_dropped))
+    ]
+    columns = ("table", "rows", "move", "copies added", "copies dropped")
+    _show_grid(columns, rows, f"{old} to {new}")
     results.print(
         f"{changes.moved:,} of {then.num_rows:,} rows move, {int(changes.rows_sent.sum()):,} are"
         " sent in all"
     )
-    beside = _grid("", "old", "new")
     now = dict(headlines(then))
-    for label, value in headlines(predicted):
-        beside.add_row(label, value, now.get(label, "–"))  # noqa: RUF001
-    results.print(beside)
+    rows = [(label, value, now.get(label, "–")) for label, value in headlines(predicted)]  # noqa: RUF001
+    _show_grid(("", "old", "new"), rows)
 
 
 @app.command("topology")
@@ -442,20 +439,11 @@ def _dims(texts: Sequence[str], counts: AccessProfile) -> dict[str, int]:
 def _show(prediction: PlanPrediction, name: str) -> None:
     for sentence in sentences(prediction):
         say(sentence)
-    grid = _grid(*SHARD_COLUMNS, title=f"{name}: a step")
-    for row in shard_rows(prediction)[:64]:
-        grid.add_row(*row)
-    results.print(grid)
+    _show_grid(SHARD_COLUMNS, shard_rows(prediction)[:64], f"{name}: a step")
     if prediction.steps:
-        grid = _grid(*STEP_COLUMNS, title="what extra memory buys")
-        for row in step_rows(prediction):
-            grid.add_row(*row)
-        results.print(grid)
+        _show_grid(STEP_COLUMNS, step_rows(prediction), "what extra memory buys")
     if prediction.policies:
-        grid = _grid(*POLICY_COLUMNS, title="what each policy would give")
-        for row in policy_rows(prediction):
-            grid.add_row(*row)
-        results.print(grid)
+        _show_grid(POLICY_COLUMNS, policy_rows(prediction), "what each policy would give")
     for label, value in headlines(prediction):
         results.print(f"{label}: {value}", markup=False)
     reads = sum(sum(row) for row in prediction.read_bytes["transfers"])
@@ -464,8 +452,10 @@ def _show(prediction: PlanPrediction, name: str) -> None:
     )
 
 
-def _grid(*columns: str, title: str | None = None) -> Grid:
-    grid = Grid(*columns, title=title, box=None, pad_edge=False)
+def _show_grid(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    grid = Grid(*columns, title=title or None, box=None, pad_edge=False)
     for column in grid.columns[1:]:
         column.justify = "right"
-    return grid
+    for row in rows:
+        grid.add_row(*row)
+    results.print(grid)

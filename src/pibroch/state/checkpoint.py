@@ -137,11 +137,7 @@ def save_checkpoint(
     def write(temporary: Path) -> _Written:
         return _Written(save_tables(temporary, views, names), [], {})
 
-    def manifest(written: Sequence[_Written]) -> Manifest:
-        parts = [part for rank in written for part in rank.parts]
-        return _manifest(content, shapes, parts, written, None)
-
-    return _save(folder, channel, content, write, manifest, None)
+    return _save(folder, channel, content, shapes, write)
 
 
 def save_changes(
@@ -181,21 +177,17 @@ def save_changes(
             merged.append(merge(long[number], base.folder, temporary, name))
         return _Written(parts, merged, {})
 
-    def manifest(written: Sequence[_Written]) -> Manifest:
-        merged = [part for each in written for part in each.merged]
-        parts = [part for each in written for part in each.parts]
-        return _manifest(content, shapes, [*merged, *parts], written, base, long)
-
-    return _save(folder, channel, content, write, manifest, base)
+    return _save(folder, channel, content, shapes, write, base, long)
 
 
 def _save(
     folder: Path,
     channel: Channel,
     content: Content,
+    shapes: Mapping[str, SavedTable],
     write: Callable[[Path], _Written],
-    manifest_of: Callable[[Sequence[_Written]], Manifest],
-    base: Base | None,
+    base: Base | None = None,
+    merged: Sequence[Chain] = (),
 ) -> Manifest:
     """Have all ranks write their rows and rank 0 the rest, and give the whole its name."""
     temporary = folder.with_name(channel.gather(temporary_name(folder))[0])
@@ -213,7 +205,7 @@ def _save(
     try:
         on_first(channel, lambda: begin_folder(temporary, folder))
         written = TypeAdapter(list[_Written]).validate_python(together(channel, write_all))
-        manifest = manifest_of(written)
+        manifest = _manifest(content, shapes, written, base, merged)
         shared = {} if base is None else _shared(manifest, base)
         on_first(channel, lambda: finish_folder(temporary, folder, manifest, shared))
     except BaseException:
@@ -298,12 +290,13 @@ def must_be_shared(folder: Path, option: str = "--run-dir") -> None:
 def _manifest(
     content: Content,
     shapes: Mapping[str, SavedTable],
-    new: Sequence[WrittenPart],
     written: Sequence[_Written],
     base: Base | None,
-    merged: Sequence[Chain] = (),
+    merged: Sequence[Chain],
 ) -> Manifest:
-    """The base's parts, but those that became one; then the new ones."""
+    """The base's parts, but those that became one; then those ones, then the new ones."""
+    new = [part for rank in written for part in rank.merged]
+    new += [part for rank in written for part in rank.parts]
     left_out = {part.file for chain in merged for part in chain.parts}
     tables: dict[str, SavedTable] = {}
     files = {name: digest for rank in written for name, digest in rank.files.items()}

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from pibroch.errors import CheckpointError
-from pibroch.train.convert.plain import Layer, PlainModel, reorder_pairs, upper_to_lower
+from pibroch.train.convert.plain import (
+    Layer,
+    PlainModel,
+    named_layers,
+    reorder_pairs,
+    upper_to_lower,
+)
 
 logger = logging.getLogger(__name__)
 State = Mapping[str, Tensor]
@@ -55,9 +61,9 @@ class TorchRec(Format):
         dim = len(model.bottom[-1].bias)
         num_vectors = len(model.tables) + 1
         first = reorder_pairs(model.top[0], dim, upper_to_lower(num_vectors))
-        state |= _named(model.bottom, "dense_arch.model._mlp.{}._linear.")
-        state |= _named([first, *model.top[1:-1]], "over_arch.model.0._mlp.{}._linear.")
-        return state | _named(model.top[-1:], "over_arch.model.1.")
+        state |= named_layers(model.bottom, "dense_arch.model._mlp.{}._linear.")
+        state |= named_layers([first, *model.top[1:-1]], "over_arch.model.0._mlp.{}._linear.")
+        return state | named_layers(model.top[-1:], "over_arch.model.1.")
 
     def read(self, content: State, tables: Sequence[str]) -> PlainModel:
         """See :class:`Format`."""
@@ -99,21 +105,12 @@ class ReferenceDLRM(Format):
         state = {
             f"emb_l.{i}.weight": table for i, table in enumerate(model.tables.values())
         } | model.other
-        for name, layers in (("bot_l", model.bottom), ("top_l", model.top)):
-            state |= {  # its layers alternate with activations
-                f"{name}.{2 * i}.{kind}": getattr(layer, kind)
-                for i, layer in enumerate(layers)
-                for kind in ("weight", "bias")
-            }
-        counts = {
-            "iter": step,
-            "epoch": 0,
-            "nepochs": 1,
-            "nbatches": max(1, step),
-            "nbatches_test": 1,
-        }
+        # its layers alternate with activations
+        state |= named_layers(model.bottom, "bot_l.{}.", step=2)
+        state |= named_layers(model.top, "top_l.{}.", step=2)
+        counts = {"iter": step, "epoch": 0, "nepochs": 1, "nbatches": max(1, step)}
         figures = dict.fromkeys(("train_loss", "total_loss", "test_acc", "test_auc"), 0.0)
-        return {"state_dict": state, **counts, **figures}
+        return {"state_dict": state, **counts, "nbatches_test": 1, **figures}
 
     def read(self, content: State, tables: Sequence[str]) -> PlainModel:
         """See :class:`Format`."""
@@ -136,14 +133,6 @@ class ReferenceDLRM(Format):
 
 
 FORMATS: dict[str, Format] = {"torchrec": TorchRec(), "dlrm": ReferenceDLRM()}
-
-
-def _named(layers: Sequence[Layer], pattern: str) -> dict[str, Tensor]:
-    named = {}
-    for i, layer in enumerate(layers):
-        named[f"{pattern.format(i)}weight"] = layer.weight
-        named[f"{pattern.format(i)}bias"] = layer.bias
-    return named
 
 
 def _layers(state: State, pattern: str) -> list[Layer]:

@@ -8,7 +8,7 @@ Shape legend: D embedding width, M = F + 1 vectors of a sample, P = M (M - 1) / 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,12 +75,17 @@ def from_state(
 
 def to_state(model: PlainModel) -> dict[str, Tensor]:
     """The reverse of :func:`from_state`, for a model without batch norm."""
-    state = dict(model.other)
-    for name, layers in (("bottom", model.bottom), ("top", model.top)):
-        for i, layer in enumerate(layers):
-            state[f"{name}.layers.{i}.weight"] = layer.weight
-            state[f"{name}.layers.{i}.bias"] = layer.bias
-    return state
+    bottom = named_layers(model.bottom, "bottom.layers.{}.")
+    return model.other | bottom | named_layers(model.top, "top.layers.{}.")
+
+
+def named_layers(layers: Sequence[Layer], pattern: str, step: int = 1) -> dict[str, Tensor]:
+    """Weights and biases, whose names begin with the pattern and the layer's number in it."""
+    named: dict[str, Tensor] = {}
+    for i, layer in enumerate(layers):
+        prefix = pattern.format(step * i)
+        named |= {f"{prefix}weight": layer.weight, f"{prefix}bias": layer.bias}
+    return named
 
 
 def upper_to_lower(num_vectors: int) -> Tensor:
