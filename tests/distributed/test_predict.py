@@ -14,8 +14,7 @@ from launched_team import Team, wait_until
 from pibroch.data import EncodedDataset
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.score.checkpoint import evaluate_checkpoint, open_for
-from pibroch.score.parts import ScoreParts
-from pibroch.score.split import score_split
+from pibroch.score.split import ScoreParts, score_split
 from small_run import make_config, run_command, train_here
 
 

@@ -18,8 +18,7 @@ from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.raw_ids import RawIds
 from pibroch.planner import Plan
 from pibroch.state.dcp import EmbeddingState
-from pibroch.state.state_dict import load_tables, whole_tables
-from pibroch.state.whole_tables import fill_tables, gather_tables
+from pibroch.state.state_dict import fill_tables, gather_tables, load_tables, whole_tables
 
 
 class TableStates(nn.Module):

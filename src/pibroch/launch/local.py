@@ -13,9 +13,8 @@ from pibroch.forkserver import ForkServer, can_fork
 from pibroch.launch.base import Launcher, Run
 from pibroch.launch.child import LOST
 from pibroch.launch.job import TRAINER, Group, Job, Place
-from pibroch.launch.life import Death, Life
+from pibroch.launch.life import Death, Life, RestartBudget
 from pibroch.launch.machines import Here, Machines, Memory, place_here
-from pibroch.launch.restarts import RestartBudget
 from pibroch.process import threads_of_rank
 
 END_S = 10.0

@@ -23,8 +23,7 @@ from pibroch.data import EncodedDataset, JaggedBatch, Split
 from pibroch.data.loader import batch_of
 from pibroch.process import threads_of_rank
 from pibroch.score.checkpoint import must_fit
-from pibroch.score.parts import ScoreParts
-from pibroch.score.split import Scored, check_out, frame_of, opened_split
+from pibroch.score.split import Scored, ScoreParts, check_out, frame_of, opened_split
 from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
 from pibroch.serve.from_checkpoint import load_embeddings, saved_dense
 from pibroch.state.checkpoint_folder import find_checkpoint

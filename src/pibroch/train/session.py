@@ -30,9 +30,12 @@ from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class, pooling_of
 from pibroch.models.losses import Loss
 from pibroch.process import threads_of_rank
-from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
+from pibroch.train.optimizers import (
+    build_dense_optimizer,
+    build_sparse_optimizer,
+    learning_rate_factor,
+)
 from pibroch.train.roles import Helpers
-from pibroch.train.schedule import learning_rate_factor
 
 if TYPE_CHECKING:
     from pibroch.processors import Processors

@@ -2,7 +2,7 @@ import pytest
 
 from pibroch.config.optimizer import ScheduleConfig
 from pibroch.state.monitor import Monitor
-from pibroch.train.schedule import learning_rate_factor
+from pibroch.train.optimizers import learning_rate_factor
 
 
 def factors(total_steps, **settings):
