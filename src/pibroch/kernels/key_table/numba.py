@@ -87,11 +87,25 @@ def distance_of(slot: Any, at: Any, num_slots: Any) -> Any:
 
 
 @kernel
-def decayed(count: int, last: int, step: int, half_life: int) -> int:
-    """A count that is halved whenever a multiple of ``half_life`` steps is over; 0 for never."""
-    if half_life == 0 or last >= step - step % half_life:
-        return count
-    return count >> min(step // half_life - last // half_life, 31)
+def last_halving(step: int, half_life: int) -> int:
+    """The last step up to ``step`` in which counts were halved, 0 for none."""
+    return step - step % half_life if half_life > 0 else 0
+
+
+@kernel
+def decayed(count: int, last: int, halving: int, half_life: int) -> int:
+    """A count that is halved at each multiple of ``half_life`` steps after step ``last``.
+
+    ``halving`` is the last of them, see :func:`last_halving`. Most counts are 0 before all are
+    done, and a division would take longer.
+
+    >>> decayed(9, 3, 8, 4), decayed(9, 4, 8, 4), decayed(9, 8, 8, 4)
+    (2, 4, 9)
+    """
+    while count > 0 and last < halving:
+        count >>= 1
+        halving -= half_life
+    return count
 
 
 @kernel
@@ -119,7 +133,7 @@ def visit(
         keys: ``[V]``, may repeat.
         counts: ``[V]``, how often each was seen; not read where ``step`` is 0.
         step: that is now, or 0.
-        half_life: see :func:`decayed`.
+        half_life: counts are halved at each multiple of so many steps; 0 for never.
         rows: ``[V]``.
         misses: ``[V]``, receives the positions of absent keys, rising; not where ``step`` is 0.
         start: of the range.
@@ -135,6 +149,7 @@ def visit(
     places = np.empty(BLOCK, np.uint64)
     some = np.empty(BLOCK, np.uint64)
     num_misses = np.uint64(0)
+    halving = last_halving(step, half_life)
     for begin in range(start, stop, BLOCK):
         first = np.uint64(begin)
         num = np.uint64(min(BLOCK, stop - begin))
@@ -177,7 +192,7 @@ def visit(
             i = first + some[k]
             place = np.uint64(rows[i])
             seen = entries[place, 1]
-            count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, step, half_life)
+            count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, halving, half_life)
             entries[place, 1] = (step << 32) | min(count + int(counts[i]), MOST_COUNT)
     return int(np.int64(num_misses))  # a team of threads takes no unsigned number
 
@@ -340,17 +355,17 @@ def rebuild(table: KeyTable) -> None:
 
 
 @kernel
-def score_of(seen: int, by_count: bool, half_life: int, step: int) -> int:
+def score_of(seen: int, by_count: bool, halving: int, half_life: int) -> int:
     """Of the second number of an entry: its last step, below its decayed count where that counts.
 
-    >>> score_of((7 << 32) | 5, False, 0, 9)
+    >>> score_of((7 << 32) | 5, False, 0, 0)
     7
-    >>> score_of((7 << 32) | 5, True, 0, 9) == (5 << 32) | 7
+    >>> score_of((7 << 32) | 5, True, 8, 4) == (2 << 32) | 7
     True
     """
     last = seen >> 32
     if by_count:
-        return (decayed(seen & np.int64(0xFFFFFFFF), last, step, half_life) << 32) | last
+        return (decayed(seen & np.int64(0xFFFFFFFF), last, halving, half_life) << 32) | last
     return last
 
 
@@ -359,8 +374,9 @@ def scores_of(
     entries: Ints, rows: Ints, by_count: bool, half_life: int, step: int, scores: Ints
 ) -> None:
     """Write the scores of some rows, both ``[R]``."""
+    halving = last_halving(step, half_life)
     for i in range(len(rows)):
-        scores[i] = score_of(entries[rows[i], 1], by_count, half_life, step)
+        scores[i] = score_of(entries[rows[i], 1], by_count, halving, half_life)
 
 
 @kernel
@@ -381,7 +397,7 @@ def scan(
         entries: ``[C, 2]``.
         given: scores by row ``[C]``; empty where they are those of :func:`score_of`.
         by_count: see :func:`score_of`.
-        half_life: see :func:`decayed`.
+        half_life: see :func:`visit`.
         step: that is now.
         low: a score.
         high: a score.
@@ -394,12 +410,13 @@ def scan(
     num_below = 0
     num_within = 0
     num_rows = 0
+    halving = last_halving(step, half_life)
     for row in range(len(entries)):
         seen = entries[row, 1]
         if seen == 0 or seen >> 32 == step:
             continue
         num_rows += 1
-        score = given[row] if len(given) else score_of(seen, by_count, half_life, step)
+        score = given[row] if len(given) else score_of(seen, by_count, halving, half_life)
         if score < low:
             if num_below < len(below):
                 below[num_below] = row
