@@ -33,6 +33,7 @@ CHECKS_PER_EXPIRY = 16  # in the steps after which an id expires
 LONGEST_SEARCH = 256  # slots, in what is counted for people to look at
 COUNTERS = ("steps", "lookups", "hits", "admissions", "evictions", "expiries")
 STEPS, LOOKUPS, HITS, ADMISSIONS, EVICTIONS, EXPIRIES = range(len(COUNTERS))
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,13 @@ class HashedIndex(LearningIndex):
         rows, missing = key_table.touch(
             self._table, ids, counts, step, self._kind.evict.decay_steps
         )
+        num_lookups = int(counts.sum())
+        self._counters[LOOKUPS] += num_lookups
+        self._counters[HITS] += num_lookups
+        if not len(missing):
+            return RowChanges(*_NOTHING, *_NOTHING, *self._expire(step)), rows
         new = _Distinct(ids, counts, missing)
+        self._counters[HITS] -= int(new.counts.sum())
         totals = self._waiting.add(new.ids, new.counts, step)
         admitted = np.flatnonzero(totals >= self._kind.admit.count)
         expired = self._expire(step)
@@ -227,9 +234,6 @@ class HashedIndex(LearningIndex):
         rows_of_new = np.full(len(new.ids), -1, np.int64)
         rows_of_new[admitted] = fresh_rows
         new.write_to(rows, rows_of_new)
-        num_lookups = int(counts.sum())
-        self._counters[LOOKUPS] += num_lookups
-        self._counters[HITS] += num_lookups - int(new.counts.sum())
         self._counters[ADMISSIONS] += len(admitted)
         return RowChanges(fresh_ids, fresh_rows, *evicted, *expired), rows
 
@@ -237,7 +241,7 @@ class HashedIndex(LearningIndex):
         """Take their rows from ids that were not seen for too long; return both."""
         after = self._kind.expire_after
         if after is None or step % max(1, after // CHECKS_PER_EXPIRY):
-            return self._remove(np.empty(0, np.int64))
+            return _NOTHING
         changes = self._remove(key_table.older_than(self._table, step - after + 1, step))
         self._counters[EXPIRIES] += len(changes[0])
         return changes
@@ -246,7 +250,7 @@ class HashedIndex(LearningIndex):
         """Take rows from ids where fewer are free than needed; return both."""
         lacking = num_admitted - (self.capacity - int(self._table.counts[0]))
         if lacking <= 0:
-            return self._remove(np.empty(0, np.int64))
+            return _NOTHING
         wanted = lacking + self.capacity // SPARE_SHARE
         victims = self._kind.evict.victims(self._table, wanted, step)
         if len(victims) < lacking:
@@ -274,7 +278,7 @@ class _Distinct:
     Args:
         ids: of the step, ``[V]``.
         counts: how often each was seen, ``[V]``.
-        positions: of the ids that are meant, int32 ``[M]``.
+        positions: of the ids that are meant, int32 ``[M]``, at least one.
 
     Attributes:
         ids: rising, int64 ``[N]``.
@@ -293,5 +297,8 @@ class _Distinct:
 
     def write_to(self, values: Ints, values_of_distinct: Ints) -> None:
         """Write to the values of the step ``[V]`` those of the ids that are meant."""
-        lengths = np.diff(self._segments, append=np.int32(len(self._order)))
+        lengths = np.empty_like(self._segments)
+        lengths[:-1] = self._segments[1:]
+        lengths[-1] = len(self._order)
+        lengths -= self._segments
         values[self._order] = np.repeat(values_of_distinct, lengths)
