@@ -88,10 +88,9 @@ class DictionaryIndex:
             return []
         old = [(last, id_) for id_, (_, last) in self._entries.items() if last != self._step]
         leaving = sorted(old)[: num - len(self._free) + self._capacity // 16]
-        evicted = sorted(id_ for _, id_ in leaving)
-        self._free += [self._entries.pop(id_)[0] for id_ in evicted]
-        self._free.sort(reverse=True)
-        return evicted
+        evicted = {self._entries.pop(id_)[0]: id_ for _, id_ in leaving}
+        self._free = sorted([*self._free, *evicted], reverse=True)
+        return [evicted[row] for row in sorted(evicted)]
 
 
 class Stream:

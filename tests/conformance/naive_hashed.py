@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -61,7 +62,9 @@ class NaiveIndex(LearningIndex):
             self.row[id_] = row
             self.entry[id_] = Entry(admitted[id_], self.step)
         fresh = {id_: self.row[id_] for id_ in admitted}
-        return RowChanges(*arrays(fresh), *arrays(evicted), *arrays(expired))
+        return RowChanges(
+            *arrays(fresh, by=ids_of), *arrays(evicted, by=rows_of), *arrays(expired, by=rows_of)
+        )
 
     def _counted(self, new):
         limit = self.kind.admit.count
@@ -152,10 +155,14 @@ class NaiveIndex(LearningIndex):
         return {"used": len(self.row), "candidates": len(self.candidates)}
 
 
-def arrays(rows):
-    """Ids, rising, and the row of each."""
-    ids = sorted(rows)
-    return np.array(ids, np.int64), np.array([rows[id_] for id_ in ids], np.int64)
+ids_of = itemgetter(0)
+rows_of = itemgetter(1)
+
+
+def arrays(row_of, by):
+    """Ids and the row of each, in the order of either."""
+    pairs = sorted(row_of.items(), key=by)
+    return tuple(np.array([pair[place] for pair in pairs], np.int64) for place in (0, 1))
 
 
 @dataclass(frozen=True)

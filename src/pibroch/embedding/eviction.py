@@ -45,7 +45,7 @@ class EvictionPolicy(ABC):
         """
 
     def victims(self, table: KeyTable, num: int, step: int) -> Ints:
-        """The rows of the ``num`` that leave first, in any order; fewer when there are fewer."""
+        """The rows of the ``num`` that leave first, rising; fewer when there are fewer."""
         rows = np.flatnonzero(table.entries[:, 1])
         seen = table.entries[rows, 1]
         scores = np.asarray(

@@ -265,11 +265,10 @@ class HashedIndex(LearningIndex):
         return changes
 
     def _remove(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Free rows; return the ids that they had, rising, and each one's row."""
+        """Free rows; return the ids that they had, and them."""
         ids = np.empty(len(rows), np.int64)
         key_table.remove(self._table, rows, ids)
-        order = np.argsort(ids)
-        return ids[order], rows[order]
+        return ids, rows
 
 
 class _Distinct:

@@ -83,8 +83,8 @@ class RowChanges:
     Attributes:
         fresh_ids, fresh_rows: ``[N]``, ids that have a row from this step on, rising, and the rows,
             which begin anew: with initial weights and clean optimizer state.
-        evicted_ids, evicted_rows: ``[E]``, ids that lost their row to others, rising, and the rows.
-        expired_ids, expired_rows: ``[X]``, ids that lost their row by age, rising, and the rows.
+        evicted_ids, evicted_rows: ``[E]``, ids that lost their row to others, and the rows, rising.
+        expired_ids, expired_rows: ``[X]``, ids that lost their row by age, and the rows, rising.
     """
 
     fresh_ids: Ints

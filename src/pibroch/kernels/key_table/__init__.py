@@ -114,7 +114,7 @@ def least(
 ) -> Ints:
     """The ``num`` rows with the least scores, equal ones by rising key; O(C).
 
-    In any order. Those seen in this step are left out, so there may be fewer.
+    Rows are rising. Those seen in this step are left out, so there may be fewer.
 
     A sample says between which scores the last one will lie, so one pass over the entries collects
     those below, and the few between are looked at again. Where the sample was wrong, all are.
@@ -140,7 +140,9 @@ def least(
     wanted = num - num_below
     if wanted < num_within:
         some = some[_smallest(_scores(entries, some, given, *settings), entries[some, 0], wanted)]
-    return np.concatenate([below[:num_below], some])
+    rows = np.concatenate([below[:num_below], some])
+    rows.sort(kind="stable")  # by merging two runs
+    return rows
 
 
 def _scores(
