@@ -81,9 +81,12 @@ class Focal(Loss):
         super().__init__(config)
         self.gamma = config.gamma
 
-    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
         bce = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        return ((1 - torch.exp(-bce)) ** self.gamma * bce).mean()
+        loss = (1 - torch.exp(-bce)) ** self.gamma * bce
+        return loss.mean() if weights is None else (loss * weights).mean()
 
 
 def main() -> list[float]:

@@ -125,7 +125,7 @@ def is_sound(parts: Parts) -> bool:
         return False
     if not isinstance(keys, tuple) or not keys or len(set(keys)) < len(keys):
         return False
-    size = labels.shape[0] if labels.ndim == 1 else -1
+    size = labels.shape[0] if labels.ndim in (1, 2) else -1
     shapes = dense.ndim == 2 and len(dense) == size and values.ndim == 1 and offsets.ndim == 1
     types = dense.dtype == torch.float32 and values.dtype == offsets.dtype == torch.int64
     if not (shapes and types and len(offsets) == len(keys) * size + 1):

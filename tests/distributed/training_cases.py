@@ -36,9 +36,11 @@ def train(channel, config, folder):
         if record["kind"] == "evaluation"
     ]
     losses = [record["loss"] for record in run.metrics() if record["kind"] == "training"]
+    tasks = [each["tasks"] for each in run.metrics() if each["kind"] == "evaluation"]
     return {
         "losses": losses,
         "evaluations": evaluations,
+        "tasks": tasks,
         "summary": result.summary,
         "sent": channel.ranks.traffic.sent - sent,
     }

@@ -46,7 +46,9 @@ SNAPSHOT = {
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
         " weights: Tensor | None = None, position: LoaderPosition | None = None,"
-        " first_sample: int = 0, by_id: bool = False) -> None"
+        " first_sample: int = 0, by_id: bool = False, fresh: FreshRows | None = None,"
+        " sample_weights: Tensor | None = None,"
+        " groups: Tensor | None = None) -> None"
     ),
     "LeastFrequent": "(half_life: int | None = None) -> None",
     "LeastRecent": "() -> None",

@@ -84,6 +84,14 @@ def prepare_command(
         bool,
         typer.Option(help="With --vocabularies: the data have no labels and are to be scored."),
     ] = False,
+    validation: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="SRC", help="A file to validate with; SRC... train. Repeatable."),
+    ] = None,
+    test: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="SRC", help="A file to test with, likewise."),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -115,9 +123,14 @@ def prepare_command(
 
         pibroch data prepare csv clicks.csv --schema clicks.toml --out data/mine
 
+        pibroch data prepare csv old.csv --validation new.csv --test newest.csv --schema
+        clicks.toml --out data/mine
+
         pibroch data prepare criteo day_1.gz --vocabularies runs/first --out data/tomorrow
     """
     started = time.monotonic()
+    parts = (sources, validation or [], test or [])
+    sources = [path for part in parts for path in part]
     for folder in (out, out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")):
         refuse_overlap(folder, [*sources, schema, vocabularies])
     if raw and min_count is not None:
@@ -147,8 +160,18 @@ def prepare_command(
     )
     if vocabulary is None:
         encoding = encoding.with_changes(min_count, _buckets(hash_ or []), raw)
-    split = split or ("time:0.7/0.15/0.15" if vocabulary is None else "test")
-    rule = SplitRule.parse(split, seed)
+    if validation or test:
+        if split is not None:
+            raise ConfigError(
+                "--split with --validation or --test",
+                "one of them, to say which samples train",
+                "leave --split out",
+            )
+        train_files, validation_files, test_files = map(len, parts)
+        rule = SplitRule("files", files=(train_files, validation_files, test_files))
+    else:
+        split = split or ("time:0.7/0.15/0.15" if vocabulary is None else "test")
+        rule = SplitRule.parse(split, seed)
     options = PrepareOptions(
         rule,
         max_bad_fraction,
@@ -260,10 +283,10 @@ def describe_command(
         table.add_row(feature, f"{rows:,}", *(f"{value:.1%}" for value in of_ids))
     console = Console()
     console.print(table)
-    rates = health.click_rates(dataset).items()
-    console.print(
-        "click rate: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates if rate is not None)
-    )
+    for label, rates in health.click_rates(dataset).items():
+        which = f" of {label}" if len(dataset.schema.label_columns) > 1 else ""
+        shown = (f"{name} {rate:.4f}" for name, rate in rates.items() if rate is not None)
+        console.print(f"click rate{which}: " + ", ".join(shown))
     for warning in health.warnings(dataset):
         console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{len(dataset.schema.dense)} dense features, {_tables(dataset.num_rows)}")
@@ -299,11 +322,11 @@ def _sources(
 
 
 def _text_source(path: Path, schema: Schema, has_labels: bool) -> TextSource:
-    """A file of text; one without header and labels may lack the label's column, or have it."""
+    """A file of text; one without header and labels may lack the labels' columns, or have them."""
     source = TextSource(path, schema.separator, schema.quotes, schema.columns)
     if has_labels or schema.columns is None:
         return source
-    without = tuple(column for column in schema.columns if column != schema.label)
+    without = tuple(column for column in schema.columns if column not in schema.training_columns)
     if len(source.first_records(1)[0]) != len(without):
         return source
     return TextSource(path, schema.separator, schema.quotes, without)

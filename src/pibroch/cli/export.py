@@ -200,4 +200,4 @@ def _auc(predictor: Predictor, dataset: EncodedDataset, split: str) -> float:
     from pibroch.train.evaluation import predict
 
     predictions = predict(Loader(opened_split(dataset, split), 8192), predictor.logits)
-    return predictions.result()[0].auc
+    return predictions.result().metrics.auc

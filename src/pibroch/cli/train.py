@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ from pibroch.launch.child import (
     show_launcher,
     show_rank,
 )
-from pibroch.observability.records import figure
+from pibroch.observability.records import figure, has_more_than_clicks, task_figures
 from pibroch.overlap import refuse_overlap
 from pibroch.process import tune_process
 from pibroch.title import RUN_NAME
@@ -210,6 +211,10 @@ def _show(result: RunResult, has_test: bool) -> None:
         return
     known = result.best_possible_auc
     best = "" if known is None else f"  best possible AUC {known:.4f}"
+    if summary.tasks is not None and has_more_than_clicks(summary.tasks):
+        line = f"test {task_figures(summary.tasks)}  {throughput}"
+        results.print(line, markup=False, soft_wrap=True)
+        return
     results.print(
         f"test AUC {figure(summary.auc)}  logloss {figure(summary.logloss)}  NE"
         f" {figure(summary.normalized_entropy)}  {throughput}{best}"
@@ -225,16 +230,33 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(help="A file for the scores, as `pibroch predict` writes it.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all figures, by label, as JSON.")
+    ] = False,
 ) -> None:
-    """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration."""
+    """Evaluate a checkpoint: AUC, log loss, normalised entropy, calibration.
+
+    Of several labels, of numbers and of samples in groups, all figures by label.
+    """
     tune_process()
     from pibroch.data import EncodedDataset
     from pibroch.score.checkpoint import evaluate_checkpoint
     from pibroch.state.checkpoint_folder import find_checkpoint
+    from pibroch.train.metrics import reported
 
     if predictions is not None:
         refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
-    metrics = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
+    evaluation = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
+    metrics = evaluation.metrics
+    tasks = reported(evaluation)
+    if as_json:
+        content = {"split": split, "num_samples": metrics.num_samples, "tasks": tasks}
+        typer.echo(json.dumps(content, indent=1))
+        return
+    if has_more_than_clicks(tasks):
+        line = f"{split} {task_figures(tasks)}  {metrics.num_samples:,} samples"
+        results.print(line, markup=False, soft_wrap=True)
+        return
     results.print(
         f"{split} AUC {figure(metrics.auc)}  logloss {figure(metrics.logloss)}"
         f"  NE {figure(metrics.normalized_entropy)}  calibration {figure(metrics.calibration)}"

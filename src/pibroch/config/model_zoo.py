@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -122,6 +122,42 @@ class DCNv3Config(HouseConfig):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
+class ExpertsConfig(DeepConfig):
+    """Of models of several tasks, whose own networks have the hidden widths ``top``.
+
+    Attributes:
+        expert_hidden: hidden widths of an expert.
+    """
+
+    expert_hidden: Annotated[Widths, Field(min_length=1)] = (256,)
+
+
+class MMoEConfig(ExpertsConfig):
+    """Settings of :class:`pibroch.models.MMoE`.
+
+    Attributes:
+        experts: that all tasks share.
+    """
+
+    name: Literal["mmoe"] = "mmoe"
+    experts: int = Field(default=4, ge=1, le=256)
+
+
+class PLEConfig(ExpertsConfig):
+    """Settings of :class:`pibroch.models.PLE`.
+
+    Attributes:
+        levels: of experts, one on what the other gives.
+        task_experts: of each task in a level.
+        shared_experts: of all tasks in a level.
+    """
+
+    name: Literal["ple"] = "ple"
+    levels: int = Field(default=2, ge=1, le=16)
+    task_experts: int = Field(default=2, ge=1, le=256)
+    shared_experts: int = Field(default=2, ge=1, le=256)
+
+
 SPECS = (
     Spec("gdcn", "gated crosses and a deep network", GDCNConfig, "pibroch.models.gdcn:GDCN"),
     Spec(
@@ -144,4 +180,6 @@ SPECS = (
         DCNv3Config,
         "pibroch.models.dcnv3:DCNv3",
     ),
+    Spec("mmoe", "several tasks with shared experts", MMoEConfig, "pibroch.models.mmoe:MMoE"),
+    Spec("ple", "several tasks with experts in levels", PLEConfig, "pibroch.models.ple:PLE"),
 )

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pibroch.config.base import Section
 from pibroch.config.data import DataConfig
 from pibroch.config.embedding import EmbeddingSection
-from pibroch.config.loss import BinaryCrossEntropyConfig, LossConfig
+from pibroch.config.loss import BinaryCrossEntropyConfig, LossConfig, TaskConfig
 from pibroch.config.model import ModelConfig
 from pibroch.config.optimizer import AdamConfig, DenseOptimizerConfig, ScheduleConfig
 from pibroch.config.train import TrainConfig
@@ -22,6 +22,7 @@ class RunConfig(Section):
         seed: of initial weights, shuffling and dropout.
         model: a DLRM when absent.
         loss: what training minimises; the binary cross-entropy when absent.
+        tasks: of data with several labels, by label, what is said of one alone.
         optimizer: of the dense layers.
         schedule: a factor on the learning rates of dense layers and embeddings alike.
     """
@@ -30,6 +31,7 @@ class RunConfig(Section):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = BinaryCrossEntropyConfig()
+    tasks: dict[str, TaskConfig] = Field(default_factory=dict)
     embedding: EmbeddingSection = EmbeddingSection()
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,9 @@ class TrainConfig(Section):
         evaluate_batch_size: samples a batch when evaluating, over all ranks.
         evaluate_every: validation interval; the end of each epoch when absent.
         early_stop_patience: stop after this many evaluations in a row without improvement.
-        monitor: the metric that says which model is best.
+        monitor: the figure that says which model is best, as ``auc``, or ``LABEL:auc`` of another
+            label than the first.
+        top_k: the k of figures over the best k samples of a group, as ``ndcg@k``.
         clip_norm: bound on the norm of all dense gradients together.
         average: decay a step of moving averages of all weights, which are then what is evaluated
             and served.
@@ -53,7 +55,8 @@ class TrainConfig(Section):
     evaluate_batch_size: int = Field(default=8192, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
     early_stop_patience: int | None = Field(default=None, ge=1)
-    monitor: Literal["auc", "logloss"] = "auc"
+    monitor: str = "auc"
+    top_k: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = (10,)
     clip_norm: float | None = Field(default=None, gt=0)
     average: float | None = Field(default=None, ge=0, lt=1)
     bf16: bool = False

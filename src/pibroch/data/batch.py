@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pibroch.data.batch_check import check_batch, check_keyed
+from pibroch.data.batch_check import check_batch, check_keyed, check_samples
 from pibroch.errors import DataError
 
 
@@ -54,7 +54,7 @@ class JaggedBatch:
         keys: the F feature names.
         values: int64 ``[V]``, ids local to each feature's table.
         offsets: int64 ``[F * B + 1]``.
-        labels: float32 ``[B]``.
+        labels: float32 ``[B]``, or ``[B, T]`` of T tasks.
         weights: float32 ``[V]`` or ``None`` for all ones.
         position: where the loader stands after this batch, ``None`` when made by hand.
         first_sample: place of the first sample in the global batch, of which this is one rank's
@@ -63,6 +63,10 @@ class JaggedBatch:
             learned.
         fresh: what begins anew with it, in a batch whose values are rows of tables of raw ids; the
             same on all ranks.
+        sample_weights: float32 ``[B]``, each sample's share in the loss, with a mean of 1 over the
+            global batch; ``None`` for all ones.
+        groups: int64 ``[B]``, equal for samples that are ranked among each other; ``None`` without
+            groups.
     """
 
     dense: Tensor
@@ -75,6 +79,8 @@ class JaggedBatch:
     first_sample: int = 0
     by_id: bool = False
     fresh: FreshRows | None = None
+    sample_weights: Tensor | None = None
+    groups: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -108,6 +114,7 @@ class JaggedBatch:
                 would not get.
         """
         check_batch(self.keys, self.dense, self.values, self.offsets, self.labels, self.weights)
+        check_samples(len(self.labels), self.sample_weights, self.groups)
 
     def __post_init__(self) -> None:
         self.validate()

@@ -36,8 +36,8 @@ def check_batch(
     _check_tensor("offsets", offsets)
     _check_tensor("labels", labels)
     _check_keys(keys)
-    if labels.ndim != 1:
-        _refuse(f"labels {list(labels.shape)}", "[B]")
+    if labels.ndim not in (1, 2):
+        _refuse(f"labels {list(labels.shape)}", "[B] or [B, T]")
     if dense.dtype != torch.float32 or dense.ndim != 2 or len(dense) != len(labels):
         _refuse(f"dense {_shown(dense)}", f"float32 [{len(labels)}, n], a row for each label")
     if values.dtype != torch.int64 or values.ndim != 1:
@@ -50,6 +50,20 @@ def check_batch(
     _check_offsets(keys, offsets.numpy(), len(values))
     if weights is not None:
         _check_weights(weights, len(values))
+
+
+def check_samples(size: int, sample_weights: Tensor | None, groups: Tensor | None) -> None:
+    """See :meth:`JaggedBatch.validate`."""
+    for name, tensor, dtype in (
+        ("sample_weights", sample_weights, torch.float32),
+        ("groups", groups, torch.int64),
+    ):
+        if tensor is None:
+            continue
+        _check_tensor(name, tensor)
+        if tensor.dtype != dtype or tuple(tensor.shape) != (size,):
+            need = f"{str(dtype).removeprefix('torch.')} [{size}], one a sample"
+            _refuse(f"{name} {_shown(tensor)}", need)
 
 
 def _check_offsets(keys: Sequence[str], offsets: NDArray[np.int64], num_values: int) -> None:

@@ -22,7 +22,15 @@ from pibroch.data.schema import SavedSchema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
 from pibroch.data.transform import FIRST_ROW
-from pibroch.data.writer import FORMAT_VERSION, MANIFEST, RAW_IDS, values_file
+from pibroch.data.writer import (
+    FORMAT_VERSION,
+    GROUPS,
+    MANIFEST,
+    RAW_IDS,
+    WEIGHTS,
+    label_file,
+    values_file,
+)
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
 from pibroch.untrusted import InnerPath, Refusal, checked, open_file, read_json
@@ -96,7 +104,8 @@ class Split:
         name: train, validation or test.
         keys: the F categorical features.
         dense_names: the n dense features.
-        labels: uint8 ``[N]``.
+        labels: uint8 ``[N]`` of one label of 0 and 1; float32 ``[N]`` of numbers, ``[N, T]`` where
+            there are several.
         dense: float32 ``[N, n]``.
         ids: int32 ``[N, F1]``, the features that are not multi-hot and whose ids are rows, in the
             order of ``keys``.
@@ -104,18 +113,23 @@ class Split:
         files: those that are mapped; ``None`` for arrays in memory.
         raw_ids: int64 ``[N, F2]``, as ``ids``, of those whose ids are raw.
         raw_keys: the F2 names.
+        sample_weights: float32 ``[N]``; ``None`` for all ones.
+        groups: uint64 ``[N]``, which samples are ranked among each other; ``None`` where the schema
+            has no groups.
     """
 
     name: str
     keys: tuple[str, ...]
     dense_names: tuple[str, ...]
-    labels: NDArray[np.uint8]
+    labels: NDArray[np.uint8] | NDArray[np.float32]
     dense: NDArray[np.float32]
     ids: NDArray[np.int32]
     bags: Mapping[str, Bags]
     files: MappedFiles | None = None
     raw_ids: NDArray[np.int64] | None = None
     raw_keys: tuple[str, ...] = ()
+    sample_weights: NDArray[np.float32] | None = None
+    groups: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -201,8 +215,10 @@ class EncodedDataset:
         if name not in SPLITS:
             raise DataError(f"split `{name}`", f"one of {', '.join(SPLITS)}", "correct the name")
         count = self.samples[name]
+        schema = self.schema
+        num_labels = len(schema.label_columns)
         files = MappedFiles(self.path, self._opened)
-        single, raw = (self.schema.single_keys(raw) for raw in (False, True))
+        single, raw = (schema.single_keys(raw) for raw in (False, True))
         bags = {
             feature.name: Bags(
                 self._map(
@@ -218,15 +234,24 @@ class EncodedDataset:
         }
         return Split(
             name,
-            self.schema.keys,
-            self.schema.dense_names,
-            self._map(f"{name}/labels.u8", "u1", (count,), files),
-            self._map(f"{name}/dense.f32", "<f4", (count, len(self.schema.dense)), files),
+            schema.keys,
+            schema.dense_names,
+            self._map(
+                f"{name}/{label_file(schema)}",
+                "u1" if schema.is_binary else "<f4",
+                (count, num_labels) if num_labels > 1 else (count,),
+                files,
+            ),
+            self._map(f"{name}/dense.f32", "<f4", (count, len(schema.dense)), files),
             self._map(f"{name}/ids.i32", "<i4", (count, len(single)), files),
             bags,
             files,
             self._map(f"{name}/{RAW_IDS}", "<i8", (count, len(raw)), files) if raw else None,
             raw,
+            None
+            if schema.weight is None
+            else self._map(f"{name}/{WEIGHTS}", "<f4", (count,), files),
+            None if schema.group is None else self._map(f"{name}/{GROUPS}", "<u8", (count,), files),
         )
 
     def access_counts(self, table: str) -> NDArray[np.int64]:

@@ -52,11 +52,12 @@ class EncodedPieces(Pieces):
             append_assigned(self.writer, rows, self._split, self.num_records, so_far)
         return self.writer.totals
 
-    def finish(self) -> None:
-        """Have the samples in their splits, when all are there."""
+    def finish(self, num_sources: int) -> None:
+        """Have the samples in their splits, when those of all sources are there."""
         samples = self.writer.totals.samples
         if self._split.needs_total and samples["train"] == self.num_records:
-            self.writer.divide(*self._split.borders(self.num_records))
+            split = self._split.of_files(self.samples_of_sources(num_sources))
+            self.writer.divide(*split.borders(self.num_records))
             last = self.pieces[-1]
             self._note(WholePiece(last.source, last.end, 0, 0, (), self.writer.totals))
 
@@ -87,6 +88,8 @@ def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> Enc
         _records(columns[False], num_samples, np.dtype(np.int32)),
         bags,
         np.stack(columns[True], 1) if columns[True] else None,
+        parsed.sample_weights,
+        parsed.groups,
     )
 
 

@@ -81,12 +81,19 @@ def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def click_rates(dataset: EncodedDataset) -> dict[str, float | None]:
-    """Mean of the labels of each split, ``None`` where there are none; reads all labels."""
-    rates: dict[str, float | None] = {}
+def click_rates(dataset: EncodedDataset) -> dict[str, dict[str, float | None]]:
+    """By binary label, its mean in each split, ``None`` where there are none; reads all labels."""
+    targets = dataset.schema.targets
+    rates: dict[str, dict[str, float | None]] = {
+        label: {} for label, target in targets.items() if target.kind == "binary"
+    }
     for name in SPLITS:
         labels = dataset.split(name).labels  # type: ignore[arg-type]  # a tuple of these names
-        rates[name] = float(labels.mean()) if len(labels) and dataset.has_labels else None
+        means = labels.mean(0, dtype=np.float64).reshape(-1) if len(labels) else None
+        for place, label in enumerate(targets):
+            if label in rates:
+                is_there = means is not None and dataset.has_labels
+                rates[label][name] = float(means[place]) if is_there else None  # type: ignore[index]
     return rates
 
 
@@ -94,12 +101,13 @@ def warnings(dataset: EncodedDataset) -> list[str]:
     """What is probably not meant so, a sentence each with what to do about it."""
     of = shares(dataset)
     messages = [warning for f in dataset.schema.owners if (warning := _warning(f, of[f.name]))]
-    for split, rate in click_rates(dataset).items():
-        if rate in (0.0, 1.0) and (split == "train" or dataset.samples[split] >= _TELLING_SAMPLES):
-            messages.append(
-                f"all labels of the {split} split are {rate:.0f}: check the column"
-                f" `{dataset.schema.label}`"
-            )
+    for label, rates in click_rates(dataset).items():
+        for split, rate in rates.items():
+            is_telling = split == "train" or dataset.samples[split] >= _TELLING_SAMPLES
+            if rate in (0.0, 1.0) and is_telling:
+                messages.append(
+                    f"all labels of the {split} split are {rate:.0f}: check the column `{label}`"
+                )
     return messages if dataset.samples["train"] else []
 
 

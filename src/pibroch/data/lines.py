@@ -21,7 +21,7 @@ def fields_of_lines(
 
     Args:
         body: lines as preparation reads them, with a header unless the schema names the columns;
-            the label's column may be left out.
+            all columns that training alone reads may be left out.
         schema: says how lines are written.
         columns: wanted.
         max_rows: more lines are refused before they are read.
@@ -59,10 +59,11 @@ def fields_of_lines(
     all_labelled = has_label.all()
     if not all_labelled or len(names) == 1:
         _refuse_lengths(text, schema, records, names, has_label)
-    if all_labelled or schema.label not in places:
+    labels = [places[column] for column in schema.training_columns if column in places]
+    if all_labelled or not labels:
         bounds = bounds[:, wanted]
     else:
-        shorter = wanted - (wanted > places[schema.label])
+        shorter = wanted - np.sum(wanted > np.array(labels)[:, None], 0)
         of_records = np.where(has_label[:, None], wanted, shorter)
         bounds = bounds[np.arange(count)[:, None], of_records]
     unquoted = buffer.tobytes()
@@ -81,7 +82,7 @@ def _refuse_swallowed(
     has_label: NDArray[np.bool_],
 ) -> None:
     """Refuse records of which preparation would say that quotes are not closed."""
-    without = tuple(name for name in names if name != schema.label)
+    without = tuple(name for name in names if name not in schema.training_columns)
     for header, chosen in ((names, np.arange(len(records))), (without, np.flatnonzero(~has_label))):
         numeric = [header.index(c) for c in schema.numeric_columns() if c in header]
         swallowed = find_swallowed(
@@ -90,7 +91,7 @@ def _refuse_swallowed(
             ord(schema.separator),
             len(header),
             numeric,
-            schema.label in header,
+            schema.has_plain_label and schema.label in header,
         )
         if swallowed.records.any():
             wrong = int(np.flatnonzero(swallowed.records)[0])
@@ -105,10 +106,13 @@ def _refuse_lengths(
     has_label: NDArray[np.bool_],
 ) -> None:
     """Refuse records of other numbers of columns, and blank lines that may be missing values."""
-    num_columns = len(names) - (schema.label in names)
+    num_labels = len(set(schema.training_columns) & set(names))
+    num_columns = len(names) - num_labels
     if (wrong := ~has_label & (records[:, 2] != num_columns)).any():
         row = int(np.flatnonzero(wrong)[0])
         need = f"{len(names)}, or one less without the label"
+        if num_labels > 1:
+            need = f"{len(names)}, or {num_columns} without {', '.join(schema.training_columns)}"
         raise DataError(f"{records[row, 2]} fields in row {row}", need)
     num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
     if num_columns == 1 and text and records[:, 4].sum() != num_lines:

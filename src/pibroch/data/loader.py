@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pibroch.data.batch import JaggedBatch, LoaderPosition
 from pibroch.data.dataset import Bags, Split
@@ -103,14 +104,34 @@ class Loader:
         (rank, size) = self.part
         stop = min(start + self.batch_size, len(self.split))
         first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
-        samples = (
-            self._order_of(position.epoch).take(first, after)
-            if self.shuffle
-            else np.arange(first, after)
-        )
+        samples = self._samples(position.epoch, first, after)
+        batch = batch_of(self.split, samples, self.after(position))
         return replace(
-            batch_of(self.split, samples, self.after(position)), first_sample=first - start
+            batch,
+            first_sample=first - start,
+            sample_weights=self._weights(position, samples),
+            groups=None
+            if self.split.groups is None
+            else torch.from_numpy(self.split.groups[samples].view(np.int64)),
         )
+
+    def _weights(self, position: LoaderPosition, samples: NDArray[np.int64]) -> Tensor | None:
+        """Weights whose mean over the global batch is 1, of some of its samples.
+
+        Each rank adds up the whole batch's, so that none has to be told.
+        """
+        weights = self.split.sample_weights
+        if weights is None:
+            return None
+        start = position.sample
+        stop = min(start + self.batch_size, len(self.split))
+        total = weights[self._samples(position.epoch, start, stop)].sum(dtype=np.float64)
+        scale = (stop - start) / total if total else 0.0
+        return torch.from_numpy((weights[samples] * scale).astype(np.float32))
+
+    def _samples(self, epoch: int, first: int, after: int) -> NDArray[np.int64]:
+        """Numbers of the samples at some places of an epoch."""
+        return self._order_of(epoch).take(first, after) if self.shuffle else np.arange(first, after)
 
     def _order_of(self, epoch: int) -> EpochOrder:
         if self._order is None or self._order[0] != epoch:
@@ -161,8 +182,15 @@ def batch_of(
         split.files.check()
     size = len(samples)
     dense = np.empty((size, split.dense.shape[1]), np.float32)
-    labels = np.empty(size, np.float32)
-    gather_samples(samples, split.labels, split.dense, labels, dense)
+    labels = np.empty((size, *split.labels.shape[1:]), np.float32)
+    num_labels = labels.size // size if size else 1
+    gather_samples(
+        samples,
+        split.labels.reshape(-1, num_labels),
+        split.dense,
+        labels.reshape(-1, num_labels),
+        dense,
+    )
     ids_FB = np.empty((split.ids.shape[1] + len(split.raw_keys), size), np.int64)
     is_raw = np.zeros(len(ids_FB), np.bool_)
     if split.raw_ids is not None:

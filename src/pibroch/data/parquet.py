@@ -28,7 +28,7 @@ class ParquetSource:
     Args:
         path: the file.
         schema: the features wanted.
-        has_labels: whether the label's column is read; else it is 0.
+        has_labels: whether labels are read; else they are 0.
 
     Raises:
         DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a
@@ -58,8 +58,8 @@ class ParquetSource:
         self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
         if is_whole and not has_labels:
-            self.columns = (schema.label, *self.columns)
-            self._expressions.append(pl.lit("0").alias(schema.label))
+            self.columns = (schema.label_columns[0], *self.columns)
+            self._expressions.append(pl.lit("0").alias(schema.label_columns[0]))
         self._expressions += [
             _has_item_end(column, kinds[column]).alias(_CHECK + column) for column in self._lists
         ]
@@ -126,7 +126,8 @@ class ParquetSource:
         readers = [feature for feature in schema.categorical if feature.column == name]
         wrong = [feature.name for feature in readers if not feature.multi_hot]
         wrong += [feature.name for feature in schema.dense if feature.column == name]
-        wrong += ["the label"] if name == schema.label else []
+        wrong += ["the label"] if name in schema.label_columns else []
+        wrong += ["weight or group"] if name in (schema.weight, schema.group) else []
         if is_list and wrong:
             raise DataError(
                 f"column `{name}` of {self.path}, which holds lists, for {wrong[0]}",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, Events, Schema
+from pibroch.data.targets import clicks_of, read_label, read_weight, stored_labels
 from pibroch.data.transform import (
     FIRST_ROW,
     MISSING_ROW,
@@ -25,6 +26,7 @@ from pibroch.data.transform import (
 )
 from pibroch.data.values import TEXT_RULES
 from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
 from pibroch.kernels.text import (
     RECORD_ITEMS,
     Bytes,
@@ -55,7 +57,7 @@ class LoggedEvents:
     Attributes:
         users: codes, uint64 ``[R]``.
         items: codes, uint64 ``[R]``.
-        labels: uint8 ``[R]``.
+        labels: uint8 ``[R]``, whether the first one is above 0.
         times: float64 ``[R]``; ``None`` where the records' order is their time.
     """
 
@@ -77,17 +79,20 @@ class BadRecord:
 class ParsedPiece:
     """The good records of a piece, the number of bad ones and the first few of these.
 
-    ``num_bad`` counts records that a quote without an end has swallowed as well. ``events`` are
-    those that sequences are made of, by the feature's place in the schema; ``codes`` then lack
-    these.
+    ``num_bad`` counts records that a quote without an end has swallowed as well. Labels are those
+    of :func:`pibroch.data.targets.stored_labels`. ``events`` are those that sequences are made of,
+    by the feature's place in the schema; ``codes`` then lack these. Weights are float32 ``[R]``,
+    groups codes ``[R]``.
     """
 
-    labels: NDArray[np.uint8]
+    labels: Array
     dense: tuple[NDArray[np.float32], ...]
     codes: tuple[Codes, ...]
     num_bad: int
     bad: tuple[BadRecord, ...]
     events: Mapping[int, LoggedEvents] = field(default_factory=dict)
+    sample_weights: NDArray[np.float32] | None = None
+    groups: NDArray[np.uint64] | None = None
 
 
 class PieceParser:
@@ -117,7 +122,7 @@ class PieceParser:
             do = hint_for_header(columns, self._layout.separator, used)
             if do is None:
                 do = "correct the schema or the file"
-                is_label = missing == [schema.label]
+                is_label = set(missing) <= set(schema.training_columns)
                 do += ", or pass --unlabelled with --vocabularies" if is_label else ""
             raise DataError(got, f"a column `{missing[0]}`", do)
         if twice := [column for column in used if columns.count(column) > 1]:
@@ -158,7 +163,12 @@ class PieceParser:
         if is_text and self._layout.quotes:
             numeric = [self._columns.index(column) for column in self._numeric]
             swallowed = find_swallowed(
-                text, records, separator, len(self._columns), numeric, self._has_labels
+                text,
+                records,
+                separator,
+                len(self._columns),
+                numeric,
+                self._has_labels and self._schema.has_plain_label,
             )
             checks.insert(0, (~swallowed.records, swallowed.why))
             num_inside = swallowed.num_inside
@@ -175,11 +185,11 @@ class PieceParser:
             bounds = bounds[good]
             numbers = {column: values[good] for column, values in numbers.items()}
         schema = self._schema
-        labels = (
-            numbers[schema.label].astype(np.uint8)
-            if self._has_labels
-            else np.zeros(len(bounds), np.uint8)
-        )
+        by_label = [
+            numbers[column] if self._has_labels else np.zeros(len(bounds))
+            for column in schema.label_columns
+        ]
+        labels = stored_labels(by_label, schema.is_binary)
         return ParsedPiece(
             labels,
             tuple(
@@ -194,14 +204,37 @@ class PieceParser:
                 for place, feature in enumerate(schema.categorical)
                 if feature.events is not None
             },
+            self._weights(numbers, len(bounds)),
+            self._groups(buffer, bounds),
         )
 
     def _empty_nulls(self, buffer: Bytes, bounds: Positions) -> None:
-        label = self._place.get(self._schema.label)
-        for place in self._place.values() if self._schema.nulls else ():
-            if place != label:
-                fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
+        for column, place in self._place.items() if self._schema.nulls else ():
+            if column not in self._schema.label_columns:
+                fields = self._fields(buffer, bounds, column)
                 bounds[:, place, 1] = without_nulls(fields, self._schema.null_texts)[2]
+
+    def _weights(
+        self, numbers: dict[str, NDArray[np.float64]], num_records: int
+    ) -> NDArray[np.float32] | None:
+        column = self._schema.weight
+        if column is None:
+            return None
+        weights = numbers[column] if self._has_labels else np.ones(num_records)
+        return weights.astype(np.float32)
+
+    def _groups(self, buffer: Bytes, bounds: Positions) -> NDArray[np.uint64] | None:
+        column = self._schema.group
+        if column is None:
+            return None
+        if not self._has_labels:
+            return np.zeros(len(bounds), np.uint64)
+        groups: NDArray[np.uint64] = hash_fields(*self._fields(buffer, bounds, column))
+        return groups
+
+    def _fields(self, buffer: Bytes, bounds: Positions, column: str) -> Fields:
+        place = self._place[column]
+        return buffer, bounds[:, place, 0], bounds[:, place, 1]
 
     def _numbers(
         self, buffer: Bytes, bounds: Positions, records: Positions
@@ -227,16 +260,20 @@ class PieceParser:
             record = buffer[records[i, 0] : records[i, 1]].tobytes().decode("utf-8", "replace")
             return hint_for_record(record, self._layout.separator, need)
 
-        for column in self._numeric:
-            place = self._place[column]
-            values[column], good = parse_numbers(buffer, bounds[:, place, 0], bounds[:, place, 1])
-            if column == self._schema.label:
-                is_label = good & ((values[column] == 0) | (values[column] == 1))
-                checks.append((is_label, partial(problem, column, "a label must be 0 or 1")))
+        targets = self._schema.targets if self._has_labels else {}
+        weight = self._schema.weight if self._has_labels else None
+        for column in dict.fromkeys([*targets, *self._numeric]):
+            fields = self._fields(buffer, bounds, column)
+            if column in targets:
+                values[column], good, what = read_label(targets[column], fields)
+            elif column == weight:
+                values[column], good, what = read_weight(fields)
             else:
+                values[column], good = parse_numbers(*fields)
                 if column in self._times:
                     good &= ~np.isnan(values[column])
-                checks.append((good, partial(problem, column, "a finite number is needed")))
+                what = "a finite number is needed"
+            checks.append((good, partial(problem, column, what)))
         return values, checks
 
     def _codes(
@@ -250,9 +287,8 @@ class PieceParser:
             return Codes(np.empty(0, np.uint64))
         if feature.binning == "log":
             return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
-        place = self._place[feature.column]
         is_list = feature.column in self._layout.lists
-        fields = buffer, bounds[:, place, 0], bounds[:, place, 1]
+        fields = self._fields(buffer, bounds, feature.column)
         schema = self._schema
         return field_codes(feature, fields, is_list, schema.text_rules, schema.null_texts)
 
@@ -263,16 +299,15 @@ class PieceParser:
         buffer: Bytes,
         bounds: Positions,
         numbers: dict[str, NDArray[np.float64]],
-        labels: NDArray[np.uint8],
+        labels: Array,
     ) -> LoggedEvents:
         users, items = (
-            (buffer, bounds[:, place, 0], bounds[:, place, 1])
-            for place in (self._place[events.user], self._place[events.item])
+            self._fields(buffer, bounds, column) for column in (events.user, events.item)
         )
         return LoggedEvents(
             hash_fields(*users),
             item_codes(feature, items, self._schema.text_rules),
-            labels,
+            clicks_of(labels),
             None if events.time is None else numbers[events.time],
         )
 

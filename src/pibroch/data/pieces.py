@@ -57,6 +57,13 @@ class Pieces(ABC):
         self.num_records = sum(piece.num_records for piece in self.pieces)
         self.num_bad = sum(piece.num_bad for piece in self.pieces)
 
+    def samples_of_sources(self, count: int) -> list[int]:
+        """Good records of each of the first ``count`` sources."""
+        samples = [0] * count
+        for piece in self.pieces:
+            samples[piece.source] += piece.num_records
+        return samples
+
     def bad_records(self, count: int) -> list[str]:
         """The first records that were left out."""
         return [text for piece in self.pieces for text in piece.bad][:count]

@@ -35,7 +35,7 @@ from pibroch.data.pieces import Pieces
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, RawSource
-from pibroch.data.splits import TRAIN, SplitRule
+from pibroch.data.splits import SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.storage import append_json_line, read_json_lines
 from pibroch.data.vocabularies import Vocabularies
@@ -128,7 +128,7 @@ def prepare(
             "those of a model that is to score them",
             "pass --vocabularies FROM",
         )
-    if not options.split.fractions[TRAIN] and options.vocabularies is None:
+    if not options.split.trains and options.vocabularies is None:
         raise DataError(
             "no training samples",
             "some, from which vocabularies are counted",
@@ -183,7 +183,12 @@ def _signature(
         "version": __version__,
         "sources": files,
         "schema": schema.model_dump(mode="json"),
-        "split": [options.split.kind, list(options.split.fractions), options.split.seed],
+        "split": [
+            options.split.kind,
+            list(options.split.fractions),
+            options.split.seed,
+            list(options.split.files),
+        ],
         "piece_bytes": options.piece_bytes,
         "has_labels": options.has_labels,
         "vocabularies": None if options.vocabularies is None else options.vocabularies.fingerprint,
@@ -205,12 +210,13 @@ def _by_spool(
     spool = Spool(work / "spool", schema)
     _parse(sources, schema, spool, options, progress)
     _refuse_bad(spool, options.max_bad_fraction)
+    split = options.split.of_files(spool.samples_of_sources(len(sources)))
     for i, feature in enumerate(schema.categorical):
         if feature.events is not None:
             build_histories(spool, i, options.history_bytes, partial(progress, "histories"))
     if options.vocabularies is not None:
         encoders = options.vocabularies.encoders()
-        writer = _encode(spool, schema, work, options, progress, list(encoders.values()))
+        writer = _encode(spool, schema, work, split, progress, list(encoders.values()))
         num_rows = {table: encoders[table].num_rows for table in schema.readers}
         _write_counts(writer, num_rows, options.vocabularies.codes)
         return writer, spool, num_rows
@@ -218,13 +224,13 @@ def _by_spool(
     for i, feature in enumerate(schema.owners):
         if feature.has_vocabulary:
             num_rows[feature.name] = count_table(
-                spool, feature.name, options.split, work, options.count_memory_codes
+                spool, feature.name, split, work, options.count_memory_codes
             )
         progress("count", (i + 1) / len(schema.owners))
     counted = [
         FeatureEncoder(feature, _codes_of(work, feature.table)) for feature in schema.categorical
     ]
-    writer = _encode(spool, schema, work, options, progress, counted)
+    writer = _encode(spool, schema, work, split, progress, counted)
     fixed = [feature.name for feature in schema.owners if not feature.has_vocabulary]
     _write_counts(writer, {name: num_rows[name] for name in fixed}, {})
     return writer, spool, num_rows
@@ -243,7 +249,7 @@ def _directly(
     pieces = EncodedPieces(work, schema, list(encoders.values()), options.split)
     _parse(sources, schema, pieces, options, progress)
     _refuse_bad(pieces, options.max_bad_fraction)
-    pieces.finish()
+    pieces.finish(len(sources))
     num_rows = {table: encoders[table].num_rows for table in schema.readers}
     _write_counts(pieces.writer, num_rows, vocabularies.codes)
     return pieces.writer, pieces, num_rows
@@ -303,7 +309,7 @@ def _encode(
     spool: Spool,
     schema: Schema,
     work: Path,
-    options: PrepareOptions,
+    split: SplitRule,
     progress: Progress,
     encoders: Sequence[FeatureEncoder],
 ) -> DatasetWriter:
@@ -314,7 +320,7 @@ def _encode(
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
         rows = encode_piece(spool.read(number), encoders)
-        append_assigned(writer, rows, options.split, first, spool.num_records)
+        append_assigned(writer, rows, split, first, spool.num_records)
         append_json_line(done_path, asdict(writer.totals))
         first += len(rows.labels)
         progress("encode", (number + 1) / len(spool.pieces))

@@ -26,14 +26,14 @@ def batch_from_raw(
         schema: of the dataset that the model was trained on.
         encoders: its ``EncodedDataset.encoders``.
         columns: raw values by column, each of length B; ``None``, NaN or the empty string is
-            missing. The label's column may be absent (labels are then 0).
+            missing. Labels are read where there is one column of 0 and 1, and 0 otherwise.
 
     Raises:
         DataError: a column absent or of another length, a value that is no single one, or no finite
             number where one is needed.
     """
     lengths = {len(values) for values in columns.values()}
-    needed = [column for column in schema.used_columns() if column != schema.label]
+    needed = schema.used_columns(with_label=False)
     if missing := [column for column in needed if column not in columns]:
         raise DataError(
             f"no column `{missing[0]}`",
@@ -49,7 +49,8 @@ def batch_from_raw(
     size = lengths.pop()
     numeric = [f.column for f in schema.dense] + [f.column for f in _binned(schema)]
     hashed = [feature.column for feature in schema.categorical if _is_hashed(feature)]
-    label = [schema.label] if schema.label in columns else []
+    has_label = schema.has_plain_label and schema.label in columns
+    label = schema.label_columns if has_label else ()
     wanted = tuple(dict.fromkeys([*label, *numeric, *hashed]))
     fields = RawFields(columns, wanted, size, schema.text_rules, schema.null_texts)
     numbers = fields.numbers(numeric)
@@ -62,7 +63,9 @@ def batch_from_raw(
         dense[:, places] = transform_dense(given, transform).T
     values, bag_lengths = _rows(schema, encoders, columns, fields, numbers)
     ids = np.concatenate(values)
-    labels = fields.numbers(label)[schema.label] if label else np.zeros(size)
+    labels = np.zeros((size, len(schema.label_columns)) if len(schema.label_columns) > 1 else size)
+    for column in label:
+        labels = fields.numbers(label)[column]
     offsets = one_hot_offsets(len(ids)) if bag_lengths is None else _offsets(bag_lengths)
     return JaggedBatch(
         torch.from_numpy(dense),

@@ -1,8 +1,9 @@
-"""What the columns of a click log mean: one label, dense features and categorical features.
+"""What the columns of a click log mean: labels, dense features and categorical features.
 
 A schema is written as TOML::
 
-    label = "clicked"
+    label = "clicked"             # or several: labels = ["clicked", "bought"]
+    weight = "importance"         # of a sample in the loss; 1 when absent
 
     [dense.price]                 # the table's name is the feature's; `column` defaults to it
     [categorical.user]
@@ -20,6 +21,7 @@ A schema is written as TOML::
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections import Counter
@@ -162,11 +164,37 @@ class CategoricalFeature(Section):
         return self.num_buckets + FIRST_ROW
 
 
+class Target(Section):
+    """What a label holds.
+
+    Attributes:
+        kind: ``binary`` is 0 or 1, ``number`` any finite number, for regression.
+        values: the number that each text of the column stands for, e.g. ``{"-1" = 0, "1" = 1}``;
+            the text itself when empty.
+    """
+
+    kind: Literal["binary", "number"] = "binary"
+    values: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _numbers(self) -> Self:
+        for text, number in self.values.items():
+            if not math.isfinite(number) or (self.kind == "binary" and number not in (0, 1)):
+                need = "0 or 1" if self.kind == "binary" else "a finite number"
+                raise ValueError(f"{need} for {text!r} in `values`, not {number}")
+        return self
+
+
 class Schema(Section):
     """The columns of a click log.
 
     Attributes:
-        label: the column that holds 0 or 1.
+        label: the column that is predicted.
+        labels: instead, several of them.
+        target: by label what it holds; 0 and 1 where absent.
+        weight: the column with each sample's weight in the loss, a number of at least 0.
+        group: the column whose values say which samples are ranked among each other, as those of a
+            user or of a query.
         dense: the n dense features, in the order of ``JaggedBatch.dense``; may be empty.
         categorical: the F categorical features, in the order of ``JaggedBatch.keys``.
         columns: names of all columns of a text file without header, ``None`` where the file has
@@ -180,7 +208,11 @@ class Schema(Section):
             ``.0``, NaN is a value of its own in Parquet, and ``characters`` are bytes.
     """
 
-    label: str
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    target: dict[str, Target] = Field(default_factory=dict)
+    weight: str | None = None
+    group: str | None = None
     columns: tuple[str, ...] | None = None
     separator: str = Field(default=",", min_length=1, max_length=1)
     quotes: bool = True
@@ -216,6 +248,20 @@ class Schema(Section):
         return self
 
     @model_validator(mode="after")
+    def _targets(self) -> Self:
+        if (self.label is None) != bool(self.labels):
+            raise ValueError("either `label` or `labels`")
+        if len(set(self.label_columns)) < len(self.labels):
+            raise ValueError("each of `labels` once")
+        if unknown := set(self.target) - set(self.label_columns):
+            raise ValueError(
+                f"as [target.NAME] one of {', '.join(self.label_columns)}, not {min(unknown)}"
+            )
+        if self.weight in self.label_columns or self.group in self.label_columns:
+            raise ValueError("as `weight` and `group` columns that are no labels")
+        return self
+
+    @model_validator(mode="after")
     def _bytes_and_label(self) -> Self:
         """Refuse separators that are no plain ASCII byte, and features that read the label.
 
@@ -238,21 +284,53 @@ class Schema(Section):
                     f"a `delimiter` of `{feature.name}` that is not the `separator`"
                     f" {self.separator!r}"
                 )
-        readers = [f.name for f in self.dense if f.column == self.label]
+        readers = [(f.name, f.column) for f in self.dense]
         for f in self.categorical:
             columns = (f.column,) if f.events is None else f.events.columns(numeric=False)
-            readers += [f.name] * (self.label in columns)
-        if readers:
-            raise ValueError(
-                f"features of other columns than the label `{self.label}`, which `{readers[0]}`"
-                " would give away"
-            )
+            readers += [(f.name, column) for column in columns]
+        for name, column in readers:
+            if column in self.label_columns:
+                raise ValueError(
+                    f"features of other columns than the label `{column}`, which `{name}` would"
+                    " give away"
+                )
         return self
 
     @property
     def null_texts(self) -> tuple[bytes, ...]:
         """The texts of missing values as bytes."""
         return tuple(text.encode() for text in self.nulls)
+
+    @property
+    def _features(self) -> tuple[DenseFeature | CategoricalFeature, ...]:
+        return (*self.dense, *self.categorical)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Columns of the T labels, which are also the names of the tasks."""
+        return self.labels if self.label is None else (self.label,)
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """What each of the T labels holds."""
+        return {column: self.target.get(column, Target()) for column in self.label_columns}
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether there is one label, of 0 or 1."""
+        return [target.kind for target in self.targets.values()] == ["binary"]
+
+    @property
+    def has_plain_label(self) -> bool:
+        """Whether there is one label, which stands there as 0 or 1."""
+        return self.is_binary and not any(target.values for target in self.targets.values())
+
+    @property
+    def training_columns(self) -> tuple[str, ...]:
+        """Columns that scoring needs not: labels, and what else no feature reads."""
+        features = {feature.column for feature in self._features}
+        others = [column for column in (self.weight, self.group) if column not in features]
+        return tuple(dict.fromkeys(c for c in (*self.label_columns, *others) if c is not None))
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -289,11 +367,10 @@ class Schema(Section):
         return tuple(feature for feature in self.categorical if feature.shares is None)
 
     def used_columns(self, with_label: bool = True) -> tuple[str, ...]:
-        """The columns that are read, each once, the label first where it is."""
-        dense, categorical = (
-            [f.column for f in features] for features in (self.dense, self.categorical)
-        )
-        return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *categorical]))
+        """The columns that are read, each once, the labels first where they are."""
+        features = [feature.column for feature in self._features]
+        others = [c for c in (*self.label_columns, self.weight, self.group) if c is not None]
+        return tuple(dict.fromkeys([*(others if with_label else ()), *features]))
 
     def log_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The same of a log that is prepared, where sequences of events are not there yet."""
@@ -304,10 +381,12 @@ class Schema(Section):
         return tuple(dict.fromkeys(columns))
 
     def numeric_columns(self, with_label: bool = True) -> tuple[str, ...]:
-        """The columns that are read as numbers, each once, the label first where it is."""
+        """The columns that are read as numbers, each once, the labels first where they are."""
         binned = [feature.column for feature in self.categorical if feature.binning == "log"]
         dense = [feature.column for feature in self.dense]
-        return tuple(dict.fromkeys([*[self.label] * with_label, *dense, *binned]))
+        others = [column for column, target in self.targets.items() if not target.values]
+        others += [self.weight] if self.weight is not None else []
+        return tuple(dict.fromkeys([*(others if with_label else ()), *dense, *binned]))
 
     def with_changes(
         self,
@@ -356,7 +435,7 @@ class Schema(Section):
         tables = self.model_dump(exclude={"dense", "categorical"})
         tables["dense"] = {f.name: f.model_dump(exclude={"name"}) for f in self.dense}
         tables["categorical"] = {f.name: f.model_dump(exclude={"name"}) for f in self.categorical}
-        return to_toml({key: value for key, value in tables.items() if value != {}})
+        return to_toml({key: value for key, value in tables.items() if value not in ({}, ())})
 
     @classmethod
     def of_manifest(cls, raw: dict[str, Any]) -> Schema:

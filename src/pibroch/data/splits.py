@@ -1,9 +1,13 @@
-"""Which samples train, validate and test: by order, by a hash of their number, or all alike."""
+"""Which samples train, validate and test.
+
+By order, by a hash of their number, by the file that they came in, or all alike.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,13 +27,35 @@ class SplitRule:
 
     Attributes:
         kind: ``time`` keeps the order: the first part trains, the last tests. ``hash`` mixes.
+            ``files``: the first files train, the last test.
         fractions: shares of train, validation and test; they sum to 1.
         seed: of the hash.
+        files: how many train, validate and test.
+        firsts: the first sample of validation and that of test, where files decide and their
+            samples are counted; see :meth:`of_files`.
     """
 
-    kind: Literal["time", "hash"] = "time"
+    kind: Literal["time", "hash", "files"] = "time"
     fractions: tuple[float, float, float] = (0.7, 0.15, 0.15)
     seed: int = 0
+    files: tuple[int, int, int] = (0, 0, 0)
+    firsts: tuple[int, int] | None = None
+
+    def of_files(self, num_samples: Sequence[int]) -> SplitRule:
+        """The rule, when it is known how many samples each file has.
+
+        >>> SplitRule("files", files=(2, 0, 1)).of_files([5, 3, 4]).assign(6, 4, 12).tolist()
+        [0, 0, 2, 2]
+        """
+        if self.kind != "files":
+            return self
+        test = self.files[0] + self.files[1]
+        return replace(self, firsts=(sum(num_samples[: self.files[0]]), sum(num_samples[:test])))
+
+    @property
+    def trains(self) -> bool:
+        """Whether some samples are for training."""
+        return (self.files if self.kind == "files" else self.fractions)[TRAIN] > 0
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> SplitRule:
@@ -67,7 +93,7 @@ class SplitRule:
         [0, 0, 0, 0, 1, 1, 2, 2]
         """
         numbers = np.arange(first, first + count)
-        if self.kind == "time":
+        if self.kind != "hash":
             where = numbers
             borders = self.borders(total)
         else:
@@ -78,10 +104,13 @@ class SplitRule:
     @property
     def needs_total(self) -> bool:
         """Whether the number of all samples decides where one belongs."""
-        return self.kind == "time" and max(self.fractions) < 1
+        return self.kind == "files" or (self.kind == "time" and max(self.fractions) < 1)
 
     def borders(self, total: int) -> tuple[int, int]:
         """Where validation and test begin, of so many samples in their order."""
+        if self.kind == "files":
+            assert self.firsts is not None, "files are counted first"
+            return self.firsts
         train, validation, _ = self.fractions
         return round(total * train), round(total * (train + validation))
 

@@ -16,6 +16,7 @@ from pibroch.data.parse import Codes, LoggedEvents, ParsedPiece
 from pibroch.data.pieces import Pieces
 from pibroch.data.schema import Schema
 from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.targets import clicks_of
 from pibroch.kernels.arrays import Array
 from pibroch.storage import storage_errors
 
@@ -37,6 +38,10 @@ class Spool(Pieces):
 
     def _write(self, parsed: ParsedPiece) -> None:
         arrays: dict[str, Array] = {"labels": parsed.labels}
+        if parsed.sample_weights is not None:
+            arrays["sample_weights"] = parsed.sample_weights
+        if parsed.groups is not None:
+            arrays["groups"] = parsed.groups
         arrays |= {f"dense.{i}": column for i, column in enumerate(parsed.dense)}
         for i, codes in enumerate(parsed.codes):
             arrays[f"codes.{i}"] = codes.values
@@ -62,7 +67,7 @@ class Spool(Pieces):
             return LoggedEvents(
                 arrays[f"users.{feature_id}"],
                 arrays[f"items.{feature_id}"],
-                arrays["labels"],
+                clicks_of(arrays["labels"]),
                 arrays.get(f"times.{feature_id}"),
             )
 
@@ -113,7 +118,15 @@ class Spool(Pieces):
                 _codes(arrays, i) if feature.events is None else self.codes_of(number, i)
                 for i, feature in enumerate(self.schema.categorical)
             )
-            return ParsedPiece(arrays["labels"], dense, codes, 0, ())
+            return ParsedPiece(
+                arrays["labels"],
+                dense,
+                codes,
+                0,
+                (),
+                sample_weights=arrays.get("sample_weights"),
+                groups=arrays.get("groups"),
+            )
 
     def _path(self, number: int) -> Path:
         return self._folder / f"piece-{number:06d}.npz"

@@ -5,7 +5,10 @@ Layout of the folder, all arrays raw and little-endian::
     dataset.json                     what is here (see Manifest)
     tables/<table>.codes.u64         code of rows 2, 3, ... (vocabulary only)
     tables/<table>.counts.i64        accesses of each row in the training split
-    <split>/labels.u8                [N]
+    <split>/labels.u8                [N], of 0 and 1
+    <split>/labels.f32               [N, T] instead, where there are several or one of any numbers
+    <split>/sample_weights.f32       [N], where samples have weights
+    <split>/groups.u64               [N], codes, where samples have groups
     <split>/dense.f32                [N, n]
     <split>/ids.i32                  [N, F1], of the F1 features that are not multi-hot
     <split>/raw_ids.i64              [N, F2], of F2 others with raw ids; absent where there are none
@@ -35,6 +38,8 @@ _BLOCK_SAMPLES = 1 << 16
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 RAW_IDS = "raw_ids.i64"
+WEIGHTS = "sample_weights.f32"
+GROUPS = "groups.u64"
 _LATER = ("max_length", "shares", "events")
 
 
@@ -43,19 +48,23 @@ class EncodedRows:
     """R encoded samples.
 
     Attributes:
-        labels: uint8 ``[R]``.
+        labels: uint8 ``[R]``; float32 ``[R]`` of numbers, ``[R, T]`` where there are several.
         dense: float32 ``[R, n]``, transformed.
         ids: int32 ``[R, F1]``, the features that are not multi-hot and whose ids are rows.
         bags: for each multi-hot feature lengths int64 ``[R]`` and values ``[V]``, int32, or int64
             where they are raw.
         raw_ids: int64 ``[R, F2]``, as ``ids``, of those whose ids are raw.
+        sample_weights: float32 ``[R]``, where the schema has them.
+        groups: uint64 ``[R]``, likewise.
     """
 
-    labels: NDArray[np.uint8]
+    labels: Array
     dense: NDArray[np.float32]
     ids: NDArray[np.int32]
     bags: dict[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
     raw_ids: NDArray[np.int64] | None = None
+    sample_weights: NDArray[np.float32] | None = None
+    groups: NDArray[np.uint64] | None = None
 
     def chosen(self, mask: NDArray[np.bool_]) -> EncodedRows:
         """The samples where ``mask [R]`` holds."""
@@ -63,8 +72,15 @@ class EncodedRows:
             name: (lengths[mask], values[np.repeat(mask, lengths)])
             for name, (lengths, values) in self.bags.items()
         }
-        raw_ids = None if self.raw_ids is None else self.raw_ids[mask]
-        return EncodedRows(self.labels[mask], self.dense[mask], self.ids[mask], bags, raw_ids)
+        return EncodedRows(
+            self.labels[mask],
+            self.dense[mask],
+            self.ids[mask],
+            bags,
+            None if self.raw_ids is None else self.raw_ids[mask],
+            None if self.sample_weights is None else self.sample_weights[mask],
+            None if self.groups is None else self.groups[mask],
+        )
 
     def add_counts(self, schema: Schema, counts: Mapping[str, NDArray[np.int64]]) -> None:
         """Add to ``counts`` how often each row of some tables is accessed."""
@@ -102,10 +118,15 @@ class DatasetWriter:
         self.folder = folder
         self.schema = schema
         self.totals = totals or Totals.zero(schema)
-        self._widths = {"labels.u8": 1, "dense.f32": len(schema.dense)}
+        self._labels = label_file(schema)
+        self._widths = {self._labels: len(schema.label_columns), "dense.f32": len(schema.dense)}
         self._widths["ids.i32"] = len(schema.single_keys(raw=False))
         if raw_keys := schema.single_keys(raw=True):
             self._widths[RAW_IDS] = len(raw_keys)
+        if schema.weight is not None:
+            self._widths[WEIGHTS] = 1
+        if schema.group is not None:
+            self._widths[GROUPS] = 1
         self._values = {f.name: values_file(f) for f in schema.categorical if f.multi_hot}
         self._files: dict[str, ArrayFile] = {}
         for split in SPLITS:
@@ -123,12 +144,16 @@ class DatasetWriter:
         """
         first = self.totals.samples[split]
         arrays: dict[str, Array] = {
-            "labels.u8": rows.labels,
+            self._labels: rows.labels,
             "dense.f32": rows.dense,
             "ids.i32": rows.ids,
         }
         if rows.raw_ids is not None:
             arrays[RAW_IDS] = rows.raw_ids
+        if rows.sample_weights is not None:
+            arrays[WEIGHTS] = rows.sample_weights
+        if rows.groups is not None:
+            arrays[GROUPS] = rows.groups
         for name, width in self._widths.items():
             self._files[f"{split}/{name}"].write_at(first * width, arrays[name])
         for feature, (lengths, values) in rows.bags.items():
@@ -155,12 +180,16 @@ class DatasetWriter:
                 num_items = int(offsets[-1] - offsets[0])
                 items = self._files[f"{split}/{values}"].read_at(int(offsets[0]), num_items)
                 bags[feature] = np.diff(offsets), items
+            labels = arrays[self._labels]
+            num_labels = self._widths[self._labels]
             yield EncodedRows(
-                arrays["labels.u8"],
+                labels.reshape(count, num_labels) if num_labels > 1 else labels,
                 arrays["dense.f32"].reshape(count, -1),
                 arrays["ids.i32"].reshape(count, -1),
                 bags,
                 None if raw_ids is None else raw_ids.reshape(count, -1),
+                arrays.get(WEIGHTS),
+                arrays.get(GROUPS),
             )
 
     def divide(self, validation: int, test: int) -> None:
@@ -250,6 +279,11 @@ class DatasetWriter:
 def values_file(feature: CategoricalFeature) -> str:
     """Name of the file with a multi-hot feature's ids."""
     return f"{feature.name}.values.{'i64' if feature.is_raw else 'i32'}"
+
+
+def label_file(schema: Schema) -> str:
+    """Name of the file with a split's labels."""
+    return "labels.u8" if schema.is_binary else "labels.f32"
 
 
 def write_table(

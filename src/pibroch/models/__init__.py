@@ -1,6 +1,6 @@
 """Models that stand on embeddings; each is a plain ``nn.Module``."""
 
-from pibroch.models.base import Embedded, Model
+from pibroch.models.base import Embedded, Model, MultiTaskModel
 from pibroch.models.batch_norm import BatchNorm
 from pibroch.models.bst import BST
 from pibroch.models.build import MODELS, build_model
@@ -15,10 +15,13 @@ from pibroch.models.flops import training_flops
 from pibroch.models.gdcn import GDCN
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
-from pibroch.models.losses import BinaryCrossEntropy, Loss
+from pibroch.models.losses import BinaryCrossEntropy, Focal, Loss, SquaredError
 from pibroch.models.masknet import MaskNet
 from pibroch.models.mlp import MLP, HiddenOptions
+from pibroch.models.mmoe import MMoE
+from pibroch.models.ple import PLE
 from pibroch.models.qnn import QNN
+from pibroch.models.ranking_losses import GroupSoftmax, Pairwise, RankingLoss
 from pibroch.models.sasrec import SASRec
 from pibroch.models.sequences import History, SequenceModel
 from pibroch.models.towers import (
@@ -40,6 +43,7 @@ __all__ = [
     "GDCN",
     "MLP",
     "MODELS",
+    "PLE",
     "QNN",
     "BatchNorm",
     "BinaryCrossEntropy",
@@ -52,16 +56,23 @@ __all__ = [
     "Embedded",
     "FinalMLP",
     "FinalNet",
+    "Focal",
+    "GroupSoftmax",
     "HiddenOptions",
     "History",
     "Linear",
     "LinearTower",
     "Loss",
+    "MMoE",
     "MaskNet",
     "Model",
+    "MultiTaskModel",
+    "Pairwise",
     "PassThrough",
+    "RankingLoss",
     "SASRec",
     "SequenceModel",
+    "SquaredError",
     "TowerDCN",
     "TowerDLRM",
     "TowerModel",

@@ -141,5 +141,24 @@ class Model(nn.Module, ABC):
                 possible.
 
         Returns:
-            ``[B]``.
+            ``[B]``; of several tasks ``[B, T]``.
         """
+
+
+class MultiTaskModel(Model):
+    """A model with a logit for each of several tasks.
+
+    Args:
+        num_dense: as for :class:`Model`.
+        num_features: likewise.
+        config: likewise.
+        num_tasks: T. Logits are ``[B]`` of one task, else ``[B, T]``.
+    """
+
+    def __init__(
+        self, num_dense: int, num_features: int, config: ModelConfig, num_tasks: int = 1
+    ) -> None:
+        super().__init__(num_dense, num_features, config)
+        if num_tasks < 1:
+            raise ConfigError(f"a model of {num_tasks} tasks", "at least one")
+        self.num_tasks = num_tasks

@@ -11,7 +11,7 @@ from pibroch.config import model as config_model
 from pibroch.config.model import ModelConfig
 from pibroch.config.problems import config_error
 from pibroch.errors import ConfigError
-from pibroch.models.base import Model
+from pibroch.models.base import Model, MultiTaskModel
 
 _HOUSE = config_model.MODELS.built_in
 MODELS: Mapping[str, type[Model]] = {name: spec.load() for name, spec in _HOUSE.items()}
@@ -38,6 +38,7 @@ def build_model(
     num_dense: int,
     num_features: int,
     features: Sequence[str] = (),
+    num_tasks: int = 1,
     **options: object,
 ) -> Model:
     """A freshly initialised model; torch's seed decides its weights.
@@ -47,6 +48,7 @@ def build_model(
         num_dense: number of dense features, may be 0.
         num_features: number of categorical features.
         features: their names, by which towers may group them.
+        num_tasks: logits a sample; more than one takes a :class:`MultiTaskModel`.
         **options: fields of the section, only with a name.
 
     Raises:
@@ -64,4 +66,14 @@ def build_model(
             "one or the other",
             "use config.model_copy(update=...)",
         )
-    return model_class(config.name).build(num_dense, num_features, config, features)
+    kind = model_class(config.name)
+    if issubclass(kind, MultiTaskModel):
+        return kind(num_dense, num_features, config, num_tasks)
+    if num_tasks != 1:
+        able = [name for name, each in MODELS.items() if issubclass(each, MultiTaskModel)]
+        raise ConfigError(
+            f"model {config.name!r} for {num_tasks} labels",
+            f"a model of several tasks: {', '.join(able)}",
+            "change model.name, or prepare the data with one label",
+        )
+    return kind.build(num_dense, num_features, config, features)

@@ -1,14 +1,22 @@
-"""Losses: logits and labels in, the mean over the samples out."""
+"""Losses: logits and labels in, the mean over the samples out.
+
+Shape legend: B samples.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional
 
-from pibroch.config.loss import BinaryCrossEntropyConfig, LossConfig
+from pibroch.config.loss import (
+    BinaryCrossEntropyConfig,
+    FocalConfig,
+    LossConfig,
+    SquaredErrorConfig,
+)
 
 
 class Loss(ABC):
@@ -19,15 +27,17 @@ class Loss(ABC):
 
     Attributes:
         section: what a recipe says of it.
+        labels: what labels it is for: 0 and 1 (``binary``), or these and other numbers (``any``).
     """
 
     section: ClassVar[type[LossConfig]] = LossConfig
+    labels: ClassVar[Literal["binary", "any"]] = "any"
 
     def __init__(self, config: LossConfig) -> None:
         self.config = config
 
     @abstractmethod
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean over the samples of a rank, a scalar.
 
         Ranks' means are weighted with their numbers of samples, so that the loss is the mean over
@@ -36,6 +46,8 @@ class Loss(ABC):
         Args:
             logits: float32 ``[B]``, B at least 1.
             labels: float32 ``[B]``.
+            weights: float32 ``[B]``, a factor of what each sample gives; 1 when absent. A loss
+                without this argument trains on data without weights.
         """
 
 
@@ -43,7 +55,47 @@ class BinaryCrossEntropy(Loss):
     """The log loss of clicks, in nats."""
 
     section = BinaryCrossEntropyConfig
+    labels = "binary"
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See :class:`Loss`."""
-        return functional.binary_cross_entropy_with_logits(logits, labels)
+        return functional.binary_cross_entropy_with_logits(logits, labels, weights)
+
+
+class SquaredError(Loss):
+    """``(logit - label)^2``: the logit is the prediction."""
+
+    section = SquaredErrorConfig
+
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """See :class:`Loss`."""
+        return _mean((logits - labels).square(), weights)
+
+
+class Focal(Loss):
+    """``-(1 - p_t)^gamma log p_t``, where ``p_t`` is the probability given to the label.
+
+    Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, Eq. 4 and 5; with ``alpha`` the
+    positives weigh ``alpha`` and the negatives ``1 - alpha``.
+    """
+
+    section = FocalConfig
+    labels = "binary"
+
+    def __init__(self, config: FocalConfig) -> None:
+        super().__init__(config)
+        self._gamma = config.gamma
+        self._alpha = config.alpha
+
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """See :class:`Loss`."""
+        entropy = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        missed = (logits * (1 - 2 * labels)).sigmoid()  # 1 - p_t
+        loss = missed**self._gamma * entropy
+        if self._alpha is not None:
+            loss = loss * (self._alpha * labels + (1 - self._alpha) * (1 - labels))
+        return _mean(loss, weights)
+
+
+def _mean(losses: Tensor, weights: Tensor | None) -> Tensor:
+    return losses.mean() if weights is None else (losses * weights).mean()

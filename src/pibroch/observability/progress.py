@@ -8,7 +8,14 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pibroch.observability.records import EvaluationRecord, Sink, TrainingRecord, figure
+from pibroch.observability.records import (
+    EvaluationRecord,
+    Sink,
+    TrainingRecord,
+    figure,
+    has_more_than_clicks,
+    task_figures,
+)
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 5.0
@@ -96,6 +103,8 @@ def _figures(record: TrainingRecord) -> str:
 
 def _evaluation_line(record: EvaluationRecord) -> str:
     best = "  best so far" if record.is_best and record.split == "validation" else ""
+    if has_more_than_clicks(record.tasks):
+        return f"step {record.step}  {record.split}: {task_figures(record.tasks)}{best}"
     return (
         f"step {record.step}  {record.split}: AUC {figure(record.auc)}  logloss"
         f" {figure(record.logloss)}  NE {figure(record.normalized_entropy)}  calibration"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -43,7 +43,16 @@ class TrainingRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One evaluation; figures that are undefined are ``None``."""
+    """One evaluation; figures that are undefined are ``None``.
+
+    Attributes:
+        step: after which it was.
+        split: over which.
+        auc, logloss, normalized_entropy, calibration: of the first label, of 0 and 1.
+        num_samples: of the split.
+        is_best: whether the model is the best so far.
+        tasks: all figures by label and name.
+    """
 
     step: int
     split: str
@@ -53,6 +62,7 @@ class EvaluationRecord:
     calibration: float | None
     num_samples: int
     is_best: bool
+    tasks: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -93,3 +103,22 @@ class FanOut:
 def figure(value: float | None, digits: int = 4) -> str:
     """A figure of an evaluation as people read it."""
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def has_more_than_clicks(tasks: Mapping[str, Mapping[str, float | None]]) -> bool:
+    """Whether figures are of several labels, of numbers or of groups."""
+    return len(tasks) > 1 or any(
+        "auc" not in figures or "gauc" in figures for figures in tasks.values()
+    )
+
+
+def task_figures(tasks: Mapping[str, Mapping[str, float | None]]) -> str:
+    """All figures of all labels on a line.
+
+    >>> task_figures({"click": {"auc": 0.75}, "seconds": {"rmse": 2.0, "mae": None}})
+    'click auc 0.7500; seconds rmse 2.0000, mae undefined'
+    """
+    return "; ".join(
+        f"{label} " + ", ".join(f"{name} {figure(value)}" for name, value in figures.items())
+        for label, figures in tasks.items()
+    )

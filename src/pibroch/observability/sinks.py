@@ -128,6 +128,9 @@ class TensorBoard:
         """See `Sink`."""
         for name in ("auc", "logloss", "normalized_entropy", "calibration"):
             self._add(f"{record.split}/{name}", getattr(record, name), record.step)
+        for label, figures in record.tasks.items():
+            for name, value in figures.items():
+                self._add(f"{record.split}/{label}/{name}", value, record.step)
 
     def close(self) -> None:
         """See `Sink`."""

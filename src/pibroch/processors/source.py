@@ -70,17 +70,28 @@ def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
     values = batch.values.to(torch.int32)
     offsets = None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]
-    return [batch.dense, values, offsets, batch.labels, place]
+    about = [batch.labels, batch.sample_weights, batch.groups]
+    return [batch.dense, values, offsets, *about, place]
 
 
 def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
     """The batch that :func:`to_plain` was given."""
-    dense, values, offsets, labels, (epoch, sample, first_sample) = plain
+    dense, values, offsets, labels, sample_weights, groups, place = plain
+    epoch, sample, first_sample = place
     if offsets is None:
         offsets = one_hot_offsets(len(values))
     position = LoaderPosition(epoch, sample)
     return JaggedBatch(
-        dense, keys, values.to(torch.int64), offsets, labels, None, position, first_sample
+        dense,
+        keys,
+        values.to(torch.int64),
+        offsets,
+        labels,
+        None,
+        position,
+        first_sample,
+        sample_weights=sample_weights,
+        groups=groups,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from pibroch.data import EncodedDataset, Loader
+from pibroch.data.schema import Target
 from pibroch.embedding import SGD
 from pibroch.errors import CheckpointError
 from pibroch.score.split import check_out, opened_split, write_predictions
@@ -17,7 +19,7 @@ from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.manifest import Manifest, read_manifest, schema_of
 from pibroch.state.tables import check_tables_match, saved_tables
 from pibroch.train.evaluation import check_finite, predict
-from pibroch.train.metrics import Metrics
+from pibroch.train.metrics import Evaluation, Predictions
 from pibroch.train.session import build_tables
 
 logger = logging.getLogger(__name__)
@@ -25,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 def evaluate_checkpoint(
     path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
-) -> Metrics:
-    """Metrics of a checkpoint, or of a run directory's best one, over a split.
+) -> Evaluation:
+    """Figures of a checkpoint, or of a run directory's best one, over a split.
 
     On the threads that the recipe asks for.
 
@@ -37,7 +39,7 @@ def evaluate_checkpoint(
         out: a file for the scores, see :func:`pibroch.score.split.score_split`.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or of other tables or dense features.
+        CheckpointError: when it is missing, damaged, or of other labels, tables or dense features.
         ConfigError: when there is no such split, or ``out`` cannot be written.
         DataError: when it has no samples.
         NonFiniteLossError: when predictions are no numbers.
@@ -47,14 +49,20 @@ def evaluate_checkpoint(
     opened = opened_split(dataset, split)
     predictor, _ = open_for(path, dataset)
     loader = Loader(opened, predictor.config.train.evaluate_batch_size)
-    predictions = predict(loader, predictor.logits)
+    schema = dataset.schema
+    empty = Predictions(schema.targets, predictor.config.train.top_k)
+    predictions = predict(loader, predictor.logits, empty)
     if out is not None:
-        write_predictions(predictions, out)
-    metrics, _ = predictions.result()
-    check_finite(metrics, split)
-    if math.isnan(metrics.auc):
-        logger.warning("all labels of the %s split are alike: AUC is not defined", split)
-    return metrics
+        write_predictions(predictions, dataset, out)
+    evaluation = predictions.result()
+    check_finite(evaluation, split)
+    for label, figures in evaluation.tasks.items():
+        if math.isnan(figures.get("auc", 0.0)):
+            which = f" ({label})" if len(evaluation.tasks) > 1 else ""
+            logger.warning(
+                "all labels%s of the %s split are alike: AUC is not defined", which, split
+            )
+    return evaluation
 
 
 def open_for(path: Path, dataset: EncodedDataset) -> tuple[Predictor, Path]:
@@ -79,6 +87,13 @@ def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
     """The manifest, when its tables, dense features and vocabularies are those of the data."""
     tables = build_tables(manifest.config, dataset.num_rows)
     check_tables_match(manifest.tables, saved_tables(tables, SGD(lr=1.0)), same_state=False)
+    labels = schema_of(manifest).targets
+    if _kinds(labels) != _kinds(dataset.schema.targets):
+        raise CheckpointError(
+            f"labels {_listed(dataset.schema.targets)} in the data",
+            f"{_listed(labels)}, as the checkpoint was trained on",
+            "prepare the data with the schema that it was trained on",
+        )
     names = schema_of(manifest).dense_names
     if names != dataset.schema.dense_names:
         raise CheckpointError(
@@ -95,3 +110,11 @@ def must_fit(manifest: Manifest, dataset: EncodedDataset) -> Manifest:
             "evaluate on that data, or on such as was encoded with the same vocabularies",
         )
     return manifest
+
+
+def _kinds(targets: Mapping[str, Target]) -> list[str]:
+    return [target.kind for target in targets.values()]
+
+
+def _listed(targets: Mapping[str, Target]) -> str:
+    return ", ".join(f"{label} ({target.kind})" for label, target in targets.items())

@@ -73,7 +73,7 @@ def score_split_by_ranks(
     kept = len(opened) - sum(len(parts.samples(number)) for number in missing)
     embeddings = load_embeddings(folder, manifest, world.ranks.open_channel())
     pipeline = BoundedLagPipeline(dense, embeddings, bound)
-    work = _Work(parts, opened, dataset.has_labels, missing, world)
+    work = _Work(parts, opened, dataset, missing, world)
     if world.is_first:
         advance(kept)
     try:
@@ -110,14 +110,14 @@ class _Work:
         self,
         parts: ScoreParts,
         split: Split,
-        has_labels: bool,
+        dataset: EncodedDataset,
         missing: Sequence[int],
         world: World,
     ) -> None:
         self._parts = parts
         self._split = split
         self._world = world
-        self._has_labels = has_labels
+        self._dataset = dataset
         self._numbers = missing[world.ranks.rank :: world.ranks.world_size]
         self._by_rank = [
             [
@@ -134,7 +134,7 @@ class _Work:
         for number in self._numbers:
             scores = [next(done) for _ in self._parts.batches(number)]
             first = self._parts.samples(number).start
-            self._parts.publish(number, frame_of(scores, first, self._has_labels))
+            self._parts.publish(number, frame_of(scores, first, self._dataset))
         assert next(done, None) is None
 
     def _scored(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pibroch.data import EncodedDataset, Split
 from pibroch.data.dataset import SplitName
 from pibroch.data.loader import batch_of
+from pibroch.data.targets import scores_of_logits
 from pibroch.errors import ConfigError, DataError, StorageError
 from pibroch.serve.predictor import Predictor
 from pibroch.state.manifest import MANIFEST
@@ -162,7 +163,8 @@ def score_split(
     """Write the score of each sample of a split, in the split's order, to a Parquet or CSV file.
 
     Columns are ``sample`` (its place in the split), ``label`` (null where the data have none) and
-    ``score``, a probability. Parts are kept in a folder beside ``out`` until all are there; one
+    ``score``, a probability, or the number that is predicted; of several labels ``label.NAME`` and
+    ``score.NAME`` of each. Parts are kept in a folder beside ``out`` until all are there; one
     that is there already, of the same checkpoint and data, is not scored again.
 
     Args:
@@ -192,17 +194,17 @@ def score_split(
                 batch = batch_of(opened, np.arange(some.start, some.stop))
                 scores.append((predictor.logits(batch).numpy(), batch.labels.numpy()))
                 advance(len(some))
-            parts.publish(number, frame_of(scores, samples.start, dataset.has_labels))
+            parts.publish(number, frame_of(scores, samples.start, dataset))
         else:
             advance(len(samples))
     parts.merge()
     return Scored(len(opened), len(opened) - sum(len(parts.samples(number)) for number in missing))
 
 
-def write_predictions(predictions: Predictions, out: Path) -> None:
-    """The same file from predictions that were collected; each logit becomes a probability."""
+def write_predictions(predictions: Predictions, dataset: EncodedDataset, out: Path) -> None:
+    """The same file from predictions that were collected."""
     logits, labels = predictions.arrays()
-    frame = frame_of([(logits, labels.astype(np.float32))], 0)
+    frame = frame_of([(logits, labels.astype(np.float32))], 0, dataset)
     with new_file(out, *SCORES) as file:
         (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(file)
 
@@ -253,13 +255,20 @@ def opened_split(dataset: EncodedDataset, split: str, needs_labels: bool = True)
 def frame_of(
     parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]],
     first: int,
-    has_labels: bool = True,
+    dataset: EncodedDataset,
 ) -> pl.DataFrame:
-    """Logits and labels as the columns of the file."""
+    """Logits and labels, ``[N]`` or ``[N, T]``, as the columns of the file."""
     logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-    samples = np.arange(first, first + len(logits))
-    label = pl.Series(labels)
-    if not has_labels:
-        label = pl.repeat(None, len(labels), dtype=pl.Float32, eager=True)
-    return pl.DataFrame({"sample": samples, "label": label, "score": scores.astype(np.float32)})
+    size = len(logits)
+    schema = dataset.schema
+    scores = scores_of_logits(logits, schema).reshape(size, -1)
+    columns: dict[str, pl.Series] = {"sample": pl.Series(np.arange(first, first + size))}
+    for task, name in enumerate(schema.label_columns):
+        suffix = f".{name}" if len(schema.label_columns) > 1 else ""
+        columns[f"label{suffix}"] = (
+            pl.Series(labels.reshape(size, -1)[:, task])
+            if dataset.has_labels
+            else pl.repeat(None, size, dtype=pl.Float32, eager=True)
+        )
+        columns[f"score{suffix}"] = pl.Series(scores[:, task])
+    return pl.DataFrame(columns)

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pibroch.data.schema import Schema
+from pibroch.data.targets import scores_of
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import read_verified, saved_dense, version_of
@@ -34,18 +36,23 @@ class DensePart:
 
     Attributes:
         layers: called with dense features ``[B, n]`` and embeddings ``[B, F, D]``, they give logits
-            ``[B]``.
-        num_dense: n.
+            ``[B]``, or ``[B, T]`` of several tasks.
+        schema: of the data, with its n dense features and its tasks.
         features: whose embeddings they take, in order; F of them.
         dim: of an embedding, D.
         version: a name of the weights.
     """
 
     layers: nn.Module
-    num_dense: int
+    schema: Schema
     features: tuple[str, ...]
     dim: int
     version: str
+
+    @property
+    def num_dense(self) -> int:
+        """Dense features n."""
+        return len(self.schema.dense)
 
 
 class _Scores(nn.Module):
@@ -54,16 +61,16 @@ class _Scores(nn.Module):
     ``dense`` is left out where the model has no dense features.
     """
 
-    def __init__(self, layers: nn.Module, has_dense: bool) -> None:
+    def __init__(self, part: DensePart) -> None:
         super().__init__()
-        self.layers = layers
-        self.has_dense = has_dense
+        self.layers = part.layers
+        self.schema = part.schema
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         embedded = tensors[-1]
-        dense = tensors[0] if self.has_dense else embedded[:, 0, :0]
+        dense = tensors[0] if self.schema.dense else embedded[:, 0, :0]
         logits: Tensor = self.layers(dense, embedded)
-        return torch.sigmoid(logits), logits
+        return scores_of(logits, self.schema), logits
 
 
 def dense_part(path: Path) -> DensePart:
@@ -76,17 +83,14 @@ def dense_part(path: Path) -> DensePart:
     """
     if is_exported(path):
         model = open_exported(path)
-        return DensePart(
-            model.dense, len(model.schema.dense), model.features, model.dim, model.version
-        )
+        return DensePart(model.dense, model.schema, model.features, model.dim, model.version)
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
     schema = schema_of(manifest)
-    num_dense = len(schema.dense)
     features = schema.keys_by_table
     layers = saved_dense(folder, manifest)
     dim = next(iter(manifest.tables.values())).dim
-    return DensePart(layers, num_dense, features, dim, version_of(folder, manifest))
+    return DensePart(layers, schema, features, dim, version_of(folder, manifest))
 
 
 def refuse_onnx(out: Path, overwrite: bool) -> None:
@@ -150,7 +154,8 @@ def write_onnx(part: DensePart, out: Path) -> None:
     if part.num_dense:
         inputs = {DENSE: torch.zeros(_SAMPLES, part.num_dense), **inputs}
     batch = torch.export.Dim("batch")
-    scores = _Scores(part.layers.eval().requires_grad_(False), bool(part.num_dense)).eval()
+    part.layers.eval().requires_grad_(False)
+    scores = _Scores(part).eval()
     with warnings.catch_warnings():
         # of its own parts, and that both inputs have one batch size
         warnings.simplefilter("ignore")

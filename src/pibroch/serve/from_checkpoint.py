@@ -132,9 +132,7 @@ def saved_dense(folder: Path, manifest: Manifest) -> nn.Module:
     """The dense layers of a checkpoint, from files that were verified."""
     schema = schema_of(manifest)
     state = dense_weights(folder, manifest)
-    return dense_layers(
-        manifest.config.model, len(schema.dense), schema.keys_by_table, state, str(folder)
-    )
+    return dense_layers(manifest.config.model, schema, schema.keys_by_table, state, str(folder))
 
 
 def plain_table(

@@ -91,9 +91,7 @@ def _with_delta(
         version=manifest.version,
         step=manifest.step,
         lookup=rows.changed(versions) if versions else rows,
-        dense=dense_layers(
-            rows.manifest.model, len(base.schema.dense), rows.features, state, str(folder)
-        ),
+        dense=dense_layers(rows.manifest.model, base.schema, rows.features, state, str(folder)),
         bf16=manifest.bf16,
         sha256=sha256,
         files=watch if base.files is None else base.files.joined(watch),

@@ -57,7 +57,6 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
     state = load_tensors(folder, DENSE, EXPORT)
     vocabularies = exported_vocabularies(folder, manifest, verify)
     watch.check_names()
-    num_dense = len(manifest.schema_.dense)
     return OpenedModel(
         source=str(folder),
         version=manifest.version,
@@ -68,7 +67,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         num_rows={table.name: table.num_rows for table in manifest.tables},
         dim=manifest.dim,
         lookup=rows,
-        dense=dense_layers(manifest.model, num_dense, rows.features, state, str(folder)),
+        dense=dense_layers(manifest.model, manifest.schema_, rows.features, state, str(folder)),
         bf16=manifest.bf16,
         vocabularies=vocabularies,
         sha256=sha256,

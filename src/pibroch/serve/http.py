@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
+from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError
 from pibroch.serve.admission import JSON_TYPE, App, error_body
 from pibroch.serve.batcher import Batcher
@@ -102,7 +103,7 @@ class Service:
             outputs[EMBEDDING] = await self._batcher.embeddings(predictor, work)
         if names != {EMBEDDING}:
             logits = await self._batcher.logits(predictor, work)
-            outputs |= {SCORE: _scores(logits), LOGIT: logits}
+            outputs |= {SCORE: scores_of_logits(logits, predictor.schema), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
     async def score(self, request: DirectRequest) -> Reply:
@@ -111,9 +112,11 @@ class Service:
         Lines are as in the training data.
         """
         predictor, raw = await self._raw(request)
-        scores = _scores(await self._batcher.logits(predictor, raw)).tolist()
+        logits = await self._batcher.logits(predictor, raw)
+        scores = scores_of_logits(logits, predictor.schema).tolist()
         if request.headers.get(b"accept", b"").startswith(b"text/csv"):
-            text = "".join(f"{score!r}\n" for score in scores)
+            lines = [score if isinstance(score, list) else [score] for score in scores]
+            text = "".join(f"{','.join(map(repr, line))}\n" for line in lines)
             version = predictor.version.encode("ascii")
             kind = (b"content-type", b"text/csv; charset=utf-8")
             return Reply(text.encode(), (kind, (b"x-model-version", version)))
@@ -330,12 +333,6 @@ async def _failed(_: Request, __: Exception) -> Response:
 
 def _error(reason: str, status: int, headers: Mapping[str, str]) -> Response:
     return Response(error_body(reason), status, headers, media_type="application/json")
-
-
-def _scores(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Probabilities, as bulk prediction writes them."""
-    scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-    return scores.astype(np.float32)
 
 
 def _path_parameters(path: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def work_of(
             return _batch_of(inputs, predictor.schema)
         except DataError as error:
             raise Refusal(400, str(error)) from error
-    unknown = [name for name in inputs if name not in (*predictor.columns, predictor.schema.label)]
+    ignored = predictor.schema.training_columns
+    unknown = [name for name in inputs if name not in (*predictor.columns, *ignored)]
     missing = [name for name in predictor.columns if name not in inputs]
     if unknown or missing:
         wrong = f"unknown input `{unknown[0][:80]}`" if unknown else f"no input `{missing[0][:80]}`"

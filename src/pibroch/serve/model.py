@@ -77,7 +77,7 @@ class OpenedModel:
 
 def dense_layers(
     config: ModelConfig,
-    num_dense: int,
+    schema: Schema,
     features: Sequence[str],
     state: Mapping[str, Tensor],
     source: str,
@@ -96,7 +96,8 @@ def dense_layers(
             raise damaged(f"NaN or infinite numbers in {name!r} of {source}", "finite numbers")
     try:
         with _one_at_a_time, torch.device("meta"):
-            model = build_model(config, num_dense, len(features), features)
+            num_tasks = len(schema.label_columns)
+            model = build_model(config, len(schema.dense), len(features), features, num_tasks)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         for name, _ in model.named_buffers():
             if name not in wanted:  # and would hold whatever its memory held before

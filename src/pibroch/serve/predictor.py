@@ -20,6 +20,7 @@ from torch import Tensor
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
+from pibroch.data.targets import scores_of
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import open_checkpoint
@@ -69,9 +70,7 @@ class Predictor:
         self.schema = model.schema
         self.version = model.version
         self.step = model.step
-        self.columns = tuple(
-            column for column in self.schema.used_columns() if column != self.schema.label
-        )
+        self.columns = self.schema.used_columns(with_label=False)
         self._model = model
         self._dense = model.dense.eval().requires_grad_(False)
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
@@ -210,7 +209,7 @@ class Predictor:
             raise
 
     def logits(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
-        """Logits of a batch, float32 ``[B]``; its labels are not looked at.
+        """Logits of a batch, float32 ``[B]``, of several tasks ``[B, T]``; labels are not read.
 
         With the bits of the trainer's own, or for up to 16 samples within rounding of these.
 
@@ -254,8 +253,11 @@ class Predictor:
         return _AS_IT_IS
 
     def scores(self, batch: JaggedBatch) -> Tensor:
-        """Probabilities of a batch, float32 ``[B]``; as :meth:`logits` else."""
-        return torch.sigmoid(self.logits(batch))
+        """Probabilities of a batch, float32 ``[B]``; as :meth:`logits` else.
+
+        Of a label of numbers, the number that is predicted. Of several labels ``[B, T]``.
+        """
+        return scores_of(self.logits(batch), self.schema)
 
     def embed(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
         """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model.

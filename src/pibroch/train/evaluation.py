@@ -18,7 +18,8 @@ from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
 from pibroch.data.health import click_rates
 from pibroch.errors import ConfigError, DataError, NonFiniteLossError
-from pibroch.train.metrics import Curves, Metrics, Predictions
+from pibroch.train.metrics import Curves, Evaluation, Metrics, Predictions
+from pibroch.train.monitored import check_monitor, monitored
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,17 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
         raise DataError(
             f"no training samples in {dataset.path}", "samples to train on", "prepare more data"
         )
-    alike = {split: rate for split, rate in click_rates(dataset).items() if rate in (0.0, 1.0)}
-    if config.train.monitor != "auc":
-        alike.pop("validation", None)
+    schema = dataset.schema
+    check_monitor(config.train, schema)
+    label, figure = monitored(config.train.monitor, schema)
+    alike = {
+        (of_label, split): rate
+        for of_label, rates in click_rates(dataset).items()
+        for split, rate in rates.items()
+        if rate in (0.0, 1.0)
+    }
+    if figure != "auc":
+        alike.pop((label, "validation"), None)
     needing = {
         "train.early_stop_patience": (config.train.early_stop_patience, None),
         "schedule.plateau_factor": (config.schedule.plateau_factor, 1.0),
@@ -77,9 +86,15 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
                 f"pass --set {key}={'none' if off is None else off}, or prepare the data with"
                 " --split time:0.8/0.1/0.1",
             )
-    for split, rate in alike.items():
+    for (of_label, split), rate in alike.items():
+        which = f" ({of_label})" if len(schema.label_columns) > 1 else ""
         logger.warning(
-            "all %s labels are %.0f in %s: %s", split, rate, dataset.path, _CONSEQUENCES[split]
+            "all %s labels%s are %.0f in %s: %s",
+            split,
+            which,
+            rate,
+            dataset.path,
+            _CONSEQUENCES[split],
         )
     if "validation" in empty:
         logger.warning(
@@ -90,8 +105,8 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
         logger.warning("no test samples in %s: the run ends without an evaluation", dataset.path)
 
 
-def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
-    """Metrics over a whole split, the same on all ranks.
+def evaluate(session: Session, split: SplitName) -> Evaluation:
+    """Figures over a whole split, the same on all ranks.
 
     Weights, optimizer state and random numbers stay untouched.
 
@@ -111,50 +126,79 @@ def evaluate(session: Session, split: SplitName) -> tuple[Metrics, Curves]:
     if session.processors is not None:
         batches = session.processors.batches(session.dataset, loader, len(loader))
     with session.predicting() as logits:
-        predictions = predict(batches, logits)
-    metrics, curves = _result_of_all(predictions, session.world.control)
-    check_finite(metrics, split)
-    return metrics, curves
+        predictions = predict(batches, logits, _empty(session.config, session.dataset))
+    evaluation = _result_of_all(
+        predictions, _empty(session.config, session.dataset), session.world.control
+    )
+    check_finite(evaluation, split)
+    return evaluation
 
 
-def check_finite(metrics: Metrics, split: str) -> None:
+def _empty(config: RunConfig, dataset: EncodedDataset) -> Predictions:
+    return Predictions(dataset.schema.targets, config.train.top_k)
+
+
+def check_finite(evaluation: Evaluation, split: str) -> None:
     """Raise NonFiniteLossError for figures of predictions that are no numbers."""
-    if metrics.num_samples and not math.isfinite(metrics.logloss):
+    if not evaluation.metrics.num_samples:
+        return
+    for label, figures in evaluation.tasks.items():
+        name = "logloss" if "logloss" in figures else "rmse"
+        if math.isfinite(figures[name]):
+            continue
+        of_label = f" of {label}" if len(evaluation.tasks) > 1 else ""
         raise NonFiniteLossError(
-            f"log loss {metrics.logloss} over the {split} split",
+            f"{'log loss' if name == 'logloss' else name} {figures[name]}{of_label} over the"
+            f" {split} split",
             "predictions that are numbers",
             "lower the learning rates or set train.clip_norm, and go on from an earlier checkpoint",
         )
 
 
-def predict(batches: Iterable[JaggedBatch], logits: Callable[[JaggedBatch], Tensor]) -> Predictions:
-    """Predictions for all batches by a function that gives logits ``[B]``."""
-    predictions = Predictions()
+def predict(
+    batches: Iterable[JaggedBatch],
+    logits: Callable[[JaggedBatch], Tensor],
+    predictions: Predictions | None = None,
+) -> Predictions:
+    """Predictions for all batches by a function that gives logits, added to those given."""
+    predictions = Predictions() if predictions is None else predictions
     for batch in batches:
-        predictions.add(logits(batch).numpy(), batch.labels.numpy())
+        groups = None if batch.groups is None else batch.groups.numpy()
+        predictions.add(logits(batch).numpy(), batch.labels.numpy(), groups)
     return predictions
 
 
-def _result_of_all(predictions: Predictions, channel: Channel) -> tuple[Metrics, Curves]:
-    """Bring all ranks' predictions to rank 0, which computes for all."""
+def _result_of_all(predictions: Predictions, whole: Predictions, channel: Channel) -> Evaluation:
+    """Bring all ranks' predictions to rank 0, which computes for all.
+
+    Args:
+        predictions: of this rank.
+        whole: to which rank 0 adds all.
+        channel: to the others.
+    """
     if channel.ranks.world_size == 1:
         return predictions.result()
     logits, labels = predictions.arrays()
-    everyone = (
+    is_bits = labels.dtype == np.bool_
+    groups = predictions.groups()
+    everyone = [
         _to_first(channel, torch.from_numpy(logits)),
-        _to_first(channel, torch.from_numpy(labels.view(np.uint8))),
-    )
+        _to_first(channel, torch.from_numpy(labels.view(np.uint8) if is_bits else labels)),
+    ]
+    if any(channel.gather(groups is not None)):
+        of_rank = torch.from_numpy(np.empty(0, np.int64) if groups is None else groups)
+        everyone.append(_to_first(channel, of_rank))
     result = None
     if channel.ranks.rank == 0:
-        whole = Predictions()
-        whole.add(everyone[0].numpy(), everyone[1].numpy().astype(np.float32))
-        result = [asdict(part) for part in whole.result()]
-    metrics, curves = channel.gather(result)[0]
-    return Metrics(**metrics), Curves(**curves)
+        everything = [each.numpy() for each in everyone]
+        whole.add(everything[0], everything[1].astype(np.float32), *everything[2:])
+        result = asdict(whole.result())
+    plain = channel.gather(result)[0]
+    return Evaluation(Metrics(**plain["metrics"]), Curves(**plain["curves"]), plain["tasks"])
 
 
 def _to_first(channel: Channel, tensor: Tensor) -> Tensor:
-    """What all ranks hold, ``[N]``, in rank order on rank 0; empty elsewhere."""
+    """What all ranks hold, ``[N, ...]``, in rank order on rank 0; empty elsewhere."""
     elsewhere = [0] * (channel.ranks.world_size - 1)
     counts = channel.gather(len(tensor))
     is_first = channel.ranks.rank == 0

@@ -21,7 +21,8 @@ from pibroch.state.manifest import Progress
 from pibroch.state.monitor import Monitor
 from pibroch.train.evaluation import evaluate
 from pibroch.train.meter import ExchangedBytes, Meter, Stopwatch
-from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.metrics import Evaluation, finite_or_none, reported
+from pibroch.train.monitored import value_of
 from pibroch.train.replanning import Replanner
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session
@@ -185,10 +186,10 @@ class Trainer:
             yield
 
     def _evaluate(self) -> bool:
-        metrics, _ = evaluate(self.session, "validation")
-        value = metrics.auc if self.settings.monitor == "auc" else -metrics.logloss
+        evaluation = evaluate(self.session, "validation")
+        value = value_of(self.settings.monitor, evaluation.tasks, self.session.dataset.schema)
         improved = self.monitor.update(self.step, value)
-        self.sink.evaluation(evaluation_record(self.step, "validation", metrics, improved))
+        self.sink.evaluation(evaluation_record(self.step, "validation", evaluation, improved))
         return improved
 
     def _report(self) -> None:
@@ -226,9 +227,13 @@ def total_steps(session: Session) -> int:
     )
 
 
-def evaluation_record(step: int, split: str, metrics: Metrics, is_best: bool) -> EvaluationRecord:
+def evaluation_record(
+    step: int, split: str, evaluation: Evaluation, is_best: bool
+) -> EvaluationRecord:
     """An evaluation as it is reported."""
     figures: dict[str, Any] = {
-        name: finite_or_none(value) for name, value in asdict(metrics).items()
+        name: finite_or_none(value) for name, value in asdict(evaluation.metrics).items()
     }
-    return EvaluationRecord(step=step, split=split, is_best=is_best, **figures)
+    return EvaluationRecord(
+        step=step, split=split, is_best=is_best, tasks=reported(evaluation), **figures
+    )

@@ -1,6 +1,6 @@
 """What predictions are worth.
 
-AUC, log loss, normalised entropy, calibration, and the curves behind them.
+AUC, log loss, normalised entropy, calibration, and the curves behind them; by label, and by group.
 
 Counted in integers and float64 over all predictions, so that the figures are exact and do not
 depend on batches or threads. (torchmetrics, which the tests compare with, gives the same to float32
@@ -10,10 +10,15 @@ but takes three times as long and seconds to import.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pibroch.data.schema import Target
+from pibroch.kernels.arrays import Array
+from pibroch.train.ranking_metrics import ranking_figures
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -55,57 +60,173 @@ class Curves:
     observed: list[float]
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What predictions are worth.
+
+    Attributes:
+        metrics: of the first label; where it holds numbers, its count alone.
+        curves: likewise.
+        tasks: every figure by label and name. Of labels of 0 and 1 those of :class:`Metrics`,
+            ``pr_auc`` (the average precision) and, where samples have groups, those of
+            :func:`pibroch.train.ranking_metrics.ranking_figures`; of numbers ``rmse`` and ``mae``.
+    """
+
+    metrics: Metrics
+    curves: Curves
+    tasks: dict[str, dict[str, float]]
+
+
 class Predictions:
-    """Collects predictions batch by batch: 5 bytes a sample, and sums."""
+    """Collects predictions batch by batch: 5 to 16 bytes a sample and label, and sums.
 
-    def __init__(self) -> None:
+    Args:
+        targets: the labels; one of 0 and 1 when absent.
+        top: the k of figures over the best k of a group.
+    """
+
+    def __init__(
+        self, targets: Mapping[str, Target] | None = None, top: Sequence[int] = (10,)
+    ) -> None:
+        self.targets = dict(targets or {"label": Target()})
+        self._top = tuple(top)
+        self._dtype: type[np.generic] = (
+            np.float32
+            if any(target.kind == "number" for target in self.targets.values())
+            else np.bool_
+        )
         self._logits: list[NDArray[np.float32]] = []
-        self._labels: list[NDArray[np.bool_]] = []
-        self._loss_sum = 0.0
+        self._labels: list[Array] = []
+        self._groups: list[NDArray[np.int64]] = []
+        self._loss_sums = [0.0] * len(self.targets)
 
-    def add(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> None:
-        """Add a batch: logits ``[B]`` and labels ``[B]`` of 0 and 1; both are copied."""
-        wide = logits.astype(np.float64)
-        with np.errstate(invalid="ignore"):  # infinite logits: the loss is no number then
-            self._loss_sum += float(np.sum(np.logaddexp(0.0, wide) - wide * labels))
+    def add(
+        self,
+        logits: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        groups: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add a batch, which is copied.
+
+        Args:
+            logits: ``[B]``, or ``[B, T]`` of several labels.
+            labels: of the same shape.
+            groups: ``[B]``, in all batches or in none.
+        """
+        for task, target in enumerate(self.targets.values()):
+            if target.kind == "binary":
+                wide = _column(logits, task).astype(np.float64)
+                with np.errstate(invalid="ignore"):  # infinite logits: the loss is no number then
+                    losses = np.logaddexp(0.0, wide) - wide * _column(labels, task)
+                    self._loss_sums[task] += float(np.sum(losses))
         self._logits.append(np.array(logits, np.float32))
-        self._labels.append(labels > 0.5)
+        self._labels.append(labels > 0.5 if self._dtype is np.bool_ else np.array(labels))
+        if groups is not None:
+            self._groups.append(np.array(groups))
 
-    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """All logits and labels so far, ``[N]`` each."""
-        logits = np.concatenate(self._logits or [np.empty(0, np.float32)])
-        return logits, np.concatenate(self._labels or [np.empty(0, np.bool_)])
+    def arrays(self) -> tuple[NDArray[np.float32], Array]:
+        """All logits and labels so far, ``[N]`` or ``[N, T]``; labels are truths or float32."""
+        shape = (0,) if len(self.targets) == 1 else (0, len(self.targets))
+        logits = np.concatenate(self._logits or [np.empty(shape, np.float32)])
+        return logits, np.concatenate(self._labels or [np.empty(shape, self._dtype)])
 
-    def result(self, num_points: int = 200, num_bins: int = 20) -> tuple[Metrics, Curves]:
-        """Figures and curves over all batches so far; costs one sort."""
+    def groups(self) -> NDArray[np.int64] | None:
+        """All groups so far, ``[N]``; ``None`` where samples have none."""
+        return np.concatenate(self._groups) if self._groups else None
+
+    def result(self, num_points: int = 200, num_bins: int = 20) -> Evaluation:
+        """Figures and curves over all batches so far; costs a sort a label, two with groups."""
         logits, labels = self.arrays()
-        order = np.argsort(logits, kind="stable")
-        # NaN last
-        logits = logits[order]
-        labels = labels[order]
-        with np.errstate(invalid="ignore"):
-            predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
-        negatives, positives = _roc_counts(logits, labels)
-        count = len(labels)
-        clicks = int(labels.sum())
-        logloss = self._loss_sum / count if count else math.nan
-        is_number = not (count and np.isnan(logits[-1]))
-        entropy = binary_entropy(clicks / count) if 0 < clicks < count else math.nan
-        metrics = Metrics(
-            auc=area_under_roc(negatives, positives) if is_number else math.nan,
-            logloss=logloss,
-            normalized_entropy=logloss / entropy,
-            calibration=float(predicted.sum()) / clicks if clicks else math.nan,
-            num_samples=count,
-        )
-        bins = [part for part in np.array_split(np.arange(count), num_bins) if len(part)]
-        points = _thin(len(negatives), num_points)
-        return metrics, Curves(
-            false_positive_rate=_shares(negatives)[points].tolist(),
-            true_positive_rate=_shares(positives)[points].tolist(),
-            predicted=[float(predicted[part].mean()) for part in bins],
-            observed=[float(labels[part].mean()) for part in bins],
-        )
+        groups = self.groups()
+        tasks: dict[str, dict[str, float]] = {}
+        first: tuple[Metrics, Curves] | None = None
+        for task, (name, target) in enumerate(self.targets.items()):
+            of_task = _column(logits, task), _column(labels, task)
+            if target.kind == "number":
+                tasks[name] = _regression_figures(*of_task)
+                pair = (
+                    Metrics(math.nan, math.nan, math.nan, math.nan, len(logits)),
+                    Curves([], [], [], []),
+                )
+            else:
+                hits = of_task[1] > 0.5
+                counts = _roc_counts(*_sorted(of_task[0], hits))
+                pair = _click_figures(
+                    of_task[0], hits, counts, self._loss_sums[task], num_points, num_bins
+                )
+                figures = asdict(pair[0])
+                del figures["num_samples"]
+                tasks[name] = figures | {"pr_auc": average_precision(*counts)}
+                if groups is not None:
+                    tasks[name] |= ranking_figures(of_task[0], hits, groups, self._top)
+            first = first or pair
+        assert first is not None
+        return Evaluation(*first, tasks)
+
+
+def _column(array: Array, task: int) -> Array:
+    return array if array.ndim == 1 else array[:, task]
+
+
+def _sorted(
+    logits: NDArray[np.float32], labels: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """By logits, rising, NaN last."""
+    order = np.argsort(logits, kind="stable")
+    return logits[order], labels[order]
+
+
+def _click_figures(
+    logits: NDArray[np.float32],
+    labels: NDArray[np.bool_],
+    counts: tuple[Counts, Counts],
+    loss_sum: float,
+    num_points: int,
+    num_bins: int,
+) -> tuple[Metrics, Curves]:
+    logits, labels = _sorted(logits, labels)
+    with np.errstate(invalid="ignore"):
+        predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+    negatives, positives = counts
+    count = len(labels)
+    clicks = int(labels.sum())
+    logloss = loss_sum / count if count else math.nan
+    is_number = not (count and np.isnan(logits[-1]))
+    entropy = binary_entropy(clicks / count) if 0 < clicks < count else math.nan
+    metrics = Metrics(
+        auc=area_under_roc(negatives, positives) if is_number else math.nan,
+        logloss=logloss,
+        normalized_entropy=logloss / entropy,
+        calibration=float(predicted.sum()) / clicks if clicks else math.nan,
+        num_samples=count,
+    )
+    bins = [part for part in np.array_split(np.arange(count), num_bins) if len(part)]
+    points = _thin(len(negatives), num_points)
+    return metrics, Curves(
+        false_positive_rate=_shares(negatives)[points].tolist(),
+        true_positive_rate=_shares(positives)[points].tolist(),
+        predicted=[float(predicted[part].mean()) for part in bins],
+        observed=[float(labels[part].mean()) for part in bins],
+    )
+
+
+def _regression_figures(predicted: NDArray[np.float32], labels: Array) -> dict[str, float]:
+    errors = predicted.astype(np.float64) - labels
+    if not len(errors):
+        return {"rmse": math.nan, "mae": math.nan}
+    return {"rmse": math.sqrt(np.mean(errors**2)), "mae": float(np.mean(np.abs(errors)))}
+
+
+def average_precision(negatives: Counts, positives: Counts) -> float:
+    """Area under the precision-recall curve, as a sum of steps, from cumulative counts.
+
+    >>> round(average_precision(np.array([0, 0, 1, 2]), np.array([0, 1, 2, 2])), 4)
+    0.8333
+    """
+    if not positives[-1]:
+        return math.nan
+    precisions = positives[1:] / (positives[1:] + negatives[1:])
+    return float((np.diff(positives) * precisions).sum() / positives[-1])
 
 
 def area_under_roc(negatives: Counts | Floats, positives: Counts | Floats) -> float:
@@ -144,6 +265,14 @@ def _shares(counts: Counts) -> Floats:
 
 def _thin(length: int, num_points: int) -> Counts:
     return np.unique(np.linspace(0, length - 1, min(length, num_points)).astype(np.int64))
+
+
+def reported(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
+    """All figures by label and name, as JSON has them."""
+    return {
+        label: {name: finite_or_none(value) for name, value in figures.items()}
+        for label, figures in evaluation.tasks.items()
+    }
 
 
 def finite_or_none(value: float) -> float | None:

@@ -30,7 +30,7 @@ from pibroch.train.evaluation import access_skew, check_splits, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
 from pibroch.train.memory_cuts import MemoryCuts, has_state
 from pibroch.train.meter import Stopwatch, hit_rate
-from pibroch.train.metrics import Metrics, finite_or_none
+from pibroch.train.metrics import Evaluation, finite_or_none, reported
 from pibroch.train.publishing import Publishing, check_publishing
 from pibroch.train.replanning import Replanner
 from pibroch.train.roles import helper_processes
@@ -212,14 +212,15 @@ def _summary_of_finished(
 
 def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink) -> RunResult:
     tested: dict[str, Any] = {}
-    metrics = None
+    evaluation = None
     by_link = session.world.control.gather(trainer.bytes_sent_to_each)
     if session.dataset.samples["test"]:
-        metrics, curves = evaluate(session, "test")
-        record = evaluation_record(trainer.monitor.best_step or trainer.step, "test", metrics, True)
+        evaluation = evaluate(session, "test")
+        step = trainer.monitor.best_step or trainer.step
+        record = evaluation_record(step, "test", evaluation, True)
         sink.evaluation(record)
-        tested = {**asdict(record), "curves": asdict(curves)}
-    summary = _summary(session, trainer, metrics, by_link, run.num_restarts)
+        tested = {**asdict(record), "curves": asdict(evaluation.curves)}
+    summary = _summary(session, trainer, evaluation, by_link, run.num_restarts)
     best_possible_auc = _best_possible_auc(session.dataset)
     if session.world.is_first:
         skew = asdict(access_skew(session.dataset))
@@ -239,12 +240,13 @@ def _best_possible_auc(dataset: EncodedDataset) -> float | None:
 def _summary(
     session: Session,
     trainer: Trainer,
-    metrics: Metrics | None,
+    evaluation: Evaluation | None,
     by_link: list[list[float] | None],
     num_restarts: int,
 ) -> Summary:
     """The run in figures, the same on all ranks but for the time that each has measured."""
     world = session.world
+    metrics = None if evaluation is None else evaluation.metrics
     traffic = session.world.ranks.traffic
     seconds, own_samples = trainer.stopwatch.read()
     report = session.embeddings.exchange.report()
@@ -288,6 +290,7 @@ def _summary(
         publishing_seconds=0.0 if publishing is None else round(publishing.seconds_taken, 3),
         memory_cuts=trainer.saver.cuts.count,
         memory_cut_seconds=round(trainer.saver.cuts.seconds_taken, 3),
+        tasks=None if evaluation is None else reported(evaluation),
     )
 
 

@@ -291,6 +291,7 @@ class Summary:
             ``seconds``.
         memory_cuts, memory_cut_seconds: the same of cuts in memory.
         versions_published, publishing_seconds: the same of versions for servers.
+        tasks: all figures of the test split by label and name, where there is one.
     """
 
     steps: int
@@ -316,3 +317,4 @@ class Summary:
     memory_cut_seconds: float = 0.0
     versions_published: int = 0
     publishing_seconds: float = 0.0
+    tasks: dict[str, dict[str, float | None]] | None = None

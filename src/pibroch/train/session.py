@@ -17,7 +17,6 @@ from pibroch.collectives.world import World
 from pibroch.config import RunConfig
 from pibroch.config.exchange import ExchangeSection
 from pibroch.config.initializer import INITIALIZERS
-from pibroch.config.loss import LOSSES
 from pibroch.config.model import TowerConfig
 from pibroch.config.row_index import RowIndexConfig
 from pibroch.data import EncodedDataset, JaggedBatch
@@ -28,8 +27,8 @@ from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class, pooling_of
-from pibroch.models.losses import Loss
 from pibroch.process import threads_of_rank
+from pibroch.train.criterion import Criterion
 from pibroch.train.optimizers import (
     build_dense_optimizer,
     build_sparse_optimizer,
@@ -69,11 +68,10 @@ class Session:
     world: World
     processors: Processors | None = None
     has_rows: bool = True
-    criterion: Loss = field(init=False)
+    criterion: Criterion = field(init=False)
 
     def __post_init__(self) -> None:
-        loss = self.config.loss
-        self.criterion = LOSSES.find(loss.name).build(loss)
+        self.criterion = Criterion(self.config, self.dataset.schema, self.world.control)
 
     def fill_rows(self) -> None:
         """Make the rows what the seed makes of them, unless they are, or were."""
@@ -88,10 +86,7 @@ class Session:
         Its backward updates the rows.
         """
         set_place(self.model, self.config.seed, step, batch.first_sample)
-        logits = self._logits(self.model, batch)
-        if batch.batch_size == 0:
-            return logits.sum()
-        return self.criterion(logits, batch.labels)
+        return self.criterion(self._logits(self.model, batch), batch)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""
@@ -101,7 +96,7 @@ class Session:
 
     @contextmanager
     def predicting(self) -> Iterator[Callable[[JaggedBatch], Tensor]]:
-        """Yields a function from batches to float32 logits ``[B]``; nothing is updated.
+        """Yields a function from batches to float32 logits; nothing is updated.
 
         By the averages of weights when they are kept.
         """
@@ -178,7 +173,8 @@ def build_session(
         world.ranks.open_channel(),
         **{**exchange.options(helpers.workers), **_groups_of_towers(config, exchange, names)},
     )
-    model = build_model(config.model, len(schema.dense), len(names), names)
+    num_tasks = len(schema.label_columns)
+    model = build_model(config.model, len(schema.dense), len(names), names, num_tasks)
     model = data_parallel(place_towers(model, embeddings), world.ranks)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)

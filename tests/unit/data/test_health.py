@@ -31,7 +31,7 @@ def test_shares_and_click_rates(tmp_path):
     report, dataset = prepared(tmp_path, INTEGER, lambda i: ["", -5, 3, 4][i % 4])
     assert report.samples == {"train": 700, "validation": 150, "test": 150}
     assert health.shares(dataset)["c"] == health.Shares(700, 0.25, 0.25)
-    rates = health.click_rates(dataset)
+    rates = health.click_rates(dataset)["y"]
     expected = [
         np.mean([i % 4 == 0 for i in split])
         for split in (range(700), range(700, 850), range(850, 1000))
@@ -90,4 +90,4 @@ def test_labels_that_are_all_alike(tmp_path):
         f"all labels of the {split} split are {rate}: check the column `y`"
         for split, rate in (("train", 1), ("validation", 0), ("test", 0))
     )
-    assert health.click_rates(dataset) == {"train": 1.0, "validation": 0.0, "test": 0.0}
+    assert health.click_rates(dataset)["y"] == {"train": 1.0, "validation": 0.0, "test": 0.0}

@@ -117,16 +117,20 @@ def test_samples_are_gathered():
     for size in (0, 1, 40):
         chosen = random.integers(0, 50, size)
         split = (
-            random.integers(0, 2, 50).astype(np.uint8),
+            random.integers(0, 2, (50, 1)).astype(np.uint8),
             random.random((50, 3)).astype(np.float32),
         )
-        labels = np.empty(size, np.float32)
+        labels = np.empty((size, 1), np.float32)
         dense = np.empty((size, 3), np.float32)
         samples.gather_samples(chosen, *split, labels, dense)
         for got, want in zip(
             (labels, dense), samples_naive.gather_samples(chosen, *split), strict=True
         ):
             assert np.array_equal(got, want)
+        several = random.random((50, 2)).astype(np.float32)
+        labels = np.empty((size, 2), np.float32)
+        samples.gather_samples(chosen, several, split[1], labels, dense)
+        assert np.array_equal(labels, several[chosen])
         ids_FB = np.empty((5, size), np.int64)
         for features, dtype in (([0, 3], np.int32), ([1, 2, 4], np.int64)):
             limits = np.iinfo(dtype)

@@ -196,6 +196,64 @@ def dcnv3(weights: Weights, dense: Array, embedded: Array) -> Array:
     return (exponential + masked_crosses(weights, "linear", x, is_exponential=False)) / 2
 
 
+def softmax(x: Array) -> Array:
+    exponentials = np.exp(x - x.max(1, keepdims=True))
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+def expert_outputs(weights: Weights, name: str, x: Array, count: int) -> list[Array]:
+    return [hidden(weights, f"{name}.networks.{i}", x, 2) for i in range(count)]
+
+
+def gated(weights: Weights, name: str, x: Array, outputs: list[Array]) -> Array:
+    shares = softmax(x @ weights[f"{name}.linear.weight"].T)
+    assert shares.shape[1] == len(outputs)
+    return sum(shares[:, [i]] * each for i, each in enumerate(outputs))
+
+
+def heads(weights: Weights, of_tasks: list[Array]) -> Array:
+    logits = []
+    for task, x in enumerate(of_tasks):
+        name = f"heads.networks.{task}"
+        logits.append(affine(weights, f"{name}.layers.2", hidden(weights, name, x, 2)))
+    return np.hstack(logits)
+
+
+def mmoe(num_tasks: int, num_experts: int) -> Equation:
+    def equation(weights: Weights, dense: Array, embedded: Array) -> Array:
+        x = flat(dense, embedded)
+        outputs = expert_outputs(weights, "experts", x, num_experts)
+        return heads(
+            weights, [gated(weights, f"gates.{task}", x, outputs) for task in range(num_tasks)]
+        )
+
+    return equation
+
+
+def ple(num_tasks: int, num_levels: int, num_own: int, num_shared: int) -> Equation:
+    def equation(weights: Weights, dense: Array, embedded: Array) -> Array:
+        of_tasks = [flat(dense, embedded)] * num_tasks
+        common = of_tasks[0]
+        for level in range(num_levels):
+            name = f"levels.{level}"
+            shared = expert_outputs(weights, f"{name}.shared", common, num_shared)
+            own = [
+                expert_outputs(weights, f"{name}.own.{task}", x, num_own)
+                for task, x in enumerate(of_tasks)
+            ]
+            of_tasks = [
+                gated(weights, f"{name}.gates.{task}", x, own[task] + shared)
+                for task, x in enumerate(of_tasks)
+            ]
+            if level < num_levels - 1:
+                everything = [each for outputs in own for each in outputs] + shared
+                common = gated(weights, f"{name}.shared_gate", common, everything)
+        return heads(weights, of_tasks)
+
+    return equation
+
+
+EXPERTS: dict[str, Any] = {"expert_hidden": (5, 3)}
 CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("gdcn", {"cross_layers": 2}, gdcn_parallel),
     ("gdcn", {"cross_layers": 2, "cross_rank": 2}, gdcn_parallel),
@@ -212,6 +270,10 @@ CASES: list[tuple[str, dict[str, Any], Equation]] = [
     ("qnn", {"cross_layers": 2, "cross_rows": 3}, qnn(3, 1)),
     ("qnn", {"cross_layers": 2, "heads": 2}, qnn(2, 2)),
     ("dcnv3", {"cross_layers": 2}, dcnv3),
+    ("mmoe", {**EXPERTS, "experts": 3}, mmoe(1, 3)),
+    ("mmoe", {**EXPERTS, "experts": 2, "num_tasks": 2}, mmoe(2, 2)),
+    ("ple", {**EXPERTS, "levels": 1}, ple(1, 1, 2, 2)),
+    ("ple", {**EXPERTS, "num_tasks": 2, "shared_experts": 1}, ple(2, 2, 2, 1)),
 ]
 """A model, its options, and what it works out."""
 
@@ -241,7 +303,9 @@ def test_logits_are_those_of_the_equations(
     weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     inputs = random_input(model)
     want = equation(weights, *(tensor.detach().numpy() for tensor in inputs))
-    np.testing.assert_allclose(model(*inputs).detach().numpy(), want.reshape(-1), rtol=1e-9)
+    logits = model(*inputs).detach().numpy()
+    assert logits.shape == ((5,) if options.get("num_tasks", 1) == 1 else (5, 2))
+    np.testing.assert_allclose(logits.reshape(-1), want.reshape(-1), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "options", "equation"), CASES)

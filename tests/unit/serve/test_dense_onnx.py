@@ -7,6 +7,7 @@ import torch
 import pibroch as pb
 from pibroch.config import model_zoo
 from pibroch.data import EncodedDataset, Loader
+from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.errors import ConfigError, MissingDependencyError, StorageError
 from pibroch.models import build_model
 from pibroch.serve.dense_onnx import DensePart, export_onnx, write_onnx
@@ -64,10 +65,15 @@ def test_the_command_takes_an_export(onnxruntime, clicks, tmp_path):
         export_onnx(tmp_path / "ctr", tmp_path / "new" / "ctr.onnx")
 
 
+SCHEMA = Schema(
+    label="click", categorical=tuple(CategoricalFeature(name=name, column=name) for name in "abc")
+)
+
+
 def test_without_dense_features(onnxruntime, tmp_path):
     torch.manual_seed(1)
     model = build_model("dlrm", 0, 3, dim=4, top=[8])
-    write_onnx(DensePart(model, 0, ("a", "b", "c"), 4, "1"), tmp_path / "dense.onnx")
+    write_onnx(DensePart(model, SCHEMA, ("a", "b", "c"), 4, "1"), tmp_path / "dense.onnx")
     session = opened(onnxruntime, tmp_path / "dense.onnx")
     embedded = torch.randn(5, 3, 4)
     assert [each.name for each in session.get_inputs()] == ["embedding"]
@@ -75,7 +81,9 @@ def test_without_dense_features(onnxruntime, tmp_path):
     assert np.abs(logit - model(torch.zeros(5, 0), embedded).detach().numpy()).max() < 1e-5
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="room for the ONNX file"):
-        write_onnx(DensePart(model, 0, ("a", "b", "c"), 4, "1"), tmp_path / "file" / "dense.onnx")
+        write_onnx(
+            DensePart(model, SCHEMA, ("a", "b", "c"), 4, "1"), tmp_path / "file" / "dense.onnx"
+        )
 
 
 def test_what_is_missing_is_named(clicks, tmp_path, monkeypatch):

@@ -287,7 +287,7 @@ def _auc(path, data):
     predictions = Predictions()
     batch = batch_of(samples, np.arange(len(samples)))
     predictions.add(predictor.logits(batch).numpy(), batch.labels.numpy())
-    return predictions.result()[0].auc
+    return predictions.result().metrics.auc
 
 
 def test_a_run_is_served_as_it_is_and_the_newest_by_default(clicks, tmp_path):

@@ -94,12 +94,12 @@ def test_it_needs_neither_the_data_nor_the_run(data, batches, run, tmp_path):
 
 def test_evaluation_goes_through_it(data, run):
     dataset = EncodedDataset.open(data)
-    metrics = evaluate_checkpoint(run.path, dataset, "test")
+    evaluation = evaluate_checkpoint(run.path, dataset, "test")
     predictor = pb.Predictor.open(run.path)
     predictions = Predictions()
     for batch in Loader(dataset.split("test"), predictor.config.train.evaluate_batch_size):
         predictions.add(predictor.logits(batch).numpy(), batch.labels.numpy())
-    assert metrics == predictions.result()[0]
+    assert evaluation == predictions.result()
 
 
 def test_four_threads_at_once_get_the_same_bits(batches, run):

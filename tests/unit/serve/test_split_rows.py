@@ -17,12 +17,13 @@ import torch
 
 import pibroch as pb
 from pibroch.cli.serve import _split
+from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError, ConfigError, WorkerLostError
 from pibroch.ports import free_port
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.http import Service, _scores, build_app
+from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
 from pibroch.serve.predictor import Predictor
@@ -66,8 +67,8 @@ def line(clicks, tmp_path_factory):
     for path in folders:
         predictor = pb.Predictor.open(path)
         for each in (many, few):
-            each.expected[predictor.version] = _scores(
-                predictor.logits(predictor.encode(each.rows)).numpy()
+            each.expected[predictor.version] = scores_of_logits(
+                predictor.logits(predictor.encode(each.rows)).numpy(), predictor.schema
             )
     return SimpleNamespace(folders=folders, checkpoints=checkpoints, few=few, **vars(many))
 

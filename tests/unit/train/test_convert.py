@@ -137,7 +137,7 @@ def test_an_export_comes_back_and_trains_on(trained, data, tmp_path, system, wra
     run = RunDirectory(tmp_path / "run")
     import_checkpoint(tmp_path / "model.pt", run, system, config, EncodedDataset.open(data))
     np.testing.assert_array_equal(our_logits(run, data), our_logits(trained["plain"], data))
-    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").num_samples > 0
+    assert evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").metrics.num_samples > 0
     train_here(config, run.path)
     assert CheckpointFolder(run.checkpoints_path, 1).steps()[-1] == 3
 

@@ -59,7 +59,7 @@ def test_without_validation_the_last_model_is_kept_and_tested(prepared, tmp_path
         "test"
     ]
     again = evaluate_checkpoint(run.path, EncodedDataset.open(prepared("time:0.8/0/0.2")), "test")
-    assert again.auc == result.summary.auc
+    assert again.metrics.auc == result.summary.auc
 
 
 def test_without_test_samples_nothing_is_tested(prepared, tmp_path, caplog):

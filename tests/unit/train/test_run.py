@@ -77,7 +77,8 @@ def test_the_newest_and_the_best_checkpoints_are_kept(data, tmp_path):
     assert folder.steps() == sorted({best_step, 42})
     assert folder.best() == folder.path(best_step)
     assert (
-        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").metrics.auc
+        == result.summary.auc
     )
 
 
@@ -138,7 +139,8 @@ def test_averages_are_what_is_evaluated(data, tmp_path):
     ]
     assert losses[0] == losses[1]
     assert (
-        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").auc == result.summary.auc
+        evaluate_checkpoint(run.path, EncodedDataset.open(data), "test").metrics.auc
+        == result.summary.auc
     )
 
 
@@ -227,7 +229,7 @@ def test_data_of_equal_sizes_and_other_vocabularies_are_refused(tmp_path):
     run, _ = train_here(
         make_config(datasets[0], "train.epochs=1", "model.bottom=[4]"), tmp_path / "run"
     )
-    assert evaluate_checkpoint(run.path, own, "test").num_samples > 0
+    assert evaluate_checkpoint(run.path, own, "test").metrics.num_samples > 0
     with pytest.raises(
         CheckpointError, match="whose vocabularies or encodings are not the checkpoint's"
     ):

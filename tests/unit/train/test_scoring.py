@@ -48,13 +48,13 @@ def test_the_scores_of_evaluation_in_order(run, data, tmp_path, name):
     assert actual["label"].to_list() == [
         label for batch in batches for label in batch.labels.tolist()
     ]
-    metrics = evaluate_checkpoint(run, dataset, "test", tmp_path / f"again-{name}")
+    evaluation = evaluate_checkpoint(run, dataset, "test", tmp_path / f"again-{name}")
     assert read(tmp_path / f"again-{name}").equals(actual)
     order = actual["score"].to_numpy()
     positive = order[actual["label"].to_numpy() == 1]
     negative = order[actual["label"].to_numpy() == 0]
     above = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
-    assert metrics.auc == pytest.approx(
+    assert evaluation.metrics.auc == pytest.approx(
         above, abs=1e-4
     )  # float32 probabilities tie where logits do not
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"again-{name}", name]

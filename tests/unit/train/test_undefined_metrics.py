@@ -71,7 +71,9 @@ def test_one_kind_of_validation_labels_neither_lowers_rates_nor_ends_a_run(
     assert folder.best() is None and folder.latest() == folder.path(24)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "pibroch"):
-        again = evaluate_checkpoint(run.path, EncodedDataset.open(prepare_clicks(180)), "test")
+        again = evaluate_checkpoint(
+            run.path, EncodedDataset.open(prepare_clicks(180)), "test"
+        ).metrics
     assert "AUC is not defined" in caplog.text
     assert math.isnan(again.auc) and again.logloss == result.summary.logloss
 
@@ -101,5 +103,5 @@ def test_predictions_that_are_no_numbers_stop_a_run(prepare_clicks, tmp_path):
 def test_auc_of_what_is_no_number_is_none():
     predictions = Predictions()
     predictions.add(np.array([0.1, np.nan, 2.0], np.float32), np.array([0, 1, 1], np.float32))
-    result = predictions.result()[0]
+    result = predictions.result().metrics
     assert math.isnan(result.auc) and math.isnan(result.logloss)

@@ -8,7 +8,7 @@ from pibroch.kernels.arrays import Array
 
 
 def gather_samples(samples: Array, labels: Array, dense: Array) -> tuple[Array, Array]:
-    """Labels ``[B]`` and dense values ``[B, n]`` of the samples."""
+    """Labels ``[B, T]`` and dense values ``[B, n]`` of the samples."""
     return labels[samples].astype(np.float32), dense[samples]
 
 

@@ -1,6 +1,7 @@
 """Samples of an encoded split into minibatches, and a check of their offsets.
 
-B samples, F features of one id each, F1 of them in one array, n dense features, V ids of others.
+B samples, T labels, F features of one id each, F1 of them in one array, n dense features, V ids of
+others.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ TILE = 16
 @kernel
 def gather_samples(
     samples: NDArray[np.int64],
-    labels: NDArray[np.uint8],
+    labels: NDArray[np.uint8] | NDArray[np.float32],
     dense: NDArray[np.float32],
     labels_out: NDArray[np.float32],
     dense_out: NDArray[np.float32],
 ) -> None:
-    """Labels ``[B]`` and dense values ``[B, n]`` of the samples."""
+    """Labels ``[B, T]`` and dense values ``[B, n]`` of the samples."""
+    num_labels = labels.shape[1]
     num_dense = dense.shape[1]
     for i in range(len(samples)):
-        labels_out[i] = labels[samples[i]]
+        for column in range(num_labels):
+            labels_out[i, column] = labels[samples[i], column]
         for column in range(num_dense):
             dense_out[i, column] = dense[samples[i], column]
 

@@ -1,0 +1,91 @@
+"""What labels and weights mean: from raw fields to numbers, and from logits to predictions.
+
+R records, B samples, T tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.data.schema import Schema, Target
+from pibroch.kernels.text import Bytes, Positions, hash_fields, parse_numbers
+
+Fields = tuple[Bytes, Positions, Positions]
+Read = tuple[NDArray[np.float64], NDArray[np.bool_], str]
+"""Numbers ``[R]``, whether they are good ``[R]``, and what a bad one should have been."""
+
+
+def read_label(target: Target, fields: Fields) -> Read:
+    """The labels in raw fields ``(text, starts [R], ends [R])``."""
+    if target.values:
+        codes = _codes_of_texts(list(target.values))
+        order = np.argsort(codes)
+        given = hash_fields(*fields)
+        place = np.minimum(np.searchsorted(codes[order], given), len(codes) - 1)
+        numbers = np.array(list(target.values.values()))[order][place]
+        return numbers, codes[order][place] == given, f"a label must be {_listed(target.values)}"
+    numbers, good = parse_numbers(*fields)
+    if target.kind == "binary":
+        return numbers, good & ((numbers == 0) | (numbers == 1)), "a label must be 0 or 1"
+    return numbers, good & np.isfinite(numbers), "a label must be a finite number"
+
+
+def read_weight(fields: Fields) -> Read:
+    """The weights of samples in raw fields."""
+    numbers, good = parse_numbers(*fields)
+    fits = good & (numbers >= 0) & (numbers <= np.finfo(np.float32).max)
+    return numbers, fits, "a weight must be a finite number of at least 0"
+
+
+def stored_labels(columns: Sequence[NDArray[np.float64]], is_binary: bool) -> NDArray[np.generic]:
+    """Labels as a dataset holds them.
+
+    One of 0 and 1 as uint8 ``[R]``, one of numbers as float32 ``[R]``, T of them as float32 ``[R,
+    T]``.
+    """
+    if is_binary:
+        return columns[0].astype(np.uint8)
+    if len(columns) == 1:
+        return columns[0].astype(np.float32)
+    return np.stack(columns, 1).astype(np.float32)
+
+
+def scores_of(logits: Tensor, schema: Schema) -> Tensor:
+    """What logits ``[B]`` or ``[B, T]`` predict: probabilities of labels of 0 and 1, or numbers."""
+    kinds = [target.kind == "number" for target in schema.targets.values()]
+    if not any(kinds):
+        return torch.sigmoid(logits)
+    return torch.where(torch.tensor(kinds), logits, torch.sigmoid(logits))
+
+
+def scores_of_logits(logits: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
+    """The same in NumPy, in float64, as files and answers have it."""
+    kinds = [target.kind == "number" for target in schema.targets.values()]
+    with np.errstate(over="ignore"):
+        probabilities = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    scores: NDArray[np.float32] = np.where(kinds, logits, probabilities).astype(np.float32)
+    return scores
+
+
+def clicks_of(labels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Of stored labels whether the first one is above 0, ``[R]``."""
+    return ((labels if labels.ndim == 1 else labels[:, 0]) > 0).astype(np.uint8)
+
+
+def _codes_of_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
+    encoded = [text.encode() for text in texts]
+    bounds = np.concatenate([[0], np.cumsum([len(text) for text in encoded])]).astype(np.int64)
+    buffer = np.frombuffer(b"".join(encoded) or b" ", np.uint8)
+    codes: NDArray[np.uint64] = hash_fields(buffer, bounds[:-1], bounds[1:])
+    return codes
+
+
+def _listed(texts: Sequence[str] | dict[str, float]) -> str:
+    *others, last = map(repr, texts)
+    return f"{', '.join(others)} or {last}" if others else last

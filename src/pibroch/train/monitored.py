@@ -1,0 +1,49 @@
+"""Which figure of an evaluation says which model is best: ``train.monitor``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pibroch.config.train import TrainConfig
+from pibroch.data.schema import Schema
+from pibroch.errors import ConfigError
+
+LOWER_IS_BETTER = frozenset(("logloss", "normalized_entropy", "rmse", "mae"))
+_OF_CLICKS = ("auc", "logloss", "normalized_entropy", "pr_auc")
+_OF_NUMBERS = ("rmse", "mae")
+
+
+def monitored(monitor: str, schema: Schema) -> tuple[str, str]:
+    """The label and the name of the figure in ``NAME`` or ``LABEL:NAME``."""
+    label, _, figure = monitor.rpartition(":")
+    return label or schema.label_columns[0], figure
+
+
+def check_monitor(settings: TrainConfig, schema: Schema) -> None:
+    """Raise ConfigError unless evaluations have this figure."""
+    label, figure = monitored(settings.monitor, schema)
+    if label not in schema.targets:
+        raise ConfigError(
+            f"train.monitor = {settings.monitor!r}",
+            f"a label of the data before the colon, one of {', '.join(schema.targets)}",
+        )
+    names = list(_OF_NUMBERS)
+    if schema.targets[label].kind == "binary":
+        names = list(_OF_CLICKS)
+        if schema.group is not None:
+            of_k = [f"{name}@{k}" for name in ("ndcg", "hr") for k in settings.top_k]
+            names += ["gauc", *of_k]
+    if figure not in names:
+        others = "" if len(schema.targets) == 1 else ", or one of another label as LABEL:NAME"
+        raise ConfigError(
+            f"train.monitor = {settings.monitor!r} for the label {label!r}",
+            f"one of {', '.join(names)}{others}",
+            f"pass --set train.monitor={names[0]}",
+        )
+
+
+def value_of(monitor: str, tasks: Mapping[str, Mapping[str, float]], schema: Schema) -> float:
+    """The figure, with its sign changed where lower is better."""
+    label, figure = monitored(monitor, schema)
+    value = tasks[label][figure]
+    return -value if figure in LOWER_IS_BETTER else value

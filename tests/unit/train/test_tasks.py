@@ -1,0 +1,155 @@
+"""Runs with several labels, weights, groups and numbers, from the recipe to scores."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import pibroch as pb
+from pibroch.data import EncodedDataset, Loader
+from pibroch.errors import ConfigError
+from pibroch.score.checkpoint import evaluate_checkpoint, open_for
+from pibroch.score.split import score_split
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from several_labels import SCHEMA, prepared
+from small_run import make_config, run_command, train_here
+
+SMALL = (
+    "model.top=[16]",
+    "model.expert_hidden=[16]",
+    "model.batch_norm=false",
+    "model.dropout=0.0",
+    "train.log_every=5",
+)
+TASKS = ("model.name=mmoe", "tasks={seconds={loss='mse', weight=0.5}}")
+ONE_NUMBER = SCHEMA.replace('labels = ["click", "seconds"]', 'label = "seconds"').replace(
+    "[target.click]\nvalues = { no = 0, yes = 1 }\n", ""
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    data = prepared(folder, count=3000)
+    config = make_config(data, *SMALL, *TASKS, "train.epochs=8", "train.monitor=seconds:rmse")
+    run, result = train_here(config, folder / "run")
+    return SimpleNamespace(data=data, run=run, result=result, folder=folder)
+
+
+def test_both_tasks_are_learned_and_told(trained):
+    evaluations = [each for each in trained.run.metrics() if each["kind"] == "evaluation"]
+    best = min(
+        (each for each in evaluations if each["split"] == "validation"),
+        key=lambda each: each["tasks"]["seconds"]["rmse"],
+    )
+    assert best["is_best"]
+    told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]
+    names = ["auc", "logloss", "normalized_entropy", "calibration"]
+    assert list(told["click"]) == [*names, "pr_auc", "gauc", "ndcg@10", "hr@10"]
+    assert list(told["seconds"]) == ["rmse", "mae"]
+    assert told["click"]["auc"] == trained.result.summary.auc > 0.8
+    assert told["click"]["gauc"] > 0.75 and told["seconds"]["rmse"] < 0.7
+
+
+def test_figures_are_those_of_the_scores(trained):
+    dataset = EncodedDataset.open(trained.data)
+    evaluation = evaluate_checkpoint(trained.run.path, dataset, "test")
+    out = trained.folder / "scores.parquet"
+    score_split(*open_for(trained.run.path, dataset), dataset, "test", out)
+    frame = pl.read_parquet(out)
+    columns = ["sample", "label.click", "score.click", "label.seconds", "score.seconds"]
+    assert frame.columns == columns
+    errors = frame["score.seconds"].to_numpy() - frame["label.seconds"].to_numpy()
+    rmse = np.sqrt((errors.astype(np.float64) ** 2).mean())
+    assert evaluation.tasks["seconds"]["rmse"] == pytest.approx(rmse, rel=1e-6)
+    click, score = (frame[f"{kind}.click"].to_numpy() for kind in ("label", "score"))
+    above = score[click == 1][:, None] > score[click == 0]
+    assert evaluation.metrics.auc == pytest.approx(above.mean(), abs=1e-4)
+
+
+def test_an_export_scores_both(trained):
+    export_checkpoint(trained.run.path, trained.folder / "export", ExportOptions())
+    dataset = EncodedDataset.open(trained.data)
+    (batch, *_) = Loader(dataset.split("test"), 50)
+    predictors = [pb.Predictor.open(p) for p in (trained.run.path, trained.folder / "export")]
+    scores = [predictor(batch) for predictor in predictors]
+    assert scores[0].shape == (50, 2) and torch.equal(*scores)
+    logits = predictors[0].logits(batch)
+    torch.testing.assert_close(scores[0][:, 0], logits[:, 0].sigmoid())
+    assert torch.equal(scores[0][:, 1], logits[:, 1])
+    assert predictors[1].columns == ("age", "user", "item")
+    raw = [{"age": "0.5", "user": "u1", "item": "i1"}]
+    assert predictors[1].score_raw(raw).shape == (1, 2)
+
+
+def test_evaluate_prints_json(trained):
+    arguments = ("evaluate", "--checkpoint", trained.run.path, "--data", trained.data)
+    printed = json.loads(run_command(*arguments, "--json").stdout)
+    assert printed["num_samples"] == 450 and printed["split"] == "test"
+    told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]
+    assert printed["tasks"] == told
+    line = run_command(*arguments).stdout
+    assert "click auc" in line and "seconds rmse" in line
+
+
+def test_a_regression(tmp_path):
+    data = prepared(tmp_path, ONE_NUMBER, count=3000)
+    changes = ("loss.name=mse", "train.monitor=rmse", "train.epochs=8")
+    run, result = train_here(make_config(data, *SMALL, *changes), tmp_path / "run")
+    told = json.loads((run.path / "evaluation.json").read_text())
+    assert result.summary.auc is None and told["auc"] is None
+    assert told["tasks"]["seconds"]["rmse"] < 0.7
+
+
+def test_weights_of_zero_are_samples_that_are_not_there(tmp_path):
+    """The loss of a step is that of the samples that have weight."""
+    data = prepared(tmp_path, ONE_NUMBER)
+    config = make_config(
+        data, *SMALL, "loss.name=mse", "train.monitor=rmse", "train.epochs=none", "train.steps=1"
+    )
+    run, _ = train_here(config, tmp_path / "run")
+    loader = Loader(
+        EncodedDataset.open(data).split("train"), config.train.batch_size, shuffle=True, seed=3
+    )
+    batch = next(iter(loader))
+    before = make_config(data, *SMALL, "loss.name=mse", "train.epochs=1", "train.monitor=rmse")
+    from pibroch.train.session import build_session
+
+    session = build_session(before, EncodedDataset.open(data))
+    with session.predicting() as logits:
+        errors = (logits(batch) - batch.labels).square().double()
+    weights = batch.sample_weights.double()
+    expected = (errors * weights).sum() / weights.sum()
+    session.set_training(True)
+    assert session.loss(batch, 1).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert run.metrics()[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (("model.name=dlrm",), "model 'dlrm' for 2 labels; need a model of several tasks: mmoe"),
+        (
+            ("tasks={seconds={loss='bce'}}",),
+            "loss 'bce' for the label 'seconds', which holds numbers",
+        ),
+        (("tasks={sold={}}",), "need a label of the data, one of click, seconds"),
+        (("train.monitor=sold:auc",), "a label of the data before the colon"),
+        (("train.monitor=rmse",), "for the label 'click'; need one of auc, logloss"),
+        (("train.monitor=ndcg@5",), "gauc, ndcg@10, hr@10"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_said(trained, tmp_path, changes, problem):
+    with pytest.raises(ConfigError) as refused:
+        train_here(make_config(trained.data, *SMALL, *TASKS, *changes), tmp_path / "run")
+    assert problem in str(refused.value)
+
+
+def test_softmax_wants_groups(tmp_path):
+    data = prepared(tmp_path, ONE_NUMBER.replace('group = "user"\n', ""), count=300)
+    config = make_config(data, *SMALL, "loss.name=softmax", "train.monitor=rmse")
+    with pytest.raises(ConfigError, match="'softmax' of data without groups"):
+        train_here(config, tmp_path / "run")
