@@ -27,6 +27,8 @@ from pibroch.kernels.memory import empty_rows
 from pibroch.observability.memory import free_memory, most_that_fits
 
 ROWS_PER_FILL = 1 << 18
+SMALL_BYTES = 1 << 24
+"""Up to so much is taken without asking how much is free."""
 UNTOUCHED, MOVED, UPDATED = range(3)
 """Of a row that is to have another home: nothing happened to it yet; it is there as it is here.
 
@@ -44,7 +46,7 @@ def _space(
     Linux would give it, and end the process that uses it.
     """
     num_bytes = num_rows * width * 4
-    most = most_that_fits()
+    most = None if num_bytes < SMALL_BYTES else most_that_fits()
     if most is None or num_bytes <= most:
         try:
             return make_room(num_rows + spare_rows, width)

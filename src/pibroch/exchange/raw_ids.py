@@ -89,21 +89,29 @@ class RowsOfBatch:
         """
         size = batch.batch_size
         values: Ints = batch.values.numpy()
-        rows = values.copy()
-        has_row = np.ones(len(rows), np.bool_)
+        rows = np.empty(len(values), np.int64)
         bounds = batch.offsets.numpy()[:: max(1, size)].tolist()
+        spans = []
         num_taken = dict.fromkeys(indices, 0)
         for place, feature in enumerate(batch.keys if size else ()):
-            if feature in features:
+            here = slice(bounds[place], bounds[place + 1])
+            if feature not in features:
+                rows[here] = values[here]
+            else:
+                spans.append(here)
                 table = features[feature]
-                here = slice(bounds[place], bounds[place + 1])
                 if table in known:
                     first = num_taken[table]
                     num_taken[table] += here.stop - here.start
                     rows[here] = known[table][first : num_taken[table]]
                 else:
                     rows[here] = indices[table].rows_of(values[here])
-                has_row[here] = rows[here] >= 0
+        has_row = rows >= 0
+        if not has_row.all() and len(spans) < len(batch.keys):  # others are refused later
+            is_raw = np.zeros(len(rows), np.bool_)
+            for here in spans:
+                is_raw[here] = True
+            has_row |= ~is_raw
         if has_row.all():
             whole = replace(batch, values=torch.from_numpy(rows), fresh=fresh)
             return cls(batch, whole, None)
