@@ -1,7 +1,7 @@
 """Tables of raw ids.
 
 ``index``: the index alone, an id to its row, with ids that come and go; beside a dictionary of
-Python's that does the same.
+Python's that does the same. ``step`` and ``hosts``: training over such tables beside fixed ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.comparison import noise_note
+from benchmarks.hashed_training import hosts_report, step_report
 from benchmarks.load import ForeignLoad
 from benchmarks.plots import OURS, PlotSpec
 from benchmarks.provenance import provenance
@@ -117,11 +118,15 @@ class Stream:
 @topic(
     "hashed",
     "tables of raw ids: the index, beside a dictionary",
-    sections=["index"],
+    sections=["index", "step", "hosts"],
     quick_sections=["index"],
 )
 def run(options: Options) -> Report:
     """Measure a section."""
+    if options.section == "step":
+        return step_report(options)
+    if options.section == "hosts":
+        return hosts_report(options)
     load = ForeignLoad()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -31,14 +31,28 @@ def build_lookahead(case: Case) -> RankSubject:
     return build_on(case, "lookahead")
 
 
-def build_on(case: Case, exchange: str) -> RankSubject:
+def build_hashed(case: Case) -> RankSubject:
+    """This rank's share of ``alltoall`` over tables of raw ids."""
+    return build_on(case, "alltoall", are_hashed=True)
+
+
+def build_lookahead_hashed(case: Case) -> RankSubject:
+    """This rank's share of ``lookahead`` over tables of raw ids."""
+    return build_on(case, "lookahead", are_hashed=True)
+
+
+def build_on(case: Case, exchange: str, are_hashed: bool = False) -> RankSubject:
     """This rank's share of one exchange."""
     join(case)
     optimizer = ours.sparse_optimizer(case)
     embeddings = pb.Embeddings(
-        ours.tables(case), optimizer=optimizer, exchange=exchange, **case.exchange_options
+        ours.tables(case, are_hashed),
+        optimizer=optimizer,
+        exchange=exchange,
+        **case.exchange_options,
     )
-    load_pieces(embeddings, case)
+    if not are_hashed:
+        load_pieces(embeddings, case)
     batches = ours.jagged_batches(*rank_batches(case))
     parts = ours.parts(case)
     losses = train(data_parallel(dense_model(case)), embeddings, batches, case, parts)

@@ -18,11 +18,53 @@ from pibroch.models.build import MODELS
 
 def build(case: Case) -> TrainingSubject:
     """The contender for one case."""
-    batches = ours.jagged_batches(*torch_batches(case))
+    return _subject(case, False)
+
+
+def build_hashed(case: Case) -> TrainingSubject:
+    """The same by tables of raw ids, of as many rows."""
+    return _subject(case, True)
+
+
+def build_rows(case: Case) -> TrainingSubject:
+    """Lookups and updates alone, without a model."""
+    return _rows_alone(case, False)
+
+
+def build_hashed_rows(case: Case) -> TrainingSubject:
+    """The same by tables of raw ids."""
+    return _rows_alone(case, True)
+
+
+def _embeddings(case: Case, are_hashed: bool) -> pb.Embeddings:
     embeddings = pb.Embeddings(
-        ours.tables(case), optimizer=ours.sparse_optimizer(case), exchange="local"
+        ours.tables(case, are_hashed), optimizer=ours.sparse_optimizer(case), exchange="local"
     )
-    ours.load_tables(embeddings.shard, case)
+    if not are_hashed:
+        ours.load_tables(embeddings.shard, case)
+    return embeddings
+
+
+def _rows_alone(case: Case, are_hashed: bool) -> TrainingSubject:
+    batches = ours.jagged_batches(*torch_batches(case))
+    embeddings = _embeddings(case, are_hashed)
+    gradient = torch.randn(
+        case.batch_size, case.num_tables, case.dim, generator=torch.Generator().manual_seed(1)
+    )
+
+    def step(batch: int) -> Tensor:
+        out: Tensor = embeddings(batches[batch])
+        out.backward(gradient)
+        return out.detach().mean()
+
+    return TrainingSubject(
+        step, lambda batch: embeddings(batches[batch]), ours.versions(), len(batches)
+    )
+
+
+def _subject(case: Case, are_hashed: bool) -> TrainingSubject:
+    batches = ours.jagged_batches(*torch_batches(case))
+    embeddings = _embeddings(case, are_hashed)
     model = dense_model(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=case.dense_lr)
 

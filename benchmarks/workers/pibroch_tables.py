@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import pibroch as pb
@@ -14,10 +17,34 @@ from benchmarks.cases import Case, initial_table
 from benchmarks.workers.parts import Parts
 from pibroch.collectives import Ranks
 from pibroch.embedding import MemoryShard, SparseOptimizer
+from pibroch.kernels.arrays import Ints
 
 
-def tables(case: Case) -> list[pb.Table]:
-    """One table a feature, to be filled by ``load_tables``."""
+@dataclass(frozen=True, slots=True)
+class StartingWeights:
+    """Of each id those that ``initial_table`` has in the row of that number."""
+
+    case: Case
+    table: int
+
+    def fill(self, weights: NDArray[np.float32], rows: Ints, key: int) -> None:
+        """See :class:`pibroch.embedding.Initializer`."""
+        weights[:] = initial_table(self.case, self.table)[rows]
+
+
+def tables(case: Case, are_hashed: bool = False) -> list[pb.Table]:
+    """One table a feature, to be filled by ``load_tables``; of raw ids none needs filling."""
+    if are_hashed:
+        return [
+            pb.Table(
+                f"C{t}",
+                case.num_rows,
+                case.dim,
+                initializer=StartingWeights(case, t),
+                rows=pb.Hashed(),
+            )
+            for t in range(case.num_tables)
+        ]
     return [
         pb.Table(f"C{t}", case.num_rows, case.dim, initializer=pb.Zeros())
         for t in range(case.num_tables)
