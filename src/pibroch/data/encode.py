@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pibroch.data.parse import Fields, item_codes, without_nulls
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.transform import FIRST_ROW, MISSING_ROW, log_bin_rows
+from pibroch.data.transform import FIRST_ROW, MISSING_ROW, bin_rows
 from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
 from pibroch.kernels import parallel
@@ -112,7 +112,7 @@ class FeatureEncoder:
         rules = self._text_rules
         if feature.binning is not None:
             numbers = raw_numbers(feature.column, values, rules, self._nulls)
-            return log_bin_rows(numbers).astype(np.int32), None
+            return bin_rows(numbers, feature.binning).astype(np.int32), None
         if not feature.multi_hot:
             fields = fields_of(texts_of(feature.column, values, rules))
             return self.ids(item_codes(feature, without_nulls(fields, self._nulls), rules)), None

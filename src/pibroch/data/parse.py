@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
-from pibroch.data.schema import CategoricalFeature, Events, Schema
+from pibroch.data.schema import CategoricalFeature, DenseFeature, Events, Schema
 from pibroch.data.targets import clicks_of, read_label, read_weight, stored_labels
 from pibroch.data.transform import (
     FIRST_ROW,
     MISSING_ROW,
     UNKNOWN_ROW,
-    log_bin_rows,
+    bin_rows,
+    standardised,
     transform_dense,
 )
 from pibroch.data.values import TEXT_RULES
@@ -192,10 +193,7 @@ class PieceParser:
         labels = stored_labels(by_label, schema.is_binary)
         return ParsedPiece(
             labels,
-            tuple(
-                transform_dense(numbers[feature.column], feature.transform)
-                for feature in schema.dense
-            ),
+            tuple(_transformed(feature, numbers[feature.column]) for feature in schema.dense),
             tuple(self._codes(feature, buffer, bounds, numbers) for feature in schema.categorical),
             int(num_inside[bad].sum()),
             kept,
@@ -285,8 +283,8 @@ class PieceParser:
     ) -> Codes:
         if feature.events is not None:
             return Codes(np.empty(0, np.uint64))
-        if feature.binning == "log":
-            return Codes(log_bin_rows(numbers[feature.column]).astype(np.uint64))
+        if feature.binning is not None:
+            return Codes(bin_rows(numbers[feature.column], feature.binning).astype(np.uint64))
         is_list = feature.column in self._layout.lists
         fields = self._fields(buffer, bounds, feature.column)
         schema = self._schema
@@ -310,6 +308,13 @@ class PieceParser:
             clicks_of(labels),
             None if events.time is None else numbers[events.time],
         )
+
+
+def _transformed(feature: DenseFeature, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    values = transform_dense(numbers, feature.transform)
+    if not feature.is_standardised:
+        return values
+    return standardised(values, feature.mean, feature.std)
 
 
 def field_codes(

@@ -12,7 +12,7 @@ from pibroch.data.batch import JaggedBatch, one_hot_offsets
 from pibroch.data.encode import Encoders, FeatureEncoder, raw_numbers, texts_of
 from pibroch.data.parse import Fields, without_nulls
 from pibroch.data.schema import CategoricalFeature, Schema
-from pibroch.data.transform import log_bin_rows, transform_dense
+from pibroch.data.transform import bin_rows, standardised, transform_dense
 from pibroch.errors import DataError
 from pibroch.kernels.text import hash_fields, parse_numbers
 
@@ -61,6 +61,9 @@ def batch_from_raw(
         ]
         given = np.stack([numbers[schema.dense[place].column] for place in places])
         dense[:, places] = transform_dense(given, transform).T
+    for place, feature in enumerate(schema.dense):
+        if feature.is_standardised:
+            dense[:, place] = standardised(dense[:, place], feature.mean, feature.std)
     values, bag_lengths = _rows(schema, encoders, columns, fields, numbers)
     ids = np.concatenate(values)
     labels = np.zeros((size, len(schema.label_columns)) if len(schema.label_columns) > 1 else size)
@@ -92,9 +95,10 @@ def _rows(
     binned = _binned(schema)
     hashed = [feature for feature in features if _is_hashed(feature)]
     rows: dict[str, NDArray[np.int64]] = {}
-    if binned:
-        bins = log_bin_rows(np.stack([numbers[feature.column] for feature in binned]))
-        rows |= {feature.name: some for feature, some in zip(binned, bins, strict=True)}
+    for binning in {feature.binning for feature in binned if feature.binning is not None}:
+        alike = [feature for feature in binned if feature.binning == binning]
+        bins = bin_rows(np.stack([numbers[feature.column] for feature in alike]), binning)
+        rows |= {feature.name: some for feature, some in zip(alike, bins, strict=True)}
     if hashed:
         stacked = encoders.stacked if isinstance(encoders, Encoders) else ()
         hashed.sort(key=lambda feature: feature.name not in stacked)

@@ -25,7 +25,9 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -33,7 +35,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from pibroch.config.base import Section
 from pibroch.config.toml import to_toml
-from pibroch.data.transform import FIRST_ROW, NUM_LOG_BIN_ROWS, Transform
+from pibroch.data.transform import FIRST_ROW, Binning, Bounds, Transform, num_bin_rows
 from pibroch.data.values import TEXT_RULES
 from pibroch.errors import ConfigError
 
@@ -52,11 +54,20 @@ class DenseFeature(Section):
         name: letters, digits, ``_`` and ``-``.
         column: the column it comes from.
         transform: see :func:`pibroch.data.transform.transform_dense`.
+        mean: taken from what the transform gives, a missing value's 0 among it.
+        std: divides what is left.
     """
 
     name: str
     column: str
     transform: Transform = "log"
+    mean: float = Field(default=0.0, allow_inf_nan=False)
+    std: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def is_standardised(self) -> bool:
+        """Whether ``mean`` and ``std`` change anything."""
+        return self.mean != 0 or self.std != 1
 
 
 class Events(Section):
@@ -94,8 +105,9 @@ class CategoricalFeature(Section):
         min_count: vocabulary: values seen less often in the training split are unknown.
         max_rows: vocabulary: at most this many rows, those of the most frequent values.
         num_buckets: hash and integer.
-        binning: ``log`` reads the column as a number and takes its logarithmic bin instead of an
-            encoding.
+        binning: reads the column as a number and takes its bin instead of an encoding: ``log``,
+            ``hour`` or ``weekday`` of Unix seconds, or rising bounds, see
+            :func:`pibroch.data.transform.bin_rows`.
         multi_hot: the column holds any number of values in their order, separated by
             ``delimiter``.
         delimiter: one ASCII character.
@@ -113,7 +125,7 @@ class CategoricalFeature(Section):
     min_count: int = Field(default=2, ge=1)
     max_rows: int | None = Field(default=None, ge=FIRST_ROW)
     num_buckets: int | None = Field(default=None, ge=1, le=2**31 - 1 - FIRST_ROW)
-    binning: Literal["log"] | None = None
+    binning: Binning | Bounds | None = None
     multi_hot: bool = False
     delimiter: str = Field(default="|", min_length=1, max_length=1)
     max_length: int | None = Field(default=None, ge=1)
@@ -131,6 +143,8 @@ class CategoricalFeature(Section):
                 raise ValueError(f"no `{odd[0]}` for the raw ids of `{self.name}`")
         if self.binning is not None and self.multi_hot:
             raise ValueError(f"`{self.name}` either binned or multi_hot, not both")
+        if isinstance(self.binning, tuple) and not _rise(self.binning):
+            raise ValueError(f"bounds that rise for the binning of `{self.name}`")
         if self.max_length is not None and not self.multi_hot:
             raise ValueError(f"`multi_hot = true` with the `max_length` of `{self.name}`")
         if self.events is not None and self.max_length is None:
@@ -158,7 +172,7 @@ class CategoricalFeature(Section):
     def fixed_num_rows(self) -> int | None:
         """Rows of the table where the schema alone decides it, else ``None``."""
         if self.binning is not None:
-            return NUM_LOG_BIN_ROWS
+            return num_bin_rows(self.binning)
         if self.num_buckets is None or self.encoding == "vocabulary":
             return None
         return self.num_buckets + FIRST_ROW
@@ -382,7 +396,7 @@ class Schema(Section):
 
     def numeric_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The columns that are read as numbers, each once, the labels first where they are."""
-        binned = [feature.column for feature in self.categorical if feature.binning == "log"]
+        binned = [feature.column for feature in self.categorical if feature.binning is not None]
         dense = [feature.column for feature in self.dense]
         others = [column for column, target in self.targets.items() if not target.values]
         others += [self.weight] if self.weight is not None else []
@@ -479,6 +493,12 @@ class Schema(Section):
                 f"schema {path}: {error}", "a readable TOML file", "see docs/data.md"
             ) from error
         return cls.from_toml(text, str(path))
+
+
+def _rise(numbers: Sequence[float]) -> bool:
+    """Whether there are numbers, each finite and above the one before it."""
+    pairs = pairwise(numbers)
+    return bool(numbers) and all(map(isfinite, numbers)) and all(a < b for a, b in pairs)
 
 
 def _sharing(feature: CategoricalFeature, owner: CategoricalFeature | None) -> CategoricalFeature:

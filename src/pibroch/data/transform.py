@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pibroch.kernels import vocabulary
 
 Transform = Literal["log", "identity"]
+Binning = Literal["log", "hour", "weekday"]
+Bounds = tuple[float, ...]
 
 UNKNOWN_ROW = vocabulary.UNKNOWN_ROW
 MISSING_ROW = vocabulary.MISSING_ROW
@@ -23,6 +25,41 @@ _NEGATIVE_BINS = 3
 _HIGHEST_LOG_BIN = 1024
 NUM_LOG_BIN_ROWS = FIRST_ROW + _NEGATIVE_BINS + 2 + _HIGHEST_LOG_BIN + 1
 """Rows of a table whose ids are logarithmic bins."""
+
+
+_HOUR_SECONDS = 3600
+_DAY_SECONDS = 24 * _HOUR_SECONDS
+_FIRST_WEEKDAY = 3  # 1970 began on a Thursday; Monday is 0
+
+
+def num_bin_rows(binning: Binning | Bounds) -> int:
+    """Rows of a table whose ids are bins."""
+    sizes = {"log": NUM_LOG_BIN_ROWS - FIRST_ROW, "hour": 24, "weekday": 7}
+    return FIRST_ROW + (sizes[binning] if isinstance(binning, str) else len(binning) + 1)
+
+
+def bin_rows(values: NDArray[np.float64], binning: Binning | Bounds) -> NDArray[np.int64]:
+    """Table rows for numbers used as categories; NaN means missing.
+
+    ``log``: :func:`log_bin_rows`. ``hour`` and ``weekday``: of Unix seconds, in UTC, from midnight
+    and from Monday on. Bounds: how many of them a number has reached.
+
+    >>> bin_rows(np.array([np.nan, 0, 18, 70]), (18.0, 65.0)).tolist()
+    [1, 2, 3, 4]
+    >>> monday_at_one = np.array([1_700_000_000 - 1_700_000_000 % 86_400 - 86_400 + 3_600.0])
+    >>> bin_rows(monday_at_one, "hour").tolist(), bin_rows(monday_at_one, "weekday").tolist()
+    ([3], [2])
+    """
+    if binning == "log":
+        return log_bin_rows(values)
+    present = np.nan_to_num(values, nan=0.0)
+    if isinstance(binning, tuple):
+        bins = np.searchsorted(np.array(binning), present, side="right")
+    elif binning == "hour":
+        bins = np.floor(present / _HOUR_SECONDS) % 24
+    else:
+        bins = (np.floor(present / _DAY_SECONDS) + _FIRST_WEEKDAY) % 7
+    return np.where(np.isnan(values), MISSING_ROW, FIRST_ROW + bins).astype(np.int64)
 
 
 def transform_dense(
@@ -42,6 +79,12 @@ def transform_dense(
         finite = np.copysign(np.log1p(np.abs(finite)), finite)
     limit = np.finfo(np.float32).max
     return np.clip(finite, -limit, limit).astype(np.float32)
+
+
+def standardised(values: NDArray[np.float32], mean: float, std: float) -> NDArray[np.float32]:
+    """``(values - mean) / std`` in float32."""
+    quotients: NDArray[np.float32] = (values - np.float32(mean)) / np.float32(std)
+    return quotients
 
 
 def log_bin_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:

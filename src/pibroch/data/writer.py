@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.schema import CategoricalFeature, Schema
+from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import ArrayFile, checksum, write_json
 from pibroch.kernels.arrays import Array
@@ -40,7 +40,7 @@ MANIFEST = "dataset.json"
 RAW_IDS = "raw_ids.i64"
 WEIGHTS = "sample_weights.f32"
 GROUPS = "groups.u64"
-_LATER = ("max_length", "shares", "events")
+_LATER = {"max_length", "shares", "events", "mean", "std"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def write_table(
 def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path) -> str:
     """A hash over what a checkpoint depends on: features, encodings, table sizes, vocabularies."""
     content: dict[str, object] = {
-        "dense": [feature.model_dump() for feature in schema.dense],
+        "dense": [_about(feature) for feature in schema.dense],
         "categorical": [_about(feature) for feature in schema.categorical],
         "num_rows": dict(num_rows),
     }
@@ -323,10 +323,11 @@ def fingerprint(schema: Schema, num_rows: Mapping[str, int | None], folder: Path
     return digest.hexdigest()[:32]
 
 
-def _about(feature: CategoricalFeature) -> dict[str, object]:
+def _about(feature: CategoricalFeature | DenseFeature) -> dict[str, object]:
     """All that is said of a feature; what schemas could not say at first, only where it is said."""
     said = feature.model_dump()
-    return {key: value for key, value in said.items() if key not in _LATER or value is not None}
+    usual = {key: type(feature).model_fields[key].default for key in _LATER & said.keys()}
+    return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
 
 
 def _dtype_of(name: str) -> str:
