@@ -21,9 +21,8 @@ MEANINGS = (
         " that of a pair with all of them"
     ),
     (
-        "`standby_thread` and `notice_stuck` are there for functions that take long or wait unseen:"
-        " here they can only cost, what they give is in"
-        " `tests/distributed/rpc/test_standby_thread.py` and `tests/unit/rpc/test_pool.py`"
+        "`standby_thread` is there for functions that take long for once: here it can only cost,"
+        " what it gives is in `tests/distributed/rpc/test_standby_thread.py`"
     ),
     (
         "policies act on each other: a caller that reads its own answer spins there and not in the"

@@ -20,7 +20,8 @@ from typing import Self
 from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.wire.admission import admit, agreed_key, introduce, key_of_run, published_key
-from pibroch.wire.peer_link import Message, PeerLink, listen
+from pibroch.wire.peer_link import Message, PeerLink
+from pibroch.wire.sockets import listen
 
 REASON_TIMEOUT_S = 5.0
 """How long a rank whose collective failed waits to hear why."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from pibroch.host import is_one_machine
+from pibroch.wire.sockets import notice_lost_host
 
 MAX_LINE_BYTES = 1 << 14
 SEND_TIMEOUT_S = 1.0
@@ -30,7 +30,8 @@ class PeerLink:
         self._buffer = bytearray()
         self._lock = threading.Lock()
         connection.settimeout(SEND_TIMEOUT_S)
-        _notice_lost_host(connection)
+        notice_lost_host(connection, LOST_HOST_S)
+        os.set_inheritable(connection.fileno(), False)
 
     def fileno(self) -> int:
         """The socket's descriptor, by which selectors take a link."""
@@ -74,41 +75,3 @@ class PeerLink:
     def close(self) -> None:
         """Let go of the socket."""
         self._socket.close()
-
-
-def listen() -> socket.socket:
-    """A server on a free port of loopback, or of the interface of ``MASTER_ADDR``.
-
-    Loopback is taken where all ranks are on this machine.
-
-    That is the one which it names, or, where it is another machine's, the one that leads to it.
-    """
-    host = "127.0.0.1" if is_one_machine() else _own_address(os.environ["MASTER_ADDR"])
-    return socket.create_server((host, 0), backlog=512)
-
-
-def _own_address(host: str) -> str:
-    """The IPv4 address under which this machine is ``host``, or is seen from it."""
-    address = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            probe.connect((address, 9))  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def _notice_lost_host(connection: socket.socket) -> None:
-    """Probe a silent connection, so that a host which vanished without a word is noticed."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": 2,
-        "TCP_KEEPINTVL": 1,
-        "TCP_KEEPCNT": LOST_HOST_S - 2,
-        "TCP_USER_TIMEOUT": LOST_HOST_S * 1000,
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    os.set_inheritable(connection.fileno(), False)

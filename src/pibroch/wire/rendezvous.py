@@ -28,7 +28,7 @@ from pibroch.wire.admission import (
     key_of_run,
     published_key,
 )
-from pibroch.wire.peer_link import listen
+from pibroch.wire.sockets import listen
 
 
 class KeyStore(Protocol):

@@ -36,7 +36,8 @@ MAKE = ["function", "builtins:len"]
 
 @pytest.fixture(scope="module")
 def team():
-    made = Team(2, secret=SECRET, limits=LIMITS)
+    # more threads than requests of one peer: those that wait hold up nobody else
+    made = Team(2, secret=SECRET, limits=LIMITS, num_worker_threads=2 * LIMITS.requests)
     made.run(1, hostility.varied_calls, "worker0")
     yield made
     made.close()

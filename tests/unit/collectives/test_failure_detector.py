@@ -8,7 +8,8 @@ import pytest
 from pibroch.collectives import failure_detector as watching
 from pibroch.collectives.failure_detector import FailureDetector, RankFailure
 from pibroch.errors import DataError, RankFailedError, TrainingError
-from pibroch.wire.peer_link import MAX_LINE_BYTES, PeerLink, listen
+from pibroch.wire.peer_link import MAX_LINE_BYTES, PeerLink
+from pibroch.wire.sockets import listen
 
 TIMEOUT_S = 60.0
 SILENCE = "its process ended without a word, or its host was lost"

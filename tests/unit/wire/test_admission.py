@@ -23,8 +23,8 @@ from pibroch.ports import free_port
 from pibroch.stores import tcp_store
 from pibroch.wire import admission
 from pibroch.wire.admission import admit, agreed_key, introduce, key_of_run, published_key
-from pibroch.wire.peer_link import listen
 from pibroch.wire.rendezvous import rendezvous
+from pibroch.wire.sockets import listen
 
 KEY = b"the key of this run alone, 32 by"
 TIMEOUT_S = 60.0

@@ -18,6 +18,7 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
 from pibroch.kernels.arrays import Bytes
+from pibroch.wire.sockets import fill
 
 _HEAD = struct.Struct("3q")  # stream, number, bytes of the part
 _OPEN: WeakSet[TcpTransport] = WeakSet()
@@ -59,11 +60,14 @@ class TcpTransport(StreamTransport):
     def receive(self, peer: int) -> StreamFrame | None:
         """See :class:`StreamTransport`."""
         head = np.empty(_HEAD.size, np.uint8)
-        if not _fill(self._links[peer], head):
+        try:
+            fill(self._links[peer], head.data)
+            stream, number, nbytes = _HEAD.unpack(head.data)
+            part = np.empty(nbytes, np.uint8)
+            fill(self._links[peer], part.data)
+        except OSError:
             return None
-        stream, number, nbytes = _HEAD.unpack(head.data)
-        part = np.empty(nbytes, np.uint8)
-        return StreamFrame(stream, number, part) if _fill(self._links[peer], part) else None
+        return StreamFrame(stream, number, part)
 
     def end(self, timeout_s: float) -> None:
         """See :class:`StreamTransport`.
@@ -156,21 +160,6 @@ def _started(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, name="pibroch-lag-sender", daemon=True)
     thread.start()
     return thread
-
-
-def _fill(link: socket.socket, room: Bytes) -> bool:
-    """Read as many bytes; false when the stream ends before."""
-    place = 0
-    view = room.data
-    while place < len(room):
-        try:
-            got = link.recv_into(view[place:])
-        except OSError:
-            return False
-        if got == 0:
-            return False
-        place += got
-    return True
 
 
 def _shut(link: socket.socket, how: int) -> None:

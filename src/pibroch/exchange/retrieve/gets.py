@@ -25,6 +25,7 @@ from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
 from pibroch.wire.rendezvous import rendezvous
+from pibroch.wire.sockets import fill
 
 OK = 0
 REFUSED = 1
@@ -118,20 +119,20 @@ class RemoteGets:
         link = self._asking[p]
         head = np.empty(2, np.int64)
         try:
-            _fill(link, head.view(np.uint8))
+            fill(link, head.view(np.uint8).data)
             state, nbytes = head.tolist()
             if state == NEWER:
                 self._count(p, 0, head.nbytes)
                 return int(nbytes)
             if state != OK:
                 text = np.empty(nbytes, np.uint8)
-                _fill(link, text)
+                fill(link, text.data)
                 raise TrainingError(
                     f"no rows from rank {self._ranks.members[p]}: {text.tobytes().decode()}"
                 )
             assert nbytes == sum(map(len, places)), "both know the lanes"
             for place in places:
-                _fill(link, place)
+                fill(link, place.data)
         except OSError as error:
             raise self._lost(p, error) from error
         self._count(p, 0, head.nbytes + nbytes)
@@ -149,10 +150,10 @@ class RemoteGets:
         head = np.empty(2 + num_lanes, np.int64)
         try:
             while True:
-                _fill(link, head.view(np.uint8))
+                fill(link, head.view(np.uint8).data)
                 version, averaged_at, *sizes = head.tolist()
                 body = np.empty(sum(sizes), np.uint8)
-                _fill(link, body)
+                fill(link, body.data)
                 parts = [body[start:stop] for start, stop in pairwise(accumulate([0, *sizes]))]
                 message = _message(holder, version, None if averaged_at < 0 else averaged_at, parts)
                 self._count(p, len(message), head.nbytes + len(body))
@@ -187,18 +188,3 @@ def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequen
     return np.concatenate(
         [np.array([state, sum(map(len, parts))], np.int64).view(np.uint8), *parts]
     )
-
-
-def _fill(link: socket.socket, room: Bytes) -> None:
-    """Read bytes until ``room`` is full.
-
-    Raises:
-        ConnectionError: when the stream ends before.
-    """
-    place = 0
-    view = room.data
-    while place < len(room):
-        got = link.recv_into(view[place:])
-        if got == 0:
-            raise ConnectionError("the stream ended")
-        place += got

@@ -22,6 +22,7 @@ from pibroch.rpc.transport.bounded_log import BoundedLog
 from pibroch.rpc.transport.reactor import READ, WRITE, Reactor
 from pibroch.wire.admission import is_own_user
 from pibroch.wire.handshake import Client, Server
+from pibroch.wire.sockets import notice_lost_host
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +63,7 @@ def tune(sock: socket.socket, lost_after_s: float) -> None:
     After ``lost_after_s`` without a sign of the other host, the kernel closes the connection.
     """
     sock.setblocking(False)
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(lost_after_s) - 1))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(lost_after_s * 1000))
+    notice_lost_host(sock, lost_after_s)
 
 
 class Admission:
