@@ -142,9 +142,9 @@ def make_options():
 
 # what the suites name of torch beyond the few functions that anybody may
 FUNCTIONS = (
-    *("torch:Tensor", "torch:bmm", "torch:matmul", "torch:nonzero", "torch:ones", "torch:rand", "torch:split"),
-    *("torch:stack", "torch:tensor", "torch:zeros", "torch:Tensor.view", "builtins:min"),
-    "torch.linalg:multi_dot",
+    *("torch:Tensor", "torch:bmm", "torch:matmul", "torch:nonzero", "torch:ones", "torch:rand"),
+    *("torch:split", "torch:stack", "torch:tensor", "torch:zeros", "torch:Tensor.view"),
+    *("torch.linalg:multi_dot", "builtins:min"),
 )
 ALLOWED = (WHEEL, __name__, "torch.nn", *FUNCTIONS)
 
