@@ -294,7 +294,7 @@ def remove(table: KeyTable, rows: Ints, keys: Ints) -> None:
     counts = table.counts
     hashes = np.empty(AHEAD, np.uint64)
     final = len(rows) - 1
-    for number in range(-AHEAD, len(rows)):
+    for number in range(-AHEAD if len(rows) > 0 else 0, len(rows)):
         i = np.uint64(number + AHEAD)
         prefetch(entries, 2 * rows[min(number + 2 * AHEAD, final)])
         hash_ = hashes[i % np.uint64(AHEAD)]
