@@ -1,5 +1,7 @@
 """Several labels, weights and groups, from text to batches."""
 
+import json
+
 import numpy as np
 import polars as pl
 import pytest
@@ -17,6 +19,7 @@ from pibroch.errors import ConfigError, DataError
 from several_labels import SCHEMA, prepared, records
 
 COLUMNS = ("click", "seconds", "importance", "user", "item", "age")
+YES = "no = 0, yes = 1"
 ONE = """
 label = "click"
 [target.click]
@@ -160,3 +163,19 @@ def test_schemas_that_say_nothing_are_refused(head, problem):
 def test_a_column_that_lacks_is_named():
     with pytest.raises(DataError, match="a column `importance`"):
         parsed("", columns=("click", "seconds", "user", "item", "age"))
+
+
+def test_data_of_one_label_load_as_they_were_written_before(tmp_path):
+    """A manifest of then knows of no labels but one."""
+    folder = prepared(tmp_path, ONE.replace('"-1" = 0, "1" = 1, "true" = 1, "false" = 0', YES))
+    manifest = json.loads((folder / "dataset.json").read_text())
+    for key in ("labels", "target", "weight", "group"):
+        del manifest["schema"][key]
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    dataset = EncodedDataset.open(folder)
+    assert dataset.schema.label_columns == ("click",) and dataset.schema.is_binary
+    split = dataset.split("train")
+    assert split.labels.tolist() == [row[0] == "yes" for row in records()[:630]]
+    assert (folder / "train" / "labels.u8").stat().st_size == 630
+    (batch, *_) = Loader(split, 10)
+    assert batch.labels.shape == (10,) and batch.sample_weights is None and batch.groups is None
