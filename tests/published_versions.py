@@ -8,7 +8,8 @@ from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.row_files import MappedRows
 from pibroch.state.delta_format import read_delta
-from pibroch.state.export_format import ExportDtype, is_export
+from pibroch.state.export_format import ExportDtype, is_export, read_export
+from pibroch.state.exported_ids import read_ids
 from small_run import files_below
 
 
@@ -21,6 +22,18 @@ def number_of(path: Path) -> int:
     return int(path.name)
 
 
+def used_rows(export: Path) -> np.ndarray:
+    """Rows that an id has, of all tables."""
+    tables = read_export(export).tables
+    ids = read_ids(export, tables)
+    rows = [
+        table.first_row
+        + (np.sort(ids[table.name].rows) if table.has_ids else np.arange(table.num_rows))
+        for table in tables
+    ]
+    return np.concatenate(rows)
+
+
 def check_same(folder: Path, checkpoints: Path, dtype: ExportDtype = "float32") -> list[int]:
     """Each version has what an export of a checkpoint of its step has; the steps."""
     steps = []
@@ -31,7 +44,9 @@ def check_same(folder: Path, checkpoints: Path, dtype: ExportDtype = "float32") 
             export_checkpoint(checkpoints / f"step-{opened.step:08d}", whole, ExportOptions(dtype))
         expected = open_exported(whole)
         assert isinstance(opened.lookup, MappedRows) and isinstance(expected.lookup, MappedRows)
-        rows = np.arange(expected.lookup.num_rows)
+        rows = used_rows(whole)
+        ids = read_ids(whole, expected.lookup.manifest.tables)
+        assert not any(len(each.ids) for each in opened.lookup.id_changes(ids).values())
         assert np.array_equal(opened.lookup.stored(rows), expected.lookup.stored(rows))
         state, right = (each.dense.state_dict() for each in (opened, expected))
         assert all(np.array_equal(state[name], right[name]) for name in right)

@@ -27,6 +27,10 @@ binning = "log"
 [categorical.tags]
 multi_hot = true
 """
+RAW_IDS = SCHEMA.replace("[categorical.user]", '[categorical.user]\nencoding = "raw"').replace(
+    "[categorical.tags]", '[categorical.tags]\nencoding = "raw"'
+)
+"""With ids of users and tags that no dictionary knows."""
 COLUMNS = ("clicked", "price", "age", "user", "city", "slot", "tags")
 
 
@@ -63,9 +67,14 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def prepared(folder: Path, rows: list[dict[str, str]], split: str = "time:0.7/0.15/0.15") -> Path:
+def prepared(
+    folder: Path,
+    rows: list[dict[str, str]],
+    split: str = "time:0.7/0.15/0.15",
+    text: str = SCHEMA,
+) -> Path:
     """An encoded dataset of these rows, in order."""
-    schema = Schema.from_toml(SCHEMA)
+    schema = Schema.from_toml(text)
     folder.parent.mkdir(parents=True, exist_ok=True)
     source = TextSource(
         write_csv(folder.with_suffix(".csv"), rows), schema.separator, schema.quotes

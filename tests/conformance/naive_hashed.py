@@ -151,6 +151,9 @@ class NaiveIndex(LearningIndex):
         rows = np.array(sorted(self.row.values()), np.int64)
         return rows, self.ids_of(rows)
 
+    def counts_of(self, rows):
+        return np.array([self.entry[id_].count for id_ in self.ids_of(rows).tolist()], np.int64)
+
     def counters(self):
         return {"used": len(self.row), "candidates": len(self.candidates)}
 

@@ -18,7 +18,7 @@ from pibroch.config import to_toml
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.state.export_format import is_export
 from published_versions import check_same, versions
-from raw_clicks import prepared, raw_rows
+from raw_clicks import RAW_IDS, SCHEMA, prepared, raw_rows
 from served import serving, until
 from small_run import make_config, make_dataset
 
@@ -46,6 +46,16 @@ WAYS = {
         *HOSTS,
     ],
 }
+HASHED = [
+    "embedding.rows={name='hashed', capacity=24}",
+    "embedding.tables.C2.rows=identity",
+    "train.batch_size=10",
+]
+RAW_ROWS = [
+    "embedding.tables.user.rows={name='hashed', capacity=30}",
+    "embedding.tables.tags.rows={name='hashed', capacity=12, admit_after=2}",
+]
+WAYS |= {f"{way} of raw ids": [*WAYS[way], *HASHED] for way in ("alltoall", "columns", "lookahead")}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -53,7 +63,7 @@ def test_each_version_is_an_export_of_its_step(worlds, data, server_team, tmp_pa
     more = [f"train.publish_to={tmp_path / 'models'}", *WAYS[way]]
     if way == "servers":
         more.append(f"embedding.rendezvous='{server_team.rendezvous}'")
-    if way == "columns":
+    if way.startswith("columns"):
         more.append("train.publish_dtype=int8")
     config = make_config(data, *COMMON, *more).model_dump()
     worlds(2).run(cases.train, config, str(tmp_path / "run"))
@@ -94,16 +104,28 @@ def test_rows_that_have_moved_to_another_plan_are_published(worlds, tmp_path):
     assert check_same(tmp_path / "models", tmp_path / "run" / "checkpoints") == [600]
 
 
-def test_a_server_follows_a_run_whose_ranks_are_killed(tmp_path):
+FOLLOWED = {
+    "servers": (SCHEMA, WAYS["servers"]),
+    "raw ids": (RAW_IDS, [*WAYS["lookahead"], *RAW_ROWS, "train.batch_size=20"]),
+    "raw ids from memory": (
+        RAW_IDS,
+        [*WAYS["alltoall"], *RAW_ROWS, "train.batch_size=20", "train.cut_every_seconds=0.05"],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", FOLLOWED)
+def test_a_server_follows_a_run_whose_ranks_are_killed(tmp_path, way):
     """Each answer is of one version, and has the bits of an export of that step."""
+    schema, settings = FOLLOWED[way]
     rows = raw_rows(3000)
-    data = prepared(tmp_path / "data", rows)
+    data = prepared(tmp_path / "data", rows, text=schema)
     run = tmp_path / "run"
     models = tmp_path / "models"
     config = make_config(
         data,
         *COMMON,
-        *WAYS["servers"],
+        *settings,
         "train.steps=150",
         "train.publish_every_seconds=0.1",
         "train.publish_compact_every=4",

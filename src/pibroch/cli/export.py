@@ -18,6 +18,7 @@ from pibroch.process import tune_process
 
 if TYPE_CHECKING:
     from pibroch.data import EncodedDataset
+    from pibroch.serve.export import ExportOptions
     from pibroch.serve.predictor import Predictor
     from pibroch.state.delta_format import DeltaManifest
     from pibroch.state.export_format import ExportManifest
@@ -74,6 +75,12 @@ def export(
     version: Annotated[
         str | None, typer.Option(help="A name for these weights; step and checksum by default.")
     ] = None,
+    min_count: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Of tables of raw ids, leave out ids that training counted less often."
+        ),
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option(help="Replace what is already at --out and --onnx.")
     ] = False,
@@ -89,9 +96,9 @@ def export(
     """
     if out is None and onnx is None:
         raise ConfigError("neither --out nor --onnx", "at least one of them", "pass --out DIR")
-    if out is None and (since, dtype, data, version) != (None, None, None, None):
+    if out is None and (since, dtype, data, version, min_count) != (None, None, None, None, 1):
         raise ConfigError(
-            "--since, --dtype, --data or --version without --out",
+            "--since, --dtype, --data, --version or --min-count without --out",
             "the folder to write",
             "pass --out DIR",
         )
@@ -102,7 +109,18 @@ def export(
         refuse_onnx(onnx, overwrite)
         refuse_overlap(onnx, [_read_from(checkpoint), since, data], "--onnx")
     if out is not None:
-        _export(checkpoint, out, dtype, since, data, split, version, overwrite)
+        from pibroch.serve.export import ExportOptions
+
+        if since is not None and dtype is not None:
+            raise ConfigError(
+                "--dtype with --since",
+                "one of them: a delta has its export's type",
+                "leave out --dtype",
+            )
+        options = ExportOptions(
+            (dtype or Dtype.FLOAT32).value, data, version, overwrite, min_count=min_count
+        )
+        _export(checkpoint, out, options, since, split)
     if onnx is not None:
         _export_onnx(checkpoint, onnx, overwrite)
 
@@ -129,35 +147,26 @@ def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:
 def _export(
     checkpoint: Path,
     out: Path,
-    dtype: Dtype | None,
+    options: ExportOptions,
     since: Path | None,
-    data: Path | None,
     split: str,
-    version: str | None,
-    overwrite: bool,
 ) -> None:
     """Write an export or a delta, and show what became of the AUC."""
     from pibroch.data import EncodedDataset
     from pibroch.score.split import opened_split
     from pibroch.serve.delta import export_delta
-    from pibroch.serve.export import ExportOptions, export_checkpoint, refuse_taken
+    from pibroch.serve.export import export_checkpoint, refuse_taken
     from pibroch.serve.predictor import Predictor
     from pibroch.state.checkpoint_folder import find_checkpoint
     from pibroch.state.manifest import read_manifest
 
-    if since is not None and dtype is not None:
-        raise ConfigError(
-            "--dtype with --since",
-            "one of them: a delta has its export's type",
-            "leave out --dtype",
-        )
-    refuse_taken(out, overwrite)
+    data = options.data
+    refuse_taken(out, options.overwrite)
     dataset = None if data is None else EncodedDataset.open(data)
     if dataset is not None:
         opened_split(dataset, split)
     folder = find_checkpoint(checkpoint)
     total = sum(table.num_rows for table in read_manifest(folder).tables.values())
-    options = ExportOptions((dtype or Dtype.FLOAT32).value, data, version, overwrite)
     with counted(total, "rows") as advance:
         if since is None:
             summary = _whole(export_checkpoint(folder, out, options, advance), out)
@@ -177,8 +186,8 @@ def _export(
 
 def _whole(manifest: ExportManifest, out: Path) -> str:
     size = sum(manifest.files[shard.file].size_bytes for shard in manifest.shards)
-    total = sum(table.num_rows for table in manifest.tables)
-    share = size / (4 * manifest.dim * total)
+    total = sum(shard.num_rows for shard in manifest.shards)
+    share = size / max(1, 4 * manifest.dim * total)
     return (
         f"version {manifest.version} in {out}: {total:,} rows x {manifest.dim} as {manifest.dtype},"
         f" {decimal(size)}, {share:.3f} of float32"

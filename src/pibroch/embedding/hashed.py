@@ -133,6 +133,11 @@ class HashedIndex(LearningIndex):
         rows = np.flatnonzero(self._table.entries[:, 1])
         return rows, self.ids_of(rows)
 
+    def counts_of(self, rows: Ints) -> Ints:
+        """See :class:`LearningIndex`; halved as often as the eviction policy says."""
+        counts: Ints = self._table.entries[rows, 1] & key_table.MOST_COUNT
+        return counts
+
     def counters(self) -> dict[str, int]:
         """See :class:`LearningIndex`.
 

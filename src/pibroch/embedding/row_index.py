@@ -144,6 +144,10 @@ class LearningIndex(RowIndex):
         """The rows in use, rising, and the id of each, int64 ``[U]`` both."""
 
     @abstractmethod
+    def counts_of(self, rows: Ints) -> Ints:
+        """How often the ids of some rows in use were seen, as the index counts, int64 ``[U]``."""
+
+    @abstractmethod
     def counters(self) -> dict[str, int]:
         """How full it is and what happened so far, by name, for people to look at."""
 

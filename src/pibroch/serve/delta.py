@@ -23,9 +23,8 @@ from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.export import (
     ExportOptions,
+    SavedRows,
     check_options,
-    must_be_exportable,
-    weights_of,
     write_dense,
 )
 from pibroch.serve.from_delta import open_exported
@@ -43,9 +42,10 @@ from pibroch.state.delta_format import (
     is_exported,
     read_origin,
 )
-from pibroch.state.dense import AVERAGES, WEIGHTS
+from pibroch.state.dense import AVERAGES, ROW_INDICES, WEIGHTS
 from pibroch.state.export_files import content_version, publish
-from pibroch.state.export_format import DENSE
+from pibroch.state.export_format import DENSE, IDS
+from pibroch.state.exported_ids import write_ids
 from pibroch.state.exported_rows import RowVersions, encoded
 from pibroch.state.files import FileDigest, verify_file, verify_files
 from pibroch.state.manifest import Manifest, read_manifest
@@ -98,7 +98,12 @@ def export_delta(
     based_on = [] if base.files is None else [Path(path).parent for path in base.files.paths]
     refuse_overlap(out, [folder, options.data, since, *based_on])
     manifest = read_manifest(folder)
-    must_be_exportable(manifest)
+    if options.min_count > 1:
+        raise ConfigError(
+            f"a delta of ids counted at least {options.min_count} times",
+            "one of all ids that have rows, as rows keep their numbers",
+            "export it whole, without --since",
+        )
     rows = base.lookup
     assert isinstance(rows, MappedRows) and base.sha256 is not None, "an export's rows are mapped"
     if options.version == base.version:
@@ -107,18 +112,21 @@ def export_delta(
             "another name",
             "choose another --version",
         )
-    _check_alike(folder, manifest, base, rows)
-    for name in (WEIGHTS, AVERAGES):
+    for name in (WEIGHTS, AVERAGES, ROW_INDICES):
         if name in manifest.files:
             verify_file(folder, name, manifest.files[name])
+    saved = SavedRows.of(folder, manifest)
+    _check_alike(saved, base, rows)
     touched = _touched_since(folder, manifest, base)
 
     def write(temporary: Path) -> DeltaManifest:
-        changes = _Changes(folder, manifest, rows, advance)
+        changes = _Changes(saved, rows, advance)
         versions = changes.compared() if touched is None else changes.touched(touched)
         files: dict[str, FileDigest] = {}
         files[CHANGED], count = _write_rows(temporary / CHANGED, versions, rows)
         files[DENSE] = write_dense(temporary, folder, manifest)
+        if saved.ids:
+            files[IDS] = write_ids(temporary / IDS, rows.id_changes(saved.ids))
         dtype = rows.manifest.dtype
         step = manifest.progress.step
         written = DeltaManifest(
@@ -149,11 +157,17 @@ def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[
     return touched
 
 
-def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: MappedRows) -> None:
-    """Raise CheckpointError unless only weights differ."""
-    export = rows.manifest
-    base_tables = [(table.name, table.num_rows, export.dim) for table in export.tables]
-    new_tables = [(name, saved.num_rows, saved.dim) for name, saved in manifest.tables.items()]
+def _check_alike(rows: SavedRows, base: OpenedModel, base_rows: MappedRows) -> None:
+    """Raise CheckpointError unless only weights and ids differ."""
+    manifest = rows.manifest
+    export = base_rows.manifest
+    base_tables = [
+        (table.name, table.num_rows, export.dim, table.has_ids) for table in export.tables
+    ]
+    new_tables = [
+        (name, saved.num_rows, saved.dim, name in rows.ids)
+        for name, saved in manifest.tables.items()
+    ]
     differing = [
         what
         for what, differs in (
@@ -165,7 +179,7 @@ def _check_alike(folder: Path, manifest: Manifest, base: OpenedModel, rows: Mapp
     ]
     if differing:
         raise CheckpointError(
-            f"{folder}, whose {' and '.join(differing)} are not those of {base.version}",
+            f"{rows.folder}, whose {' and '.join(differing)} are not those of {base.version}",
             "a checkpoint that differs in its weights alone",
             "export it whole, without --since",
         )
@@ -208,20 +222,19 @@ def _spooled(file: IO[bytes], count: int, dtype: np.dtype[Any], shape: tuple[int
 class _Changes:
     """Rows of a checkpoint that differ from those of a base, rising, a few at a time."""
 
-    folder: Path
-    manifest: Manifest
+    saved: SavedRows
     base: MappedRows
     advance: Advance
 
     def compared(self) -> Iterator[RowVersions]:
         """Those of all rows, each of which is read."""
-        verify_files(self.folder, self.manifest.files)
+        verify_files(self.saved.folder, self.saved.manifest.files)
         step = rows_that_fit(4 * self.base.manifest.dim)
         for table in self.base.manifest.tables:
             for start in range(0, table.num_rows, step):
                 some = range(start, min(start + step, table.num_rows))
                 row_ids = np.arange(table.first_row + some.start, table.first_row + some.stop)
-                rows = self._encoded(self.manifest, table.name, some)
+                rows = self._encoded(self.saved, table.name, some)
                 differs = (_bytes_of(rows) != _bytes_of(self.base.stored(row_ids))).any(1)
                 yield RowVersions(row_ids[differs], rows[differs])
                 self.advance(len(some))
@@ -234,10 +247,13 @@ class _Changes:
         step = max(1, TOUCHED_BYTES // (4 * self.base.manifest.dim))
         for table in self.base.manifest.tables:
             name = table.name
-            saved = self.manifest.tables[name]
+            manifest = self.saved.manifest
+            saved = manifest.tables[name]
             deltas = replace(saved, parts=tuple(part for part in saved.parts if part.is_delta))
-            tables = {**self.manifest.tables, name: deltas}
-            only_deltas = self.manifest.model_copy(update={"tables": tables})
+            tables = {**manifest.tables, name: deltas}
+            only_deltas = replace(
+                self.saved, manifest=manifest.model_copy(update={"tables": tables})
+            )
             newer = self.base.changed_rows - table.first_row
             newer = newer[(newer >= 0) & (newer < table.num_rows)]
             rows = np.union1d(touched[name], newer)
@@ -251,9 +267,8 @@ class _Changes:
                 yield RowVersions(some + table.first_row, versions)
             self.advance(table.num_rows)
 
-    def _encoded(self, manifest: Manifest, name: str, rows: RowSet) -> Array:
-        weights = weights_of(self.folder, manifest, name, rows)
-        return encoded(weights, self.base.manifest.dtype)
+    def _encoded(self, saved: SavedRows, name: str, rows: RowSet) -> Array:
+        return encoded(saved.weights(name, rows), self.base.manifest.dtype)
 
 
 def _bytes_of(rows: Array) -> NDArray[np.uint8]:

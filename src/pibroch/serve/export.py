@@ -6,22 +6,27 @@ Tables pass through in bounded memory, whatever their size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.embedding import SGD
 from pibroch.embedding.piece import Piece
-from pibroch.embedding.row_index import must_be_rows
-from pibroch.embedding.row_set import RowSet
+from pibroch.embedding.row_set import ListedRows, RowSet, ids_of
 from pibroch.embedding.shard import MemoryShard
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Ints, Records
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.from_checkpoint import plain_table, read_verified, vocabularies_of
+from pibroch.serve.from_checkpoint import (
+    plain_table,
+    read_verified,
+    saved_ids,
+    vocabularies_of,
+)
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_exported
@@ -35,6 +40,7 @@ from pibroch.state.export_files import (
 )
 from pibroch.state.export_format import (
     DENSE,
+    IDS,
     ROWS,
     VERSION_NAME,
     VOCABULARIES,
@@ -44,6 +50,7 @@ from pibroch.state.export_format import (
     RowShard,
     write_checked,
 )
+from pibroch.state.exported_ids import TableIds, write_ids
 from pibroch.state.exported_rows import row_stream
 from pibroch.state.files import FileDigest
 from pibroch.state.manifest import Manifest, schema_of
@@ -65,6 +72,8 @@ class ExportOptions:
         version: a name for these weights; one of the step and a checksum when absent.
         overwrite: replace an export that is there already.
         shard_bytes: rows of all tables are cut into files of at most about this size.
+        min_count: of tables of raw ids, leave out ids that training counted less often; no delta
+            can begin at such an export, whose rows are numbered anew.
     """
 
     dtype: ExportDtype = "float32"
@@ -72,6 +81,7 @@ class ExportOptions:
     version: str | None = None
     overwrite: bool = False
     shard_bytes: int = SHARD_BYTES
+    min_count: int = 1
 
 
 def export_checkpoint(
@@ -102,7 +112,7 @@ def export_checkpoint(
     folder = find_checkpoint(checkpoint)
     refuse_overlap(out, [folder, options.data])
     manifest = read_verified(folder)
-    must_be_exportable(manifest)
+    rows = SavedRows.of(folder, manifest, options.min_count)
     vocabularies = vocabularies_of(manifest, options.data)
     if vocabularies is None:
         raise CheckpointError(
@@ -115,20 +125,23 @@ def export_checkpoint(
     assert len(dims) == 1, "tables of a run are of one width"
     (dim,) = dims
     dtype = options.dtype
-    tables = tables_of({name: saved.num_rows for name, saved in manifest.tables.items()})
-    shards = shards_of(tables, dim, dtype, options.shard_bytes)
+    tables = tables_of(rows.num_rows, rows.ids)
+    shards = shards_of(tables, dim, dtype, rows.ids, options.shard_bytes)
 
     def write(temporary: Path) -> ExportManifest:
         (temporary / "tables").mkdir()
         files = {}
         for shard in shards:
-            chunks = _chunks(folder, manifest, tables, shard, advance)
-            rows = row_stream(dim, dtype, shard.num_rows, chunks)
-            files[shard.file] = write_tensors(temporary / shard.file, {ROWS: rows})
+            chunks = _chunks(rows, tables, shard, advance)
+            stream = row_stream(dim, dtype, shard.num_rows, chunks)
+            files[shard.file] = write_tensors(temporary / shard.file, {ROWS: stream})
+        if rows.ids:
+            files[IDS] = write_ids(temporary / IDS, rows.ids)
         files[DENSE] = write_dense(temporary, folder, manifest)
         if vocabularies.codes:
             files[VOCABULARIES] = write_vocabularies(temporary / VOCABULARIES, vocabularies)
         written = ExportManifest(
+            format_version=2 if rows.ids else 1,
             version=options.version or content_version(manifest.progress.step, dtype, files),
             step=manifest.progress.step,
             made_by=__version__,
@@ -143,7 +156,8 @@ def export_checkpoint(
             files=files,
         )
         written.write(temporary)
-        _write_origin(temporary, manifest)
+        if not rows.is_packed:
+            _write_origin(temporary, manifest)
         return written
 
     return publish(out, write)
@@ -160,15 +174,6 @@ def check_options(out: Path, options: ExportOptions) -> None:
         )
 
 
-def must_be_exportable(manifest: Manifest) -> None:
-    """Raise ConfigError for a checkpoint whose ids are not its rows: exports know rows alone."""
-    must_be_rows(
-        {name: saved.index for name, saved in manifest.tables.items()},
-        "an export",
-        "serve or predict from the checkpoint itself: pass it as --checkpoint",
-    )
-
-
 def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise ConfigError unless ``out`` is free, or an export that may be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -183,36 +188,103 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SavedRows:
+    """The rows of a checkpoint as an export has them; those of tables of raw ids that have an id.
+
+    Attributes:
+        folder: of the checkpoint.
+        manifest: its own.
+        ids: of tables of raw ids, with their rows in the export.
+        used: of these, which of the checkpoint's rows have an id.
+        packed: of these, the checkpoint's row of each row of the export, where it is another.
+    """
+
+    folder: Path
+    manifest: Manifest
+    ids: Mapping[str, TableIds]
+    used: Mapping[str, NDArray[np.bool_]]
+    packed: Mapping[str, Ints]
+
+    @classmethod
+    def of(cls, folder: Path, manifest: Manifest, min_count: int = 1) -> Self:
+        """Of a verified checkpoint.
+
+        Args:
+            folder: of it.
+            manifest: its own.
+            min_count: ids of tables of raw ids that were counted less often are left out, and
+                rows are numbered anew.
+
+        Raises:
+            ConfigError: for a table whose ids are neither its rows nor raw ones, and for a count
+                where no table has raw ids.
+        """
+        ids = saved_ids(folder, manifest, min_count)
+        if min_count == 1:
+            used = {name: each.used(manifest.tables[name].num_rows) for name, each in ids.items()}
+            return cls(folder, manifest, ids, used, {})
+        if not ids:
+            raise ConfigError(
+                f"ids counted at least {min_count} times, of tables without raw ids",
+                'a table of raw ids, as [embedding.rows] name = "hashed" gives',
+                "leave --min-count out",
+            )
+        packed = {name: np.sort(each.rows) for name, each in ids.items()}
+        anew = {
+            name: TableIds(each.ids, packed[name].searchsorted(each.rows))
+            for name, each in ids.items()
+        }
+        return cls(folder, manifest, anew, {}, packed)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows are numbered anew."""
+        return bool(self.packed)
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Of each table in the export, one at least."""
+        return {
+            name: max(1, len(self.packed[name])) if name in self.packed else saved.num_rows
+            for name, saved in self.manifest.tables.items()
+        }
+
+    def weights(self, name: str, rows: RowSet) -> Records:
+        """Weights of some rows, or averages where the run kept them, float32 ``[r, D]``.
+
+        Those of rows without an id are zeros.
+        """
+        if name in self.packed:
+            if not len(self.packed[name]):
+                return np.zeros((len(rows), self.manifest.tables[name].dim), np.float32)
+            rows = ListedRows.of(self.packed[name][ids_of(rows)])
+        saved = self.manifest.tables[name]
+        plain = plain_table(name, saved.num_rows, saved.dim, self.manifest.config)
+        here = MemoryShard(
+            [Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype
+        )
+        (view,) = here.views()
+        load_rows(self.folder, self.manifest, [view])
+        weights = np.asarray(view.weights)
+        if name in self.used:
+            weights[~self.used[name][ids_of(rows)]] = 0
+        return weights
+
+
 def _chunks(
-    folder: Path,
-    manifest: Manifest,
-    tables: Sequence[ExportedTable],
-    shard: RowShard,
-    advance: Advance,
+    rows: SavedRows, tables: Sequence[ExportedTable], shard: RowShard, advance: Advance
 ) -> Iterator[Records]:
     """Weights or averages of a shard's rows, float32 ``[r, D]``, in chunks of bounded size."""
     end = shard.first_row + shard.num_rows
     for table in tables:
-        saved = manifest.tables[table.name]
         first = max(shard.first_row, table.first_row)
         after = min(end, table.first_row + table.num_rows)
-        step = rows_that_fit(4 * saved.dim)
+        step = rows_that_fit(4 * rows.manifest.tables[table.name].dim)
         for start in range(first - table.first_row, after - table.first_row, step):
-            rows = range(start, min(start + step, after - table.first_row))
-            yield weights_of(folder, manifest, table.name, rows)
-            advance(len(rows))
-
-
-def weights_of(folder: Path, manifest: Manifest, name: str, rows: RowSet) -> Records:
-    """Weights of some rows, or averages where the run kept them, float32 ``[r, D]``."""
-    saved = manifest.tables[name]
-    plain = plain_table(name, saved.num_rows, saved.dim, manifest.config)
-    here = MemoryShard(
-        [Piece(plain, rows, range(saved.dim))], saved.dim, SGD(lr=1.0), 0, dtype=plain.dtype
-    )
-    (view,) = here.views()
-    load_rows(folder, manifest, [view])
-    return np.asarray(view.weights)
+            some = range(start, min(start + step, after - table.first_row))
+            yield rows.weights(table.name, some)
+            advance(len(some))
 
 
 def write_dense(out: Path, folder: Path, manifest: Manifest) -> FileDigest:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -16,14 +18,20 @@ from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import SGD, Table, Zeros
-from pibroch.embedding.row_index import kind_of
+from pibroch.embedding.row_index import (
+    LearningIndex,
+    kind_of,
+    load_state,
+    must_be_rows,
+)
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.models.build import pooling_of
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.dense import load_row_indices, tensors_in
+from pibroch.state.dense import ROW_INDICES, load_row_indices, tensors_in
+from pibroch.state.exported_ids import TableIds
 from pibroch.state.files import CHECKPOINT, verify_files
 from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
 from pibroch.state.tables import check_tables_match, saved_tables
@@ -143,6 +151,35 @@ def plain_table(
     rows = kind_of(config.embedding.rows_of(name))
     pooling = pooling_of(config.model)
     return Table(name, num_rows, dim, features, pooling, Zeros(), dtype, rows)
+
+
+def saved_ids(folder: Path, manifest: Manifest, min_count: int = 1) -> dict[str, TableIds]:
+    """The ids that have rows in a verified checkpoint, of its tables of raw ids.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: its own.
+        min_count: ids that were counted less often are left out.
+
+    Raises:
+        ConfigError: for another kind of index that is not of rows.
+    """
+    others: dict[str, Mapping[str, Any]] = {}
+    learning: dict[str, LearningIndex] = {}
+    for name, saved in manifest.tables.items():
+        if saved.index is not None:
+            index = kind_of(manifest.config.embedding.rows_of(name)).index(saved.num_rows)
+            if isinstance(index, LearningIndex):
+                learning[name] = index
+            else:
+                others[name] = saved.index
+    must_be_rows(
+        others, "an export", "serve or predict from the checkpoint itself: pass it as --checkpoint"
+    )
+    if learning:
+        state = tensors_in(folder)(ROW_INDICES)
+        load_state(learning, {name: each.numpy() for name, each in state.items()})
+    return {name: TableIds.in_index(index, min_count) for name, index in learning.items()}
 
 
 def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = None) -> Embeddings:

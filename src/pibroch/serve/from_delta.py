@@ -18,6 +18,7 @@ from pibroch.serve.split_rows import RowSplit
 from pibroch.state.delta_format import DeltaManifest, checksum_in, is_delta, read_delta
 from pibroch.state.delta_rows import opened_rows
 from pibroch.state.export_format import DENSE, EXPORT
+from pibroch.state.exported_ids import read_ids
 from pibroch.state.files import verify_file
 from pibroch.state.tensor_file import load_tensors
 
@@ -83,6 +84,7 @@ def _with_delta(
         verify_file(folder, name, digest, EXPORT)
     export = rows.manifest
     versions = opened_rows(folder, manifest.rows, rows.num_rows, export.dim, export.dtype)
+    ids = read_ids(folder, export.tables, is_delta=True)
     state = load_tensors(folder, DENSE, EXPORT)
     watch.check_names()
     return replace(
@@ -90,7 +92,7 @@ def _with_delta(
         source=str(folder),
         version=manifest.version,
         step=manifest.step,
-        lookup=rows.changed(versions) if versions else rows,
+        lookup=rows.changed(versions, ids) if versions or ids else rows,
         dense=dense_layers(rows.manifest.model, base.schema, rows.features, state, str(folder)),
         bf16=manifest.bf16,
         sha256=sha256,

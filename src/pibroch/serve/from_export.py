@@ -113,11 +113,12 @@ def exported_vocabularies(
     with TensorFile(folder, VOCABULARIES, EXPORT) as file:
         codes = {name: file.mapped(f"{name}.codes") for name in needed}
         slots = {name: file.mapped(f"{name}.slots") for name in needed}
-    num_rows = {table.name: table.num_rows for table in manifest.tables}
+    num_rows = {table.name: table.num_rows for table in manifest.tables if not table.has_ids}
     for name in needed if verify else ():
         problem = index_problem(codes[name], slots[name])
-        if not problem and len(codes[name]) + FIRST_ROW != num_rows[name]:
-            problem = f"{len(codes[name]):,} codes for {num_rows[name]:,} rows"
+        count = num_rows.get(name)
+        if not problem and count not in (None, len(codes[name]) + FIRST_ROW):
+            problem = f"{len(codes[name]):,} codes for {count:,} rows"
         if problem:
             got = f"the dictionary of {name!r} in {folder / VOCABULARIES} with {problem}"
             raise EXPORT(got, "a code for each row, all of which their slots find")

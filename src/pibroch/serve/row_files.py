@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from pibroch.kernels import overlay, quantise
 from pibroch.kernels.arrays import Ints
 from pibroch.models.build import pooling_of
 from pibroch.state.export_format import EXPORT, ROWS, ExportManifest, RowShard
+from pibroch.state.exported_ids import TableIds, read_ids, rows_of
 from pibroch.state.exported_rows import RowVersions, check_written, row_bytes, written_as
 from pibroch.state.tensor_file import TensorFile
 
@@ -119,6 +120,10 @@ class MappedRows:
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
         self._changes: _Changes | None = None
+        self._ids: dict[str, tuple[TableIds, ...]] = {
+            name: (ids,) for name, ids in read_ids(folder, manifest.tables).items()
+        }
+        self._table_with_ids = {feature: name for name in self._ids for feature in readers[name]}
         self._add: Callable[..., None] = (
             quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
         )
@@ -129,16 +134,23 @@ class MappedRows:
         """In the order of the model."""
         return self._tables.space.features
 
-    def changed(self, versions: Sequence[RowVersions]) -> Self:
+    def changed(self, versions: Sequence[RowVersions], ids: Mapping[str, TableIds]) -> Self:
         """These tables with newer versions of some rows; both share all that is in memory.
 
         Args:
             versions: no two of which have the same row.
+            ids: of tables of raw ids, what changed.
         """
         before = self._changes
         changed = [] if before is None else [before.changed]
         first = self.num_rows + sum(map(len, changed))
         newer = copy.copy(self)
+        newer._ids = {
+            name: (known[0], *(each.with_changes(ids[name]) for each in known[1:] or (ids[name],)))
+            for name, known in self._ids.items()
+        }
+        if not versions:
+            return newer
         newer._shards = list(self._shards)
         for each in versions:
             newer._shards.append(_MappedShard(each.rows, first))
@@ -153,17 +165,25 @@ class MappedRows:
         """Rows that are newer than the export's own, rising."""
         return np.empty(0, np.int64) if self._changes is None else np.unique(self._changes.changed)
 
+    def id_changes(self, ids: Mapping[str, TableIds]) -> dict[str, TableIds]:
+        """What makes ids of tables of raw ids those of tables here."""
+        return {name: ids[name].changes_since(known) for name, known in self._ids.items()}
+
     def stored(self, row_ids: Ints) -> NDArray[Any]:
         """Rows as they are written, ``[V, W]``."""
         return self.exported(row_ids if self._changes is None else self._changes.redirect(row_ids))
 
     def exported(self, places: Ints) -> NDArray[Any]:
-        """Rows ``[V, W]`` as the export itself has them, which are all here."""
-        if len(self._shards) == 1:
+        """Rows ``[V, W]`` as the export itself has them, which are all here.
+
+        Zeros for those of tables of raw ids that no file has.
+        """
+        if len(self._shards) == 1 and not self._ids:
             shard = self._shards[0]
             taken: NDArray[Any] = shard.rows.take(places - shard.first_row, 0)
             return taken
         rows = self.empty(len(places))
+        rows[:] = 0
         for shard in self._shards:
             here = shard.has(places)
             rows[here] = shard.rows[places[here] - shard.first_row]
@@ -210,7 +230,7 @@ class MappedRows:
             ids: of the batch.
         """
         pooled_BFD = self._zeros(ids)
-        ends = [0, *row_ids.searchsorted(self._file_ends).tolist()]
+        ends = [0, *row_ids.searchsorted(self._file_ends).tolist(), len(row_ids)]
         for first, end in pairwise(ends):
             if first < end:
                 arrays = kernel_arrays(records[first:end])
@@ -238,10 +258,30 @@ class MappedRows:
             batch = batch.with_empty(
                 tuple(feature for feature in self.features if feature in absent)
             )
-        ids, problem = resolve(self._tables, batch.select(self.features))
+        batch = batch.select(self.features)
+        if not self._ids:
+            ids, problem = resolve(self._tables, batch)
+        else:
+            rows = self._rows_of_raw(batch)
+            has_row = rows >= 0
+            batch = replace(batch, values=torch.from_numpy(np.where(has_row, rows, 0)))
+            ids, problem = resolve(self._tables, batch)
+            if not has_row.all():  # the first row counts nothing for them
+                scale = ids.scale if len(ids.scale) else np.float32(1)
+                ids = replace(ids, scale=scale * has_row)
         if problem is not None:
             raise problem
         return ids
+
+    def _rows_of_raw(self, batch: JaggedBatch) -> Ints:
+        """A batch's values, with raw ids as rows; -1 for one that has none."""
+        rows: Ints = batch.values.numpy().copy()
+        bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)].tolist()
+        for feature, first, end in zip(batch.keys, bounds, bounds[1:], strict=False):
+            if feature in self._table_with_ids:
+                layers = self._ids[self._table_with_ids[feature]]
+                rows[first:end] = rows_of(rows[first:end], layers)
+        return rows
 
     def _zeros(self, ids: BatchIds) -> Tensor:
         """What bags are added to, ``[B, F, D]``."""

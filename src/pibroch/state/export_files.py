@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +27,7 @@ from pibroch.state.export_format import (
     ExportManifest,
     RowShard,
 )
+from pibroch.state.exported_ids import TableIds
 from pibroch.state.exported_rows import RowVersions, check_written, row_bytes, written_as
 from pibroch.state.files import FileDigest, verify_file
 from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
@@ -37,33 +38,50 @@ SHARD_BYTES = 4 << 30
 Written = TypeVar("Written")
 
 
-def tables_of(num_rows: Mapping[str, int]) -> tuple[ExportedTable, ...]:
-    """Where tables' rows lie among all, by name.
+def tables_of(
+    num_rows: Mapping[str, int], with_ids: Collection[str] = ()
+) -> tuple[ExportedTable, ...]:
+    """Where tables' rows lie among all, by name; some of them have raw ids.
 
     >>> [table.first_row for table in tables_of({"a": 3, "b": 2})]
     [0, 3]
     """
     firsts = accumulate(num_rows.values(), initial=0)
     return tuple(
-        ExportedTable(name=name, first_row=first, num_rows=count)
+        ExportedTable(name=name, first_row=first, num_rows=count, has_ids=name in with_ids)
         for (name, count), first in zip(num_rows.items(), firsts, strict=False)
     )
 
 
 def shards_of(
-    tables: Sequence[ExportedTable], dim: int, dtype: ExportDtype, shard_bytes: int = SHARD_BYTES
+    tables: Sequence[ExportedTable],
+    dim: int,
+    dtype: ExportDtype,
+    ids: Mapping[str, TableIds],
+    shard_bytes: int = SHARD_BYTES,
 ) -> tuple[RowShard, ...]:
-    """Files of at most about so many bytes for the rows of all tables."""
-    num_rows = tables[-1].first_row + tables[-1].num_rows
+    """Files of at most about so many bytes for the rows of all tables.
+
+    Of tables of raw ids, whose lowest rows are used first, up to the last row that has an id.
+    """
     most = max(1, shard_bytes // row_bytes(dim, dtype))
-    starts = range(0, num_rows, most)
+    spans: list[range] = []
+    for table in tables:
+        num_rows = table.num_rows
+        if table.has_ids:
+            num_rows = int(ids[table.name].rows.max(initial=-1)) + 1
+        first = table.first_row
+        if spans and spans[-1].stop == first:
+            first = spans.pop().start
+        spans += [range(first, table.first_row + num_rows)]
+    pieces = [span[start : start + most] for span in spans for start in range(0, len(span), most)]
     return tuple(
         RowShard(
-            file=f"tables/rows-{number:05}-of-{len(starts):05}.safetensors",
-            first_row=start,
-            num_rows=min(most, num_rows - start),
+            file=f"tables/rows-{number:05}-of-{len(pieces):05}.safetensors",
+            first_row=piece.start,
+            num_rows=len(piece),
         )
-        for number, start in enumerate(starts)
+        for number, piece in enumerate(pieces)
     )
 
 
@@ -108,7 +126,9 @@ class Layers:
         dim: weights in a row.
         dtype: of the rows.
         versions: the later ones behind the earlier ones.
-        base: the export and its folder; without it, versions have all rows.
+        base: the export and its folder.
+
+    Rows that nobody has are zeros, as those without an id are.
     """
 
     dim: int
@@ -134,18 +154,14 @@ class Layers:
         end = shard.first_row + shard.num_rows
         for start in range(shard.first_row, end, step):
             stop = min(start + step, end)
-            out = np.empty((stop - start, width), kind)
-            num_there = 0
+            out = np.zeros((stop - start, width), kind)
             for first, rows in below:
                 here = rows[max(0, start - first) : max(0, stop - first)]
                 place = max(0, first - start)
                 out[place : place + len(here)] = here
-                num_there += len(here)
             for each in self.versions:
                 begin, after = np.searchsorted(each.row_ids, [start, stop])
                 out[each.row_ids[begin:after] - start] = each.rows[begin:after]
-                num_there += 0 if below else after - begin
-            assert num_there == len(out), "rows that nobody has"
             yield out
 
     def _base_of(self, shard: RowShard) -> list[tuple[int, NDArray[np.generic]]]:

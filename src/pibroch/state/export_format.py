@@ -5,11 +5,16 @@ The layout: docs/export.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pibroch import untrusted
 from pibroch.config.base import Section
@@ -19,10 +24,14 @@ from pibroch.errors import CheckpointError, DamagedCheckpointError
 from pibroch.state.files import FileDigest
 
 FORMAT = "pibroch-export"
-FORMAT_VERSION = 1
+Layouts = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
+FORMAT_VERSIONS: Layouts = {1: dict, 2: dict}
+"""Layouts that are read; the second one is that of exports with tables of raw ids."""
 MANIFEST = "export.json"
 DENSE = "dense.safetensors"
 VOCABULARIES = "vocabularies.safetensors"
+IDS = "ids.safetensors"
+"""Which row an id has, where tables have raw ids; see :mod:`pibroch.state.exported_ids`."""
 ROWS = "rows"
 """The tensor in a shard's file."""
 
@@ -47,11 +56,21 @@ class ExportedTable(Section):
         name: the feature that reads it, alone or with those that share it.
         first_row: of the table.
         num_rows: of the table.
+        has_ids: whether its ids have rows by :data:`IDS`; else they are rows. Only then may files
+            lack some of its rows.
     """
 
     name: str
     first_row: int = Field(ge=0, le=MOST_ROWS)
     num_rows: int = Field(ge=1, le=MOST_ROWS)
+    has_ids: bool = False
+
+    @model_serializer(mode="wrap")
+    def _of_its_layout(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = fields(self)
+        if not self.has_ids:
+            del content["has_ids"]
+        return content
 
 
 class RowShard(Section):
@@ -77,7 +96,7 @@ class ExportManifest(Section):
 
     Attributes:
         format: always ``pibroch-export``.
-        format_version: of the layout.
+        format_version: of the layout: 2 with tables of raw ids, else 1.
         version: a name of these weights, different for others.
         step: of training, after which they were saved.
         made_by: version of pibroch.
@@ -93,7 +112,7 @@ class ExportManifest(Section):
     """
 
     format: Literal["pibroch-export"] = "pibroch-export"
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 1
     version: str = Field(pattern=f"^{VERSION_NAME}$")
     step: int = Field(ge=0)
     made_by: str
@@ -116,13 +135,33 @@ class ExportManifest(Section):
             )
         for feature in self.schema_.owners:
             table = self.tables[names.index(feature.name)]
-            if feature.fixed_num_rows not in (None, table.num_rows):
+            if not table.has_ids and feature.fixed_num_rows not in (None, table.num_rows):
                 raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")
-        if _end(self.tables) is None or _end(self.tables) != _end(self.shards):
-            raise ValueError("tables and shards with the same rows, both end to end")
+        has_ids = any(table.has_ids for table in self.tables)
+        if has_ids != (self.format_version == 2) or (has_ids and IDS not in self.files):
+            raise ValueError("layout 2 and a file of ids where tables have raw ids")
+        ends = [table.first_row + table.num_rows for table in self.tables]
+        if [table.first_row for table in self.tables] != [0, *ends[:-1]]:
+            raise ValueError("tables end to end")
+        if not self._has_all_rows():
+            raise ValueError("shards with the tables' rows, end to end")
         if odd := [shard.file for shard in self.shards if shard.file not in self.files]:
             raise ValueError(f"shards in files of the export, not {odd[0]!r}")
         return self
+
+    def _has_all_rows(self) -> bool:
+        """Whether the rows of files rise, and none lacks but of tables of raw ids."""
+        num_rows = sum(table.num_rows for table in self.tables)
+        ends = [0, *(shard.first_row + shard.num_rows for shard in self.shards)]
+        starts = [*(shard.first_row for shard in self.shards), num_rows]
+        gaps = list(zip(ends, starts, strict=True))
+        return all(end <= start for end, start in gaps) and not any(
+            end < table.first_row + table.num_rows and table.first_row < start
+            for end, start in gaps
+            if end < start
+            for table in self.tables
+            if not table.has_ids
+        )
 
     def write(self, folder: Path) -> None:
         """Write ``export.json``.
@@ -131,16 +170,6 @@ class ExportManifest(Section):
             OSError: when the disk refuses.
         """
         write_checked(folder / MANIFEST, self)
-
-
-def _end(parts: Sequence[ExportedTable | RowShard]) -> int | None:
-    """Rows of parts that lie end to end; ``None`` for others."""
-    end = 0
-    for part in parts:
-        if part.first_row != end:
-            return None
-        end += part.num_rows
-    return end
 
 
 def is_export(path: Path) -> bool:
@@ -162,7 +191,7 @@ def read_checked(
     name: str,
     of_format: str,
     kind: type[AnyManifest],
-    layouts: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] | None = None,
+    layouts: Layouts | None = None,
 ) -> tuple[AnyManifest, str]:
     """A manifest, itself checked, and its checksum.
 
@@ -178,7 +207,7 @@ def read_checked(
         CheckpointError: when it is of another layout.
     """
     content, sha256 = untrusted.read_manifest(folder, name, EXPORT)
-    layouts = layouts or {FORMAT_VERSION: dict}
+    layouts = FORMAT_VERSIONS if layouts is None else layouts
     version = content.get("format_version")
     if content.get("format") != of_format or type(version) is not int or version not in layouts:
         got = f"{content.get('format')} {version}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from pibroch.collectives.agreement import on_first, together
 from pibroch.config import RunConfig
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.embedding import Shard
-from pibroch.embedding.row_index import must_be_rows
+from pibroch.embedding.row_index import LearningIndex, must_be_rows
 from pibroch.embedding.row_marks import PUBLISHED
 from pibroch.errors import CheckpointError, ConfigError, RankFailedError, TrainingError
+from pibroch.kernels.arrays import Ints
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint import begin_folder, must_be_shared
 from pibroch.state.delta_format import (
@@ -49,12 +50,15 @@ from pibroch.state.export_files import (
 from pibroch.state.export_format import (
     DENSE,
     EXPORT,
+    IDS,
     VOCABULARIES,
     WRITE_AGAIN,
     ExportManifest,
+    RowShard,
     read_export,
 )
-from pibroch.state.exported_rows import RowVersions
+from pibroch.state.exported_ids import TableIds, read_ids, write_ids
+from pibroch.state.exported_rows import RowVersions, written_as
 from pibroch.state.files import FileDigest, explained_refusal, verify_file
 from pibroch.state.manifest import Progress
 from pibroch.state.tables import FOLDER
@@ -96,10 +100,17 @@ def check_publishing(config: RunConfig, run: RunDirectory) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What a version has besides rows: dense layers, on rank 0, and when they were so."""
+    """What a version has besides rows.
+
+    Attributes:
+        dense: the dense layers, on rank 0.
+        time: when they were so.
+        entries: of tables of raw ids the rows in use, and the id of each.
+    """
 
     dense: dict[str, Tensor]
     time: float
+    entries: dict[str, tuple[Ints, Ints]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,7 @@ class _Draft:
         rows: files of the rows of all ranks.
         files: the same by name.
         base: the version before; ``None`` where rows are all rows.
+        ids: of tables of raw ids.
     """
 
     folder: Path
@@ -121,6 +133,7 @@ class _Draft:
     rows: Sequence[DeltaRows]
     files: Digests
     base: Version | None
+    ids: Mapping[str, TableIds]
 
     def write_dense(self) -> FileDigest:
         """Write the dense layers."""
@@ -149,8 +162,13 @@ class Publishing(BesideTraining[_Copied, Version]):
         settings = session.config.train
         assert settings.publish_to is not None, "else there is nothing to do"
         tables = session.embeddings.tables
+        self._indices = {
+            name: index
+            for name, index in session.embeddings.row_indices.items()
+            if isinstance(index, LearningIndex)
+        }
         must_be_rows(
-            {table.name: table.rows.described() for table in tables},
+            {each.name: each.rows.described() for each in tables if each.name not in self._indices},
             "train.publish_to",
             "leave it out, and serve checkpoints",
         )
@@ -164,8 +182,7 @@ class Publishing(BesideTraining[_Copied, Version]):
         # the newest version; None where the next one has to have all rows
         self._last = None if known is None else Version(**known)
         self._dim = tables[0].dim
-        self._tables = tables_of({table.name: table.num_rows for table in tables})
-        self._shards_of_rows = shards_of(self._tables, self._dim, self._dtype)
+        self._tables = tables_of({table.name: table.num_rows for table in tables}, self._indices)
         self._num_rows = sum(table.num_rows for table in self._tables)
         super().__init__(session, settings.publish_every_seconds)
 
@@ -193,7 +210,9 @@ class Publishing(BesideTraining[_Copied, Version]):
         """See :meth:`BesideTraining.copy`."""
         dense = gather_weights(self._session, self._control)
         return _Copied(
-            {name: tensor.detach().cpu().clone() for name, tensor in dense.items()}, time.time()
+            {name: tensor.detach().cpu().clone() for name, tensor in dense.items()},
+            time.time(),
+            {name: index.entries() for name, index in self._indices.items()},
         )
 
     def write(
@@ -223,7 +242,8 @@ class Publishing(BesideTraining[_Copied, Version]):
         try:
             on_first(channel, lambda: begin_folder(temporary, self._folder.path(number)))
             rows, files = self._write_rows(temporary, cuts, channel)
-            draft = _Draft(temporary, step, copied, rows, files, base)
+            ids = {name: TableIds.of(*entries) for name, entries in copied.entries.items()}
+            draft = _Draft(temporary, step, copied, rows, files, base, ids)
             if base is not None and len(base.chain) <= self._most_deltas:
                 shards: list[Digests] = []
                 chain = (*base.chain, number)
@@ -276,7 +296,7 @@ class Publishing(BesideTraining[_Copied, Version]):
 
     def _write_whole(self, draft: _Draft, channel: Channel) -> list[Digests]:
         """Files of all rows, of what the draft begins at and its own; each rank writes some."""
-        own = self._shards_of_rows[channel.ranks.rank :: channel.ranks.world_size]
+        own = self._shards_of(draft)[channel.ranks.rank :: channel.ranks.world_size]
 
         def write() -> dict[str, dict[str, Any]]:
             if not own:
@@ -286,6 +306,10 @@ class Publishing(BesideTraining[_Copied, Version]):
                 return {shard.file: asdict(layers.write(draft.folder, shard)) for shard in own}
 
         return TypeAdapter(list[Digests]).validate_python(together(channel, write))
+
+    def _shards_of(self, draft: _Draft) -> tuple[RowShard, ...]:
+        """The files of a whole export."""
+        return shards_of(self._tables, self._dim, self._dtype, draft.ids)
 
     def _layers(self, draft: _Draft) -> Layers:
         """The rows of a chain, all bytes of which are verified, below those of the draft."""
@@ -301,12 +325,22 @@ class Publishing(BesideTraining[_Copied, Version]):
                     verify_file(delta, each.file, manifest.files[each.file], EXPORT)
                 versions += opened_rows(delta, manifest.rows, *how)
         versions += opened_rows(draft.folder, draft.rows, *how)
+        kind, width = written_as(self._dim, self._dtype)
+        for table in self._tables:
+            if table.has_ids:
+                free = np.flatnonzero(~draft.ids[table.name].used(table.num_rows))
+                zeros = np.broadcast_to(np.zeros(width, kind), (len(free), width))
+                versions.append(RowVersions(table.first_row + free, zeros))
         return Layers(self._dim, self._dtype, versions, below)
 
     def _delta(self, draft: _Draft, base: Version) -> DeltaManifest:
         """Complete a delta's files; on rank 0."""
         (draft.folder / FOLDER).rmdir()  # whole exports alone have it
         files = {**draft.files, DENSE: draft.write_dense()}
+        if draft.ids:
+            layers = self._ids_of(base)
+            changes = {name: ids.changes_since(layers[name]) for name, ids in draft.ids.items()}
+            files[IDS] = write_ids(draft.folder / IDS, changes)
         return DeltaManifest(
             version=content_version(draft.step, self._dtype, files, base.sha256),
             base=DeltaBase(version=base.version, sha256=base.sha256),
@@ -318,23 +352,39 @@ class Publishing(BesideTraining[_Copied, Version]):
             files=files,
         )
 
+    def _ids_of(self, version: Version) -> dict[str, list[TableIds]]:
+        """Of tables of raw ids the ids of a chain's export and of its deltas, verified."""
+        layers: dict[str, list[TableIds]] = {name: [] for name in self._indices}
+        for number in version.chain:
+            folder = self._folder.path(number)
+            is_delta = number != version.chain[0]
+            files = read_delta(folder)[0].files if is_delta else read_export(folder).files
+            verify_file(folder, IDS, files[IDS], EXPORT)
+            for name, ids in read_ids(folder, self._tables, is_delta).items():
+                layers[name].append(ids)
+        return layers
+
     def _whole(self, draft: _Draft, shards: Sequence[Digests]) -> ExportManifest:
         """Complete a whole export's files; on rank 0."""
-        files = {name: digest for each in shards for name, digest in each.items()}
+        digests = {name: digest for each in shards for name, digest in each.items()}
+        files = {shard.file: digests[shard.file] for shard in self._shards_of(draft)}
         for name in draft.files:
             (draft.folder / name).unlink()
+        if draft.ids:
+            files[IDS] = write_ids(draft.folder / IDS, draft.ids)
         files[DENSE] = draft.write_dense()
         files |= self._vocabularies(draft)
         dataset = self._session.dataset
         config = self._session.config
         return ExportManifest(
+            format_version=2 if draft.ids else 1,
             version=content_version(draft.step, self._dtype, files),
             step=draft.step,
             made_by=__version__,
             dtype=self._dtype,
             dim=self._dim,
             tables=self._tables,
-            shards=self._shards_of_rows,
+            shards=self._shards_of(draft),
             schema=dataset.schema,
             fingerprint=dataset.fingerprint,
             model=config.model,

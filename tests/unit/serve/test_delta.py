@@ -12,7 +12,7 @@ import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, StorageError
 from pibroch.serve.delta import export_delta
-from pibroch.serve.export import ExportOptions, export_checkpoint, weights_of
+from pibroch.serve.export import ExportOptions, SavedRows, export_checkpoint
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.vocabularies import find_vocabularies
 from pibroch.state.delta_format import CHANGED, ROW_IDS, DeltaRows, read_delta
@@ -228,7 +228,7 @@ def all_weights(checkpoint):
     manifest = read_manifest(checkpoint)
     return np.concatenate(
         [
-            weights_of(checkpoint, manifest, name, range(table.num_rows))
+            SavedRows.of(checkpoint, manifest).weights(name, range(table.num_rows))
             for name, table in manifest.tables.items()
         ]
     )

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import pibroch as pb
+from here_host import HereHost
 from pibroch.cli.serve import _split
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError, ConfigError, WorkerLostError
@@ -25,7 +26,7 @@ from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
-from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, ids_of_bytes, request_of
+from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, request_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor, RowService
@@ -71,26 +72,6 @@ def line(clicks, tmp_path_factory):
                 predictor.logits(predictor.encode(each.rows)).numpy(), predictor.schema
             )
     return SimpleNamespace(folders=folders, checkpoints=checkpoints, few=few, **vars(many))
-
-
-class HereHost:
-    """A host of this very process: what travels, without a wire."""
-
-    def __init__(self, folder, part):
-        self.url = f"part {part.number}"
-        self.part = part
-        self.requests = []
-        self.predictor = Predictor.open_split(folder, RowSplit(part))
-
-    def ask(self, path, request, most_bytes, deadline, waits=True):
-        checksum, count = REQUEST.unpack_from(request)
-        rows = self.predictor.exported_rows(checksum.hex())
-        assert path == self.part.path and rows is not None
-        ids = ids_of_bytes(request[REQUEST.size :], self.part.of(rows.num_rows), rows.row_bytes)
-        assert len(ids) == count
-        self.requests.append(count)
-        answer = rows.exported(ids).tobytes()
-        return SimpleNamespace(answer=lambda: answer, cancel=lambda: None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])

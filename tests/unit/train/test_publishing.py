@@ -28,6 +28,11 @@ EVERY_STEP = [
     "train.evaluate_every=100",
     "train.publish_every_seconds=1e-9",
 ]
+RAW_IDS = [
+    "train.batch_size=6",
+    "embedding.rows={name='hashed', capacity=14}",
+    "embedding.tables.C2.rows=identity",
+]
 
 
 class Stopped(Exception):
@@ -72,6 +77,18 @@ def test_each_version_is_an_export_of_its_step_and_chains_are_kept_whole(data, t
     assert steps == list(range(6, 13)), "the first step says how long a step takes"
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["versions_published"] == 11 and summary["publishing_seconds"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_ids_that_have_rows_are_those_of_an_export_of_the_step(data, tmp_path, dtype):
+    more = [f"train.publish_dtype={dtype}", "train.publish_compact_every=3", *RAW_IDS]
+    run = train(data, tmp_path, *more)
+    steps = check_same(tmp_path / "models", run.checkpoints_path, dtype)
+    assert steps == list(range(2, 13))
+    with pytest.raises(Stopped):
+        train(data, tmp_path / "again", *more, last=8)
+    again = train(data, tmp_path / "again", *more)
+    assert check_same(tmp_path / "again" / "models", again.checkpoints_path, dtype)[-1] == 12
 
 
 def test_narrow_rows_and_another_optimizer(data, tmp_path):
