@@ -205,3 +205,31 @@ def test_planted_groups_interact_inside_alone_and_are_written_down(tmp_path):
     assert json.loads((tmp_path / "out" / "groups.json").read_text()) == {"towers": groups}
     with pytest.raises(ConfigError, match="27 planted groups"):
         Generator(SyntheticOptions(50, groups=27))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_histories_tell_of_the_item_in_question(tmp_path, raw):
+    options = SyntheticOptions(num_samples=4000, max_table_rows=100, history=6, raw=raw)
+    truth = synthesize(options, tmp_path / "out")["train"]
+    dataset = EncodedDataset.open(tmp_path / "out")
+    assert dataset.schema.readers["C2"] == ("C2", "history")
+    (batch,) = Loader(dataset.split("train"), 4000)
+    lengths = batch.select(("history",)).lengths().numpy()
+    assert set(lengths.tolist()) == set(range(7))
+    if not raw:
+        items, history = (batch.select((key,)).values.numpy() for key in ("C2", "history"))
+        ids = np.concatenate([items, history])
+        counts = np.bincount(ids, minlength=dataset.num_rows["C2"])
+        assert dataset.access_counts("C2").tolist() == counts.tolist()
+        is_alike = history % 8 == np.repeat(items, lengths) % 8
+        has_alike = np.bincount(np.repeat(np.arange(len(items)), lengths), is_alike) > 0
+        clicks = batch.labels.numpy()[: len(has_alike)]
+        assert clicks[has_alike].mean() > clicks[~has_alike].mean() + 0.1
+    whole, _ = Generator(options).samples(0, 300)
+    part, _ = Generator(options).samples(100, 50)
+    kept = np.zeros(300, np.bool_)
+    kept[100:150] = True
+    for here, there in zip(part.bags["history"], whole.chosen(kept).bags["history"], strict=True):
+        assert np.array_equal(here, there)
+    plain = synthesize(SyntheticOptions(num_samples=4000, max_table_rows=100), tmp_path / "plain")
+    assert truth["expected_auc"] > plain["train"]["expected_auc"] + 0.02
