@@ -19,6 +19,7 @@ class SynthesizeConfig(Section):
         multi_hot: every third category holds zero to several ids.
         history: of up to so many items a sample has a sequence, ``history``, which reads the table
             of C2; 0 for none.
+        raw: ids are keys, as in a data set with ``encoding = "raw"``.
     """
 
     rows: int = Field(default=200_000, ge=1_000)
@@ -26,6 +27,7 @@ class SynthesizeConfig(Section):
     max_table_rows: int = Field(default=10_000, ge=1)
     multi_hot: bool = False
     history: int = Field(default=0, ge=0, le=1 << 16)
+    raw: bool = False
 
 
 class DataConfig(Section):

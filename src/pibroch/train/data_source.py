@@ -62,6 +62,7 @@ def _generated(config: SynthesizeConfig) -> EncodedDataset:
         max_table_rows=config.max_table_rows,
         multi_hot=config.multi_hot,
         history=config.history,
+        raw=config.raw,
     )
     identity = json.dumps(
         [asdict(options), FORMAT_VERSION, __version__], sort_keys=True, default=str
