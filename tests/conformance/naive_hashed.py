@@ -144,6 +144,18 @@ class NaiveIndex(LearningIndex):
         id_of = {row: id_ for id_, row in self.row.items()}
         return np.array([id_of[row] for row in rows.tolist()], np.int64)
 
+    def insert(self, ids):
+        new = {id_: self.kind.admit.count for id_ in sorted(set(ids.tolist()) - self.row.keys())}
+        free = sorted(set(range(self.capacity)) - set(self.row.values()))
+        if len(new) > len(free):
+            raise DataError("more ids than rows")
+        if self.step:
+            (self._sketched if self.kind.admit.sketch else self._counted)(new)
+        for id_, row in zip(new, free, strict=False):
+            self.row[id_] = row
+            self.entry[id_] = Entry(new[id_], self.step)
+        return np.array([self.row[id_] for id_ in new], np.int64)
+
     def copy(self):
         return copy.deepcopy(self)
 

@@ -149,6 +149,51 @@ def train(
     return given, pieces_of(embeddings), entries
 
 
+def go_on(channel, kind, exchange, folder, first, stop, **options):
+    """Train from a step, of which a program was saved, to another, and save; as load_and_train."""
+    tables = tables_of(kind)
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=SEED + first, channel=channel, **options
+    )
+    if first:
+        pb.load(folder, embeddings)
+    parts = parts_of(tables, channel.ranks.rank, channel.ranks.world_size)
+    with torch.no_grad():
+        given = [as_tensor(embeddings(batch_of(3, 8, tables))).clone()]
+    for number, batch in enumerate(embeddings.feed(parts[first:stop]), first):
+        out = as_tensor(embeddings(batch))
+        given.append(out.detach().clone())
+        loss_of(
+            out, SIZES[number], SIZES[number] * channel.ranks.rank // channel.ranks.world_size
+        ).backward()
+    if folder is not None:
+        pb.save(folder, embeddings, step=stop)
+    states = {name: index.state() for name, index in embeddings.row_indices.items()}
+    return given, states
+
+
+def load_and_train(channel, kind, exchange, **options):
+    """Load weights of ids, and train; each step's embeddings, and the states of indices."""
+    tables = tables_of(kind)
+    embeddings = pb.Embeddings(
+        tables, pb.Adagrad(lr=0.1), exchange=exchange, seed=SEED, channel=channel, **options
+    )
+    parts = parts_of(tables, channel.ranks.rank, channel.ranks.world_size)
+    given = []
+    for number, batch in enumerate(embeddings.feed(parts[:6])):
+        if number == 3:
+            weights = np.random.default_rng(5).normal(size=(12, 8)).astype(np.float32)
+            embeddings.load_weights("c", weights, ids=ids_of("c")[:12])
+        out = as_tensor(embeddings(batch))
+        given.append(out.detach().clone())
+        first = SIZES[number] * channel.ranks.rank // channel.ranks.world_size
+        loss_of(out, SIZES[number], first).backward()
+    with torch.no_grad():
+        given.append(as_tensor(embeddings(parts[5])).clone())
+    states = {name: index.state() for name, index in embeddings.row_indices.items()}
+    return given, states
+
+
 def train_by_hand(kind, name="adagrad"):
     """The same in one process by fixed tables, in which each life of an id has a row of its own.
 

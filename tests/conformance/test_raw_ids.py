@@ -1,5 +1,7 @@
 """Tables of raw ids under every exchange that takes them: the same ids live, to the same bits."""
 
+import shutil
+
 import numpy as np
 import pytest
 import raw_id_cases as cases
@@ -37,6 +39,43 @@ def records(ranks):
                 parts = [weights[place], *(each[place] for each in state.values())]
                 found.setdefault((piece.table.name, int(row)), []).append((piece.columns, parts))
     return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [KINDS["admitted by the third"], KINDS["they expire"]])
+def test_a_program_of_four_ranks_goes_on_with_others(worlds, tmp_path, kind, ranks):
+    """To the same ids, and from what as many ranks saved to the same bits."""
+    whole = worlds(4).run(cases.go_on, kind, "alltoall", None, 0, 20)
+    worlds(4).run(cases.go_on, kind, "alltoall", tmp_path / "four", 0, 9)
+    saved = worlds(4).run(cases.go_on, kind, "alltoall", tmp_path / "four", 9, 9)
+    for exchange, options in (("alltoall", {}), ("lookahead", {"lookahead": 3})):
+        folder = tmp_path / exchange
+        shutil.copytree(tmp_path / "four", folder)
+        results = worlds(ranks).run(cases.go_on, kind, exchange, folder, 9, 20, **options)
+        for given, states in results:
+            np.testing.assert_equal(states, whole[0][1])
+            assert given[0].equal(saved[0][0][0]), "what was loaded is what was saved"
+        alone = tmp_path / f"{exchange}-alone"
+        expected = worlds(ranks).run(cases.go_on, kind, exchange, None, 0, 20, **options)
+        worlds(ranks).run(cases.go_on, kind, exchange, alone, 0, 9, **options)
+        again = worlds(ranks).run(cases.go_on, kind, exchange, alone, 9, 20, **options)
+        for (given, states), (right, right_states) in zip(again, expected, strict=True):
+            np.testing.assert_equal(states, right_states)
+            assert all(map(torch.equal, given[1:], right[10:]))
+
+
+@pytest.mark.parametrize(("exchange", "options"), WAYS)
+def test_ids_of_loaded_weights_are_given_rows_alike_on_all_ranks(worlds, exchange, options):
+    """Between two steps, of which the feed has read the next ones."""
+    kind = pb.Hashed(expire_after=3)
+    ((given, states),) = worlds(1).run(cases.load_and_train, kind, "local")
+    results = worlds(2).run(cases.load_and_train, kind, exchange, **options)
+    for _, others in results:
+        np.testing.assert_equal(others, states)
+    assert len(given) == 7
+    expected = worlds(2).run(cases.load_and_train, kind, "alltoall")
+    for (values, _), (right, _) in zip(results, expected, strict=True):
+        assert all(map(torch.equal, values, right))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -182,6 +182,26 @@ class HashedIndex(LearningIndex):
         self._take_over(trial)
         return result
 
+    def insert(self, ids: Ints) -> Ints:
+        """See :class:`LearningIndex`."""
+        new = np.unique(ids[self.rows_of(ids) < 0])
+        num_free = self.capacity - int(self._table.counts[0])
+        if len(new) > num_free:
+            raise DataError(
+                f"{len(new):,} more ids with {num_free:,} of {self.capacity:,} rows free",
+                "a free row for each",
+                "give the table more rows, or load fewer ids",
+            )
+        step = int(self._counters[STEPS])
+        counts = np.full(len(new), self._kind.admit.count, np.int64)
+        if step:  # before the first one nobody waits
+            self._waiting.add(new, counts, step)
+        rows = np.empty(len(new), np.int64)
+        key_table.insert(self._table, new, counts, step, rows)
+        self._asked += len(new)  # none of them leaves in this step either
+        self._counters[ADMISSIONS] += len(new)
+        return rows
+
     def copy(self) -> HashedIndex:
         """See :class:`LearningIndex`."""
         other = HashedIndex.__new__(HashedIndex)

@@ -17,8 +17,9 @@ import polars as pl
 import torch
 from safetensors import safe_open
 
+from pibroch.embedding.optimizers import SparseOptimizer
 from pibroch.embedding.piece import PieceView
-from pibroch.embedding.row_index import RowIndex
+from pibroch.embedding.row_index import LearningIndex, RowIndex
 from pibroch.embedding.row_set import places_of
 from pibroch.embedding.table import Table
 from pibroch.errors import DataError
@@ -116,6 +117,7 @@ def load_weights(
     views: Sequence[PieceView],
     table: Table,
     index: RowIndex,
+    optimizer: SparseOptimizer,
     source: object,
     *,
     tensor: str | None = None,
@@ -124,19 +126,22 @@ def load_weights(
 ) -> None:
     """Write weights from outside to the pieces of a table that are here.
 
-    Optimizer state stays as it is.
+    Optimizer state stays as it is. An index that learns gives rows to ids that have none, whose
+    optimizer state is clean.
 
     Args:
         views: the pieces that are here; those of other tables are left alone.
         table: whose rows they are.
         index: of the table, from ids to rows.
+        optimizer: of the table.
         source: numbers ``[rows, D]``: an array or tensor, or the path of a ``.npy``,
             ``.safetensors`` or ``.parquet`` file.
         tensor: which tensor of a safetensors file, or which column of lists of a Parquet file; may
             be left out where there is one. A Parquet file may also have a column of numbers for
             each weight.
         ids: the id of each row of the source, where these are not 0, 1, 2, ... up to the table's
-            last: int64 ``[rows]``, or the name of a Parquet file's column.
+            last: int64 ``[rows]``, or the name of a Parquet file's column, or of a safetensors
+            file's tensor.
         step: of the module, as of which moving averages begin anew.
 
     Raises:
@@ -148,7 +153,7 @@ def load_weights(
         raise DataError(
             f"weights {list(matrix.shape)} for table {table.name!r}", f"[rows, {table.dim}]"
         )
-    if given is None and num_rows != table.num_rows:
+    if given is None and num_rows != table.num_rows and not isinstance(index, LearningIndex):
         raise DataError(
             f"{num_rows:,} rows for table {table.name!r}",
             f"{table.num_rows:,}",
@@ -165,7 +170,7 @@ def load_weights(
     for start, weights in _chunks(matrix):
         rows = rows_from(start, len(weights))
         bad = np.flatnonzero((rows < 0) | (rows >= table.num_rows))
-        if len(bad):
+        if len(bad) and not isinstance(index, LearningIndex):
             place = start + int(bad[0])
             id_ = place if given is None else int(given[place])
             raise index.refusal(id_, f"in row {place} of the weights for table {table.name!r}")
@@ -176,6 +181,13 @@ def load_weights(
                 "finite numbers",
             )
     own_views = [view for view in views if view.piece.table.name == table.name]
+    if isinstance(index, LearningIndex):
+        all_ids = np.arange(num_rows) if given is None else given.astype(np.int64)
+        fresh_rows = index.insert(all_ids)
+        for view in own_views:
+            places = places_of(view.piece.rows, fresh_rows)
+            for numbers in view.state.values():
+                numbers[places[places >= 0]] = optimizer.initial_state()
     for start, weights in _chunks(matrix):
         rows = rows_from(start, len(weights))
         for view in own_views:
@@ -254,7 +266,11 @@ def _open_safetensors(
     path: Path, table: Table, tensor: str | None, ids: object, rows: Ints | None
 ) -> tuple[_Matrix, Ints | None]:
     with safe_open(path, "pt") as file:
-        name = _one_of(sorted(file.keys()), tensor, f"tensor of {path}")
+        names = sorted(file.keys())
+        if isinstance(ids, str):
+            names.remove(_one_of(names, ids, f"tensor of ids of {path}"))
+            rows = file.get_tensor(ids).numpy()
+        name = _one_of(names, tensor, f"tensor of {path}")
         return _Safetensors(path, name, tuple(file.get_slice(name).get_shape())), rows
 
 

@@ -136,6 +136,22 @@ class LearningIndex(RowIndex):
         return self.learn(ids, counts, same_step), self.rows_of(ids)
 
     @abstractmethod
+    def insert(self, ids: Ints) -> Ints:
+        """Give rows to those ids that have none, between two steps, as if just admitted.
+
+        No id loses its row. Rows are taken as by :meth:`learn`.
+
+        Args:
+            ids: int64 ``[V]``, in any order.
+
+        Returns:
+            The rows that were given, int64 ``[N]``, which have what their last ids left there.
+
+        Raises:
+            DataError: when fewer rows are free; nothing has changed then.
+        """
+
+    @abstractmethod
     def copy(self) -> LearningIndex:
         """Another one that is now as this is, and goes its own way."""
 

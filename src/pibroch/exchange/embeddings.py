@@ -174,7 +174,14 @@ class Embeddings(TableStates):
         with self.rewriting() as views:
             index = self.row_indices[table]
             load_weights(
-                views, by_name[table], index, source, tensor=tensor, ids=ids, step=self.step
+                views,
+                by_name[table],
+                index,
+                self.optimizers[table],
+                source,
+                tensor=tensor,
+                ids=ids,
+                step=self.step,
             )
 
     @property

@@ -118,6 +118,30 @@ def test_any_schedule_does_what_dictionaries_do(schedule, kind):
     assert index.search_lengths().sum() == len(rows)
 
 
+@settings(max_examples=300, deadline=None)
+@given(schedules, kinds, st.integers(0, 9))
+def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
+    naive = NaiveIndex(kind, schedule.capacity)
+    index = kind.index(schedule.capacity)
+    rng = np.random.default_rng(schedule.seed)
+    for number, ids in enumerate(schedule.steps()):
+        if number % 10 == when:
+            some = rng.choice([*ids, *rng.integers(-99, 99, 3)], min(4, len(ids) + 3))
+            before = saved(index)
+            try:
+                right = naive.insert(some).tolist()
+            except DataError:
+                with pytest.raises(DataError, match="rows free"):
+                    index.insert(some)
+                np.testing.assert_equal(saved(index), before)
+            else:
+                assert index.insert(some).tolist() == right
+        assert learned(index, ids) == learned(naive, ids)
+    rows, ids = index.entries()
+    assert (rows.tolist(), ids.tolist()) == tuple(each.tolist() for each in naive.entries())
+    assert index.counts_of(rows).tolist() == naive.counts_of(rows).tolist()
+
+
 @settings(max_examples=600, deadline=None)
 @given(schedules, kinds)
 def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind):

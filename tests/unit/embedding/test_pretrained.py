@@ -150,3 +150,92 @@ def test_a_large_matrix_takes_little_memory_beside_its_rows(tmp_path, suffix):
     assert int(kilobytes) << 10 < 0.3 * weights.nbytes, (
         "on top of the rows, which were there before"
     )
+
+
+HASHED = {
+    "at once": pb.Hashed(),
+    "the third": pb.Hashed(pb.AfterCount(3)),
+    "sketch": pb.Hashed(pb.AfterCount(2, sketch=True)),
+}
+
+
+def hashed(kind=HASHED["at once"], **options):
+    table = pb.Table("user", 30, DIM, rows=kind)
+    return pb.Embeddings([table], pb.Adagrad(lr=0.1, initial_accumulator=0.5), seed=1, **options)
+
+
+def batch_of(ids):
+    return pb.JaggedBatch.from_one_hot(
+        torch.zeros(len(ids), 0), ["user"], torch.as_tensor(ids)[None], torch.zeros(len(ids))
+    )
+
+
+def train_on(embeddings, ids):
+    out = embeddings(batch_of(ids))
+    out.sum().backward()
+
+
+def looked_up(embeddings, ids):
+    with torch.no_grad():
+        return embeddings(batch_of(ids))[:, 0].numpy()
+
+
+@pytest.mark.parametrize("kind", HASHED.values(), ids=HASHED)
+def test_ids_of_a_source_are_given_rows_in_rising_order(tmp_path, monkeypatch, kind):
+    """Of rows that other ids had before, whose optimizer state goes with them."""
+    monkeypatch.setattr("pibroch.embedding.pretrained.CHUNK_BYTES", 4 * DIM * 8)
+    ids = np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 20)
+    save_file(
+        {"keys": torch.from_numpy(ids), "user": torch.from_numpy(WEIGHTS[:20])},
+        tmp_path / "w.safetensors",
+    )
+    embeddings = hashed(kind)
+    embeddings.start_marks(SAVED)
+    embeddings.load_weights("user", tmp_path / "w.safetensors", ids="keys")
+    index = embeddings.row_indices["user"]
+    assert index.rows_of(np.sort(ids)).tolist() == list(range(20))
+    assert index.counts_of(np.arange(20)).tolist() == [kind.admit.count] * 20
+    assert np.array_equal(looked_up(embeddings, ids), WEIGHTS[:20])
+    (view,) = embeddings.pieces()
+    assert view.marks[SAVED][:20].all() and (view.state["sum"][:] == 0.5).all()
+    assert index.learn(ids[:3]).fresh_ids.tolist() == [], "they are there"
+    for _ in range(3):
+        train_on(embeddings, ids[:10].tolist())
+    moved = looked_up(embeddings, ids)
+    assert (moved[:10] != WEIGHTS[:10]).any() and np.array_equal(moved[10:], WEIGHTS[10:20])
+
+
+def test_rows_of_ids_that_left_begin_anew_and_ids_that_stay_keep_their_state():
+    embeddings = hashed(pb.Hashed(expire_after=2))
+    train_on(embeddings, [7, 8, 9])
+    for _ in range(3):
+        train_on(embeddings, [5])
+    (view,) = embeddings.pieces()
+    index = embeddings.row_indices["user"]
+    assert index.rows_of(np.array([5, 7, 8, 9])).tolist() == [3, -1, -1, -1]
+    kept = view.state["sum"][3].copy()
+    assert (kept > 0.5).all() and (view.state["sum"][:3] > 0.5).all()
+    embeddings.load_weights("user", WEIGHTS[:4], ids=np.array([5, 2, 1, 3]))
+    assert index.rows_of(np.array([5, 1, 2, 3])).tolist() == [3, 0, 1, 2]
+    (view,) = embeddings.pieces()
+    assert (view.state["sum"][:3] == 0.5).all()
+    assert np.array_equal(view.state["sum"][3], kept)
+    assert np.array_equal(looked_up(embeddings, [5, 2, 1, 3]), WEIGHTS[:4])
+
+
+def test_a_fixed_table_becomes_a_hashed_one():
+    fixed = make()
+    embeddings = hashed()
+    (_, user) = fixed.pieces()
+    embeddings.load_weights("user", user.weights[:30])
+    assert np.array_equal(looked_up(embeddings, list(range(30))), user.weights[:30])
+    before = embeddings.row_indices["user"].state()["entries"].copy()
+    with pytest.raises(DataError, match="1 more ids with 0 of 30 rows free"):
+        embeddings.load_weights("user", WEIGHTS[:1], ids=[99])
+    damaged = WEIGHTS[:2].copy()
+    damaged[1, 3] = np.nan
+    half = hashed()
+    with pytest.raises(DataError, match="NaN"):
+        half.load_weights("user", damaged)
+    assert not half.row_indices["user"].entries()[0].size, "nothing was learned"
+    assert np.array_equal(embeddings.row_indices["user"].state()["entries"], before)
