@@ -173,7 +173,7 @@ def index_rows(options: Options) -> list[Row]:
                 "rows": num_rows,
                 "when": when(turnovers),
                 **timed(index, stream.batch, steps),
-                "search_p99": longest_of(index, 0.99),
+                "search_p99": index.longest_search(0.99),
                 "bytes_per_row": index.counters()["bytes"] / num_rows,
             }
         )
@@ -211,9 +211,3 @@ def timed(index: Contender, batch: Callable[[], Ints], steps: int) -> Row:
         "p80_ns": float(np.percentile(taken, 80)),
         "longest_ms": max(taken) * BATCH_IDS / 1e6,
     }
-
-
-def longest_of(index: HashedIndex, share: float) -> int:
-    """Slots that a search reads, of this share of the ids no more."""
-    lengths = np.cumsum(index.search_lengths())
-    return int(np.searchsorted(lengths, share * lengths[-1]))

@@ -15,11 +15,15 @@ from rich.table import Table
 
 from pibroch.cli.console import results, say
 from pibroch.cli.progress import counted
+from pibroch.embedding.hashed import Hashed, counters_in
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.observability.records import RawIdsRecord, figure
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint_folder import find_checkpoint
+from pibroch.state.dense import ROW_INDICES
 from pibroch.state.files import verify_file
 from pibroch.state.manifest import Manifest, read_manifest
+from pibroch.state.tensor_file import TensorFile
 
 app = typer.Typer(
     help="Inspect, verify and convert checkpoints.",
@@ -72,9 +76,33 @@ def inspect_command(path: Source) -> None:
     else:
         parts = ", ".join(["tables", *manifest.program.parts])
         results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}")
+    _show_raw_ids(folder, manifest)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
     results.print(f"learning rates: {rates}")
     results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")
+
+
+def _show_raw_ids(folder: Path, manifest: Manifest) -> None:
+    """What hashed tables have counted, read beside their rows."""
+    names = [
+        name
+        for name, saved in manifest.tables.items()
+        if saved.index is not None and saved.index.get("name") == Hashed.name
+    ]
+    if not names:
+        return
+    numbers = ("used", "capacity", "candidates", "admissions", "evictions", "expiries", "steps")
+    table = Table("raw ids of", *numbers, "hit rate")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    with TensorFile(folder, ROW_INDICES) as file:
+        for name in names:
+            prefix = f"{name}."
+            arrays = [each for each in file.names if each.startswith(prefix)]
+            counters = counters_in({each[len(prefix) :]: file.mapped(each) for each in arrays})
+            hit_rate = RawIdsRecord.between({}, counters).hit_rate
+            table.add_row(name, *(f"{counters[each]:,}" for each in numbers), figure(hit_rate))
+    Console().print(table)
 
 
 @app.command("verify")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.admission import AfterCount
 from pibroch.embedding.eviction import EvictionPolicy, LeastFrequent, LeastRecent
 from pibroch.embedding.row_index import IndexKind, LearningIndex, RowChanges
-from pibroch.errors import ConfigError, DataError
+from pibroch.errors import CheckpointError, ConfigError, DataError
 from pibroch.integers import whole_number
 from pibroch.kernels import key_table
 from pibroch.kernels.arrays import Array, Ints
@@ -98,6 +98,31 @@ class Hashed(IndexKind):
         }
 
 
+def counters_in(state: Mapping[str, Array]) -> dict[str, int]:
+    """The counters of an index that was saved, ``bytes`` aside; O(capacity).
+
+    Args:
+        state: which :meth:`HashedIndex.state` gave, or where it lies in a file.
+
+    Raises:
+        CheckpointError: when it is none.
+    """
+    try:
+        totals = state["counters"][: len(COUNTERS)].tolist()
+        entries = [state[name] for name in ("entries", "candidates") if name in state]
+        used = [int(np.count_nonzero(each[:, 1])) for each in entries]
+        return {
+            **dict(zip(COUNTERS, totals, strict=True)),
+            "capacity": len(state["entries"]),
+            "used": used[0],
+            "candidates": sum(used[1:]),
+        }
+    except (KeyError, IndexError, ValueError) as error:
+        raise CheckpointError(
+            "a row index with other arrays than hashed tables have", "its state as it was saved"
+        ) from error
+
+
 class HashedIndex(LearningIndex):
     """See the module.
 
@@ -161,6 +186,11 @@ class HashedIndex(LearningIndex):
         lengths = np.zeros(LONGEST_SEARCH, np.int64)
         key_table.count_distances(self._table, lengths)
         return lengths
+
+    def longest_search(self, share: float) -> int:
+        """Slots that a search reads, of this share of the ids no more; O(capacity)."""
+        found = np.cumsum(self.search_lengths())
+        return int(np.searchsorted(found, share * found[-1]))
 
     def learn(
         self, ids: Ints, counts: NDArray[np.int32] | None = None, same_step: bool = False

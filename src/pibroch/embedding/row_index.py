@@ -165,7 +165,10 @@ class LearningIndex(RowIndex):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """How full it is and what happened so far, by name, for people to look at."""
+        """How full it is and what happened so far, by name, for people to look at.
+
+        Runs report what has a name in :class:`pibroch.observability.records.RawIdsRecord`.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,30 @@ def throughput_plot(training: Records) -> str:
     return to_svg(figure, axes)
 
 
+def raw_ids_plot(training: Records) -> str:
+    """Rows in use of all tables of raw ids, and ids that lost theirs a step, over steps."""
+    figure, axes = new_axes("step", "rows used, per cent")
+    records = [(each["step"], each["raw_ids"].values()) for each in training if each.get("raw_ids")]
+    steps = [step for step, _ in records]
+    fill = [
+        100 * sum(table["used"] for table in tables) / sum(table["capacity"] for table in tables)
+        for _, tables in records
+    ]
+    axes.plot(steps, fill, color=BLUE, label="rows used")
+    axes.set_ylim(0, 105)
+    lost = axes.twinx()
+    lost.set_ylabel("ids a step")
+    lost.spines[["top"]].set_visible(False)
+    for name, color in (("evictions", ORANGE), ("expiries", GREEN)):
+        counts = [sum(table[name] for table in tables) for _, tables in records]
+        if any(counts):
+            a_step = np.array(counts) / np.diff(steps, prepend=0)
+            lost.plot(steps, a_step, color=color, drawstyle="steps")
+            axes.plot([], [], color=color, label=name)
+    lost.set_ylim(bottom=0)
+    return to_svg(figure, axes)
+
+
 def roc_plot(curves: dict[str, list[float]], auc: float | None) -> str:
     """The ROC curve on the test split."""
     figure, axes = new_axes("false positive rate", "true positive rate")

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pibroch.observability.records import (
     EvaluationRecord,
+    RawIdsRecord,
     Sink,
     TrainingRecord,
     figure,
@@ -97,8 +98,18 @@ def _figures(record: TrainingRecord) -> str:
     memory = f"  memory {record.rss_bytes / 2**20:,.0f} MiB"
     return (
         f"loss {record.loss:.4f}  {record.samples_per_second:,.0f}"
-        f" samples/s{waiting}{hits}{ahead}{memory}"
+        f" samples/s{waiting}{hits}{ahead}{_raw_ids(record)}{memory}"
     )
+
+
+def _raw_ids(record: TrainingRecord) -> str:
+    """All tables of raw ids together."""
+    if record.raw_ids is None:
+        return ""
+    tables = RawIdsRecord.together(record.raw_ids.values())
+    hits = "" if tables.hit_rate is None else f"  ids with rows {tables.hit_rate:.1%}"
+    lost = tables.evictions + tables.expiries
+    return f"  rows used {tables.fill:.1%}{hits}" + (f"  ids lost {lost:,}" if lost else "")
 
 
 def _evaluation_line(record: EvaluationRecord) -> str:

@@ -2,9 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RawIdsRecord:
+    """A table of raw ids, or several together.
+
+    Attributes:
+        capacity: rows.
+        used: of these now.
+        candidates: ids without a row that are remembered one by one now.
+        lookups: ids in the steps since the last record, as often as they stood there.
+        hits: of these, the ones that had a row before their step.
+        admissions: ids that were given a row since the last record.
+        evictions: that lost it to others.
+        expiries: that lost it by age.
+    """
+
+    capacity: int = 0
+    used: int = 0
+    candidates: int = 0
+    lookups: int = 0
+    hits: int = 0
+    admissions: int = 0
+    evictions: int = 0
+    expiries: int = 0
+
+    @property
+    def fill(self) -> float:
+        """The share of rows that are used."""
+        return self.used / max(1, self.capacity)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of looked up ids that had a row; ``None`` when none was looked up."""
+        return self.hits / self.lookups if self.lookups else None
+
+    @classmethod
+    def between(cls, before: Mapping[str, int], now: Mapping[str, int]) -> RawIdsRecord:
+        """From the counters of a row index at two times; what it does not count is 0."""
+        totals = {each.name: now.get(each.name, 0) for each in fields(cls)}
+        for name in totals.keys() - {"capacity", "used", "candidates"}:
+            totals[name] -= before.get(name, 0)
+        return cls(**totals)
+
+    @classmethod
+    def together(cls, records: Iterable[RawIdsRecord]) -> RawIdsRecord:
+        """Of all these tables."""
+        records = list(records)
+        return cls(
+            **{
+                each.name: sum(getattr(record, each.name) for record in records)
+                for each in fields(cls)
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +79,7 @@ class TrainingRecord:
         cache_hit_rate: of the rows that this process read since the last record, the share that was
             in its memory already; ``None`` where the exchange does not look ahead.
         lookahead: steps in force, ``None`` likewise.
+        raw_ids: tables of raw ids by name, the same on all ranks; ``None`` without such tables.
     """
 
     step: int
@@ -39,6 +94,7 @@ class TrainingRecord:
     bytes_received: int = 0
     cache_hit_rate: float | None = None
     lookahead: int | None = None
+    raw_ids: Mapping[str, RawIdsRecord] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def write_report(folder: Path, out: Path) -> Path:
         StorageError: when the page cannot be written.
     """
     run = read_run(folder)
-    content = {"name": run.name, "tiles": _tiles(run), "run": run}
+    content = {"name": run.name, "tiles": _tiles(run), "run": run, "raw_ids": _raw_ids(run)}
     return write_page(out, "run", "--out", _figures(run), content)
 
 
@@ -132,6 +132,9 @@ def _figures(run: RunRecords) -> list[Figure]:
     if run.training:
         throughput = plots.throughput_plot(run.training)
         figures.append(("Throughput", "of training steps, evaluation left out", throughput))
+    if any(record.get("raw_ids") for record in run.training):
+        fill = plots.raw_ids_plot(run.training)
+        figures.append(("Tables of raw ids", "all of them; evicted and expired ids a step", fill))
     if curves:
         roc = plots.roc_plot(curves, evaluation["auc"])
         figures.append(("ROC", "of the best model on the test split", roc))
@@ -141,6 +144,19 @@ def _figures(run: RunRecords) -> list[Figure]:
         skew = plots.access_skew_plot(evaluation["access_skew"])
         figures.append(("Access skew", "of the training split, over all tables", skew))
     return figures
+
+
+def _raw_ids(run: RunRecords) -> list[tuple[str, str]]:
+    """Each table of raw ids as its name and what a reader wants of it, once the run has ended."""
+    return [
+        (
+            table,
+            f"{each['used']:,} of {each['capacity']:,} rows used, {each['candidates']:,} candidates"
+            f"; ids with rows {figure(each['hit_rate'])}; {each['admissions']:,} admitted,"
+            f" {each['evictions']:,} evicted, {each['expiries']:,} expired",
+        )
+        for table, each in ((run.summary or {}).get("raw_ids") or {}).items()
+    ]
 
 
 def _tiles(run: RunRecords) -> list[tuple[str, str]]:

@@ -17,7 +17,10 @@ from pibroch.errors import MissingDependencyError, StorageError
 from pibroch.observability.records import EvaluationRecord, TrainingRecord
 
 MOST_WAITING_LINES = 10_000
-"""Lines that wait for a disk with room, some 400 bytes each; of more the oldest are lost."""
+"""Lines that wait for a disk with room, some 400 bytes each, and 130 for each table of raw ids.
+
+Of more the oldest are lost.
+"""
 logger = logging.getLogger(__name__)
 
 
@@ -123,6 +126,9 @@ class TensorBoard:
             "lookahead",
         ):
             self._add(f"training/{name}", getattr(record, name), record.step)
+        for table, figures in (record.raw_ids or {}).items():
+            for name in ("fill", "hit_rate", "candidates", "admissions", "evictions", "expiries"):
+                self._add(f"raw_ids/{table}/{name}", getattr(figures, name), record.step)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -20,7 +20,7 @@ from pibroch.observability.trace import StepTrace, span, spans
 from pibroch.state.manifest import Progress
 from pibroch.state.monitor import Monitor
 from pibroch.train.evaluation import evaluate
-from pibroch.train.meter import ExchangedBytes, Meter, Stopwatch
+from pibroch.train.meter import ExchangedBytes, Meter, Stopwatch, totals_of
 from pibroch.train.metrics import Evaluation, finite_or_none, reported
 from pibroch.train.monitored import value_of
 from pibroch.train.replanning import Replanner
@@ -48,6 +48,7 @@ class Trainer:
     Attributes:
         bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings,
             ``[W]``, once it has trained; ``None`` where the exchange does not count.
+        raw_ids: of tables of raw ids after the last step, see :func:`totals_of`.
     """
 
     def __init__(
@@ -79,10 +80,11 @@ class Trainer:
         self.total_steps = total_steps(session)
         self._trace = trace
         self._replanner = replanner
-        self._meter = Meter(session.world, stopwatch, session.embeddings.exchange)
+        self._meter = Meter(session.world, stopwatch, session.embeddings)
         self._exchanged = ExchangedBytes(session.embeddings.exchange)
         self._first_step = progress.step
         self.bytes_sent_to_each: list[float] | None = None
+        self.raw_ids: dict[str, dict[str, int | float | None]] = {}
 
     @property
     def is_finished(self) -> bool:
@@ -120,6 +122,7 @@ class Trainer:
                 if self.is_finished:
                     break
         self.stopwatch.pause()
+        self.raw_ids = totals_of(session.embeddings)
         self.saver.finish(self._progress())
         self.bytes_sent_to_each = self._exchanged.a_step(
             self.step - self._first_step, session.world.ranks.world_size
@@ -193,12 +196,13 @@ class Trainer:
         return improved
 
     def _report(self) -> None:
+        reading = self._meter.read()
         record = TrainingRecord(
             step=self.step,
             epoch=self.step // self.steps_per_epoch,
             learning_rate=self.session.optimizer.param_groups[0]["lr"],
             seconds=self.stopwatch.seconds_before + self.stopwatch.read()[0],
-            **asdict(self._meter.read()),
+            **{each.name: getattr(reading, each.name) for each in fields(reading)},
         )
         self.sink.training(record)
 

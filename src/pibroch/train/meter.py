@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pibroch.collectives.world import World
+from pibroch.embedding import HashedIndex
+from pibroch.embedding.row_index import LearningIndex
+from pibroch.exchange import Embeddings
 from pibroch.exchange.base import Exchange
 from pibroch.observability.memory import rss_bytes
+from pibroch.observability.records import RawIdsRecord
 
 
 class Stopwatch:
@@ -66,6 +70,7 @@ class Reading:
     rss_bytes: int
     cache_hit_rate: float | None
     lookahead: int | None
+    raw_ids: Mapping[str, RawIdsRecord] | None
 
 
 class Meter:
@@ -74,18 +79,20 @@ class Meter:
     Args:
         world: whose losses make the mean.
         stopwatch: keeps this process's training time and samples.
-        exchange: whose hits are counted.
+        embeddings: whose hits and rows in use are counted.
     """
 
-    def __init__(self, world: World, stopwatch: Stopwatch, exchange: Exchange[Any]) -> None:
+    def __init__(self, world: World, stopwatch: Stopwatch, embeddings: Embeddings) -> None:
         self._world = world
         self._stopwatch = stopwatch
-        self._exchange = exchange
+        self._embeddings = embeddings
+        self._exchange = embeddings.exchange
         self._loss_sum = 0.0
         self._num_samples = 0
         self._seconds, self._samples = stopwatch.read()
         self._waited, self._sent, self._received = self._traffic()
-        self._done = exchange.report()
+        self._done = self._exchange.report()
+        self._counters = counters_of(embeddings)
 
     def add(self, loss: float, num_samples: int) -> None:
         """Count a step: the mean loss of this rank's samples."""
@@ -102,6 +109,7 @@ class Meter:
         seconds, samples = self._stopwatch.read()
         waited, sent, received = self._traffic()
         done = self._exchange.report()
+        counters = counters_of(self._embeddings)
         elapsed = seconds - self._seconds
         own = samples - self._samples
         totals = self._world.control.gather([self._loss_sum, self._num_samples, own])
@@ -118,6 +126,11 @@ class Meter:
                 done.rows_read - self._done.rows_read, done.rows_fetched - self._done.rows_fetched
             ),
             lookahead=done.lookahead or None,
+            raw_ids={
+                table: RawIdsRecord.between(self._counters[table], each)
+                for table, each in counters.items()
+            }
+            or None,
         )
         self._loss_sum = 0.0
         self._num_samples = 0
@@ -127,11 +140,35 @@ class Meter:
         self._sent = sent
         self._received = received
         self._done = done
+        self._counters = counters
         return reading
 
     def _traffic(self) -> tuple[float, int, int]:
         traffic = self._world.ranks.traffic
         return traffic.waited_s, traffic.sent, traffic.received
+
+
+def counters_of(embeddings: Embeddings) -> dict[str, dict[str, int]]:
+    """What tables of raw ids count, by name; see :meth:`LearningIndex.counters`."""
+    return {
+        table: index.counters()
+        for table, index in embeddings.row_indices.items()
+        if isinstance(index, LearningIndex)
+    }
+
+
+def totals_of(embeddings: Embeddings) -> dict[str, dict[str, int | float | None]]:
+    """The same with the ``hit_rate`` over all steps, and of hashed tables ``search_p99``.
+
+    The slots that a search reads, of 99 ids of 100 no more; O(capacity).
+    """
+    totals: dict[str, dict[str, int | float | None]] = {}
+    for table, counters in counters_of(embeddings).items():
+        totals[table] = {**counters, "hit_rate": RawIdsRecord.between({}, counters).hit_rate}
+        index = embeddings.row_indices[table]
+        if isinstance(index, HashedIndex):
+            totals[table]["search_p99"] = index.longest_search(0.99)
+    return totals
 
 
 def hit_rate(rows_read: int, rows_fetched: int) -> float | None:

@@ -291,6 +291,7 @@ def _summary(
         memory_cuts=trainer.saver.cuts.count,
         memory_cut_seconds=round(trainer.saver.cuts.seconds_taken, 3),
         tasks=None if evaluation is None else reported(evaluation),
+        raw_ids=trainer.raw_ids or None,
     )
 
 

@@ -292,6 +292,8 @@ class Summary:
         memory_cuts, memory_cut_seconds: the same of cuts in memory.
         versions_published, publishing_seconds: the same of versions for servers.
         tasks: all figures of the test split by label and name, where there is one.
+        raw_ids: of each table of raw ids after the last step, see
+            :func:`pibroch.train.meter.totals_of`; ``None`` without such tables.
     """
 
     steps: int
@@ -318,3 +320,4 @@ class Summary:
     versions_published: int = 0
     publishing_seconds: float = 0.0
     tasks: dict[str, dict[str, float | None]] | None = None
+    raw_ids: dict[str, dict[str, int | float | None]] | None = None

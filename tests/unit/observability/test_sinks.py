@@ -4,7 +4,7 @@ import logging
 import resource
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -13,7 +13,7 @@ from pibroch.errors import MissingDependencyError
 from pibroch.observability import sinks
 from pibroch.observability.notice import notice_when_slow
 from pibroch.observability.progress import LoggedProgress, TerminalProgress, progress_sink
-from pibroch.observability.records import EvaluationRecord, FanOut, TrainingRecord
+from pibroch.observability.records import EvaluationRecord, FanOut, RawIdsRecord, TrainingRecord
 from pibroch.observability.sinks import JsonLines, TensorBoard
 
 
@@ -137,6 +137,44 @@ def test_anything_else_gets_lines_now_and_then(caplog):
         "hits" not in line
         and "samples/s  hits 92.5%  lookahead 200  memory" in caplog.records[-1].message
     )
+
+
+RAW_IDS = {
+    "user": RawIdsRecord(100, 80, 3, lookups=40, hits=30, admissions=9, evictions=4, expiries=1),
+    "item": RawIdsRecord(100, 20, lookups=60, hits=60),
+}
+
+
+def test_tables_of_raw_ids_together_in_the_line_and_one_by_one_elsewhere(tmp_path, caplog):
+    record = replace(training(1), raw_ids=RAW_IDS)
+    with caplog.at_level(logging.INFO, "pibroch"):
+        progress_sink(Console(file=io.StringIO()), 40).training(record)
+    figures = "samples/s  rows used 50.0%  ids with rows 90.0%  ids lost 5  memory"
+    assert figures in caplog.records[0].message
+    sink = JsonLines(tmp_path / "m.jsonl")
+    sink.training(record)
+    sink.close()
+    written = json.loads((tmp_path / "m.jsonl").read_text())["raw_ids"]
+    assert written == {name: asdict(each) for name, each in RAW_IDS.items()}
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path / "board")
+    board.training(record)
+    board.close()
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    (fill,) = events.Scalars("raw_ids/user/fill")
+    (hit_rate,) = events.Scalars("raw_ids/item/hit_rate")
+    assert (fill.step, round(fill.value, 6), hit_rate.value) == (1, 0.8, 1.0)
+
+
+def test_counters_between_two_times():
+    before = {"capacity": 9, "used": 2, "lookups": 5, "hits": 1, "steps": 1}
+    now = {"capacity": 9, "used": 4, "lookups": 9, "hits": 4, "steps": 3, "evictions": 2}
+    record = RawIdsRecord.between(before, now)
+    assert record == RawIdsRecord(9, 4, lookups=4, hits=3, evictions=2)
+    assert (record.fill, record.hit_rate) == (4 / 9, 0.75)
+    assert RawIdsRecord().hit_rate is None and RawIdsRecord().fill == 0
 
 
 def test_a_notice_only_when_slow(caplog):
