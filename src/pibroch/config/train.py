@@ -35,6 +35,8 @@ class TrainConfig(Section):
             full one's files and add the rows that changed since.
         keep: newest checkpoints to keep, besides the best one.
         log_every: interval of progress and metrics records.
+        log_lost_ids: keep which ids of tables of raw ids were evicted or expired in which step, as
+            Parquet files in ``lost_ids/`` of the run directory.
         replan_above: under a plan by rows, plan anew where it costs this many times what a fresh
             plan would, and let rows move while training goes on; never when absent. No number of a
             run depends on it.
@@ -66,6 +68,7 @@ class TrainConfig(Section):
     full_checkpoint_every: int = Field(default=1, ge=1)
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=50, ge=1)
+    log_lost_ids: bool = False
     replan_above: float | None = Field(default=None, gt=1)
     publish_to: str | None = None
     publish_every_seconds: float = Field(default=60.0, gt=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -28,6 +28,7 @@ from pibroch.embedding import (
     group_tables,
     optimizers_of,
 )
+from pibroch.embedding.row_index import RowChanges
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.exchange.base import Exchange, ExchangeOptions, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, on_device
@@ -183,6 +184,30 @@ class Embeddings(TableStates):
                 ids=ids,
                 step=self.step,
             )
+
+    def watch_ids(self, callback: Callable[[int, Mapping[str, RowChanges]], None]) -> None:
+        """Be told which ids of tables of raw ids are given rows, and which lose theirs.
+
+        ``callback(step, changes)`` is called when a step begins, inside its lookup and on its
+        thread, on each rank with the same changes: ``step`` counts from 1, as :attr:`step` after
+        the update, and ``changes`` has what changed in each table. A second lookup before the
+        update, or one after a skipped update, comes with the same number. An error that it raises
+        comes out of the lookup, and the rows are not to be trained on after it. Copies of this
+        module tell nobody.
+
+        Args:
+            callback: called; it must not write to the arrays.
+
+        Raises:
+            ConfigError: when no table has raw ids.
+        """
+        if self.raw_ids is None:
+            raise ConfigError(
+                "watch_ids() without a table of raw ids",
+                "a table with rows that ids lose",
+                "give one rows=pb.Hashed(...)",
+            )
+        self.raw_ids.watchers.append(lambda changes: callback(self.step + 1, changes))
 
     @property
     def shard(self) -> MemoryShard:

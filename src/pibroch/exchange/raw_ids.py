@@ -165,7 +165,7 @@ class RawIds:
 
     Attributes:
         features: that read such tables, with the tables.
-        watchers: are told what each step changed, by table, when the step begins; on this thread.
+        watchers: see :meth:`pibroch.Embeddings.watch_ids`.
 
     Raises:
         ConfigError: for a feature that reads several tables, of which one learns.

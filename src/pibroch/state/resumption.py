@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = (
     "train.publish_compact_every",
     "train.publish_keep_seconds",
     "train.log_every",
+    "train.log_lost_ids",
     "train.threads",
 )
 """These change no step, or are looked at elsewhere.

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from pibroch.state.manifest import Progress
 from pibroch.state.resumption import warn_of_surroundings
 from pibroch.train.evaluation import access_skew, check_splits, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
+from pibroch.train.lost_ids import log_of
 from pibroch.train.memory_cuts import MemoryCuts, has_state
 from pibroch.train.meter import Stopwatch, hit_rate
 from pibroch.train.metrics import Evaluation, finite_or_none, reported
@@ -118,6 +119,7 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
             summary.steps,
         )
         return RunResult(summary, _best_possible_auc(session.dataset))
+    saver = replace(saver, lost_ids=log_of(session, run, progress.step))
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
     sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
     tracing: AbstractContextManager[StepTrace | None] = nullcontext()
