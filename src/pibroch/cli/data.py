@@ -208,6 +208,15 @@ def synthesize_command(
     raw: Annotated[
         bool, typer.Option("--raw", help="Ids are keys, as prepare --raw leaves them.")
     ] = False,
+    drift: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="With --raw: this share of hot ids is replaced now and then."
+        ),
+    ] = 0.0,
+    every: Annotated[
+        int, typer.Option(min=1, help="Samples between two times of --drift.")
+    ] = 1_000_000,
     max_table_rows: Annotated[
         int, typer.Option(min=1, help="Criteo's tables, none larger than this.")
     ] = 10_000,
@@ -234,7 +243,17 @@ def synthesize_command(
     """
     rule = SplitRule.parse(split, seed)
     options = SyntheticOptions(
-        samples, seed, max_table_rows, table_rows, multi_hot, rule, groups, raw, history
+        samples,
+        seed,
+        max_table_rows,
+        table_rows,
+        multi_hot,
+        rule,
+        groups,
+        raw,
+        history,
+        drift,
+        every,
     )
     with stages() as progress:
         truth = synthesize(options, out, overwrite=overwrite, progress=progress)

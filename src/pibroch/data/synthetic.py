@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.drift import Drift
 from pibroch.data.encode import fields_of, raw_ids
 from pibroch.data.planted import (
     DEVIATIONS,
@@ -92,6 +93,9 @@ class SyntheticOptions:
         raw: ids are keys, see :func:`pibroch.data.encode.raw_ids`, and not rows.
         history: of up to so many items a sample has a sequence, ``history``, that reads the table
             of C2. 0 for none.
+        drift: share of each table's hot ids that is replaced by new ones every so often, see
+            :mod:`pibroch.data.drift`. With ``raw`` alone; 0 for none.
+        drift_every: samples between two such times.
     """
 
     num_samples: int
@@ -103,6 +107,8 @@ class SyntheticOptions:
     groups: int = 0
     raw: bool = False
     history: int = 0
+    drift: float = 0.0
+    drift_every: int = 1_000_000
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
@@ -188,6 +194,16 @@ class Generator:
                 f"{options.groups} planted groups",
                 f"at most {len(CRITEO_SKEW)}, the number of features",
             )
+        if not 0 <= options.drift <= 1 or options.drift_every < 1:
+            raise ConfigError(
+                f"a share of {options.drift:g} of hot ids replaced every {options.drift_every}"
+                " samples",
+                "a share from 0 to 1, every sample at most",
+            )
+        if options.drift and not options.raw:
+            raise ConfigError(
+                "drift without raw ids", "ids that are keys, of which new ones come", "add --raw"
+            )
         self._options = options
         sizes = [
             options.table_rows or min(skew.num_values, options.max_table_rows)
@@ -195,7 +211,12 @@ class Generator:
         ]
         self.schema = _schema(sizes, options)
         self.num_rows = {f.name: f.fixed_num_rows for f in self.schema.owners}
-        self._key_of_id = _keys(max(sizes)) if options.raw else None
+        self._drifts = [
+            Drift(size, options.drift, options.drift_every, options.num_samples, options.seed)
+            for size in sizes
+        ]
+        most_ids = max(len(drift.places) for drift in self._drifts)
+        self._key_of_id = _keys(most_ids) if options.raw else None
         bag_lengths = cycle(_BAG_LENGTHS)
         self._lengths = [next(bag_lengths) if f.multi_hot else 0 for f in self.schema.owners]
         num_keys = 2 * len(sizes) + 2 * len(_DENSE_MEANS) + 1
@@ -207,9 +228,10 @@ class Generator:
             rank_probabilities(skew, size) for skew, size in zip(CRITEO_SKEW, sizes, strict=True)
         ]
         self._aliases = [alias_table(p) for p in probabilities]
+        of_ids = [p[drift.places] for p, drift in zip(probabilities, self._drifts, strict=True)]
         self._history_mean = 0.0
         self._history_scale = 0.0
-        self._planted = self._plant(probabilities, np.random.default_rng(options.seed))
+        self._planted = self._plant(of_ids, np.random.default_rng(options.seed))
 
     def samples(self, first: int, count: int) -> tuple[EncodedRows, NDArray[np.float64]]:
         """Samples ``first`` to ``first + count`` and their true logits ``[count]``."""
@@ -239,7 +261,12 @@ class Generator:
         return FIRST_ROW + ids if self._key_of_id is None else self._key_of_id[ids]
 
     def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
-        """Draw the effects, then set scales and bias by a pilot of samples."""
+        """Draw the effects, then set scales and bias by a pilot of samples.
+
+        Args:
+            probabilities: of all ids that ever appear, by table.
+            rng: draws.
+        """
         sizes = [len(p) for p in probabilities]
         names = list(self.num_rows)
         groups = planted_groups(self._options)
@@ -282,7 +309,10 @@ class Generator:
         all_items = draw_ids(
             self._items_key, first * longest, count * longest, *self._aliases[_ITEM]
         ).reshape(count, longest)
-        return lengths.astype(np.int64), all_items[np.arange(longest) < lengths[:, None]]
+        lengths = lengths.astype(np.int64)
+        items = all_items[np.arange(longest) < lengths[:, None]]
+        samples = np.repeat(np.arange(first, first + count), lengths)
+        return lengths, self._drifts[_ITEM].ids_at(items, samples)
 
     def _history_effect(
         self, lengths: NDArray[np.int64], items: NDArray[np.int32], targets: NDArray[np.int32]
@@ -308,9 +338,11 @@ class Generator:
     ) -> list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]:
         """For each feature the lengths (``None``: one id each) and the ids, from 0 on."""
         bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]] = []
+        samples = np.arange(first, first + count)
         for i, (length, (keep, alias)) in enumerate(zip(self._lengths, self._aliases, strict=True)):
             if not length:
-                bags.append((None, draw_ids(self._keys[2 * i], first, count, keep, alias)))
+                places = draw_ids(self._keys[2 * i], first, count, keep, alias)
+                bags.append((None, self._drifts[i].ids_at(places, samples)))
                 continue
             lengths = np.floor(
                 uniform(self._keys[2 * i + 1], first, count) * (2 * length + 1)
@@ -319,7 +351,8 @@ class Generator:
                 self._keys[2 * i], first * _LONGEST_BAG, count * _LONGEST_BAG, keep, alias
             )
             used = np.arange(_LONGEST_BAG) < lengths[:, None]
-            bags.append((lengths, all_ids.reshape(count, _LONGEST_BAG)[used]))
+            places = all_ids.reshape(count, _LONGEST_BAG)[used]
+            bags.append((lengths, self._drifts[i].ids_at(places, np.repeat(samples, lengths))))
         return bags
 
 

@@ -233,3 +233,52 @@ def test_histories_tell_of_the_item_in_question(tmp_path, raw):
         assert np.array_equal(here, there)
     plain = synthesize(SyntheticOptions(num_samples=4000, max_table_rows=100), tmp_path / "plain")
     assert truth["expected_auc"] > plain["train"]["expected_auc"] + 0.02
+
+
+def drifting(**changes):
+    options = {"max_table_rows": 500, "raw": True, "drift": 0.1, "drift_every": 100, "seed": 3}
+    return SyntheticOptions(1000, **(options | changes))
+
+
+def test_hot_ids_are_replaced_and_no_others():
+    still = Generator(drifting(drift=0.0))
+    drifts = Generator(drifting())
+    before, _ = still.samples(0, 1000)
+    after, _ = drifts.samples(0, 1000)
+    np.testing.assert_array_equal(before.raw_ids[:100], after.raw_ids[:100])
+    np.testing.assert_array_equal(before.dense, after.dense)
+    places, _ = Generator(drifting(drift=0.0, raw=False)).samples(0, 1000)
+    is_hot = places.ids - 2 < np.minimum([skew.num_values for skew in CRITEO_SKEW], 500) // 10
+    has_changed = before.raw_ids != after.raw_ids
+    assert not has_changed[~is_hot].any()
+    shares = [has_changed[start:][is_hot[start:]].mean() for start in (200, 500, 900)]
+    assert 0 < shares[0] < shares[1] < shares[2]
+    # of 50 hot places of the largest tables each time five, so 45 in the last hundred samples
+    column = [skew.num_values for skew in CRITEO_SKEW].index(max(s.num_values for s in CRITEO_SKEW))
+    late = slice(900, 1000)
+    replaced = places.ids[late, column][has_changed[late, column]]
+    kept = places.ids[late, column][~has_changed[late, column] & is_hot[late, column]]
+    assert not set(replaced) & set(kept) and len(set(kept)) <= 5
+    part, _ = drifts.samples(930, 20)
+    np.testing.assert_array_equal(part.raw_ids, after.raw_ids[930:950])
+
+
+def test_new_ids_have_effects_of_their_own_and_the_truth_knows_them(tmp_path):
+    truth = synthesize(drifting(), tmp_path / "d")
+    _, still = Generator(drifting(drift=0.0)).samples(900, 100)
+    generator = Generator(drifting())
+    rows, logits = generator.samples(850, 150)
+    assert truth["test"]["auc"] == pytest.approx(true_auc(logits, rows.labels), abs=1e-3)
+    assert np.abs(logits[50:] - still).mean() > 0.3
+    with_bags, _ = Generator(drifting(multi_hot=True, history=5)).samples(850, 150)
+    assert {"C3", "history"} <= with_bags.bags.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"raw": False}, "drift without raw ids"), ({"drift": 1.5}, "share of 1.5"),
+     ({"drift_every": 0}, "every 0 samples")],
+)  # fmt: skip
+def test_drift_that_makes_no_sense(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Generator(drifting(**changes))
