@@ -2,6 +2,7 @@
 
 ``index``: the index alone, an id to its row, with ids that come and go; beside a dictionary of
 Python's that does the same. ``step`` and ``hosts``: training over such tables beside fixed ones.
+``drift``: see :mod:`benchmarks.hashed_drift`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.comparison import noise_note
+from benchmarks.hashed_drift import drift
 from benchmarks.hashed_training import hosts_report, step_report
 from benchmarks.load import ForeignLoad
 from benchmarks.plots import OURS, PlotSpec
@@ -117,8 +119,8 @@ class Stream:
 
 @topic(
     "hashed",
-    "tables of raw ids: the index, beside a dictionary",
-    sections=["index", "step", "hosts"],
+    "tables of raw ids: the index, beside a dictionary; training; AUC where ids come and go",
+    sections=["index", "step", "hosts", "drift"],
     quick_sections=["index"],
 )
 def run(options: Options) -> Report:
@@ -127,6 +129,8 @@ def run(options: Options) -> Report:
         return step_report(options)
     if options.section == "hosts":
         return hosts_report(options)
+    if options.section == "drift":
+        return drift(options)
     load = ForeignLoad()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from benchmarks import hashed_drift
 from benchmarks.topics import hashed
 
+from pibroch.data.synthetic import Generator, SyntheticOptions
 from pibroch.embedding import Hashed
 from pibroch.errors import PibrochError
 
@@ -36,4 +38,27 @@ def test_batches_are_what_the_page_says():
 def test_lengths_of_searches():
     index = Hashed().index(1000)
     index.learn(np.arange(1000))
-    assert 1 <= hashed.longest_of(index, 0.5) <= hashed.longest_of(index, 1.0) < 50
+    assert 1 <= index.longest_search(0.5) <= index.longest_search(1.0) < 50
+
+
+def test_rows_of_bounded_tables_are_the_share_that_the_page_says():
+    seen = {"small": 1_000, "large": 30_000, "larger": 69_000}
+    rows = hashed_drift.bounded(seen)
+    assert rows["small"] == 1_000
+    assert sum(rows.values()) == pytest.approx(20_000, abs=3)
+    assert rows["larger"] / rows["large"] == pytest.approx(2.3, abs=0.01)
+
+
+def test_contenders_of_drift_see_the_same_samples_in_the_order_of_time(monkeypatch):
+    monkeypatch.setattr(hashed_drift, "TEST_SAMPLES", 512)
+    options = SyntheticOptions(2_000, max_table_rows=3_000, raw=True, drift=0.1, drift_every=256)
+    stream = hashed_drift.Stream(Generator(options), 4)
+    batches = list(stream.batches(0, 1_024))
+    assert [len(batch.labels) for batch in batches] == [256] * 4
+    seen = stream.distinct_ids()
+    values = np.stack([batch.values.numpy().reshape(26, -1) for batch in batches])
+    assert list(seen.values()) == [len(np.unique(values[:, table])) for table in range(26)]
+    for contender in hashed_drift.CONTENDERS:
+        middle, end = hashed_drift.measured(stream, contender, seen)
+        assert (middle["steps"], end["steps"]) == (2, 4) and 0 < end["auc"] < 1
+        assert end["rows"] == sum(seen.values()) and not end.get("evictions")
