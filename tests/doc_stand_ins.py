@@ -100,6 +100,11 @@ def towers():
     return training(names) | {"model": model, "batch": batches(names, 1)[0]}
 
 
+@for_block("docs/hashed-tables.md", 0)
+def raw_ids():
+    return training(("user", "item"), 16)
+
+
 @for_block("docs/lookahead.md", 0, 1)
 @for_block("docs/distributed.md", 0)
 def many_ranks():
