@@ -146,7 +146,8 @@ def drift(options: Options) -> Report:
         "`auc_lost_e3`: thousandths of AUC below the unlimited tables",
         f"`rows_share`: of all ids ever seen. Tables of up to {WHOLE:,} ids have a row for each,"
         " the others share the rest. `hit_rate`: of the ids of training, those that had a row",
-        "a factorisation machine, as the labels come from one; Adagrad; one thread",
+        "a factorisation machine, as the labels come from one; Adagrad by the rate and"
+        " initial accumulator (of five pairs) that are best for the unlimited tables; one thread",
         noise_note(load),
     ]
     title = "AUC where hot ids go and new ones come"
@@ -170,7 +171,7 @@ def measured(stream: Stream, contender: str, capacities: Capacities) -> list[Row
         pb.Table(name, num, DIM, initializer=INITIAL, rows=rows_by)
         for name, num in capacities.items()
     ]
-    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.05))
+    embeddings = pb.Embeddings(tables, pb.Adagrad(lr=0.1, initial_accumulator=1e-3))
     model = FactorisationMachine(embeddings, 13)
     optimizer = torch.optim.Adagrad(model.dense.parameters(), lr=0.05)
     modulus = None if kind is not None else torch.tensor(list(capacities.values()))[:, None]
