@@ -43,6 +43,14 @@ class System(StrEnum):
     DLRM = "dlrm"
 
 
+class Form(StrEnum):
+    """What weights are written as: under the names of a system, or tables alone."""
+
+    TORCHREC = "torchrec"
+    DLRM = "dlrm"
+    SAFETENSORS = "safetensors"
+
+
 @app.command("inspect")
 def inspect_command(path: Source) -> None:
     """Show a checkpoint: tables, parts, optimizer state, sizes, and where the run was."""
@@ -141,10 +149,17 @@ def convert_command(
     ],
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="The file to write; with --from, a new run directory."),
+        typer.Argument(
+            metavar="OUT",
+            help="The file to write, for safetensors a folder; with --from, a new run directory.",
+        ),
     ],
     to: Annotated[
-        System | None, typer.Option("--to", help="Export under this system's names.")
+        Form | None,
+        typer.Option(
+            "--to",
+            help="Export under this system's names, or the tables alone, a safetensors file each.",
+        ),
     ] = None,
     from_: Annotated[
         System | None, typer.Option("--from", help="Import from this system's names.")
@@ -165,6 +180,8 @@ def convert_command(
     batch norm becomes a part of the layer before it, and averages, when the run kept them, are what
     is exported. Of other models the tables are converted and the dense layers keep their names.
 
+    safetensors is a file for each table, of any model, with the ids that have a row.
+
     **Examples**
 
         pibroch checkpoint convert runs/mine model.pt --to torchrec
@@ -179,6 +196,14 @@ def convert_command(
     """
     if (to is None) == (from_ is None):
         raise ConfigError("both or neither of --to and --from", "one of them", "e.g. --to torchrec")
+    if to is Form.SAFETENSORS:
+        from pibroch.serve.plain_tables import export_tables
+
+        manifest = read_manifest(find_checkpoint(source))
+        with counted(sum(table.num_rows for table in manifest.tables.values()), "rows") as advance:
+            count = export_tables(source, out, advance)
+        results.print(f"{out}: {count:,} rows of {len(manifest.tables)} tables, with their ids")
+        return
     if to is not None:
         from pibroch.train.convert import export_checkpoint
 

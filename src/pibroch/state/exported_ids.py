@@ -77,12 +77,16 @@ def rows_of(ids: Ints, layers: Sequence[TableIds]) -> Ints:
         ids: in any order.
         layers: of which later ones count.
     """
-    rows = np.full(len(ids), -1)
+    order = ids.argsort()  # a search then reads what the one before it has read
+    wanted = ids[order]
+    found = np.full(len(ids), -1)
     for known in layers:
         if len(known.ids):
-            places = np.minimum(known.ids.searchsorted(ids), len(known.ids) - 1)
-            is_there = known.ids[places] == ids
-            rows[is_there] = known.rows[places[is_there]]
+            places = np.minimum(known.ids.searchsorted(wanted), len(known.ids) - 1)
+            is_there = known.ids[places] == wanted
+            found[is_there] = known.rows[places[is_there]]
+    rows = np.empty_like(found)
+    rows[order] = found
     return rows
 
 

@@ -18,6 +18,7 @@ from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.from_checkpoint import saved_ids
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.parts import Part
+from pibroch.serve.plain_tables import export_tables
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.split_rows import RowSplit
 from pibroch.state.export_format import IDS, read_export
@@ -192,3 +193,28 @@ def test_an_id_without_a_row_is_a_vector_of_zeros_in_a_sequence(tmp_path):
     vectors = open_exported(tmp_path / "export").lookup(batch)["history"].values
     assert not vectors[is_absent].any() and vectors[~is_absent].any(1).all()
     assert logits(tmp_path / "export", batch).equal(logits(run.path, batch))
+
+
+def test_tables_are_files_with_ids_that_another_kind_of_table_takes(steps, batch, tmp_path):
+    out = tmp_path / "tables"
+    ran = run_command("checkpoint", "convert", steps[60], out, "--to", "safetensors")
+    assert ran.returncode == 0 and "with their ids" in ran.stdout, ran.stderr
+    tables = read_manifest(steps[60]).tables
+    assert {path.name for path in out.iterdir()} == {f"{name}.safetensors" for name in tables}
+    index = saved_ids(steps[60], read_manifest(steps[60]))
+    hashed = [pb.Table(name, 30, 4, rows=pb.Hashed(pb.AfterCount(2))) for name in index]
+    fixed = pb.Table("C2", tables["C2"].num_rows, 4)
+    embeddings = pb.Embeddings([*hashed, fixed], pb.SGD(lr=0.1))
+    for name in tables:
+        path = out / f"{name}.safetensors"
+        embeddings.load_weights(name, path, tensor="weight", ids="ids")
+    with torch.no_grad():
+        vectors = embeddings(batch.select(embeddings.features))
+    predictor = pb.Predictor.open(steps[60])
+    expected = predictor.embed(batch)
+    places = [predictor.features.index(feature) for feature in embeddings.features]
+    assert vectors.equal(expected[:, places])
+    rows = np.sort(index["C1"].ids)
+    assert embeddings.row_indices["C1"].rows_of(rows).tolist() == list(range(len(rows)))
+    with pytest.raises(ConfigError, match="which exists"):
+        export_tables(steps[60], out)
