@@ -267,7 +267,7 @@ def announce(channel, num_rows):
         ]
         encoded = np.empty(varint.MAX_BYTES * len(rows[rank]), np.uint8)
         encoded = encoded[: varint.encode(rows[rank], encoded)]
-        lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded)
+        lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded, None)
         here = Prepared([lane], number + rank, 0, None)
         sent.append(0)
         heard = announcer.announce(here, rank == 0)

@@ -71,9 +71,15 @@ def name_what_differs(channel, configs, folder, code=None):
 
 def train_and_wait_for_plans(channel, config, folder):
     """As :func:`train`, but a plan that is being made is waited for."""
-    usual = replanning.Replanner._has_found
-    replanning.Replanner._has_found = lambda self: self._found is not None
+    usual = replanning.Replanner._decide
+
+    def decide(replanner, step):
+        if replanner._found is not None:
+            replanner._found.exception(timeout=60)
+        return usual(replanner, step)
+
+    replanning.Replanner._decide = decide
     try:
         return train(channel, config, folder)
     finally:
-        replanning.Replanner._has_found = usual
+        replanning.Replanner._decide = usual

@@ -88,6 +88,7 @@ class Replanner:
                 table: [indices[table].rows_of(ids) for ids in each]
                 for table, each in ids_by_table(batch, self._features).items()
             }
+            rows = {table: [ids[ids >= 0] for ids in each] for table, each in rows.items()}
             self._watch.add(rows, batch.batch_size)
             idle = self._found is None and not self._session.embeddings.is_moving
             if idle and step % STEPS_PER_LOOK == 0 and self._watch.num_batches >= STEPS_PER_LOOK:
