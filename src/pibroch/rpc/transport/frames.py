@@ -67,7 +67,7 @@ def header(kind: Kind, number: int, metadata_bytes: int, payload_bytes: int) -> 
     """The 24 bytes before a frame's metadata.
 
     >>> header(Kind.NOTE, 0, 5, 0).hex(" ", 8)
-    '7062010205000000 0000000000000000 0000000000000000'
+    '7062020205000000 0000000000000000 0000000000000000'
     """
     return HEADER.pack(MAGIC, VERSION, kind, metadata_bytes, number, payload_bytes)
 
