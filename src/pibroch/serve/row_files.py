@@ -146,8 +146,8 @@ class MappedRows:
         first = self.num_rows + sum(map(len, changed))
         newer = copy.copy(self)
         newer._ids = {
-            name: (known[0], *(each.with_changes(ids[name]) for each in known[1:] or (ids[name],)))
-            for name, known in self._ids.items()
+            name: (base, newest[0].with_changes(ids[name]) if newest else ids[name])
+            for name, (base, *newest) in self._ids.items()
         }
         if not versions:
             return newer
