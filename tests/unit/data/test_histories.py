@@ -49,7 +49,7 @@ def prepared(folder, log, schema=SCHEMA, kind="text", **options) -> EncodedDatas
     folder.mkdir()
     if kind == "text":
         log.write_csv(folder / "log.csv")
-        source = TextSource(folder / "log.csv", ",", True)
+        source: TextSource | ParquetSource = TextSource(folder / "log.csv", ",", True)
     else:
         log.write_parquet(folder / "log.parquet")
         source = ParquetSource(folder / "log.parquet", schema)

@@ -54,7 +54,7 @@ def parquet_file(path: Path) -> Path:
 
 def prepared(tmp_path: Path, schema: Schema, kind: str, **options) -> EncodedDataset:
     if kind == "text":
-        source = TextSource(text_file(tmp_path / "log.csv"), ",", True)
+        source: TextSource | ParquetSource = TextSource(text_file(tmp_path / "log.csv"), ",", True)
     else:
         source = ParquetSource(parquet_file(tmp_path / "log.parquet"), schema)
     out = tmp_path / f"of {kind}"

@@ -273,8 +273,8 @@ def test_states_have_the_same_shapes_for_life(admit):
         lambda: pb.AfterCount(2, candidates=0),
         lambda: pb.LeastFrequent(half_life=0),
         lambda: pb.Hashed(expire_after=0),
-        lambda: pb.Hashed(admit=2),
-        lambda: pb.Hashed(evict="least_recent"),
+        lambda: pb.Hashed(admit=2),  # type: ignore[arg-type]  # refused in words
+        lambda: pb.Hashed(evict="least_recent"),  # type: ignore[arg-type]  # likewise
         lambda: pb.Hashed().index(1 << 31),
     ],
 )
