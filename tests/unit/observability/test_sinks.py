@@ -16,6 +16,9 @@ from pibroch.observability.progress import LoggedProgress, TerminalProgress, pro
 from pibroch.observability.records import EvaluationRecord, FanOut, RawIdsRecord, TrainingRecord
 from pibroch.observability.sinks import JsonLines, TensorBoard
 
+# TensorBoard's own thread ends when its disk is full, perhaps during the next test
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 def training(step):
     return TrainingRecord(step, 0, 0.5, 12_345.0, 0.01, step / 10, 3 << 20)
@@ -76,9 +79,6 @@ def test_lines_that_are_lost_are_counted(tmp_path, monkeypatch, caplog):
     assert first.startswith("No space left on device") and last.startswith("30 lines of")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # TensorBoard's own thread ends
 def test_without_a_disk_for_tensorboard_the_run_goes_on(tmp_path, caplog):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     sink = TensorBoard(tmp_path / "events")
