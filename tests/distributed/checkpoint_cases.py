@@ -16,6 +16,7 @@ from torch.nn import functional
 import pibroch as pb
 from pibroch.collectives import data_parallel
 from pibroch.collectives.agreement import on_first, together
+from pibroch.collectives.world import World
 from pibroch.data import EncodedDataset
 from pibroch.data.loader import batch_of
 from pibroch.embedding.row_marks import SAVED
@@ -70,7 +71,7 @@ class Run:
             model,
             dense_optimizer,
             averages=None,
-            world=None,
+            world=World(channel.ranks, channel),
         )
         self.channel = channel
         self.folder = CheckpointFolder(Path(folder), keep, full_every, channel)

@@ -58,7 +58,7 @@ def test_a_checkpoint_of_four_ranks_evaluates_and_goes_on_at_any_number(data, wo
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert first["summary"].auc == pytest.approx(expected["summary"].auc, abs=1e-6)
     alone = evaluate_checkpoint(tmp_path / "four", EncodedDataset.open(data), "test")
-    assert alone.auc == pytest.approx(first["summary"].auc, abs=1e-6)
+    assert alone.metrics.auc == pytest.approx(first["summary"].auc, abs=1e-6)
     long = make_config(data, *TOWERS, *HOSTS, "train.steps=15")
     ends = []
     for size in (1, 2, 3):

@@ -53,4 +53,4 @@ def test_outside_a_checkout_the_error_says_what_to_do(monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_made_fails_before_the_measurement(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="--out"):
-        bench._make(tmp_path / "file" / "out")
+        bench.bench("rpc", out=tmp_path / "file" / "out")

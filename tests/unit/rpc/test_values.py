@@ -159,7 +159,7 @@ others = [
         torch.device("cpu"),
         torch.Size([2, 3]),
     ),
-    *(range(1, 9, 2), slice(1, None, 2), function, torch.add, len, Point, torch.nn.Linear),
+    *(range(1, 9, 2), slice(1, None, 2), function, torch.add, len, Point, torch.optim.SGD),
 ]
 leaves = (
     keys
