@@ -12,6 +12,7 @@ import numpy as np
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from mpi_start import start_mpi
 from pibroch.collectives.bounded_lag.base import RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
@@ -27,14 +28,6 @@ _numbers = itertools.count()
 def store():
     """Of one transport alone; all ranks of a world ask for theirs in the same order."""
     return PrefixStore(f"lagged/{next(_numbers)}", _get_default_store())
-
-
-def start_mpi(ranks):
-    """What mpiexec does for a program."""
-    from benchmarks.workers.pmi import start_without_mpiexec
-
-    store = PrefixStore("tests/pmi", _get_default_store())
-    start_without_mpiexec(store, ranks.rank, ranks.world_size)
 
 
 def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):

@@ -4,10 +4,10 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from lagged_cases import start_mpi
 from torch.distributed import _functional_collectives as functional
 
 import pibroch
+from mpi_start import start_mpi
 from pibroch.errors import MissingDependencyError
 
 DTYPES = [

@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 import torch
-from lagged_cases import start_mpi
 
 import pibroch as pb
 from pibroch.config.model import DLRMConfig
@@ -119,6 +118,8 @@ def predictions(channel, placement, bounds, transport, dims=(8, 8, 8, 8), **opti
     rank = channel.ranks.rank
     size = channel.ranks.world_size
     if transport == "mpi":
+        from mpi_start import start_mpi  # programs that import this file lack it
+
         start_mpi(channel.ranks)
     model, embeddings = make(channel, placement, dims, **options)
     train_a_little(model, embeddings, rank)
