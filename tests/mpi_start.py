@@ -1,6 +1,6 @@
 """MPI for ranks that no mpiexec started."""
 
-from torch.distributed import PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 
