@@ -281,7 +281,7 @@ class RawIds:
             self._tell(_learn(self._indices, ahead.ids).changes)
             return ahead.batch
         self.forget()
-        ids = self._submit(lambda: self._gathered(batch, True)).result()
+        ids = self._gather(batch, True).result()
         learned = _learn(self._indices, ids, same_step)
         self._is_open = True
         self._tell(learned.changes)
@@ -299,31 +299,45 @@ class RawIds:
         self, batch: JaggedBatch, is_real: bool, indices: Indices, feed: int
     ) -> Future[_Ahead]:
         """A batch of a feed; once that was left, only whether it goes on is of interest."""
+        gathered = self._gather(batch, is_real)
 
         def prepare() -> _Ahead:
-            ids = self._gathered(batch, is_real)
+            ids = gathered.result()
             if ids.is_real and feed == self._feed:
                 return _Ahead(self._as_rows(batch, indices, ids, _learn(indices, ids)), ids)
             return _Ahead(RowsOfBatch.of(batch, self.features, indices, {}, None), ids)
 
         return self._submit(prepare)
 
+    def _gather(self, batch: JaggedBatch, is_real: bool) -> Future[StepIds]:
+        """The ids of all ranks' parts of a batch.
+
+        The communication thread sends them, in the order of its other messages, which the training
+        thread decides: two flows over one link would slow each other down.
+        """
+
+        def distinct() -> StepIds:
+            ids = _distinct(batch, self._learned_features, self._channel)
+            return replace(ids, is_real=is_real)
+
+        own = self._submit(distinct)
+        if self._thread is None:
+            return own
+        return self._channel.ranks.communication.submit(lambda: self._gathered(own.result()))
+
     def _submit(self, task: Callable[[], T]) -> Future[T]:
-        """Run what sends messages on the thread that has the channel, where there is one."""
+        """Run a task on the thread of ids, where there is one."""
         if self._thread is not None:
             return self._thread.submit(task)
         done: Future[T] = Future()
         done.set_result(task())
         return done
 
-    def _gathered(self, batch: JaggedBatch, is_real: bool) -> StepIds:
-        """The ids of all ranks' parts of a batch."""
-        own = _distinct(batch, self._learned_features, self._channel)
-        if self._channel.ranks.world_size == 1:
-            return replace(own, is_real=is_real)
+    def _gathered(self, own: StepIds) -> StepIds:
+        """The ids of all ranks; on the communication thread."""
         assert own.counts is not None, "of several ranks"
         sizes = [len(ids) for ids in own.ids.values()]
-        head = np.array([is_real, *sizes], np.int64)
+        head = np.array([own.is_real, *sizes], np.int64)
         counts = np.concatenate(list(own.counts.values()))
         message = np.concatenate(
             [head, *own.ids.values(), np.resize(counts, -(-len(counts) // 2) * 2).view(np.int64)]
