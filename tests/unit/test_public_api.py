@@ -48,7 +48,7 @@ SNAPSHOT = {
         " weights: Tensor | None = None, position: LoaderPosition | None = None,"
         " first_sample: int = 0, by_id: bool = False, fresh: FreshRows | None = None,"
         " sample_weights: Tensor | None = None,"
-        " groups: Tensor | None = None) -> None"
+        " groups: Tensor | None = None, event_times: Tensor | None = None) -> None"
     ),
     "LeastFrequent": "(half_life: int | None = None) -> None",
     "LeastRecent": "() -> None",

@@ -67,6 +67,8 @@ class JaggedBatch:
             global batch; ``None`` for all ones.
         groups: int64 ``[B]``, equal for samples that are ranked among each other; ``None`` without
             groups.
+        event_times: int64 ``[B]``, when each sample's event was, in milliseconds since 1970 (UTC);
+            ``None`` where nobody said.
     """
 
     dense: Tensor
@@ -81,6 +83,7 @@ class JaggedBatch:
     fresh: FreshRows | None = None
     sample_weights: Tensor | None = None
     groups: Tensor | None = None
+    event_times: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -114,7 +117,7 @@ class JaggedBatch:
                 would not get.
         """
         check_batch(self.keys, self.dense, self.values, self.offsets, self.labels, self.weights)
-        check_samples(len(self.labels), self.sample_weights, self.groups)
+        check_samples(len(self.labels), self.sample_weights, self.groups, self.event_times)
 
     def __post_init__(self) -> None:
         self.validate()

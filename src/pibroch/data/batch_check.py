@@ -52,11 +52,17 @@ def check_batch(
         _check_weights(weights, len(values))
 
 
-def check_samples(size: int, sample_weights: Tensor | None, groups: Tensor | None) -> None:
+def check_samples(
+    size: int,
+    sample_weights: Tensor | None,
+    groups: Tensor | None,
+    event_times: Tensor | None = None,
+) -> None:
     """See :meth:`JaggedBatch.validate`."""
     for name, tensor, dtype in (
         ("sample_weights", sample_weights, torch.float32),
         ("groups", groups, torch.int64),
+        ("event_times", event_times, torch.int64),
     ):
         if tensor is None:
             continue

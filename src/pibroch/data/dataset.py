@@ -23,6 +23,7 @@ from pibroch.data.splits import SPLITS
 from pibroch.data.storage import checksum
 from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import (
+    EVENT_TIMES,
     FORMAT_VERSION,
     GROUPS,
     MANIFEST,
@@ -116,6 +117,7 @@ class Split:
         sample_weights: float32 ``[N]``; ``None`` for all ones.
         groups: uint64 ``[N]``, which samples are ranked among each other; ``None`` where the schema
             has no groups.
+        event_times: int64 ``[N]``, milliseconds since 1970; ``None`` where the schema has no time.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Split:
     raw_keys: tuple[str, ...] = ()
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
+    event_times: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -252,6 +255,9 @@ class EncodedDataset:
             if schema.weight is None
             else self._map(f"{name}/{WEIGHTS}", "<f4", (count,), files),
             None if schema.group is None else self._map(f"{name}/{GROUPS}", "<u8", (count,), files),
+            None
+            if schema.time is None
+            else self._map(f"{name}/{EVENT_TIMES}", "<i8", (count,), files),
         )
 
     def access_counts(self, table: str) -> NDArray[np.int64]:

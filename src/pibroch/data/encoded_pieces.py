@@ -90,6 +90,7 @@ def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> Enc
         np.stack(columns[True], 1) if columns[True] else None,
         parsed.sample_weights,
         parsed.groups,
+        parsed.event_times,
     )
 
 

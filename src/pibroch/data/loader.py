@@ -113,6 +113,9 @@ class Loader:
             groups=None
             if self.split.groups is None
             else torch.from_numpy(self.split.groups[samples].view(np.int64)),
+            event_times=None
+            if self.split.event_times is None
+            else torch.from_numpy(self.split.event_times[samples]),
         )
 
     def _weights(self, position: LoaderPosition, samples: NDArray[np.int64]) -> Tensor | None:

@@ -127,7 +127,8 @@ class ParquetSource:
         wrong = [feature.name for feature in readers if not feature.multi_hot]
         wrong += [feature.name for feature in schema.dense if feature.column == name]
         wrong += ["the label"] if name in schema.label_columns else []
-        wrong += ["weight or group"] if name in (schema.weight, schema.group) else []
+        about = (schema.weight, schema.group, schema.time)
+        wrong += ["weight, group or time"] if name in about else []
         if is_list and wrong:
             raise DataError(
                 f"column `{name}` of {self.path}, which holds lists, for {wrong[0]}",
@@ -140,6 +141,8 @@ class ParquetSource:
                 .list.eval(pl.concat_str([pl.element(), pl.lit(ITEM_END)]))
                 .list.join("")
             )
+        if name == schema.time and isinstance(kind, pl.Datetime | pl.Date):
+            return column.dt.epoch(schema.time_unit)
         is_written_so = kind.is_integer() or (
             schema.text_rules == 1 and kind not in (pl.Boolean, pl.Binary)
         )

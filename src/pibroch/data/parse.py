@@ -40,6 +40,8 @@ from pibroch.kernels.text import (
 )
 
 _SHOWN_BAD_RECORDS = 5
+_MOST_TIME = 2.0**62
+_MS_PER_UNIT = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 Fields = tuple[Bytes, Positions, Positions]
 
 
@@ -83,7 +85,7 @@ class ParsedPiece:
     ``num_bad`` counts records that a quote without an end has swallowed as well. Labels are those
     of :func:`pibroch.data.targets.stored_labels`. ``events`` are those that sequences are made of,
     by the feature's place in the schema; ``codes`` then lack these. Weights are float32 ``[R]``,
-    groups codes ``[R]``.
+    groups codes ``[R]``, event times int64 ``[R]`` in milliseconds since 1970.
     """
 
     labels: Array
@@ -94,6 +96,7 @@ class ParsedPiece:
     events: Mapping[int, LoggedEvents] = field(default_factory=dict)
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
+    event_times: NDArray[np.int64] | None = None
 
 
 class PieceParser:
@@ -140,6 +143,8 @@ class PieceParser:
             dict.fromkeys([*schema.numeric_columns(has_labels), *sorted(self._times)])
         )
         self._has_labels = has_labels
+        if schema.time is not None and has_labels:
+            self._times.add(schema.time)
         if len(columns) == 1:
             raise DataError(
                 f"{got} alone, where a blank line may be a missing value or none",
@@ -204,6 +209,7 @@ class PieceParser:
             },
             self._weights(numbers, len(bounds)),
             self._groups(buffer, bounds),
+            self._event_times(numbers, len(bounds)),
         )
 
     def _empty_nulls(self, buffer: Bytes, bounds: Positions) -> None:
@@ -229,6 +235,16 @@ class PieceParser:
             return np.zeros(len(bounds), np.uint64)
         groups: NDArray[np.uint64] = hash_fields(*self._fields(buffer, bounds, column))
         return groups
+
+    def _event_times(
+        self, numbers: dict[str, NDArray[np.float64]], num_records: int
+    ) -> NDArray[np.int64] | None:
+        column = self._schema.time
+        if column is None:
+            return None
+        if not self._has_labels:
+            return np.zeros(num_records, np.int64)
+        return milliseconds(numbers[column], self._schema.time_unit)
 
     def _fields(self, buffer: Bytes, bounds: Positions, column: str) -> Fields:
         place = self._place[column]
@@ -270,6 +286,8 @@ class PieceParser:
                 values[column], good = parse_numbers(*fields)
                 if column in self._times:
                     good &= ~np.isnan(values[column])
+                if column == self._schema.time:
+                    good &= np.abs(values[column]) < _MOST_TIME
                 what = "a finite number is needed"
             checks.append((good, partial(problem, column, what)))
         return values, checks
@@ -308,6 +326,17 @@ class PieceParser:
             clicks_of(labels),
             None if events.time is None else numbers[events.time],
         )
+
+
+def milliseconds(times: NDArray[np.float64], unit: str) -> NDArray[np.int64]:
+    """Times since 1970 in milliseconds, rounded down.
+
+    >>> milliseconds(np.array([1.5, -0.0005]), "s").tolist()
+    [1500, -1]
+    """
+    most = float(1 << 62)
+    in_ms = np.clip(np.floor(times * _MS_PER_UNIT[unit]), -most, most)
+    return in_ms.astype(np.int64)
 
 
 def _transformed(feature: DenseFeature, numbers: NDArray[np.float64]) -> NDArray[np.float32]:

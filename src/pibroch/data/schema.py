@@ -209,6 +209,8 @@ class Schema(Section):
         weight: the column with each sample's weight in the loss, a number of at least 0.
         group: the column whose values say which samples are ranked among each other, as those of a
             user or of a query.
+        time: the column with the time of each sample's event, a number since 1970 (UTC).
+        time_unit: of these numbers.
         dense: the n dense features, in the order of ``JaggedBatch.dense``; may be empty.
         categorical: the F categorical features, in the order of ``JaggedBatch.keys``.
         columns: names of all columns of a text file without header, ``None`` where the file has
@@ -227,6 +229,8 @@ class Schema(Section):
     target: dict[str, Target] = Field(default_factory=dict)
     weight: str | None = None
     group: str | None = None
+    time: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
     columns: tuple[str, ...] | None = None
     separator: str = Field(default=",", min_length=1, max_length=1)
     quotes: bool = True
@@ -273,6 +277,8 @@ class Schema(Section):
             )
         if self.weight in self.label_columns or self.group in self.label_columns:
             raise ValueError("as `weight` and `group` columns that are no labels")
+        if self.time is not None and self.time in (*self.label_columns, self.weight):
+            raise ValueError("as `time` a column that is no label and no weight")
         return self
 
     @model_validator(mode="after")
@@ -343,7 +349,8 @@ class Schema(Section):
     def training_columns(self) -> tuple[str, ...]:
         """Columns that scoring needs not: labels, and what else no feature reads."""
         features = {feature.column for feature in self._features}
-        others = [column for column in (self.weight, self.group) if column not in features]
+        about = (self.weight, self.group, self.time)
+        others = [column for column in about if column not in features]
         return tuple(dict.fromkeys(c for c in (*self.label_columns, *others) if c is not None))
 
     @property
@@ -383,7 +390,8 @@ class Schema(Section):
     def used_columns(self, with_label: bool = True) -> tuple[str, ...]:
         """The columns that are read, each once, the labels first where they are."""
         features = [feature.column for feature in self._features]
-        others = [c for c in (*self.label_columns, self.weight, self.group) if c is not None]
+        about = (*self.label_columns, self.weight, self.group, self.time)
+        others = [column for column in about if column is not None]
         return tuple(dict.fromkeys([*(others if with_label else ()), *features]))
 
     def log_columns(self, with_label: bool = True) -> tuple[str, ...]:
@@ -399,7 +407,7 @@ class Schema(Section):
         binned = [feature.column for feature in self.categorical if feature.binning is not None]
         dense = [feature.column for feature in self.dense]
         others = [column for column, target in self.targets.items() if not target.values]
-        others += [self.weight] if self.weight is not None else []
+        others += [column for column in (self.weight, self.time) if column is not None]
         return tuple(dict.fromkeys([*(others if with_label else ()), *dense, *binned]))
 
     def with_changes(

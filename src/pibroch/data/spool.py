@@ -42,6 +42,8 @@ class Spool(Pieces):
             arrays["sample_weights"] = parsed.sample_weights
         if parsed.groups is not None:
             arrays["groups"] = parsed.groups
+        if parsed.event_times is not None:
+            arrays["event_times"] = parsed.event_times
         arrays |= {f"dense.{i}": column for i, column in enumerate(parsed.dense)}
         for i, codes in enumerate(parsed.codes):
             arrays[f"codes.{i}"] = codes.values
@@ -126,6 +128,7 @@ class Spool(Pieces):
                 (),
                 sample_weights=arrays.get("sample_weights"),
                 groups=arrays.get("groups"),
+                event_times=arrays.get("event_times"),
             )
 
     def _path(self, number: int) -> Path:

@@ -9,6 +9,7 @@ Layout of the folder, all arrays raw and little-endian::
     <split>/labels.f32               [N, T] instead, where there are several or one of any numbers
     <split>/sample_weights.f32       [N], where samples have weights
     <split>/groups.u64               [N], codes, where samples have groups
+    <split>/event_times.i64          [N], milliseconds since 1970, where events have a time
     <split>/dense.f32                [N, n]
     <split>/ids.i32                  [N, F1], of the F1 features that are not multi-hot
     <split>/raw_ids.i64              [N, F2], of F2 others with raw ids; absent where there are none
@@ -40,6 +41,7 @@ MANIFEST = "dataset.json"
 RAW_IDS = "raw_ids.i64"
 WEIGHTS = "sample_weights.f32"
 GROUPS = "groups.u64"
+EVENT_TIMES = "event_times.i64"
 _LATER = {"max_length", "shares", "events", "mean", "std"}
 
 
@@ -56,6 +58,7 @@ class EncodedRows:
         raw_ids: int64 ``[R, F2]``, as ``ids``, of those whose ids are raw.
         sample_weights: float32 ``[R]``, where the schema has them.
         groups: uint64 ``[R]``, likewise.
+        event_times: int64 ``[R]``, milliseconds since 1970, likewise.
     """
 
     labels: Array
@@ -65,6 +68,7 @@ class EncodedRows:
     raw_ids: NDArray[np.int64] | None = None
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
+    event_times: NDArray[np.int64] | None = None
 
     def chosen(self, mask: NDArray[np.bool_]) -> EncodedRows:
         """The samples where ``mask [R]`` holds."""
@@ -80,6 +84,7 @@ class EncodedRows:
             None if self.raw_ids is None else self.raw_ids[mask],
             None if self.sample_weights is None else self.sample_weights[mask],
             None if self.groups is None else self.groups[mask],
+            None if self.event_times is None else self.event_times[mask],
         )
 
     def add_counts(self, schema: Schema, counts: Mapping[str, NDArray[np.int64]]) -> None:
@@ -127,6 +132,8 @@ class DatasetWriter:
             self._widths[WEIGHTS] = 1
         if schema.group is not None:
             self._widths[GROUPS] = 1
+        if schema.time is not None:
+            self._widths[EVENT_TIMES] = 1
         self._values = {f.name: values_file(f) for f in schema.categorical if f.multi_hot}
         self._files: dict[str, ArrayFile] = {}
         for split in SPLITS:
@@ -154,6 +161,8 @@ class DatasetWriter:
             arrays[WEIGHTS] = rows.sample_weights
         if rows.groups is not None:
             arrays[GROUPS] = rows.groups
+        if rows.event_times is not None:
+            arrays[EVENT_TIMES] = rows.event_times
         for name, width in self._widths.items():
             self._files[f"{split}/{name}"].write_at(first * width, arrays[name])
         for feature, (lengths, values) in rows.bags.items():
@@ -190,6 +199,7 @@ class DatasetWriter:
                 None if raw_ids is None else raw_ids.reshape(count, -1),
                 arrays.get(WEIGHTS),
                 arrays.get(GROUPS),
+                arrays.get(EVENT_TIMES),
             )
 
     def divide(self, validation: int, test: int) -> None:

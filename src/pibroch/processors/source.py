@@ -70,13 +70,13 @@ def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
     values = batch.values.to(torch.int32)
     offsets = None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]
-    about = [batch.labels, batch.sample_weights, batch.groups]
+    about = [batch.labels, batch.sample_weights, batch.groups, batch.event_times]
     return [batch.dense, values, offsets, *about, place]
 
 
 def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
     """The batch that :func:`to_plain` was given."""
-    dense, values, offsets, labels, sample_weights, groups, place = plain
+    dense, values, offsets, labels, sample_weights, groups, event_times, place = plain
     epoch, sample, first_sample = place
     if offsets is None:
         offsets = one_hot_offsets(len(values))
@@ -92,6 +92,7 @@ def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
         first_sample,
         sample_weights=sample_weights,
         groups=groups,
+        event_times=event_times,
     )
 
 

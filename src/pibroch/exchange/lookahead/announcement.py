@@ -129,7 +129,7 @@ def _prepared(lane: RowLane, batch: JaggedBatch) -> tuple[PreparedLane, RowIdErr
 
 def _bytes_of(batch: JaggedBatch) -> int:
     """Bytes of memory that a batch takes while it waits."""
-    others = (batch.weights, batch.sample_weights, batch.groups)
+    others = (batch.weights, batch.sample_weights, batch.groups, batch.event_times)
     tensors = (batch.dense, batch.values, batch.offsets, batch.labels, *others)
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
