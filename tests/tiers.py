@@ -30,6 +30,7 @@ TIERS = {
     "tests/unit/serve/test_readme.py": "full",
     "tests/unit/serve/test_refusals.py": "full",
     "tests/unit/serve/test_reload.py": "full",
+    "tests/unit/serve/test_rollback.py": "full",
     "tests/unit/serve/test_split_rows.py": "full",
     "tests/unit/test_portability.py": "full",
     "tests/unit/test_retries.py": "full",

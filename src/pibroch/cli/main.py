@@ -53,6 +53,7 @@ _GROUPS = {
     "data": "Turn raw click logs into encoded datasets, or generate one of known best AUC.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
     "job": "Write a run's processes down for a cluster that starts them.",
+    "publish": "Versions that a run publishes: list them, have servers go back to an earlier one.",
     "plan": "Place rows by how often they are read, copy the hottest, group features; explain.",
     "bench": "Measure against what others use: correctness first, then tables and a plot.",
 }

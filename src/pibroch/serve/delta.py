@@ -43,6 +43,7 @@ from pibroch.state.delta_format import (
     read_origin,
 )
 from pibroch.state.dense import AVERAGES, ROW_INDICES, WEIGHTS
+from pibroch.state.event_time import write_event_time
 from pibroch.state.export_files import content_version, publish
 from pibroch.state.export_format import DENSE, IDS
 from pibroch.state.exported_ids import write_ids
@@ -139,6 +140,7 @@ def export_delta(
             files=files,
         )
         written.write(temporary)
+        write_event_time(temporary, manifest.progress.event_time)
         return written
 
     return publish(out, write)

@@ -30,6 +30,7 @@ from pibroch.serve.from_checkpoint import (
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import ORIGIN, Origin, checksum_in, is_exported
+from pibroch.state.event_time import write_event_time
 from pibroch.state.export_files import (
     SHARD_BYTES,
     content_version,
@@ -156,6 +157,7 @@ def export_checkpoint(
             files=files,
         )
         written.write(temporary)
+        write_event_time(temporary, manifest.progress.event_time)
         if not rows.is_packed:
             _write_origin(temporary, manifest)
         return written

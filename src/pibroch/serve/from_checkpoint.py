@@ -66,6 +66,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         source=str(folder),
         version=version_of(folder, manifest),
         step=manifest.progress.step,
+        event_time=manifest.progress.event_time,
         schema=schema,
         fingerprint=manifest.dataset_fingerprint,
         features=embeddings.features,

@@ -10,20 +10,18 @@ from pathlib import Path
 
 from torch import nn
 
-from pibroch.errors import CheckpointError
 from pibroch.serve.from_export import open_export, watched
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
-from pibroch.state.delta_format import DeltaManifest, checksum_in, is_delta, read_delta
+from pibroch.state.delta_format import DeltaManifest, is_delta, read_delta
 from pibroch.state.delta_rows import opened_rows
+from pibroch.state.event_time import event_time_of
 from pibroch.state.export_format import DENSE, EXPORT
 from pibroch.state.exported_ids import read_ids
 from pibroch.state.files import verify_file
 from pibroch.state.tensor_file import load_tensors
-
-MOST_LINKS = 256
-"""Deltas in a chain; each costs a lookup a kernel call."""
+from pibroch.state.versions import base_of, must_be_short
 
 
 def open_exported(
@@ -49,28 +47,14 @@ def open_exported(
     while is_delta(folder) and model is None:
         manifest, sha256 = read_delta(folder)
         links.append((folder, manifest, sha256))
-        if len(links) > MOST_LINKS:
-            raise CheckpointError(
-                f"more than {MOST_LINKS} deltas on each other", "fewer", "export the whole"
-            )
+        must_be_short(len(links))
         model = None if opened is None else opened.known(manifest.base.sha256)
         if model is None:
-            folder = _base_of(folder, manifest)
+            folder = base_of(folder, manifest)
     model = open_export(folder, verify, split) if model is None else model
     for link in reversed(links):
         model = _with_delta(model, *link)
     return model
-
-
-def _base_of(folder: Path, manifest: DeltaManifest) -> Path:
-    for other in sorted(folder.absolute().parent.iterdir()):
-        if not other.name.startswith(".") and checksum_in(other) == manifest.base.sha256:
-            return other
-    raise CheckpointError(
-        f"{folder}, a delta since {manifest.base.version}, which is not beside it",
-        "what it begins at in the same folder",
-        f"put {manifest.base.version} into {folder.absolute().parent}, or export the whole",
-    )
 
 
 def _with_delta(
@@ -97,5 +81,6 @@ def _with_delta(
         bf16=manifest.bf16,
         sha256=sha256,
         files=watch if base.files is None else base.files.joined(watch),
+        event_time=event_time_of(folder),
         root=base.root or replace(base, dense=nn.Identity()),
     )

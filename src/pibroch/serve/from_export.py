@@ -13,6 +13,7 @@ from pibroch.errors import DamagedCheckpointError
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit, SplitRows
+from pibroch.state.event_time import event_time_of
 from pibroch.state.export_format import (
     DENSE,
     EXPORT,
@@ -73,6 +74,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         sha256=sha256,
         is_remote=split.is_remote,
         files=watch,
+        event_time=event_time_of(folder),
     )
 
 

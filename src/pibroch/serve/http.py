@@ -6,6 +6,7 @@ FastAPI routes them and shows them at ``/docs``.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,6 +35,7 @@ from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
 from pibroch.serve.row_connection import RowService
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
+from pibroch.state.event_time import age_of
 from pibroch.version import __version__
 
 T = TypeVar("T")
@@ -119,7 +121,11 @@ class Service:
             text = "".join(f"{','.join(map(repr, line))}\n" for line in lines)
             version = predictor.version.encode("ascii")
             kind = (b"content-type", b"text/csv; charset=utf-8")
-            return Reply(text.encode(), (kind, (b"x-model-version", version)))
+            about = tuple(
+                (f"x-{name.replace('_', '-')}".encode(), f"{value}".encode())
+                for name, value in _freshness(predictor).items()
+            )
+            return Reply(text.encode(), (kind, (b"x-model-version", version), *about))
         return self._json(predictor, {"scores": scores})
 
     async def embed(self, request: DirectRequest) -> Reply:
@@ -172,6 +178,7 @@ class Service:
                     for name, shape in outputs.items()
                 ],
                 "features": predictor.features,
+                **_freshness(predictor),
             }
         )
 
@@ -191,6 +198,7 @@ class Service:
             "pibroch_model_loads": self.store.num_loaded,
             "pibroch_model_load_failures": self.store.num_failed,
             "pibroch_rows_waiting": self._batcher.rows_waiting,
+            **{f"pibroch_{key}": value for key, value in _freshness(predictor).items()},
             **self.gauges(),
         }
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
@@ -214,13 +222,19 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
 
     def _json(self, predictor: Predictor, content: Mapping[str, object]) -> Reply:
-        about = {"model_name": self.store.name, "model_version": predictor.version}
+        about: dict[str, object] = {
+            "model_name": self.store.name,
+            "model_version": predictor.version,
+        }
+        about |= _freshness(predictor)
         return Reply(msgspec.json.encode({**about, **content}), (JSON_TYPE,))
 
     def _tensors(
         self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
     ) -> Reply:
-        content, headers = answer(self.store.name, predictor.version, wanted, outputs)
+        content, headers = answer(
+            self.store.name, predictor.version, wanted, outputs, _freshness(predictor)
+        )
         return Reply(
             content, tuple((name.encode(), value.encode()) for name, value in headers.items())
         )
@@ -311,6 +325,17 @@ def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str
         openapi_extra=extra,
         route_class_override=ShownRoute,
     )
+
+
+def _freshness(predictor: Predictor) -> dict[str, float]:
+    """How old a version is in event time, where that is known."""
+    event_time = predictor.event_time
+    if event_time is None:
+        return {}
+    return {
+        "model_event_time_ms": event_time,
+        "model_age_seconds": round(age_of(event_time, time.time()), 3),
+    }
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -227,7 +228,11 @@ def _texts(data: bytes, name: str, count: int) -> list[bytes]:
 
 
 def answer(
-    name: str, version: str, request: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
+    name: str,
+    version: str,
+    request: InferRequest,
+    outputs: Mapping[str, NDArray[np.float32]],
+    parameters: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[bytes, dict[str, str]]:
     """The body of an answer and its headers.
 
@@ -236,6 +241,7 @@ def answer(
         version: of it.
         request: that is answered.
         outputs: float32 ``[B, ...]`` by name; the first is the usual one.
+        parameters: of the answer; left out where there are none.
     """
     wanted = request.outputs or {next(iter(outputs)): request.is_binary}
     tensors = []
@@ -250,6 +256,8 @@ def answer(
             tensor["data"] = values.ravel().tolist()
         tensors.append(tensor)
     content: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": tensors}
+    if parameters:
+        content["parameters"] = dict(parameters)
     if request.request_id is not None:
         content["id"] = request.request_id
     text = msgspec.json.encode(content)

@@ -48,6 +48,8 @@ class OpenedModel:
         root: the export that a delta stands on, without its dense layers.
         is_remote: whether a lookup waits for other hosts.
         files: that are mapped; ``None`` where all is in memory.
+        event_time: the largest of the records that it was trained on, in milliseconds since 1970,
+            where it is known.
     """
 
     source: str
@@ -67,6 +69,7 @@ class OpenedModel:
     root: OpenedModel | None = None
     is_remote: bool = False
     files: FileWatch | None = None
+    event_time: int | None = None
 
     def known(self, sha256: str) -> OpenedModel | None:
         """This one, or the export that it stands on, by the checksum in its manifest."""

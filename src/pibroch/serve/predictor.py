@@ -62,6 +62,8 @@ class Predictor:
         columns: of raw rows, those that it reads.
         version: a name of its weights, different for others.
         step: after which it was saved.
+        event_time: the largest of the records that it was trained on, in milliseconds since 1970;
+            ``None`` where it is not known.
 
     Example: see ``examples/predict.py``.
     """
@@ -70,6 +72,7 @@ class Predictor:
         self.schema = model.schema
         self.version = model.version
         self.step = model.step
+        self.event_time = model.event_time
         self.columns = self.schema.used_columns(with_label=False)
         self._model = model
         self._dense = model.dense.eval().requires_grad_(False)

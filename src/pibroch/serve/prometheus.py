@@ -78,7 +78,7 @@ class ServerMetrics:
         lines += _about("pibroch_batch_rows", "histogram", "Rows that were computed together.")
         lines += _histogram("pibroch_batch_rows", "", ROWS, totals[_ROWS_AT:])
         for name, value in gauges.items():
-            lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:g}"]
+            lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:.15g}"]
         return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ from pibroch.state.delta_format import MANIFEST as DELTA_MANIFEST
 from pibroch.state.delta_format import is_exported
 from pibroch.state.export_format import MANIFEST as EXPORT_MANIFEST
 from pibroch.state.manifest import MANIFEST as CHECKPOINT_MANIFEST
+from pibroch.state.versions import chosen_version
 
 logger = logging.getLogger(__name__)
 WARM_ROWS = (1, 64, 1024)
@@ -63,7 +64,7 @@ class _Refused:
 
 
 def find_target(path: Path) -> Target:
-    """An export or a delta; of a folder of numbered ones the highest.
+    """An export or a delta; of a folder of numbered ones the highest, or where it was rolled back.
 
     Else a checkpoint, or a run's best one.
 
@@ -72,10 +73,7 @@ def find_target(path: Path) -> Target:
     """
     folder = path
     if not is_exported(path):
-        numbered = [each for each in path.glob("*") if each.name.isdecimal() and is_exported(each)]
-        folder = (
-            max(numbered, key=lambda each: int(each.name)) if numbered else find_checkpoint(path)
-        )
+        folder = chosen_version(path) or find_checkpoint(path)
     names = (EXPORT_MANIFEST, DELTA_MANIFEST, CHECKPOINT_MANIFEST)
     manifest = next(
         (folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST

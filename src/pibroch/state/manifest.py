@@ -24,11 +24,20 @@ _EITHER = ("config", "program")
 
 
 class Progress(Section):
-    """How far a run is; ``loader`` is the loader's state after the last trained batch."""
+    """How far a run is.
+
+    Attributes:
+        step: the last one.
+        loader: the loader's state after its batch.
+        monitor: of evaluations.
+        event_time: the largest of all records that were trained on, in milliseconds since 1970;
+            ``None`` where records have none.
+    """
 
     step: int = Field(default=0, ge=0)
     loader: dict[str, object] | None = None
     monitor: Monitor = Monitor()
+    event_time: int | None = None
 
 
 class ProgramState(Section):
@@ -134,6 +143,8 @@ class Manifest(Section):
                 del table["index"]
         if not self.rests_on_seed:
             del content["rests_on_seed"]
+        if self.progress.event_time is None:
+            del content["progress"]["event_time"]
         untrusted.write_manifest(folder / MANIFEST, content)
 
 

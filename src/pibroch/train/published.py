@@ -6,6 +6,7 @@ in the folder is its own, so that a delta may begin at it.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from pibroch.config.base import Section
+from pibroch.errors import CheckpointError
 from pibroch.state.delta_format import checksum_in
 from pibroch.state.export_format import WRITE_AGAIN
 from pibroch.state.files import explained_refusal
+from pibroch.state.versions import numbered, rolled_back_to
 from pibroch.train.run_directory import RunDirectory
 
+logger = logging.getLogger(__name__)
 RECORD = "published.json"
 KEPT_CHAINS = 2
 """At least: the newest, and the one that servers may still be at."""
@@ -94,7 +98,7 @@ class PublishedFolder:
 
     def next_number(self) -> int:
         """Behind all that are there, whoever wrote them."""
-        return max(self._numbers(), default=0) + 1
+        return max(numbered(self.folder), default=0) + 1
 
     def has(self, version: Version) -> bool:
         """Whether a version is there, as it was written."""
@@ -119,7 +123,7 @@ class PublishedFolder:
         if record is None or record.last is None:
             return None
         last = record.last
-        is_own = self._numbers()[-1:] == [last.chain[-1]] and self.has(last)
+        is_own = numbered(self.folder)[-1:] == [last.chain[-1]] and self.has(last)
         if is_own and record.dtype == self.dtype and (since is None or since <= last.step):
             return last
         self._write(record.model_copy(update={"last": None}))
@@ -128,8 +132,9 @@ class PublishedFolder:
     def note(self, version: Version) -> None:
         """A version has its name now: say so in the record, and remove what is no longer kept.
 
-        Kept are the newest whole export with its deltas, the one before with its own, and all that
-        the next chain has replaced a short time ago: a server may still open these.
+        Kept are the newest whole export with its deltas, the one before with its own, all that
+        the next chain has replaced a short time ago, as a server may still open these, and all from
+        the chain on to which servers were rolled back.
 
         Raises:
             StorageError: when the disk refuses.
@@ -142,19 +147,28 @@ class PublishedFolder:
         roots = list(record.roots)
         if not deltas:
             roots.append(Root(number=root, time=now))
-        while len(roots) > KEPT_CHAINS and roots[1].time + self.keep_s <= now:
+        wanted = self._rolled_back_to()
+        while (
+            len(roots) > KEPT_CHAINS
+            and roots[1].time + self.keep_s <= now
+            and not roots[0].number <= wanted < roots[1].number
+        ):
             del roots[0]
         kept = {"roots": tuple(roots), "dtype": self.dtype, "last": version}
         self._write(record.model_copy(update=kept))
         with explained_refusal(self.folder, "export", WRITE_AGAIN):
-            for number in self._numbers():
+            for number in numbered(self.folder):
                 if record.first <= number < roots[0].number:
                     shutil.rmtree(self.path(number))
 
-    def _numbers(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdecimal())
+    def _rolled_back_to(self) -> int:
+        """The version at which servers were asked to stay; -1 for none."""
+        try:
+            number = rolled_back_to(self.folder)
+        except CheckpointError as error:
+            logger.warning("%s: no version is kept for it", error.got)
+            return -1
+        return -1 if number is None else number
 
     def _name(self) -> str:
         return str(self.folder.resolve())

@@ -40,6 +40,7 @@ from pibroch.state.delta_format import (
 )
 from pibroch.state.delta_rows import files_of_rank, opened_rows, write_rows
 from pibroch.state.dense import gather_weights
+from pibroch.state.event_time import write_event_time
 from pibroch.state.export_files import (
     Layers,
     content_version,
@@ -105,11 +106,13 @@ class _Copied:
     Attributes:
         dense: the dense layers, on rank 0.
         time: when they were so.
+        event_time: the largest of the records that they were trained on, where these have some.
         entries: of tables of raw ids the rows in use, and the id of each.
     """
 
     dense: dict[str, Tensor]
     time: float
+    event_time: int | None
     entries: dict[str, tuple[Ints, Ints]]
 
 
@@ -212,6 +215,7 @@ class Publishing(BesideTraining[_Copied, Version]):
         return _Copied(
             {name: tensor.detach().cpu().clone() for name, tensor in dense.items()},
             time.time(),
+            progress.event_time,
             {name: index.entries() for name, index in self._indices.items()},
         )
 
@@ -416,6 +420,7 @@ class Publishing(BesideTraining[_Copied, Version]):
             else:
                 manifest = self._whole(draft, shards)
             manifest.write(draft.folder)
+            write_event_time(draft.folder, draft.copied.event_time)
             sha256 = checksum_in(draft.folder)
             assert sha256 is not None, "its manifest was just written"
             for path in [*draft.folder.rglob("*"), draft.folder]:

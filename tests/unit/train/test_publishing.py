@@ -15,6 +15,7 @@ from pibroch.errors import ConfigError
 from pibroch.observability.records import FanOut
 from pibroch.state.delta_format import checksum_in, is_delta
 from pibroch.state.export_format import is_export
+from pibroch.state.versions import go_forward, numbered, roll_back
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
 from pibroch.train.run_directory import RunDirectory
@@ -77,6 +78,28 @@ def test_each_version_is_an_export_of_its_step_and_chains_are_kept_whole(data, t
     assert steps == list(range(6, 13)), "the first step says how long a step takes"
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["versions_published"] == 11 and summary["publishing_seconds"] > 0
+
+
+def test_what_servers_were_rolled_back_to_is_kept(data, tmp_path):
+    models = tmp_path / "models"
+
+    def before(step):
+        if step == 7:
+            roll_back(models, 3)
+        if step == 11:
+            go_forward(models)
+
+    more = ["train.publish_compact_every=2", "train.publish_keep_seconds=0", "train.steps=14"]
+    seen = []
+    run = train(
+        data,
+        tmp_path,
+        *more,
+        before=lambda step: (before(step), seen.append(numbered(models))),
+    )
+    assert seen[9][:3] == [1, 2, 3], "with its base, and all that came after"
+    assert number_of(versions(models)[0]) > 3
+    check_same(models, run.checkpoints_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
