@@ -16,6 +16,7 @@ from benchmarks.plots import PlotSpec
 from benchmarks.registry import Options
 from benchmarks.results import Report, Row
 from benchmarks.serving_case import make_case
+from pibroch.wire.secret import SECRET_VARIABLE, new_secret
 
 RATES = ("1gbit", "200mbit")
 QUICK_RATES = ("1gbit",)
@@ -28,6 +29,7 @@ FIRST = 1
 SECOND = 2
 WHOLE_PORT = 8001
 PART_PORT = 8002
+ROWS_PORT = 8003
 BODIES = 64
 BOUND = 1.5
 ONE = "one host"
@@ -50,14 +52,18 @@ def hosts(options: Options, load: ForeignLoad) -> Report:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(3, rate=RATES[0]))
         client = lab.launcher(CLIENT)
-        urls = [f"http://{lab.network.address(host)}:{PART_PORT}" for host in (FIRST, SECOND)]
-        at = [option for url in urls for option in ("--rows-at", url)]
+        places = [f"{lab.network.address(host)}:{ROWS_PORT}" for host in (FIRST, SECOND)]
+        at = [option for each in places for option in ("--rows-at", each)]
+        at += ["--rows-port", str(ROWS_PORT)]
+        environment = {SECRET_VARIABLE: new_secret()}
 
         def server(label: str, host: int, port: int, *more: object) -> HttpServer:
             command = serve_command(
                 case.int8, "--host", lab.network.address(host), "--port", port, *more
             )
-            return stack.enter_context(HttpServer(label, [*lab.launcher(host), *command]))
+            return stack.enter_context(
+                HttpServer(label, [*lab.launcher(host), *command], environment)
+            )
 
         one = server(ONE, FIRST, WHOLE_PORT)
         other = server("second half", SECOND, PART_PORT, "--part", "2/2", *at)

@@ -1,8 +1,11 @@
 """A host that has a part of an export's rows, without a process of its own."""
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
-from pibroch.serve.parts import REQUEST, ids_of_bytes
+import numpy as np
+
+from pibroch.serve.parts import check_ids
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.split_rows import RowSplit
 
@@ -10,18 +13,26 @@ from pibroch.serve.split_rows import RowSplit
 class HereHost:
     """A host of this very process: what travels, without a wire."""
 
+    worker = None
+
     def __init__(self, folder, part):
-        self.url = f"part {part.number}"
+        self.address = f"part {part.number}"
         self.part = part
         self.requests = []
         self.predictor = Predictor.open_split(folder, RowSplit(part))
 
-    def ask(self, path, request, most_bytes, deadline, waits=True):
-        checksum, count = REQUEST.unpack_from(request)
-        rows = self.predictor.exported_rows(checksum.hex())
-        assert path == self.part.path and rows is not None
-        ids = ids_of_bytes(request[REQUEST.size :], self.part.of(rows.num_rows), rows.row_bytes)
-        assert len(ids) == count
-        self.requests.append(count)
-        answer = rows.exported(ids).tobytes()
-        return SimpleNamespace(answer=lambda: answer, cancel=lambda: None)
+    def rows_of(self, sha256):
+        return SimpleNamespace(read=lambda rows: self.read(sha256, rows))
+
+    def give(self, sha256, ids):
+        """The rows, as a host gives them."""
+        rows = self.predictor.exported_rows(sha256)
+        assert rows is not None
+        check_ids(ids, self.part.of(rows.num_rows), rows.row_bytes)
+        self.requests.append(len(ids))
+        return rows.exported(ids)
+
+    def read(self, sha256, ids):
+        answer = Future()
+        answer.set_result(self.give(sha256, ids).reshape(-1).view(np.uint8))
+        return answer

@@ -134,6 +134,7 @@ class WorkerLostError(RpcError, ConnectionError):
 
     def __init__(self, worker: str, reason: str) -> None:
         self.worker = worker
+        self.reason = reason
         super().__init__(
             f"worker {worker!r} lost: {reason}",
             "a running worker of that name",

@@ -20,6 +20,7 @@ from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
 from pibroch.title import show_as
 
 if TYPE_CHECKING:
+    from pibroch.serve.row_hosts import RowAccess
     from pibroch.serve.server import ServerOptions
     from pibroch.serve.split_rows import RowSplit
     from pibroch.serve.store import ModelStore
@@ -121,9 +122,15 @@ def serve(
     ] = None,
     rows_at: Annotated[
         list[str] | None,
-        _hosts(
-            help="URL of the host with part 1 of the rows; again for each part, this host's too."
-        ),
+        _hosts(help="HOST:PORT of the rows of part 1; again for each part, this host's too."),
+    ] = None,
+    rows_port: Annotated[
+        int,
+        _hosts(min=0, max=65535, help="With --part: where other hosts ask; 0 for any free one."),
+    ] = 8001,
+    rows_authorities: Annotated[
+        Path | None,
+        _hosts(help="Signed all hosts' --tls-cert (PEM): rows travel by TLS, too."),
     ] = None,
     workers: Annotated[int, _process(min=1, max=256, help="Processes at the port.")] = 1,
     worker_timeout: Annotated[
@@ -180,6 +187,7 @@ def serve(
         drain_s=drain,
         shutdown_s=shutdown_timeout,
         worker_timeout_s=worker_timeout,
+        rows=_row_access(part, rows_at or [], host, rows_port, tls, rows_authorities),
     )
     if not options.is_local and token is None:
         logger.warning(
@@ -189,7 +197,9 @@ def serve(
     # one that forks must have no other thread
     torch.set_num_threads(num_threads if workers == 1 else 1)
     _run(
-        ModelStore(path or newest_run(), data, name, _split(part, rows_at or [], token, workers)),
+        ModelStore(
+            path or newest_run(), data, name, _split(part, rows_at or [], options.rows, workers)
+        ),
         options,
         workers,
         num_threads,
@@ -245,19 +255,49 @@ def _check_extra() -> None:
             )
 
 
-def _split(part: str | None, rows_at: list[str], token: str | None, workers: int) -> RowSplit:
+def _row_access(
+    part: str | None,
+    rows_at: list[str],
+    host: str,
+    port: int,
+    tls: tuple[Path, Path] | None,
+    authorities: Path | None,
+) -> RowAccess | None:
+    """How hosts with parts let each other in; ``None`` where all rows are here."""
+    from pibroch.host import is_loopback
+    from pibroch.serve.row_hosts import RowAccess, parsed_address
+    from pibroch.wire.secret import find_secret
+
+    if authorities is not None and tls is None:
+        raise ConfigError("--rows-authorities alone", "this host's --tls-cert and --tls-key, too")
+    if part is None and not rows_at:
+        return None
+    hosts = [*(parsed_address(each)[0] for each in rows_at), *([] if part is None else [host])]
+    is_here = all(map(is_loopback, hosts))
+    secret = find_secret(None, os.environ, local=is_here, key="rows of hosts")
+    files = None
+    if tls is not None and authorities is not None:
+        files = (str(tls[0]), str(tls[1]), str(authorities))
+    return RowAccess(secret, files, port)
+
+
+def _split(
+    part: str | None, rows_at: list[str], access: RowAccess | None, workers: int
+) -> RowSplit:
     """Where the rows are."""
     from pibroch.serve.parts import MOST_PARTS, Part
     from pibroch.serve.row_hosts import row_hosts
     from pibroch.serve.split_rows import RowSplit
 
-    if (part is not None or rows_at) and workers > 1:
+    if access is None:
+        return RowSplit()
+    if workers > 1:
         raise ConfigError(
             f"--part or --rows-at with --workers {workers}", "one worker", "give it --threads"
         )
     if len(rows_at) > MOST_PARTS:
         raise ConfigError(f"{len(rows_at)} of --rows-at", f"at most {MOST_PARTS}")
-    return RowSplit(None if part is None else Part.parse(part), row_hosts(rows_at, token))
+    return RowSplit(None if part is None else Part.parse(part), row_hosts(rows_at, access))
 
 
 def _token(file: Path | None) -> str | None:

@@ -19,8 +19,8 @@ from typing import Self
 
 from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
-from pibroch.wire.admission import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.peer_link import Message, PeerLink
+from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import listen
 
 REASON_TIMEOUT_S = 5.0

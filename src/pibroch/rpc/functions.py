@@ -11,7 +11,7 @@ import torch
 
 from pibroch.errors import NotAllowedError
 from pibroch.rpc.calls.agent import current_agent
-from pibroch.rpc.transport.bounded_log import BoundedLog
+from pibroch.wire.bounded_log import BoundedLog
 
 log = logging.getLogger(__name__)
 _failures_log = BoundedLog(log)

@@ -13,9 +13,9 @@ class LatencyPolicies:
 
     Attributes:
         spin: when the next event is due, poll for it for a moment before sleeping
-            (``transport/reactor.py``, ``stream.py``).
+            (``wire/reactor.py``, ``stream.py``).
         standby_thread: another thread takes the loop over from a function that holds it up
-            (``transport/reactor.py``).
+            (``wire/reactor.py``).
         run_on_loop: functions that were short lately run on the loop, not on the pool
             (``calls/service.py``).
         caller_reads: a caller that waits for an answer on the only stream of a connection reads it

@@ -8,7 +8,7 @@ A few rows take less time than it takes to hand them to another thread and back:
 in the event loop, once it has read all that has come. Such batches use one core, for a team of
 threads would cost more than it saves. Where other hosts have some of the rows, these are asked and
 the loop goes on until they have answered: it never waits, so that hosts which ask each other do not
-wait in a circle. Whatever needs a wait, such as a new connection, is the thread's.
+wait in a circle.
 """
 
 from __future__ import annotations
@@ -195,20 +195,20 @@ class Batcher:
             self._hand_over(batch)
             return
 
-        def end(is_there: bool) -> None:
+        def end() -> None:
+            results: Sequence[Outputs | Exception] | None
             try:
-                results = _split(batch, _outputs(batch, whole, begun)) if is_there else None
+                results = _split(batch, _outputs(batch, whole, begun))
             except WorkerLostError as error:
                 results = _lost(batch, error)
             except Exception:
                 results = None
             if results is None:
-                begun.rows.cancel()
                 self._hand_over(batch)
             else:
                 self._end(batch, results)
 
-        when_read(self._loop, begun.rows.requests, end)
+        when_read(self._loop, begun.rows.answers, end)
 
     def _take(self) -> list[_Request]:
         """The oldest requests for one output of one model, as many as fit.

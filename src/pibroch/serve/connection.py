@@ -20,8 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pibroch.serve.admission import REFUSAL, error_body
 from pibroch.serve.open_connections import Deadline, OpenConnections
-from pibroch.serve.parts import PROTOCOL
-from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor
 from pibroch.serve.settings import Refusal, ServerLimits
 
 MOST_HEAD_BYTES = 64 << 10
@@ -35,20 +33,15 @@ NEVER_S = 1 << 30
 def connection_factory(
     limits: ServerLimits,
     open_connections: OpenConnections,
-    door: RowDoor | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each connection, with these limits.
-
-    Hosts that want rows come in by the door.
-    """
+    """What uvicorn calls for each connection, with these limits."""
 
     class HttpConnection(_BoundedConnection):
         pass
 
     HttpConnection.limits = limits
     HttpConnection.open_connections = open_connections
-    HttpConnection.row_door = door
     if tls is None:
         return HttpConnection
     context = tls
@@ -60,7 +53,6 @@ class _BoundedConnection(HttpToolsProtocol):
 
     limits: ServerLimits
     open_connections: OpenConnections
-    row_door: RowDoor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -178,9 +170,6 @@ class _BoundedConnection(HttpToolsProtocol):
         if self.scope["method"] == "CONNECT":
             self._refuse(Refusal(405, "got CONNECT; need one of the endpoints at /docs"))
             return b""
-        if self.row_door is not None and self._get_upgrade() == PROTOCOL.encode():
-            self._enter_rows(self.row_door, rest)
-            return b""
         # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has
         # not taken it for an end.
         self.parser = httptools.HttpRequestParser(self)
@@ -189,24 +178,6 @@ class _BoundedConnection(HttpToolsProtocol):
         lines = [method + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n" + rest
-
-    def _enter_rows(self, door: RowDoor, rest: bytes) -> None:
-        """The connection is one for rows from now on, or refused."""
-        try:
-            if self._has_open_request:
-                raise Refusal(400, f"got a request for {PROTOCOL} before an answer was read")
-            door.enter(self.url.decode("latin-1"), dict(self.headers))
-        except Refusal as refusal:
-            self._refuse(refusal)
-            return
-        self._leave()
-        self.connections.discard(self)
-        connection = RowConnection(door, self.connections)
-        self.transport.write(SWITCHING)
-        self.transport.set_protocol(connection)
-        connection.connection_made(self.transport)
-        if rest:
-            connection.data_received(rest)
 
     def _check_head_so_far(self) -> None:
         if max(self._num_bytes, self._head_bytes) > MOST_HEAD_BYTES:

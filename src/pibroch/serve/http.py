@@ -32,7 +32,7 @@ from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
-from pibroch.serve.row_connection import RowService
+from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
@@ -269,7 +269,7 @@ def build_app(service: Service, open_connections: OpenConnections) -> App:
     answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
     infer: Answering = service.infer
     if split.part is not None and not split.scores:
-        refuse = RowService(service.store, split.part).refuse
+        refuse = RowService(service.store, split.part, service.metrics).refuse
         answers = {SCORE_PATH: refuse, EMBED_PATH: refuse}
         infer = refuse
     return Direct(routed, answers, infer, open_connections.check_bytes)

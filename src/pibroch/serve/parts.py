@@ -1,30 +1,22 @@
-"""Which rows of an export a host holds, where several split the tables, and requests for them.
+"""Which rows of an export a host holds, where several split the tables.
 
-Who wants rows opens a connection by ``GET /rows/K-of-N`` with ``Upgrade: pibroch-rows``; from then
-on it carries requests and answers in turn, all numbers little-endian. A request is the export's
-checksum (32 bytes), a count (uint32) and so many row ids among those of all tables (int64). An
-answer is a status as of HTTP (uint16), a number of bytes (uint32) and these bytes: the rows as the
-export has them, one behind the other, or in the place of 200 the reason. Part and export are named,
-so no answer is of other rows than those meant.
+Who wants rows asks by the protocol of :mod:`pibroch.rpc.rows`: the export's checksum and row ids
+among those of all tables. A host's name is that of its part, which both ends prove: so no answer is
+of other rows than those meant.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError, DataError
 from pibroch.kernels.arrays import Ints
 
-ROWS_PATH = "/rows/"
-PROTOCOL = "pibroch-rows"
-REQUEST = struct.Struct("<32sI")
-ANSWER = struct.Struct("<HI")
-"""What comes before the ids of a request, and before the bytes of an answer."""
+ANSWER_TIMEOUT_S = 2.0
+"""For a host to be connected to and to answer; requests that need its rows are refused then."""
 MOST_PARTS = 1024
 MOST_ANSWER_BYTES = 32 << 20
 MOST_IDS = 1 << 17
@@ -68,15 +60,13 @@ class Part:
             num_rows * (self.number - 1) // self.count, num_rows * self.number // self.count
         )
 
-    @property
-    def in_paths(self) -> str:
-        """As requests name it."""
-        return f"{self.number}-of-{self.count}"
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
 
     @property
-    def path(self) -> str:
-        """Where connections for its rows are opened."""
-        return f"{ROWS_PATH}{self.in_paths}"
+    def worker(self) -> str:
+        """The name of the host that has it."""
+        return f"rows:{self.number}-of-{self.count}"
 
 
 def most_ids(row_bytes: int) -> int:
@@ -84,28 +74,18 @@ def most_ids(row_bytes: int) -> int:
     return max(1, min(MOST_IDS, MOST_ANSWER_BYTES // row_bytes))
 
 
-def request_of(sha256: str, row_ids: Ints) -> bytes:
-    """A request for rows of an export, by the checksum in its manifest."""
-    return (
-        REQUEST.pack(bytes.fromhex(sha256), len(row_ids))
-        + row_ids.astype("<i8", copy=False).tobytes()
-    )
-
-
-def ids_of_bytes(body: bytes, rows: range, row_bytes: int) -> NDArray[np.int64]:
-    """The ids ``[V]`` in a request's body.
+def check_ids(row_ids: Ints, rows: range, row_bytes: int) -> None:
+    """Check the ids ``[V]`` of a request.
 
     Raises:
-        DataError: for what is none, too much, or outside these rows.
+        DataError: for none, too many, or some outside these rows.
     """
     most = most_ids(row_bytes)
-    if not body or len(body) % 8 or len(body) > 8 * most:
-        raise DataError(f"a body of {len(body):,} bytes", f"1 to {most:,} row ids of 8 bytes")
-    row_ids = np.frombuffer(body, "<i8").astype(np.int64, copy=False)
+    if not 1 <= len(row_ids) <= most:
+        raise DataError(f"{len(row_ids):,} row ids", f"1 to {most:,}")
     if int((row_ids - rows.start).view(np.uint64).max()) >= len(rows):
         low = int(row_ids.min())
         high = int(row_ids.max())
         raise DataError(
             f"rows {low} to {high}", f"rows from {rows.start} to {rows.stop - 1}, which are here"
         )
-    return row_ids

@@ -198,18 +198,13 @@ class Predictor:
         Waits for nothing.
 
         Raises:
-            BlockingIOError: where it would have to.
             PibrochError: as :meth:`logits`.
         """
         assert isinstance(self._model.lookup, SplitRows) and isinstance(self._dense, Model)
         self.check_files()
-        rows = self._model.lookup.ask(batch, waits=False)
-        try:
-            with torch.inference_mode(), self._autocast():
-                return Begun(rows, self._dense.begin(batch.dense))
-        except BaseException:
-            rows.cancel()
-            raise
+        rows = self._model.lookup.ask(batch)
+        with torch.inference_mode(), self._autocast():
+            return Begun(rows, self._dense.begin(batch.dense))
 
     def logits(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
         """Logits of a batch, float32 ``[B]``, of several tasks ``[B, T]``; labels are not read.

@@ -7,8 +7,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ except ImportError:  # not on every system
     resource = None  # type: ignore[assignment]
 
 from pibroch.errors import ConfigError
+from pibroch.rpc.rows import RowWorker
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.connection import NEVER_S, connection_factory
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.row_connection import RowDoor, RowService
+from pibroch.serve.row_hosts import RowAccess
+from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 
@@ -56,6 +58,7 @@ class ServerOptions:
         shutdown_s: then, how long requests that are open may take.
         worker_timeout_s: for the event loop of a worker to turn; it is killed then, and started
             again.
+        rows: how hosts let each other in, where tables are split over several.
         shares_port: whether other processes listen at the port, too.
     """
 
@@ -68,6 +71,7 @@ class ServerOptions:
     drain_s: float = 0.0
     shutdown_s: float = 25.0
     worker_timeout_s: float = 30.0
+    rows: RowAccess | None = None
     shares_port: bool = False
 
     @property
@@ -137,12 +141,13 @@ def run_server(
         "pibroch_connections_open": len(open_connections),
         "pibroch_bytes_open": open_connections.num_bytes,
     }
-    part = store.split.part
-    door = None
-    if part is not None:
-        door = RowDoor(RowService(store, part), admission.check, metrics, limits, open_connections)
+    workers = store.split.workers
+    if store.split.part is not None:
+        assert options.rows is not None, "who holds a part gives it"
+        giving = RowService(store, store.split.part, metrics)
+        workers = (*workers, giving.listen(options.host, options.rows))
     tls = None if options.tls is None else _tls_context(*options.tls)
-    connection: Any = connection_factory(limits, open_connections, door, tls)
+    connection: Any = connection_factory(limits, open_connections, tls)
     config = uvicorn.Config(
         admission,
         http=connection,
@@ -158,12 +163,17 @@ def run_server(
     config.load()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with (
+        ExitStack() as ending,
         listen(options) as listener,
         asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
     ):
+        for worker in workers:
+            ending.callback(worker.close)
         try:
             runner.run(
-                _serve(uvicorn.Server(config), listener, service, admission, options, announce)
+                _serve(
+                    uvicorn.Server(config), listener, service, admission, options, announce, workers
+                )
             )
         finally:
             open_connections.abort_all()
@@ -209,8 +219,11 @@ async def _serve(
     admission: AdmissionControl,
     options: ServerOptions,
     announce: Callable[[str], None],
+    workers: Sequence[RowWorker],
 ) -> None:
     loop = asyncio.get_running_loop()
+    for worker in workers:
+        worker.attach(loop)
     asked_to_end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)
@@ -240,6 +253,8 @@ async def _serve(
             with suppress(asyncio.CancelledError):
                 await task
         service.batcher.close()
+        for worker in workers:
+            worker.detach()
 
 
 async def _beat(metrics: ServerMetrics) -> None:

@@ -10,9 +10,8 @@ of an export alone, which never change.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,14 +26,13 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, WorkerLostError
 from pibroch.exchange import EmbeddingOutput
 from pibroch.kernels.arrays import Ints
-from pibroch.serve.parts import Part, most_ids, request_of
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, most_ids
 from pibroch.serve.row_files import MappedRows, rising
 from pibroch.state.export_format import ExportManifest
 
 if TYPE_CHECKING:
-    from pibroch.serve.row_hosts import RowHost, RowRequest
-
-_MOST_REASON_BYTES = 4 << 10  # in the place of rows
+    from pibroch.rpc.rows import RowWorker
+    from pibroch.serve.row_hosts import RowSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,19 @@ class RowSplit:
     """
 
     part: Part | None = None
-    hosts: tuple[RowHost, ...] = ()
+    hosts: tuple[RowSource, ...] = ()
 
     def __post_init__(self) -> None:
         if self.part is not None and self.hosts and len(self.hosts) != self.part.count:
             raise ConfigError(
-                f"--part {self.part.number}/{self.part.count} with {len(self.hosts)} of --rows-at",
-                "the URLs of all parts in their order, this host's own among them",
+                f"--part {self.part} with {len(self.hosts)} of --rows-at",
+                "the addresses of all parts in their order, this host's own among them",
             )
+
+    @property
+    def workers(self) -> tuple[RowWorker, ...]:
+        """By which this process reads of the hosts."""
+        return tuple(dict.fromkeys(host.worker for host in self.hosts if host.worker is not None))
 
     @property
     def is_whole(self) -> bool:
@@ -96,39 +99,32 @@ class RowsAsked:
     def __init__(self, records: NDArray[Any]) -> None:
         self._records = records
         self.then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput] = torch.from_numpy
-        self._open: list[tuple[RowRequest, int, int, str]] = []
+        self._open: list[tuple[Future[NDArray[Any]], int, int, str]] = []
 
     @property
-    def requests(self) -> list[RowRequest]:
-        """For rows that are elsewhere, whose answers nobody has taken yet."""
-        return [request for request, *_ in self._open]
+    def answers(self) -> list[Future[NDArray[Any]]]:
+        """With rows that are elsewhere, which nobody has taken yet."""
+        return [answer for answer, *_ in self._open]
 
-    def add(self, request: RowRequest, first: int, end: int, url: str) -> None:
+    def add(self, answer: Future[NDArray[Any]], first: int, end: int, host: str) -> None:
         """For the rows from and to these places."""
-        self._open.append((request, first, end, url))
+        self._open.append((answer, first, end, host))
 
     def __call__(self) -> Tensor | EmbeddingOutput:
         """What is made of them; blocks until all are there, or raises WorkerLostError."""
-        try:
-            while self._open:
-                request, first, end, url = self._open.pop()
-                answer = request.answer()
-                rows = self._records[first:end]
-                if len(answer) != rows.nbytes:
-                    raise WorkerLostError(
-                        url, f"it answers {len(answer)} bytes in place of {rows.nbytes}"
-                    )
-                rows[:] = np.frombuffer(answer, rows.dtype).reshape(rows.shape)
-        except BaseException:
-            self.cancel()
-            raise
+        while self._open:
+            answer, first, end, host = self._open.pop()
+            try:
+                given = answer.result(2 * ANSWER_TIMEOUT_S)
+            except TimeoutError as error:  # this process did not get to look at the clock
+                raise WorkerLostError(host, "no answer in time") from error
+            rows = self._records[first:end]
+            if len(given) != rows.nbytes:
+                raise WorkerLostError(
+                    host, f"it answers {len(given)} bytes in place of {rows.nbytes}"
+                )
+            rows[:] = given.view(rows.dtype).reshape(rows.shape)
         return self.then(self._records)
-
-    def cancel(self) -> None:
-        """Nobody wants them any more."""
-        for request in self.requests:
-            with suppress(OSError):
-                request.cancel()
 
 
 class SplitRows(MappedRows):
@@ -147,8 +143,8 @@ class SplitRows(MappedRows):
         super().__init__(
             folder, manifest, split.held(sum(table.num_rows for table in manifest.tables))
         )
-        self._sha256 = sha256
         self._split = split
+        self._readers = [host.rows_of(sha256) for host in split.hosts]
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
         self._part_bounds = np.array(
             [*(part.of(self.num_rows).start for part in self._parts), self.num_rows]
@@ -157,7 +153,7 @@ class SplitRows(MappedRows):
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
-        self._asked(np.array(firsts, np.int64), waits=True)()
+        self._asked(np.array(firsts, np.int64))()
 
     def __call__(self, batch: JaggedBatch) -> Tensor | EmbeddingOutput:
         """Raise WorkerLostError for a host without an answer in time.
@@ -166,19 +162,10 @@ class SplitRows(MappedRows):
         """
         return self.ask(batch)()
 
-    def ask(self, batch: JaggedBatch, waits: bool = True) -> RowsAsked:
+    def ask(self, batch: JaggedBatch) -> RowsAsked:
         """Send requests for the rows that are elsewhere, and read those that are here meanwhile.
 
-        Args:
-            batch: as a call takes it.
-            waits: for a connection where none is open.
-
-        Returns:
-            What gives embeddings, as a call does.
-
-        Raises:
-            BlockingIOError: for what cannot be sent without waiting.
-            WorkerLostError: where a host is known to be lost.
+        Waits for nothing. Returns what gives embeddings, as a call does.
         """
         ids = self._resolved(batch)
         rows, places = rising(ids.row_ids)
@@ -188,7 +175,7 @@ class SplitRows(MappedRows):
             newest = self._changes.redirect(rows)
             order = newest.argsort()
             newest = newest[order]
-        requested = self._asked(newest, waits)
+        requested = self._asked(newest)
 
         def pooled(records: NDArray[Any]) -> Tensor | EmbeddingOutput:
             if order is not None:
@@ -200,7 +187,7 @@ class SplitRows(MappedRows):
         requested.then = pooled
         return requested
 
-    def _asked(self, wanted: Ints, waits: bool) -> RowsAsked:
+    def _asked(self, wanted: Ints) -> RowsAsked:
         """Rows by rising ids.
 
         Those of other hosts are on their way, this one's own and those of deltas are there.
@@ -210,29 +197,16 @@ class SplitRows(MappedRows):
         requested = RowsAsked(records)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
-        try:
-            for part, host, (first, end) in zip(
-                self._parts, self._split.hosts, pairwise(bounds), strict=True
-            ):
-                if part == self._split.part:
-                    here.append((first, end))
-                    continue
-                for begin in range(first, end, most):
-                    some = wanted[begin : min(begin + most, end)]
-                    requested.add(
-                        self._request(part, host, some, waits), begin, begin + len(some), host.url
-                    )
-            for first, end in here:
-                if first < end:
-                    records[first:end] = self.exported(wanted[first:end])
-        except BaseException:
-            requested.cancel()
-            raise
+        for part, host, reader, (first, end) in zip(
+            self._parts, self._split.hosts, self._readers, pairwise(bounds), strict=True
+        ):
+            if part == self._split.part:
+                here.append((first, end))
+                continue
+            for begin in range(first, end, most):
+                some = wanted[begin : min(begin + most, end)]
+                requested.add(reader.read(some), begin, begin + len(some), host.address)
+        for first, end in here:
+            if first < end:
+                records[first:end] = self.exported(wanted[first:end])
         return requested
-
-    def _request(self, part: Part, host: RowHost, row_ids: Ints, waits: bool) -> RowRequest:
-        from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S
-
-        most_bytes = len(row_ids) * self.row_bytes + _MOST_REASON_BYTES
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        return host.ask(part.path, request_of(self._sha256, row_ids), most_bytes, deadline, waits)

@@ -19,15 +19,8 @@ from typing import Protocol
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
-from pibroch.wire.admission import (
-    admit,
-    agreed_key,
-    credentials,
-    introduce,
-    is_own_user,
-    key_of_run,
-    published_key,
-)
+from pibroch.wire.admit import credentials, is_own_user
+from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import listen
 
 

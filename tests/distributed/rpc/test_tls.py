@@ -12,7 +12,7 @@ from rpc_team import Team, Worker, join
 from certificates import authority, openssl, signed
 from pibroch import rpc
 from pibroch.errors import ConfigError, RpcError
-from pibroch.rpc.transport.tls import client_context, server_context
+from pibroch.wire.tls import client_context, server_context
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -6,7 +6,7 @@ import pytest
 
 from pibroch.rpc import functions
 from pibroch.rpc.functions import run
-from pibroch.rpc.transport.bounded_log import BoundedLog
+from pibroch.wire.bounded_log import BoundedLog
 
 
 def fail():

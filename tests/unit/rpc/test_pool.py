@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pibroch.rpc.calls.pool import Pool
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.reactor import Reactor
 
 TIMEOUT_S = 60.0
 

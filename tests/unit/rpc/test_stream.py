@@ -10,8 +10,8 @@ import pytest
 from pibroch.rpc.transport import frames
 from pibroch.rpc.transport import stream as stream_module
 from pibroch.rpc.transport.frames import FrameReader, Kind, header
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.transport.stream import FrameStream
+from pibroch.wire.reactor import Reactor
 
 pytestmark = pytest.mark.alone  # times of tenths of a second
 

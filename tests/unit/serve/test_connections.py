@@ -14,13 +14,10 @@ import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from certificates import authority, signed
 from pibroch.serve.export import export_checkpoint
-from pibroch.serve.parts import ANSWER, PROTOCOL, Part, request_of
-from pibroch.serve.row_connection import SWITCHING
 from served import serving, until
 
 SOAK = int(os.environ.get("PIBROCH_SOAK_CONNECTIONS", "0"))
@@ -174,19 +171,6 @@ def test_an_upgrade_that_is_not_taken_loses_nothing(export, hasty):
         assert received_from(client).startswith(b"HTTP/1.1 200")
     with opened(hasty, b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n") as client:
         assert received_from(client).startswith(b"HTTP/1.1 405")
-
-
-def test_what_comes_behind_an_upgrade_in_its_packet_is_answered(export):
-    """Another host may ask for rows before it has read that it may."""
-    head = f"GET {Part(1, 1).path} HTTP/1.1\r\nconnection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
-    request = request_of("0" * 64, np.arange(3))
-    with serving(export.path, "--part", "1/1") as server, opened(server) as client:
-        client.sendall(head.encode() + request)
-        received = b""
-        while len(received) < len(SWITCHING) + ANSWER.size:
-            received += client.recv(1 << 16)
-        status, _ = ANSWER.unpack_from(received, len(SWITCHING))
-        assert received.startswith(SWITCHING) and status == 409
 
 
 def test_what_is_wrong_is_answered_behind_what_is_right(export):

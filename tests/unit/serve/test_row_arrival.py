@@ -5,28 +5,30 @@ Asked for and answered in the event loop, which waits for nobody.
 
 import asyncio
 import socket
-import ssl
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pibroch as pb
-from certificates import openssl
+from certificates import authority, signed
+from here_host import HereHost
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.rows import RowWorker
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.parts import ANSWER, REQUEST, Part
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part
 from pibroch.serve.predictor import Predictor
-from pibroch.serve.row_connection import SWITCHING
-from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
+from pibroch.serve.row_hosts import RowAccess, row_hosts
 from pibroch.serve.settings import Refusal, ServerLimits
 from pibroch.serve.split_rows import RowSplit
 from small_run import make_config, train_here
 
 NUM_PARTS = 3
+ACCESS = RowAccess(b"the secret of these hosts alone!")
 
 
 @pytest.fixture(scope="module")
@@ -42,91 +44,88 @@ def exported(clicks, tmp_path_factory):
     return SimpleNamespace(folder=folder / "export", columns=columns, expected=expected)
 
 
-class ThreadHost:
-    """A host of one part whose connections are threads.
+class Host:
+    """A host of one part, which one reaches through a proxy.
 
     Args:
         folder: of the export.
         part: its own.
-        tls: how it is spoken, where it is.
-        piece_bytes: of an answer, which are sent one by one.
-        num_answers: on a connection; the next request closes it.
-        num_silent_after: answers of all connections, after which it says nothing.
+        access: how it lets others in.
+        piece_bytes: of an answer, which travel one by one.
+        num_silent_after: answers after which it says nothing.
     """
 
-    def __init__(
-        self,
-        folder,
-        part,
-        tls=None,
-        piece_bytes=1 << 20,
-        num_answers=1 << 20,
-        num_silent_after=1 << 20,
-    ):
-        self.part = part
-        self.predictor = Predictor.open_split(folder, RowSplit(part))
-        self._tls = tls
+    def __init__(self, folder, part, access, piece_bytes=1 << 20, num_silent_after=1 << 20):
+        self.here = HereHost(folder, part)
         self._piece_bytes = piece_bytes
-        self._num_answers = num_answers
         self._num_left = num_silent_after
+        self._is_over = threading.Event()
+        me = WorkerInfo(part.worker, part.number)
+        self._worker = RowWorker(me, access.secret, {}, self._give, ("127.0.0.1", 0), access.tls)
+        self._worker.start()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http{'s' if tls else ''}://localhost:{self._listener.getsockname()[1]}"
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
-        for each in (self._listener, *self._open):
-            each.close()
+        self._is_over.set()
+        self.drop()
+        self._listener.close()
+        self._worker.close()
+
+    def drop(self):
+        """End all connections."""
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _give(self, sha256, ids):
+        self._num_left -= 1
+        if self._num_left < 0:
+            self._is_over.wait(60)
+        return self.here.give(sha256, ids)
 
     def _accept(self):
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-                connection = (
-                    self._tls.wrap_socket(accepted, server_side=True) if self._tls else accepted
-                )
-            except OSError:
-                return
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._open.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._worker.port))
+                self._open += [near, far]
+                for source, target, size in ((near, far, 1 << 20), (far, near, self._piece_bytes)):
+                    target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(
+                        target=pass_on, args=(source, target, size), daemon=True
+                    ).start()
 
-    def _serve(self, connection):
-        with connection, connection.makefile("rb") as stream:
-            while stream.readline().strip():
-                pass
-            connection.sendall(SWITCHING)
-            for _ in range(self._num_answers):
-                head = stream.read(REQUEST.size)
-                if len(head) < REQUEST.size:
-                    return
-                checksum, count = REQUEST.unpack(head)
-                row_ids = np.frombuffer(stream.read(8 * count), "<i8")
-                self._num_left -= 1
-                if self._num_left < 0:
-                    continue
-                rows = self.predictor.exported_rows(checksum.hex())
-                body = rows.exported(row_ids).tobytes()
-                answer = ANSWER.pack(200, len(body)) + body
-                for first in range(0, len(answer), self._piece_bytes):
-                    connection.sendall(answer[first : first + self._piece_bytes])
-            stream.read(REQUEST.size)
+
+def pass_on(source, target, piece_bytes):
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            for first in range(0, len(data), piece_bytes):
+                target.sendall(data[first : first + piece_bytes])
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def split_predictor(exported, **options):
+def split_predictor(exported, access=ACCESS, **options):
     """A predictor that holds the first of the parts; the others' hosts are as the options say."""
     with ExitStack() as stack:
         hosts = [
-            ThreadHost(exported.folder, Part(number, NUM_PARTS), **options) for number in (2, 3)
+            Host(exported.folder, Part(number, NUM_PARTS), access, **options) for number in (2, 3)
         ]
         for host in hosts:
             stack.callback(host.close)
-        urls = ["http://127.0.0.1:9", *(host.url for host in hosts)]
-        predictor = Predictor.open_split(
-            exported.folder, RowSplit(Part(1, NUM_PARTS), row_hosts(urls))
+        addresses = ["127.0.0.1:9", *(host.address for host in hosts)]
+        sources = row_hosts(addresses, access)
+        stack.callback(sources[0].worker.close)
+        predictor = Predictor.open_split(exported.folder, RowSplit(Part(1, NUM_PARTS), sources))
+        yield SimpleNamespace(
+            predictor=predictor, addresses=addresses, hosts=hosts, worker=sources[0].worker
         )
-        yield SimpleNamespace(predictor=predictor, urls=urls)
 
 
 @pytest.fixture
@@ -140,69 +139,50 @@ def handed_over(monkeypatch):
     return results
 
 
-async def ask_again(predictor, work, times, kind="logits"):
+async def ask_again(predictor, work, times, kind="logits", worker=None):
     batcher = Batcher(ServerLimits())
+    if worker is not None:
+        worker.attach(asyncio.get_running_loop())
     try:
         return [await getattr(batcher, kind)(predictor, work) for _ in range(times)]
     finally:
         batcher.close()
+        if worker is not None:
+            worker.detach()
 
 
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 7])
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_the_loop_asks_on_connections_that_are_open(
-    exported, handed_over, tmp_path, monkeypatch, is_tls, piece_bytes
-):
-    """The first batch opens them, in the thread.
-
-    Whatever pieces an answer comes in, scores have the bits of one host.
-    """
-    tls = None
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_the_loop_asks(exported, handed_over, tmp_path, is_attached, is_tls, piece_bytes):
+    """Whatever pieces an answer comes in, scores have the bits of one host."""
+    files = None
     if is_tls:
-        certificate = tmp_path / "cert.pem"
-        key = tmp_path / "key.pem"
-        ec = (
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        )
-        openssl(
-            "req",
-            "-x509",
-            *ec,
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-            "-days",
-            2,
-            "-subj",
-            "/CN=localhost",
-        )
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(certificate, key)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with split_predictor(exported, tls=tls, piece_bytes=piece_bytes) as split:
-        for actual in asyncio.run(ask_again(split.predictor, exported.columns, 9)):
+        files = signed(tmp_path, "host", authority(tmp_path, "ours"))
+    with split_predictor(
+        exported, RowAccess(ACCESS.secret, files), piece_bytes=piece_bytes
+    ) as split:
+        worker = split.worker if is_attached else None
+        for actual in asyncio.run(ask_again(split.predictor, exported.columns, 9, worker=worker)):
             assert np.array_equal(actual, exported.expected)
-        assert len(handed_over) == 1
+        assert not handed_over
         whole = pb.Predictor.open(exported.folder)
         expected = whole.embed(whole.encode(exported.columns)).numpy()
-        for actual in asyncio.run(ask_again(split.predictor, exported.columns, 3, "embeddings")):
+        for actual in asyncio.run(
+            ask_again(split.predictor, exported.columns, 3, "embeddings", worker)
+        ):
             # another loop
             assert np.array_equal(actual, expected)
 
 
 def test_connections_that_are_closed_are_made_anew(exported, handed_over):
-    """By the thread; nobody notices."""
-    with split_predictor(exported, num_answers=2) as split:
-        for result in asyncio.run(ask_again(split.predictor, exported.columns, 8)):
-            assert np.array_equal(result, exported.expected)
-        assert 4 <= len(handed_over) < 8
+    """By the loop; nobody notices."""
+    with split_predictor(exported) as split:
+        for _ in range(4):
+            for result in asyncio.run(ask_again(split.predictor, exported.columns, 2)):
+                assert np.array_equal(result, exported.expected)
+            split.hosts[0].drop()
+        assert not handed_over
 
 
 def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
@@ -224,13 +204,12 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
             assert np.array_equal(
                 await batcher.logits(split.predictor, exported.columns), exported.expected
             )
-            handed_over.clear()
             for _ in range(2):
                 begun = time.monotonic()
                 with pytest.raises(Refusal) as refused:
                     await batcher.logits(split.predictor, exported.columns)
                 assert refused.value.status == 503 and any(
-                    url in refused.value.reason for url in split.urls[1:]
+                    each in refused.value.reason for each in split.addresses[1:]
                 )
                 times.append(time.monotonic() - begun)
         finally:
@@ -243,9 +222,7 @@ def test_a_host_that_says_nothing_is_named_in_time(exported, handed_over):
     assert (
         ANSWER_TIMEOUT_S * 0.9 < times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
     )
-    assert ticks > 20 and len(handed_over) == 1, (
-        "the second is refused by the thread, the first by the loop"
-    )
+    assert ticks > 20 and not handed_over
 
 
 def test_what_is_wrong_does_not_spoil_what_it_is_computed_with(exported, handed_over):

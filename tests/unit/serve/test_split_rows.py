@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,24 +21,32 @@ from pibroch.cli.serve import _split
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError, ConfigError, WorkerLostError
 from pibroch.ports import free_port
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.rows import RowWorker
+from pibroch.rpc.transport import stream
+from pibroch.rpc.transport.frames import Kind, header
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
-from pibroch.serve.parts import ANSWER, MOST_IDS, REQUEST, Part, request_of
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.row_connection import SWITCHING, RowConnection, RowDoor, RowService
-from pibroch.serve.row_hosts import ANSWER_TIMEOUT_S, row_hosts
-from pibroch.serve.settings import Refusal, ServerLimits
+from pibroch.serve.row_hosts import RowAccess, row_hosts
+from pibroch.serve.row_service import RowService
+from pibroch.serve.settings import ServerLimits
 from pibroch.serve.split_rows import RowSplit
 from pibroch.serve.store import ModelStore
 from pibroch.state.export_format import read_export
+from pibroch.wire.handshake import Client, Server
+from pibroch.wire.handshake_messages import Identity, Purpose
 from served import Load, serving, until
 from small_run import make_config, train_here
 
 TOKEN = "between-hosts"
+ACCESS = RowAccess(b"the secret of these hosts alone!")
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -138,25 +146,17 @@ def test_what_cannot_be_split(clicks, line, tmp_path):
     ):
         with pytest.raises(ConfigError, match="--part"):
             Part.parse(wrong)
-    for wrong in (
-        "10.0.0.2:8000",
-        "ftp://a",
-        "http://",
-        "http://a:port",
-        "http://a/path",
-        "http://[::1",
-        "http://a/?b",
-    ):
+    for wrong in ("10.0.0.2", "http://a:1", "", ":1", "a:port", "a:1/path", "[::1", "b@a:1"):
         with pytest.raises(ConfigError, match="--rows-at"):
-            row_hosts([wrong])
+            row_hosts([wrong], ACCESS)
     with pytest.raises(ConfigError, match="another host for each part"):
-        row_hosts(["http://a:1", "http://a:1"])
+        row_hosts(["a:1", "a:1"], ACCESS)
     with pytest.raises(ConfigError, match="all parts"):
-        RowSplit(Part(1, 2), row_hosts(["http://a:1"]))
+        RowSplit(Part(1, 2), row_hosts(["a:1"], ACCESS))
     with pytest.raises(CheckpointError, match="pibroch export"):
         Predictor.open_split(clicks.run, RowSplit(Part(1, 2)))
     with pytest.raises(ConfigError, match="--threads"):
-        _split("1/2", [], None, workers=2)
+        _split("1/2", [], ACCESS, workers=2)
 
 
 def ask_app(app, path, body, method="POST"):
@@ -181,44 +181,6 @@ def ask_app(app, path, body, method="POST"):
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
-class Wire(asyncio.Transport):
-    """What a connection writes."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = b""
-        self.is_closed = False
-
-    def write(self, data):
-        self.written += data
-
-    def close(self):
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self):
-        return self.is_closed
-
-    def pause_reading(self): ...
-
-    def resume_reading(self): ...
-
-    def get_write_buffer_size(self):
-        return 0
-
-    def take(self):
-        """Status and bytes of each answer since the last time."""
-        results = []
-        rest = self.written
-        self.written = b""
-        while rest:
-            status, length = ANSWER.unpack_from(rest)
-            results.append((status, rest[ANSWER.size : ANSWER.size + length]))
-            rest = rest[ANSWER.size + length :]
-        return results
-
-
 def admission_of(store, token):
     limits = ServerLimits()
     connections = OpenConnections(limits)
@@ -226,72 +188,70 @@ def admission_of(store, token):
     return AdmissionControl(app, limits, ServerMetrics(), token, connections)
 
 
-def door_of(store, check, **limits):
-    bounds = ServerLimits(**limits)
-    rows = RowService(store, Part(2, 2))
-    return RowDoor(rows, check, ServerMetrics(), bounds, OpenConnections(bounds))
+@contextmanager
+def giving(give, part, port=0, access=ACCESS):
+    """A host that gives rows: its port."""
+    me = WorkerInfo(part.worker, part.number)
+    worker = RowWorker(me, access.secret, {}, give, ("127.0.0.1", port), access.tls)
+    worker.start()
+    try:
+        yield worker.port
+    finally:
+        worker.close()
+
+
+@contextmanager
+def asking(*addresses, access=ACCESS):
+    """Hosts as another one knows them."""
+    hosts = row_hosts(addresses, access)
+    try:
+        yield hosts
+    finally:
+        hosts[0].worker.close()
 
 
 def test_requests_for_rows_are_checked(line):
     """Whatever comes: rows of this part and of this export, within bounds, or a reason."""
     store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    admission = admission_of(store, "secret")
-    door = door_of(store, admission.check)
     sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
     rows = store.current.exported_rows(sha256)
     held = Part(2, 2).of(rows.num_rows)
-    wanted = np.array([held.start, held.stop - 1, held.start], "<i8")
-    bearer = {b"authorization": b"Bearer secret"}
-    door.enter("/rows/2-of-2", bearer)
-    for other in ("/rows/1-of-2", "/rows/2-of-3", "/rows/", "/rows/2-of-2/"):
-        with pytest.raises(Refusal, match="2-of-2, which is here") as refused:
-            door.enter(other, bearer)
-        assert refused.value.status == 409
-    for wrong in ({}, {b"authorization": b"Bearer other"}):
-        with pytest.raises(Refusal, match="token") as refused:
-            door.enter("/rows/2-of-2", wrong)
-        assert refused.value.status == 401
+    wanted = np.array([held.start, held.stop - 1, held.start])
+    metrics = ServerMetrics()
+    with giving(RowService(store, Part(2, 2), metrics).rows, Part(2, 2)) as port:
+        with asking("127.0.0.1:9", f"127.0.0.1:{port}") as (_, host):
+            right = rows.exported(wanted).tobytes()
+            for answer in [host.rows_of(sha256).read(wanted) for _ in range(5)]:
+                assert answer.result(TIMEOUT_S).tobytes() == right
 
-    async def ask():
-        wire = Wire()
-        connections = set()
-        connection = RowConnection(door, connections)
-        connection.connection_made(wire)
-        right = request_of(sha256, wanted)
-        expected = (200, rows.exported(wanted).tobytes())
-        for byte in right * 2:  # however it is cut
-            connection.data_received(bytes([byte]))
-        assert wire.take() == [expected, expected]
-        connection.data_received(right * 3)
-        assert wire.take() == [expected] * 3
-        connection.data_received(request_of(sha256, wanted[:0]))
-        ((status, reason),) = wire.take()
-        assert status == 400 and b"row ids of 8 bytes" in reason
-        for outside in (held.start - 1, held.stop, -1, 1 << 62, -(1 << 63)):
-            connection.data_received(request_of(sha256, np.array([held.start, outside])))
-            ((status, reason),) = wire.take()
-            assert status == 400 and b"which are here" in reason
-        connection.data_received(request_of("0" * 64, wanted))
-        ((status, reason),) = wire.take()
-        assert status == 409 and store.current.version.encode() in reason
-        many = np.full(MOST_IDS, held.start)
-        # a thread copies them; the next one waits for it
-        connection.data_received(request_of(sha256, many) + right)
-        assert wire.take() == []
-        while not wire.written:
-            await asyncio.sleep(0.001)
-        assert [(status, len(actual)) for status, actual in wire.take()] == [
-            (200, MOST_IDS * rows.row_bytes),
-            (200, 3 * rows.row_bytes),
-        ]
-        assert not wire.is_closed and connections == {connection}
-        connection.data_received(request_of(sha256, np.full(MOST_IDS + 1, held.start)))
-        ((status, reason),) = wire.take()
-        assert status == 400 and b"row ids of 8 bytes" in reason and wire.is_closed
+            def refused(sha256, ids):
+                error = host.rows_of(sha256).read(ids).exception(TIMEOUT_S)
+                assert isinstance(error, WorkerLostError) and str(port) in str(error)
+                return str(error)
 
-    asyncio.run(ask())
+            assert "without numbers" in refused(sha256, wanted[:0])
+            for outside in (held.start - 1, held.stop, -1, 1 << 62, -(1 << 63)):
+                ids = np.array([held.start, outside])
+                assert "which are here" in refused(sha256, ids)
+            assert store.current.version in refused("0" * 64, wanted)
+            assert "row ids" in refused(sha256, np.full(MOST_IDS + 1, held.start))
+            assert "without numbers" in refused(sha256, wanted.astype(np.float32))
+            many = host.rows_of(sha256).read(np.full(MOST_IDS, held.start))  # a thread copies them
+            few = host.rows_of(sha256).read(wanted)
+            assert few.result(TIMEOUT_S).tobytes() == right
+            assert many.result(TIMEOUT_S).nbytes == MOST_IDS * rows.row_bytes
+        for count, access, reason in (
+            (3, ACCESS, "2-of-2"),
+            (2, RowAccess(b"another secret than that of it!!"), "secret"),
+        ):
+            addresses = [
+                f"127.0.0.1:{port if number == 1 else number + 9}" for number in range(count)
+            ]
+            with asking(*addresses, access=access) as hosts:
+                error = hosts[1].rows_of(sha256).read(wanted).exception(TIMEOUT_S)
+                assert isinstance(error, WorkerLostError) and reason in str(error)
+    assert 'pibroch_requests_total{endpoint="rows",status="409"} 1' in metrics.text({})
     app = admission_of(store, None)
-    assert ask_app(app, "/rows/2-of-2", b"", "GET")[0] == 404
     status, body = ask_app(app, "/score", b"[]")
     assert (
         status == 404
@@ -300,22 +260,27 @@ def test_requests_for_rows_are_checked(line):
     )
 
 
-def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(line):
-    store = ModelStore(line.folders[0], split=RowSplit(Part(2, 2)))
-    door = door_of(store, lambda path, headers: None, body_timeout_s=0.05)
+def test_a_request_for_rows_that_stops_in_the_middle_is_waited_for_so_long(monkeypatch):
+    """Who has proved itself may say nothing for as long as it likes, but not begin and stop."""
+    monkeypatch.setattr(stream, "STALL_S", 0.2)
+    part = Part(1, 1)
+    with giving(lambda of, ids: ids, part) as port, admitted_at(port, part.worker) as link:
+        link.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            link.recv(1)
+        link.settimeout(TIMEOUT_S)
+        link.sendall(header(Kind.REQUEST, 1, 100, 0)[:-1])
+        assert link.recv(1) == b""
 
-    async def ask():
-        wire = Wire()
-        connection = RowConnection(door, set())
-        connection.connection_made(wire)
-        await asyncio.sleep(0.1)
-        assert not wire.is_closed, "nothing is asked: that may take as long as it likes"
-        connection.data_received(request_of("0" * 64, np.arange(3))[:-1])
-        async with asyncio.timeout(5):
-            while not wire.is_closed:
-                await asyncio.sleep(0.001)
 
-    asyncio.run(ask())
+@contextmanager
+def admitted_at(port, name):
+    """A connection to a worker of this name that has proved that it knows the secret."""
+    side = Client(ACCESS.secret, Identity("rows:test", 99, 1), name, Purpose(1))
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        while not side.done:
+            link.sendall(side.receive(link.recv(1 << 12)))
+        yield link
 
 
 def test_a_host_that_says_nothing_is_waited_for_once(line):
@@ -324,83 +289,132 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
     An error with its name in time, and then at once for a moment.
     """
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        hosts = row_hosts([url, "http://127.0.0.1:9"])
-        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
-        times = []
-        for _ in range(2):
-            begun = time.monotonic()
-            with pytest.raises(WorkerLostError, match=re.escape(url)):
-                predictor.score_raw(line.rows)
-            times.append(time.monotonic() - begun)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with asking(address, "127.0.0.1:9") as hosts:
+            predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
+            times = []
+            for _ in range(2):
+                begun = time.monotonic()
+                with pytest.raises(WorkerLostError, match=re.escape(address)):
+                    predictor.score_raw(line.rows)
+                times.append(time.monotonic() - begun)
         assert (
             ANSWER_TIMEOUT_S <= times[0] < ANSWER_TIMEOUT_S + 2 and times[1] < ANSWER_TIMEOUT_S / 2
         )
 
 
+class Imposter:
+    """Whoever listens in the place of a host: it may know the secret, or not.
+
+    Args:
+        words: what it says on each connection, after the handshake where it can.
+        knows: whether it has the secret.
+    """
+
+    def __init__(self, words, knows=True):
+        self._words = words
+        self._knows = knows
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _answer(self):
+        with suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                with link, suppress(OSError):
+                    if self._knows:
+                        side = Server(ACCESS.secret, Identity(Part(1, 2).worker, 1, 7))
+                        link.sendall(side.start())
+                        while not side.done:
+                            link.sendall(side.receive(link.recv(1 << 12)))
+                        link.recv(1 << 16)
+                    link.sendall(self._words)
+
+
+def framed(metadata, payload=b"", kind=Kind.ANSWER):
+    return header(kind, 1, len(metadata), len(payload)) + metadata + payload
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        [b"\x00\x01\x02 no HTTP\r\n\r\n"],
-        [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"],
-        [b""],
-        [b"HTTP/1.1 " * 9000],
-        [b"HTTP/1.1 404 Not Found\r\ncontent-length: 999999999\r\n\r\n" + bytes(70_000)],
-        [SWITCHING + b"more"],
-        [SWITCHING, ANSWER.pack(200, 3) + b"abc"],
-        [SWITCHING, ANSWER.pack(200, 300_000) + bytes(300_000)],
-        [SWITCHING, ANSWER.pack(409, 3) + b"abc"],
-        [SWITCHING, ANSWER.pack(200, 300)[:-1]],
-        [SWITCHING, b""],
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        bytes(70_000),
+        framed(b""),
+        framed(b"\xff" * 9),
+        framed(b"\xff" * 9, kind=Kind.FAILURE),
+        framed(b"", bytes(299)),
+        framed(b"", bytes(300_000)),
+        framed(b"", bytes(9), Kind.BULK),
+        framed(b"", bytes(300))[:-1],
+        header(Kind.ANSWER, 1, 1 << 31, 0),
+        header(Kind.ANSWER, 1, 9, 1 << 60),
+        framed(b"", kind=Kind.GOODBYE),
     ],
 )
-def test_what_is_no_answer(line, words):
-    with socket.create_server(("127.0.0.1", 0)) as odd:
-        url = f"http://127.0.0.1:{odd.getsockname()[1]}"
-        predictor = Predictor.open_split(
-            line.folders[0], RowSplit(Part(2, 2), row_hosts([url, "http://127.0.0.1:9"]))
-        )
-
-        def answer():
-            connection, _ = odd.accept()
-            with connection:
-                for part in words:
-                    connection.recv(1 << 16)
-                    connection.sendall(part)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(WorkerLostError, match=re.escape(url)):
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_is_no_answer(line, words, knows):
+    with closing(Imposter(words, knows)) as odd, asking(odd.address, "127.0.0.1:9") as hosts:
+        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
+        with pytest.raises(WorkerLostError, match=re.escape(odd.address)):
             predictor.score_raw(line.rows)
-        thread.join(10)
 
 
 def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
-    """A host ends what is idle, or was started again: nobody notices."""
+    """A host was started again: nobody notices."""
     here = HereHost(line.folders[0], Part(1, 2))
-    with socket.create_server(("127.0.0.1", 0)) as host:
-        hosts = row_hosts([f"http://127.0.0.1:{host.getsockname()[1]}", "http://127.0.0.1:9"])
+    port = free_port()
+    expected = pb.Predictor.open(line.folders[0]).score_raw(line.rows)
+    with asking(f"127.0.0.1:{port}", "127.0.0.1:9") as hosts:
         predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
-
-        def answer_once_a_connection():
-            for _ in range(3):
-                connection, _ = host.accept()
-                with connection, connection.makefile("rb") as requested:
-                    path = requested.readline().split()[1].decode()
-                    while requested.readline().strip():
-                        pass
-                    connection.sendall(SWITCHING)
-                    head = requested.read(REQUEST.size)
-                    request = head + requested.read(8 * REQUEST.unpack(head)[1])
-                    body = here.ask(path, request, 1 << 20, 0).answer()
-                    connection.sendall(ANSWER.pack(200, len(body)) + body)
-
-        thread = threading.Thread(target=answer_once_a_connection)
-        thread.start()
-        expected = pb.Predictor.open(line.folders[0]).score_raw(line.rows)
         for _ in range(3):
-            assert torch.equal(predictor.score_raw(line.rows), expected)
-        thread.join(10)
+            with giving(here.give, here.part, port):
+                assert torch.equal(predictor.score_raw(line.rows), expected)
+                assert torch.equal(predictor.score_raw(line.rows), expected)
+
+
+def test_a_request_goes_on_in_asyncio_and_behind_it(line):
+    """The loop that turns it may end, and another begin."""
+    here = HereHost(line.folders[0], Part(1, 2))
+    sha256 = json.loads((line.folders[0] / "export.json").read_text())["sha256"]
+    ids = np.arange(5)
+    right = here.give(sha256, ids).tobytes()
+    with (
+        giving(here.give, here.part) as port,
+        asking(f"127.0.0.1:{port}", "127.0.0.1:9") as (host, _),
+    ):
+
+        async def ask():
+            host.worker.attach(asyncio.get_running_loop())
+            try:
+                answer = host.rows_of(sha256).read(ids)
+                rows = await asyncio.wait_for(asyncio.wrap_future(answer), TIMEOUT_S)
+                assert rows.tobytes() == right
+                turning = [each.name for each in threading.enumerate()].count("rows")
+                assert turning == 1, "that of the host that gives"
+                silent = row_hosts(["127.0.0.1:9"], ACCESS)[0]
+                silent.worker.attach(asyncio.get_running_loop())
+                lost = await asyncio.wait_for(
+                    asyncio.gather(
+                        asyncio.wrap_future(silent.rows_of(sha256).read(ids)),
+                        return_exceptions=True,
+                    ),
+                    TIMEOUT_S,
+                )
+                assert isinstance(lost[0], WorkerLostError)
+                silent.worker.detach()
+                silent.worker.close()
+            finally:
+                host.worker.detach()
+
+        for _ in range(2):
+            asyncio.run(ask())
+            assert host.rows_of(sha256).read(ids).result(TIMEOUT_S).tobytes() == right
 
 
 class TwoHosts:
@@ -408,7 +422,7 @@ class TwoHosts:
 
     def __init__(self, folder, first, stack):
         self.ports = free_port(), free_port()
-        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        self.rows = [f"127.0.0.1:{port}" for port in self.ports]
         self.models = [folder / f"host{number}" / "ctr" for number in (1, 2)]
         for models in self.models:
             shutil.copytree(first, models / "1")
@@ -417,14 +431,14 @@ class TwoHosts:
 
     def start(self, number):
         options = [
-            "--port",
+            "--rows-port",
             self.ports[number],
             "--part",
             f"{number + 1}/2",
             "--reload-every",
             0.05,
         ]
-        options += [option for url in self.urls for option in ("--rows-at", url)]
+        options += [option for each in self.rows for option in ("--rows-at", each)]
         return self._stack.enter_context(
             serving(self.models[number], *options, env={"PIBROCH_SERVE_TOKEN": TOKEN})
         )
@@ -474,7 +488,6 @@ def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
         for number in (0, 1):
             answer = hosts.ask(number, line.rows)
             assert np.array_equal(np.float32(answer.json["scores"]), line.expected[first])
-        assert hosts.servers[0].ask("POST", "/rows/0/1-of-2", b"").status == 401
         with (
             AuthorisedLoad(hosts.servers[0], line, 1) as load,
             AuthorisedLoad(hosts.servers[1], line.few, 1) as other,
@@ -495,7 +508,7 @@ def test_two_hosts_score_as_one_and_survive_each_other(line, tmp_path):
             answer = hosts.ask(0, rows)
             assert (
                 answer.status == 503
-                and hosts.urls[1] in answer.reason
+                and hosts.rows[1] in answer.reason
                 and answer.headers["retry-after"] == "1"
             )
             assert time.monotonic() - begun < 5

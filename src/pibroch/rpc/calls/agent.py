@@ -25,14 +25,15 @@ from pibroch.rpc.calls.requests import Requests, too_late
 from pibroch.rpc.calls.service import Handler, IncarnationOf, RequestService
 from pibroch.rpc.info import IdSource, WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
+from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
 from pibroch.rpc.transport.loopback import Loopback
 from pibroch.rpc.transport.membership import Membership, Record, Rendezvous
 from pibroch.rpc.transport.peers import Peers
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Codec
+from pibroch.wire.reactor import Reactor
 
 _END_S = 2.0  # threads of the pool have this long to finish
 
@@ -54,7 +55,7 @@ class Agent:
         self.ids = IdSource()
         # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
-        self.reactor = Reactor(f"rpc-{name}")
+        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin, standby=POLICIES.standby_thread)
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(
             Codec(callables, options.allow_pickle, reference_type), options.device_maps
@@ -72,7 +73,14 @@ class Agent:
         self.on_lost = self._requests.lose
         host = options.bind or rendezvous.bind_host()
         self._peers = Peers(
-            self.info, options, secret, self.reactor, self.pool.submit, self._membership, host, self
+            self.info,
+            options,
+            secret,
+            self.reactor,
+            self.pool.submit,
+            self._membership,
+            (host, 0),
+            self,
         )
         self.incarnation = self._peers.incarnation
         self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)

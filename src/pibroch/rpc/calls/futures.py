@@ -15,9 +15,9 @@ import torch
 
 from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.calls.pool import Pool
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.failures import copy_of
+from pibroch.wire.reactor import Reactor
 
 
 class Future(torch.futures.Future[Any]):

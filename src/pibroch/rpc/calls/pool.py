@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
 

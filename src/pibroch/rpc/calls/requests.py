@@ -20,10 +20,10 @@ from pibroch.rpc.calls.pending import PendingCall, PendingCalls, Receiver
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.failures import decode_failure
 from pibroch.rpc.values.messages import encode
+from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,13 @@ class Requests:
         packed = msgspec.Raw(encode(body))
         self._packer.send(connection, Kind.NOTE, 0, packed, value, context)
 
+    def taken(self, connection: Connection, number: int) -> PendingCall | None:
+        """The request that an answer is for, which no longer waits; ``None`` when it came late."""
+        return self._calls.take(number, connection)
+
     def on_answer(self, connection: Connection, message: Message) -> None:
         """Handle the answer to a request."""
-        call = self._calls.take(message.number, connection)
+        call = self.taken(connection, message.number)
         origin = connection.peer
         try:
             references = self._packer.references_in(

@@ -25,9 +25,9 @@ from pibroch.rpc.options import Limits
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.values.failures import encode_failure
 from pibroch.rpc.values.messages import Answer, BodyDecoder, Call, encode
+from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
 from pibroch.rpc.transport.connection import Connection, Inbox, Message
 from pibroch.rpc.transport.frames import Kind
-from pibroch.rpc.transport.reactor import Reactor
 from pibroch.rpc.values.devices import DeviceMap
 from pibroch.rpc.values.messages import TensorInfo, decode_envelope
+from pibroch.wire.reactor import Reactor
 
 
 class Loopback(Connection):

@@ -20,8 +20,8 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 from pibroch.errors import ConfigError, RpcError, RpcTimeoutError
 from pibroch.host import is_loopback, this_machine
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.transport.link import Address
 from pibroch.stores import tcp_store
+from pibroch.wire.admit import Address
 
 log = logging.getLogger(__name__)
 

@@ -14,28 +14,42 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from pibroch.errors import ConfigError, PibrochError
 from pibroch.host import this_machine
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.options import RpcBackendOptions
-from pibroch.rpc.transport import tls
+from pibroch.rpc.options import Limits, RpcBackendOptions
 from pibroch.rpc.transport.connection import Connection, Inbox
-from pibroch.rpc.transport.dialling import Dialling
 from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
-from pibroch.rpc.transport.link import Listener, dial
-from pibroch.rpc.transport.membership import Membership, Record
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.rpc.transport.membership import Record
 from pibroch.rpc.transport.sharing import Sharing
 from pibroch.rpc.transport.stream import FrameStream
+from pibroch.wire import tls
+from pibroch.wire.admit import Listener, dial
+from pibroch.wire.dialling import Dialling
 from pibroch.wire.handshake import Client, Server
 from pibroch.wire.handshake_messages import Identity, Purpose
+from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
 
 _MAX_CHUNK_METADATA_BYTES = 64
 _MAX_LOST_REMEMBERED = 4096
 _FLUSH_S = 2.0  # a worker that leaves waits this long for its queues to empty
+
+
+class AddressBook(Protocol):
+    """Where other workers are (``membership.py``)."""
+
+    def find(self, name: str) -> Record | None:
+        """The worker of this name, ``None`` when there is none; may block."""
+
+    def forget(self, name: str, left: bool) -> None:
+        """It has left, or was lost."""
+
+    def renew(self, lost: WorkerInfo) -> None:
+        """A lost worker may have taken the place with it where workers meet; may block."""
 
 
 class Peers:
@@ -48,8 +62,9 @@ class Peers:
         reactor: the loop.
         submit: runs a function on a thread that may block.
         membership: finds the addresses of other workers.
-        host: address to listen on.
+        listens_at: address to listen on, and port, 0 for any that is free; ``None`` for nowhere.
         inbox: receives what arrives on any connection.
+        make_connection: of a worker, its incarnation, limits and the inbox's.
     """
 
     def __init__(
@@ -59,10 +74,12 @@ class Peers:
         secret: bytes,
         reactor: Reactor,
         submit: Callable[[Callable[[], None]], None],
-        membership: Membership,
-        host: str,
+        membership: AddressBook,
+        listens_at: tuple[str, int] | None,
         inbox: Inbox,
+        make_connection: Callable[[WorkerInfo, int, Limits, Inbox], Connection] = Connection,
     ) -> None:
+        self._make_connection = make_connection
         self.info = info
         self.incarnation = secrets.randbits(62)
         self._options = options
@@ -82,7 +99,7 @@ class Peers:
         self._lost_callbacks: list[Callable[[WorkerInfo, int], None]] = []
         self._is_closing = False
         self._listeners: list[Listener] = []
-        self.record = self._listen(host)
+        self.record = self._listen(*listens_at or ("", 0))
 
     def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
         """Call ``callback(worker, incarnation)`` on the loop when a worker is lost or leaves.
@@ -146,7 +163,7 @@ class Peers:
     # dialling
 
     def _new_connection(self, peer: WorkerInfo, incarnation: int) -> Connection:
-        return Connection(peer, incarnation, self._options.limits, self)
+        return self._make_connection(peer, incarnation, self._options.limits, self)
 
     def _look_up(self, connection: Connection) -> None:
         """Find out where a worker listens, then dial; on the pool, as the store may block."""
@@ -155,7 +172,7 @@ class Peers:
             reason = "nobody of that name has joined" if record is None else ""
         except RuntimeError as error:
             record = None
-            reason = f"the rendezvous does not answer ({error})"
+            reason = f"it cannot be looked up ({error})"
         self._reactor.call_soon(lambda: self._dial(connection, record, reason))
 
     def _dial(self, connection: Connection, record: Record | None, reason: str) -> None:
@@ -249,26 +266,32 @@ class Peers:
 
     # listening
 
-    def _listen(self, host: str) -> Record:
+    def _listen(self, host: str, port: int) -> Record:
         unix = None
-        if self._options.shared_memory:
+        if host and self._options.shared_memory:
             unix = f"pibroch-{self.incarnation:016x}"
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             sock.bind("\0" + unix)
             self._listeners.append(self._listener(sock, None))
+        if not host:
+            return self._record(unix, host, port)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            tcp.bind((host, 0))
+            if port:  # which the one before may have left a moment ago
+                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tcp.bind((host, port))
         except OSError as error:
             tcp.close()
             raise ConfigError(
-                f"address {host!r} to listen on ({error.strerror})",
-                "one of this machine",
+                f"address {host!r}, port {port}, to listen on ({error.strerror})",
+                "one of this machine, and a free port",
                 "see the option bind",
             ) from error
-        port = tcp.getsockname()[1]
         self._listeners.append(self._listener(tcp, self._options.tls))
+        return self._record(unix, host, tcp.getsockname()[1])
+
+    def _record(self, unix: str | None, host: str, port: int) -> Record:
         return Record(
             self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port
         )

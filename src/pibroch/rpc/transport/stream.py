@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
-from pibroch.rpc.transport.reactor import READ, SPIN_S, WRITE, Reactor
 from pibroch.wire.descriptors import (
     MAX_DESCRIPTORS,
     HasDescriptor,
     receive_descriptors,
     send_descriptors,
 )
+from pibroch.wire.reactor import READ, SPIN_S, WRITE, Reactor
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.reactor import Reactor
 
 pytestmark = pytest.mark.alone  # times of milliseconds, idle CPU
 

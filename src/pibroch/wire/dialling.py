@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from pibroch.errors import PibrochError
-from pibroch.rpc.transport.link import Admission
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire.admit import Admission
 from pibroch.wire.handshake import Client
+from pibroch.wire.reactor import Reactor
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0

@@ -1,5 +1,8 @@
 """The event loop: one thread with epoll over sockets, functions from other threads, and timers.
 
+A loop without a thread is turned by whoever holds it: a thread that waits (``turn``), or asyncio's
+loop (``attach``).
+
 At the end of each round the loop may run users' functions that were short lately. If one takes long
 after all, a standby thread takes the loop over: from then on it is the loop's thread, and the
 thread that was held up ends when its function returns.
@@ -11,6 +14,7 @@ loop's thread alone. ``_handover`` guards the change of that thread.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import heapq
 import itertools
@@ -20,9 +24,8 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-
-from pibroch.rpc.policies import POLICIES
+from collections.abc import Callable, Iterator
+from typing import Self
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +46,11 @@ class Reactor:
 
     Args:
         name: of the thread.
+        spin: whether to poll for a moment for the next event when it is due.
+        standby: whether there is a standby thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, spin: bool = True, standby: bool = True) -> None:
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, READ)
@@ -62,17 +67,74 @@ class Reactor:
         self._standby_wakeup.acquire()
         self._stopping = False
         self._is_bulk = False  # whether this round was about something long
-        self.spin_s = SPIN_S if POLICIES.spin and len(os.sched_getaffinity(0)) > 1 else 0.0
+        self.spin_s = SPIN_S if spin and len(os.sched_getaffinity(0)) > 1 else 0.0
         # ``is_reading`` of it is set in a thread that reads its own answer (``stream.py``)
         self.reader = threading.local()
         self._name = name
+        self._has_standby = standby
+        self._asyncio: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the loop's thread and the standby thread."""
         self._thread.start()
-        if POLICIES.standby_thread:
+        if self._has_standby:
             self._start_standby()
+
+    @contextlib.contextmanager
+    def turned_here(self) -> Iterator[Self]:
+        """Within, the calling thread is the loop's, which ``turn`` runs."""
+        self._thread = threading.current_thread()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def turn(self, timeout_s: float | None) -> None:
+        """One round, in the calling thread: wait so long for something to do, and do it."""
+        waits = [s for s in (self._poll_timeout_s(), timeout_s) if s is not None]
+        self._round(self._epoll.poll(min(waits, default=None)))
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have asyncio's loop, in whose thread this is called, turn this one from now on."""
+        with self._handover:
+            before = self._thread
+            self._thread = threading.current_thread()
+        if before.is_alive() and before is not self._thread:
+            self._wake()
+            before.join(_SHUTDOWN_TIMEOUT_S)
+        self._asyncio = loop
+        loop.add_reader(self._epoll.fileno(), self._turn_in_asyncio)
+        self._wake()  # timers may be due
+
+    def detach(self) -> None:
+        """Have a thread of its own turn it again; in the thread of asyncio's loop."""
+        if self._asyncio is None:
+            return
+        self._asyncio.remove_reader(self._epoll.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._asyncio = self._timer = None
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _turn_in_asyncio(self) -> None:
+        assert self._asyncio is not None
+        self._round(self._epoll.poll(0))
+        if self._timers and not self._stopping:
+            due = self._timers[0][0]
+            if self._timer is None or due < self._timer_at:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer_at = due
+                due_s = max(0.0, due - time.monotonic())
+                self._timer = self._asyncio.call_later(due_s, self._turn_late)
+
+    def _turn_late(self) -> None:
+        self._timer = None
+        self._turn_in_asyncio()
 
     def is_loop_thread(self) -> bool:
         """Whether the caller runs on the loop."""
@@ -97,6 +159,8 @@ class Reactor:
         with self._handover:
             if self.is_loop_thread():
                 heapq.heappush(self._timers, timer)
+                if self._asyncio is not None and self._timers[0] is timer:
+                    self._wake()  # asyncio's own timer is set for a later one
                 return
         self.call_soon(lambda: heapq.heappush(self._timers, timer))
 
@@ -152,7 +216,7 @@ class Reactor:
         self._wake_standby()
         with self._handover:
             thread = self._thread
-        if not self.is_loop_thread():
+        if not self.is_loop_thread() and thread.is_alive():
             thread.join(_SHUTDOWN_TIMEOUT_S)
         self._epoll.close()
 
@@ -185,23 +249,29 @@ class Reactor:
                 ready = self._epoll.poll(self._poll_timeout_s())
                 spin_until = 0.0
             now = time.monotonic()
-            for fd, events in ready:
-                if fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                    continue
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    self._guarded(handler, events)
-            self._run_soon()
-            if ready and spin_s and not self._is_bulk:
+            is_bulk = self._round(ready)
+            if ready and spin_s and not is_bulk:
                 spin_until = now + spin_s if now - last_event < 2 * SPIN_S else 0.0
                 last_event = now
-            self._is_bulk = False
-            self._run_timers()
-            self._run_completions(me)
         if self._thread is me:
             self._run_soon()
             self._run_completions(me)
+
+    def _round(self, ready: list[tuple[int, int]]) -> bool:
+        """Handle events, functions and timers; whether it was about something long."""
+        for fd, events in ready:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                self._guarded(handler, events)
+        self._run_soon()
+        is_bulk = self._is_bulk
+        self._is_bulk = False
+        self._run_timers()
+        self._run_completions(threading.current_thread())
+        return is_bulk
 
     def _run_completions(self, me: threading.Thread) -> None:
         while self._completions and self._thread is me:

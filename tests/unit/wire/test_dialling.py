@@ -12,12 +12,12 @@ import threading
 import pytest
 
 from pibroch.errors import AuthenticationError
-from pibroch.rpc.transport import dialling
-from pibroch.rpc.transport.dialling import Dialling, is_final
-from pibroch.rpc.transport.link import Address, Admission, dial
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire import dialling
+from pibroch.wire.admit import Address, Admission, dial
+from pibroch.wire.dialling import Dialling, is_final
 from pibroch.wire.handshake import Client, Server
 from pibroch.wire.handshake_messages import Identity, Purpose
+from pibroch.wire.reactor import Reactor
 
 TIMEOUT_S = 30.0
 SECRET = b"a secret of this test alone"

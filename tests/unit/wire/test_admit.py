@@ -11,12 +11,12 @@ import weakref
 
 import pytest
 
-from pibroch.rpc.transport import link
-from pibroch.rpc.transport.bounded_log import BoundedLog
-from pibroch.rpc.transport.link import Listener
-from pibroch.rpc.transport.reactor import Reactor
+from pibroch.wire import admit
+from pibroch.wire.admit import Listener
+from pibroch.wire.bounded_log import BoundedLog
 from pibroch.wire.handshake import Server
 from pibroch.wire.handshake_messages import Identity
+from pibroch.wire.reactor import Reactor
 
 NOBODY = 65534
 TIMEOUT_S = 20
@@ -24,7 +24,7 @@ TIMEOUT_S = 20
 
 @pytest.fixture
 def reactor():
-    made = Reactor("test-link")
+    made = Reactor("test-admit")
     made.start()
     yield made
     made.stop()
@@ -71,10 +71,10 @@ def greeted(name):
 def test_another_user_of_this_machine_is_turned_away_before_anything_is_said(
     reactor, name, monkeypatch, caplog
 ):
-    monkeypatch.setattr(link, "_other_users_log", BoundedLog(link.log, at_once=3, per_s=1e-9))
+    monkeypatch.setattr(admit, "_other_users_log", BoundedLog(admit.log, at_once=3, per_s=1e-9))
     sock = listening(name)
     make_core = functools.partial(Server, b"a secret of sixteen bytes", Identity("me", 0, 1))
-    with caplog.at_level(logging.DEBUG, logger="pibroch.rpc.transport.link"):
+    with caplog.at_level(logging.DEBUG, logger="pibroch.wire.admit"):
         Listener(
             reactor,
             sock,

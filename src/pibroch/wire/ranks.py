@@ -14,26 +14,25 @@ import hmac
 import logging
 import os
 import secrets
-import selectors
 import socket
-import struct
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 
-from pibroch.errors import ConfigError, PibrochError
+from pibroch.errors import ConfigError
 from pibroch.host import is_one_machine
+from pibroch.wire.admit import Listener
 from pibroch.wire.handshake import Client, Server
 from pibroch.wire.handshake_messages import Identity, Purpose
+from pibroch.wire.reactor import Reactor
 from pibroch.wire.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 
 HELLO_TIMEOUT_S = 5.0
 """For a caller to prove itself; meanwhile others are let in."""
-_MOST_CALLERS = 256
+MOST_CALLERS = 256
 _CHUNK_BYTES = 2048
 _log = logging.getLogger(__name__)
-_CREDENTIALS = struct.Struct("3i")
 
 
 def key_of_run() -> bytes | None:
@@ -123,110 +122,34 @@ def admit(
     """
     links: dict[int, socket.socket] = {}
     absent = set(expected)
-    with _Callers(servers, key, rank) as callers:
-        while absent:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                for link in links.values():
-                    link.close()
-                raise TimeoutError(f"ranks {sorted(absent)} did not come in time")
-            for caller, link in callers.proved(min(remaining, HELLO_TIMEOUT_S)):
-                if caller in absent:
-                    absent.remove(caller)
-                    link.settimeout(None)
-                    links[caller] = link
-                else:
-                    link.close()
-    return links
 
-
-class _Callers:
-    """Connections that have not proved yet who they are, the oldest first."""
-
-    def __init__(self, servers: Sequence[socket.socket], key: bytes, rank: int) -> None:
-        self._key = key
-        self._rank = rank
-        self._pending: dict[socket.socket, tuple[Server, float]] = {}
-        self._selector = selectors.DefaultSelector()
-        for server in servers:
-            self._selector.register(server, selectors.EVENT_READ, server)
-
-    def __enter__(self) -> _Callers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for link in list(self._pending):
-            self._drop(link)
-        self._selector.close()
-
-    def proved(self, timeout_s: float) -> Iterable[tuple[int, socket.socket]]:
-        """Those that have proved themselves, after a wait for something to happen."""
-        for key, _ in self._selector.select(timeout_s):
-            link = key.fileobj
-            assert isinstance(link, socket.socket)
-            if key.data is not None:
-                self._accept(link)
-                continue
-            if link not in self._pending:  # it made room for another a moment ago
-                continue
-            side = self._pending[link][0]
-            try:
-                _receive(link, side)
-            except (OSError, PibrochError):
-                with suppress(OSError):
-                    link.send(side.refusal)
-                self._drop(link)
-                continue
-            if side.done:
-                self._selector.unregister(link)
-                del self._pending[link]
-                yield side.peer.id, link
-        now = time.monotonic()
-        for link, (_, until) in list(self._pending.items()):
-            if until < now:
-                self._drop(link)
-
-    def _accept(self, server: socket.socket) -> None:
-        link = server.accept()[0]
-        # any user of this host sees a Unix socket's name: only this one, or root, is let in
-        if not is_own_user(link):
+    def admitted(link: socket.socket, side: Server) -> None:
+        if side.peer.id in absent and not side.surplus:
+            absent.remove(side.peer.id)
+            link.setblocking(True)
+            links[side.peer.id] = link
+        else:
             link.close()
-            return
-        if len(self._pending) == _MOST_CALLERS:
-            self._drop(next(iter(self._pending)))
-        side = Server(self._key, Identity(_name(self._rank, server.getsockname()), self._rank, 0))
-        self._pending[link] = side, time.monotonic() + HELLO_TIMEOUT_S
-        self._selector.register(link, selectors.EVENT_READ)
-        link.settimeout(HELLO_TIMEOUT_S)
-        try:
-            link.sendall(side.start())
-        except OSError:
-            self._drop(link)
 
-    def _drop(self, link: socket.socket) -> None:
-        self._selector.unregister(link)
-        del self._pending[link]
-        link.close()
-
-
-def is_own_user(link: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of this user, or of root.
-
-    True of other sockets.
-    """
-    return link.family != socket.AF_UNIX or credentials(link)[1] in (os.geteuid(), 0)
-
-
-def credentials(link: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end of a Unix socket.
-
-    The process is 0 when it is in another container.
-    """
-    size = _CREDENTIALS.size
-    process, user, group = _CREDENTIALS.unpack(
-        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return process, user, group
+    with Reactor("ranks").turned_here() as reactor, ExitStack() as listening:
+        for server in servers:
+            me = Identity(_name(rank, server.getsockname()), rank, 0)
+            listener = Listener(
+                reactor,
+                server.dup(),
+                partial(Server, key, me),
+                admitted,
+                max_strangers=MOST_CALLERS,
+                handshake_s=HELLO_TIMEOUT_S,
+            )
+            listening.callback(listener.close)
+        while absent and (remaining := deadline - time.monotonic()) > 0:
+            reactor.turn(remaining)
+    if absent:
+        for link in links.values():
+            link.close()
+        raise TimeoutError(f"ranks {sorted(absent)} did not come in time")
+    return links
 
 
 def _receive(link: socket.socket, side: Client | Server) -> None:

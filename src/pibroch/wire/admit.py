@@ -1,7 +1,7 @@
-"""Dialling, listening, TLS and the handshake: from an address to an authenticated socket.
+"""From an address to an authenticated socket: the one way in, whoever listens.
 
-Nothing here blocks. All of it runs on the loop's thread (``reactor.py``), which is why it takes no
-locks.
+Workers, ranks and hosts that serve accept here, with TLS or without. Nothing here blocks. All of it
+runs on the loop's thread (``reactor.py``), which is why it takes no locks.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import logging
 import os
 import socket
 import ssl
+import struct
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pibroch.errors import AuthenticationError, ProtocolError, RpcError
-from pibroch.rpc.transport.bounded_log import BoundedLog
-from pibroch.rpc.transport.reactor import READ, WRITE, Reactor
-from pibroch.wire.admission import is_own_user
+from pibroch.wire.bounded_log import BoundedLog
 from pibroch.wire.handshake import Client, Server
+from pibroch.wire.reactor import READ, WRITE, Reactor
 from pibroch.wire.sockets import notice_lost_host
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ _MAX_READ_BYTES = 4096
 _BACKLOG = 512
 _PAUSE_S = 0.1
 _ACCEPTS_AT_A_TIME = 64
+_CREDENTIALS = struct.Struct("3i")
 
 
 _refusals_log = BoundedLog(log)
@@ -57,13 +58,15 @@ class Address:
         return self.unix is not None and self.machine == machine
 
 
-def tune(sock: socket.socket, lost_after_s: float) -> None:
+def tune(sock: socket.socket, lost_after_s: float | None) -> None:
     """Set non-blocking mode, no delay for small frames, and the kernel's limit for a silent host.
 
-    After ``lost_after_s`` without a sign of the other host, the kernel closes the connection.
+    After ``lost_after_s`` without a sign of the other host, the kernel closes the connection; with
+    ``None`` it waits.
     """
     sock.setblocking(False)
-    notice_lost_host(sock, lost_after_s)
+    if lost_after_s is not None:
+        notice_lost_host(sock, lost_after_s)
 
 
 class Admission:
@@ -239,7 +242,7 @@ class Listener:
         *,
         max_strangers: int,
         handshake_s: float,
-        lost_after_s: float,
+        lost_after_s: float | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._reactor = reactor
@@ -333,3 +336,23 @@ class Listener:
         if len(self._strangers) > self._max_strangers:
             oldest = next(iter(self._strangers.values()))
             oldest.refuse(ConnectionError("too many strangers wait; the oldest goes"))
+
+
+def is_own_user(link: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user, or of root.
+
+    True of other sockets.
+    """
+    return link.family != socket.AF_UNIX or credentials(link)[1] in (os.geteuid(), 0)
+
+
+def credentials(link: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end of a Unix socket.
+
+    The process is 0 when it is in another container.
+    """
+    size = _CREDENTIALS.size
+    process, user, group = _CREDENTIALS.unpack(
+        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return process, user, group

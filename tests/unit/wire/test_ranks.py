@@ -21,8 +21,8 @@ from pibroch.errors import AuthenticationError, ConfigError, PibrochError
 from pibroch.host import is_loopback, is_one_machine
 from pibroch.ports import free_port
 from pibroch.stores import tcp_store
-from pibroch.wire import admission
-from pibroch.wire.admission import admit, agreed_key, introduce, key_of_run, published_key
+from pibroch.wire import ranks
+from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.rendezvous import rendezvous
 from pibroch.wire.sockets import listen
 
@@ -66,12 +66,12 @@ def call(address, key=KEY, rank=1, other=0):
 
 
 def test_strangers_are_turned_away_and_hold_up_nobody(server, threads, monkeypatch):
-    monkeypatch.setattr(admission, "HELLO_TIMEOUT_S", 4 * TIMEOUT_S)
+    monkeypatch.setattr(ranks, "HELLO_TIMEOUT_S", 4 * TIMEOUT_S)
     links = threads.submit(admitted, server, 1)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(server.getsockname()))
-            for _ in range(admission._MOST_CALLERS + 40)
+            for _ in range(ranks.MOST_CALLERS + 40)
         ]
         silent[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
         silent[-2].sendall(b"\xff\xff" + bytes(3000))
@@ -149,7 +149,7 @@ def test_where_the_key_comes_from(alone, caplog):
     alone.setenv("MASTER_ADDR", "10.9.8.7")
     alone.setenv("WORLD_SIZE", "4")
     alone.setenv("LOCAL_WORLD_SIZE", "2")
-    admission._warn.cache_clear()
+    ranks._warn.cache_clear()
     with caplog.at_level(logging.WARNING, "pibroch"):
         assert key_of_run() is None and key_of_run() is None
     assert [r.getMessage().count("PIBROCH_RPC_SECRET") for r in caplog.records] == [1]

@@ -1,0 +1,88 @@
+"""A host's part of the rows, given to the hosts that score.
+
+See :mod:`pibroch.serve.parts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pibroch.errors import CheckpointError, PibrochError
+from pibroch.kernels.arrays import Ints
+from pibroch.rpc.info import WorkerInfo
+from pibroch.rpc.rows import RowWorker
+from pibroch.serve.direct import DirectRequest, Reply
+from pibroch.serve.parts import Part, check_ids
+from pibroch.serve.prometheus import ServerMetrics
+from pibroch.serve.row_hosts import RowAccess
+from pibroch.serve.settings import Refusal
+from pibroch.serve.store import ModelStore
+
+logger = logging.getLogger(__name__)
+
+
+class RowService:
+    """Answers of a host with one part of the rows, to hosts that score.
+
+    Args:
+        store: the model.
+        part: that is here.
+        metrics: of all answers.
+    """
+
+    def __init__(self, store: ModelStore, part: Part, metrics: ServerMetrics) -> None:
+        self._store = store
+        self._part = part
+        self._metrics = metrics
+
+    def listen(self, host: str, access: RowAccess) -> RowWorker:
+        """Give rows at an address from now on.
+
+        Raises:
+            ConfigError: when it cannot be had.
+        """
+        me = WorkerInfo(self._part.worker, self._part.number)
+        at = host, access.port
+        worker = RowWorker(me, access.secret, {}, self.rows, at, access.tls)
+        logger.info("rows of part %s at %s:%d", self._part, host, worker.port)
+        return worker
+
+    def rows(self, sha256: str, row_ids: Ints) -> NDArray[Any]:
+        """Rows of an export, by ids among those of all tables.
+
+        Raises:
+            CheckpointError: for an export that is not here.
+            DataError: for ids that are too many, or of another part.
+        """
+        started = time.monotonic()
+        status = 500
+        try:
+            export = self._store.rows_of(sha256)
+            if export is None:
+                status = 409
+                raise CheckpointError(
+                    f"a request for rows of export {sha256[:12]}",
+                    f"one that is here, such as that of version {self._store.current.version}",
+                )
+            status = 400
+            check_ids(row_ids, self._part.of(export.num_rows), export.row_bytes)
+            status = 500
+            rows = export.exported(row_ids)
+            status = 200
+            return rows
+        except PibrochError:
+            raise
+        except Exception:
+            logger.exception("a request for rows failed")
+            raise
+        finally:
+            self._metrics.request("rows", status, time.monotonic() - started)
+
+    async def refuse(self, _: DirectRequest) -> Reply:
+        """For what only a host that can have all rows answers."""
+        got = f"got a request for scores at a host of part {self._part} alone"
+        raise Refusal(404, f"{got}; need one with --rows-at")
