@@ -13,7 +13,6 @@ Shape legend: B samples.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from pibroch.collectives import Ranks
 from pibroch.errors import ConfigError, DataError
-from pibroch.train.metrics import Metrics, area_under_roc, binary_entropy
+from pibroch.train.metrics import Metrics, figures_of
 
 __all__ = ["Metrics", "StreamingMetrics", "WindowedMetrics"]
 
@@ -36,7 +35,7 @@ MOST_KEPT = 4 * NUM_CELLS
 NUM_PARTS = 8
 """Of a window: it moves on by an eighth of its length."""
 Sums = NDArray[np.float64]
-_COUNT, _WEIGHT, _LOSS, _PREDICTED, _POSITIVE = range(5)
+_COUNT = 0
 _NUM_SUMS = 5
 
 
@@ -141,7 +140,7 @@ class StreamingMetrics:
             ]
         total = torch.from_numpy(np.stack(sums))
         self._channel.all_reduce(total)()
-        figures = [_figures(*each) for each in zip(total.numpy(), curves, strict=True)]
+        figures = [figures_of(*each) for each in zip(total.numpy(), curves, strict=True)]
         return {
             task: WindowedMetrics(figures[2 * number], figures[2 * number + 1])
             for number, task in enumerate(self.tasks)
@@ -275,19 +274,3 @@ def _sums(logits: Sums, labels: Sums, weights: Sums) -> Sums:
 
 def _curve(logits: Sums, labels: Sums, weights: Sums) -> Sums:
     return np.stack([logits, weights * (1 - labels), weights * labels])
-
-
-def _figures(sums: Sums, curve: Sums) -> Metrics:
-    weight = sums[_WEIGHT]
-    positive = sums[_POSITIVE]
-    negatives, positives = (np.append(0.0, each[::-1].cumsum()) for each in curve[1:])
-    logloss = float(sums[_LOSS] / weight) if weight else math.nan
-    return Metrics(
-        auc=area_under_roc(negatives, positives),
-        logloss=logloss,
-        normalized_entropy=logloss / binary_entropy(float(positive / weight))
-        if 0 < positive < weight
-        else math.nan,
-        calibration=float(sums[_PREDICTED] / positive) if positive else math.nan,
-        num_samples=int(sums[_COUNT]),
-    )

@@ -32,11 +32,16 @@ def storage_errors(
 
 @contextmanager
 def new_file(
-    out: Path, need: str = ROOM, do: str = RUN_AGAIN, kinds: Kinds = (OSError,)
+    out: Path,
+    need: str = ROOM,
+    do: str = RUN_AGAIN,
+    kinds: Kinds = (OSError,),
+    flush: bool = True,
 ) -> Iterator[Path]:
     """Yields a path to write to; the file gets its name when it is whole and on the disk.
 
-    Nothing is left of one that fails.
+    Nothing is left of one that fails. Without ``flush`` a machine that loses its power may lose
+    the file, or have an empty one.
 
     Raises:
         StorageError: when the disk refuses.
@@ -45,9 +50,11 @@ def new_file(
     try:
         with storage_errors(out, need, do, kinds):
             yield temporary
-            flush_to_disk(temporary)
+            if flush:
+                flush_to_disk(temporary)
             temporary.replace(out)
-            flush_to_disk(out.parent)
+            if flush:
+                flush_to_disk(out.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

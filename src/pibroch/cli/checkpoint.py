@@ -17,7 +17,7 @@ from pibroch.cli.console import results, say
 from pibroch.cli.progress import counted
 from pibroch.embedding.hashed import Hashed, counters_in
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.observability.records import RawIdsRecord, figure
+from pibroch.observability.records import RawIdsRecord, figure, shown_time
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.dense import ROW_INDICES
@@ -85,6 +85,8 @@ def inspect_command(path: Source) -> None:
         parts = ", ".join(["tables", *manifest.program.parts])
         results.print(f"{parts}; position {manifest.progress.loader or 'not saved'}")
     _show_raw_ids(folder, manifest)
+    if manifest.progress.event_time is not None:
+        results.print(f"trained until {shown_time(manifest.progress.event_time)} of event time")
     rates = ", ".join(f"{name} {rate:g}" for name, rate in manifest.learning_rates.items())
     results.print(f"learning rates: {rates}")
     results.print(f"{data}, {len(manifest.files) + 1} files, {decimal(total)}")

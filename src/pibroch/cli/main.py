@@ -51,6 +51,7 @@ app.command()(doctor)
 # names them.
 _GROUPS = {
     "data": "Turn raw click logs into encoded datasets, or generate one of known best AUC.",
+    "stream": "Streams of events: generate one whose best AUC is known at each moment.",
     "checkpoint": "Inspect, verify and convert checkpoints.",
     "job": "Write a run's processes down for a cluster that starts them.",
     "publish": "Versions that a run publishes: list them, have servers go back to an earlier one.",

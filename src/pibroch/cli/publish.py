@@ -12,8 +12,9 @@ from rich.table import Table
 
 from pibroch.cli.console import results
 from pibroch.errors import CheckpointError, ConfigError
+from pibroch.observability.records import shown_time
 from pibroch.state.delta_format import DeltaManifest, is_delta, is_exported, read_delta
-from pibroch.state.event_time import age_of, event_time_of, shown_time
+from pibroch.state.event_time import age_of, event_time_of
 from pibroch.state.export_format import ExportManifest, read_export
 from pibroch.state.versions import (
     chosen_version,

@@ -109,6 +109,13 @@ def train(
             help="Restarts within an hour of lost processes: 10 with --ranks, 0 for one process.",
         ),
     ] = None,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Answer GET /metrics there with the run's newest figures, for Prometheus.",
+        ),
+    ] = None,
     least_ranks: Annotated[
         int | None,
         typer.Option(
@@ -129,7 +136,12 @@ def train(
     from pibroch.launch.base import LOCAL, TORCHRUN, find_launcher
 
     begin = partial(_begin, recipe, changes, run_dir, resume)
-    train_here = partial(_join_and_train, resume=resume, tensorboard=tensorboard, trace=trace)
+    train_here = partial(
+        _join_and_train,
+        resume=resume,
+        trace=trace,
+        make_sink=partial(_sink, tensorboard, metrics_address),
+    )
     if launcher is None and (ranks > 1 or restarts):
         launcher = LOCAL.name
     if by_role:
@@ -179,7 +191,10 @@ def _show_roles(
 
 
 def _join_and_train(
-    begin: Callable[[], tuple[RunConfig, Path]], resume: bool, tensorboard: bool, trace: bool
+    begin: Callable[[], tuple[RunConfig, Path]],
+    resume: bool,
+    trace: bool,
+    make_sink: Callable[[RunDirectory, int], Sink],
 ) -> None:
     """What a rank does once it knows that it is one; rank 0 shows it."""
     from pibroch.collectives.world import world_of_environment
@@ -197,8 +212,7 @@ def _join_and_train(
             console.quiet = False
         with suppress(OSError):  # the disk under a rank's log is full
             say(f"run directory: {run.path}")
-        sink = partial(_sink, run, tensorboard)
-        result = run_training(config, dataset, run, sink, world, trace)
+        result = run_training(config, dataset, run, partial(make_sink, run), world, trace)
         if world.is_first:
             _show(result, bool(dataset.samples["test"]))
 
@@ -364,7 +378,10 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
     return open_dataset(config.data)
 
 
-def _sink(run: RunDirectory, tensorboard: bool, total_steps: int) -> Sink:
+def _sink(
+    tensorboard: bool, metrics_address: str | None, run: RunDirectory, total_steps: int
+) -> Sink:
+    from pibroch.observability.exposition import Exposition
     from pibroch.observability.progress import progress_sink
     from pibroch.observability.records import FanOut
     from pibroch.observability.sinks import TensorBoard as TensorBoardSink
@@ -372,4 +389,8 @@ def _sink(run: RunDirectory, tensorboard: bool, total_steps: int) -> Sink:
     sinks: list[Sink] = (
         [TensorBoardSink(run.path / "tensorboard")] if tensorboard and run.rank == 0 else []
     )
+    if metrics_address is not None and run.rank == 0:
+        exposition = Exposition(metrics_address)
+        sinks.append(exposition)
+        logger.info("metrics at %s", exposition.url)
     return FanOut([*sinks, progress_sink(console, total_steps)])

@@ -9,6 +9,47 @@ from pydantic import Field, model_validator
 from pibroch.config.base import Section
 
 
+class WindowsConfig(Section):
+    """The ``[train.windows]`` table: what predictions are worth before their step trains.
+
+    By windows of event time, see :mod:`pibroch.train.windows`.
+
+    Attributes:
+        seconds: of event time in a window.
+        lateness_seconds: for which a window stays open after an event has passed its end.
+        auc: an alarm is raised for a window whose AUC is outside; none when absent.
+        calibration: likewise, predicted over observed clicks.
+        least_samples: of a window, for an alarm.
+    """
+
+    seconds: float = Field(default=60.0, ge=0.001, le=1e9)
+    lateness_seconds: float = Field(default=10.0, ge=0, le=1e9)
+    auc: tuple[float, float] | None = None
+    calibration: tuple[float, float] | None = None
+    least_samples: int = Field(default=1000, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.lateness_seconds > 100 * self.seconds:
+            raise ValueError("`lateness_seconds` of at most 100 windows")
+        return self
+
+    def problems(self, num_samples: int, auc: float, calibration: float) -> list[str]:
+        """Which figures of a window are outside their bands; NaN is outside of none.
+
+        >>> WindowsConfig(calibration=(0.9, 1.1)).problems(5000, 0.7, 1.25)
+        ['calibration 1.2500, outside 0.9 to 1.1']
+        """
+        bands = (("AUC", auc, self.auc), ("calibration", calibration, self.calibration))
+        return [
+            f"{name} {value:.4f}, outside {band[0]:g} to {band[1]:g}"
+            for name, value, band in bands
+            if num_samples >= self.least_samples
+            and band is not None
+            and (value < band[0] or value > band[1])
+        ]
+
+
 class TrainConfig(Section):
     """The ``[train]`` table; intervals count steps.
 
@@ -47,6 +88,8 @@ class TrainConfig(Section):
         publish_compact_every: after so many deltas a whole export follows.
         publish_keep_seconds: how long an export and its deltas stay at least after the next whole
             one has come; the newest two stay in any case.
+        windows: what predictions are worth before their step trains, by windows of event time; none
+            when absent.
         threads: CPU threads of a process; when absent all that it may use, divided by the ranks on
             its machine.
     """
@@ -75,6 +118,7 @@ class TrainConfig(Section):
     publish_dtype: Literal["float32", "float16", "int8"] = "float32"
     publish_compact_every: int = Field(default=20, ge=1, le=200)
     publish_keep_seconds: float = Field(default=300.0, ge=0)
+    windows: WindowsConfig | None = None
     threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

@@ -194,9 +194,14 @@ class TruthMeter:
         self._loss += float((softplus - labels * logits).sum())
         self._expected_loss += float((softplus - probabilities * logits).sum())
 
+    @property
+    def num_samples(self) -> int:
+        """So far."""
+        return int(self._clicks.sum() + self._others.sum())
+
     def metrics(self) -> dict[str, float]:
         """``auc``, ``logloss`` on drawn labels, ``expected_*`` over all draws, ``click_rate``."""
-        count = self._clicks.sum() + self._others.sum()
+        count = self.num_samples
         if not count:
             return {}
         return {

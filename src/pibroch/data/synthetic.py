@@ -75,6 +75,8 @@ _LARGEST_PAIRED = 60
 Their pairs are seen often enough to be learned.
 """
 _LONGEST_BAG = 2 * max(_BAG_LENGTHS)
+Bags = list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]
+"""For each feature the lengths (``None``: one id each) and the ids, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class SyntheticOptions:
         drift: share of each table's hot ids that is replaced by new ones every so often, see
             :mod:`pibroch.data.drift`. With ``raw`` alone; 0 for none.
         drift_every: samples between two such times.
+        turn: samples in which preferences make a quarter turn: effects are then others altogether,
+            as large, and after a half turn the opposite of the first ones. 0 for none.
     """
 
     num_samples: int
@@ -109,6 +113,24 @@ class SyntheticOptions:
     history: int = 0
     drift: float = 0.0
     drift_every: int = 1_000_000
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Samples as a raw log has them.
+
+    Attributes:
+        counts: numbers before the transform, int64 ``[R, n]``.
+        ids: numbers of ids from 0 on, int32 ``[R, F]``.
+        labels: uint8 ``[R]``.
+        logits: true ones, float64 ``[R]``.
+    """
+
+    counts: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    labels: NDArray[np.uint8]
+    logits: NDArray[np.float64]
 
 
 def planted_groups(options: SyntheticOptions) -> list[list[str]]:
@@ -200,6 +222,8 @@ class Generator:
                 " samples",
                 "a share from 0 to 1, every sample at most",
             )
+        if options.turn < 0:
+            raise ConfigError(f"a turn in {options.turn} samples", "at least 1, or 0 for none")
         if options.drift and not options.raw:
             raise ConfigError(
                 "drift without raw ids", "ids that are keys, of which new ones come", "add --raw"
@@ -232,18 +256,21 @@ class Generator:
         self._history_mean = 0.0
         self._history_scale = 0.0
         self._planted = self._plant(of_ids, np.random.default_rng(options.seed))
+        self._later: Planted | None = None
+        if options.turn:
+            self._later = self._plant(of_ids, np.random.default_rng([options.seed, options.turn]))
 
     def samples(self, first: int, count: int) -> tuple[EncodedRows, NDArray[np.float64]]:
         """Samples ``first`` to ``first + count`` and their true logits ``[count]``."""
         dense = self._dense(first, count)
         bags = self._bags(first, count)
-        logits = self._planted.logits(dense, *_sample_major(bags, count))
+        logits = self._logits(first, dense, bags)
         sequences: dict[str, tuple[NDArray[np.int64], Array]] = {}
         if self._options.history:
             lengths, items = self._history(first, count)
             logits += self._history_effect(lengths, items, bags[_ITEM][1])
             sequences["history"] = lengths, self._encoded(items)
-        labels = (uniform(self._keys[-1], first, count) < sigmoid(logits)).astype(np.uint8)
+        labels = self._labels(first, logits)
         names = list(self.num_rows)
         one_hot = np.stack([self._encoded(ids) for lengths, ids in bags if lengths is None], 1)
         jagged = {
@@ -255,6 +282,30 @@ class Generator:
         if self._options.raw:
             return EncodedRows(labels, dense, one_hot[:, :0], jagged, one_hot), logits
         return EncodedRows(labels, dense, one_hot, jagged), logits
+
+    def events(self, first: int, count: int) -> Events:
+        """The same samples as a raw log has them; with one id a feature, and no histories."""
+        counts = self._counts(first, count)
+        bags = self._bags(first, count)
+        logits = self._logits(first, np.log1p(counts).astype(np.float32), bags)
+        ids = np.stack([ids for _, ids in bags], 1)
+        return Events(counts.astype(np.int64), ids, self._labels(first, logits), logits)
+
+    def _logits(self, first: int, dense: NDArray[np.float32], bags: Bags) -> NDArray[np.float64]:
+        """True logits ``[count]``, histories aside."""
+        sample_major = _sample_major(bags, len(dense))
+        logits = self._planted.logits(dense, *sample_major)
+        if self._later is None:
+            return logits
+        angle = np.arange(first, first + len(dense)) * (np.pi / 2 / self._options.turn)
+        later = self._later.logits(dense, *sample_major) - self._later.bias
+        bias = self._planted.bias
+        turned: NDArray[np.float64] = bias + np.cos(angle) * (logits - bias) + np.sin(angle) * later
+        return turned
+
+    def _labels(self, first: int, logits: NDArray[np.float64]) -> NDArray[np.uint8]:
+        drawn = uniform(self._keys[-1], first, len(logits)) < sigmoid(logits)
+        return drawn.astype(np.uint8)
 
     def _encoded(self, ids: NDArray[np.int32]) -> Array:
         """Numbers from 0 on as rows, or as keys."""
@@ -321,23 +372,22 @@ class Generator:
         return self._history_scale * (_log_alike(lengths, items, targets) - self._history_mean)
 
     def _dense(self, first: int, count: int) -> NDArray[np.float32]:
-        """Transformed dense values ``[count, n]``.
+        """Transformed dense values ``[count, n]``: log(1 + c) of counts c."""
+        return np.log1p(self._counts(first, count)).astype(np.float32)
 
-        They are log(1 + floor(x)) with exponential logarithms, 0 where missing.
-        """
+    def _counts(self, first: int, count: int) -> NDArray[np.float64]:
+        """Whole numbers ``[count, n]`` with exponential logarithms, 0 where missing."""
         columns = []
         keys = self._keys[2 * len(self.num_rows) :]
         for i, (mean, missing) in enumerate(zip(_DENSE_MEANS, _DENSE_MISSING, strict=True)):
             logarithm = -mean * np.log1p(-uniform(keys[2 * i], first, count))
-            values = np.log1p(np.floor(np.expm1(np.minimum(logarithm, 16.0))))
+            values = np.floor(np.expm1(np.minimum(logarithm, 16.0)))
             columns.append(np.where(uniform(keys[2 * i + 1], first, count) < missing, 0.0, values))
-        return np.stack(columns, 1).astype(np.float32)
+        return np.stack(columns, 1)
 
-    def _bags(
-        self, first: int, count: int
-    ) -> list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]]:
+    def _bags(self, first: int, count: int) -> Bags:
         """For each feature the lengths (``None``: one id each) and the ids, from 0 on."""
-        bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]] = []
+        bags: Bags = []
         samples = np.arange(first, first + count)
         for i, (length, (keep, alias)) in enumerate(zip(self._lengths, self._aliases, strict=True)):
             if not length:
@@ -404,9 +454,7 @@ def _schema(sizes: list[int], options: SyntheticOptions) -> Schema:
     )
 
 
-def _sample_major(
-    bags: list[tuple[NDArray[np.int64] | None, NDArray[np.int32]]], count: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _sample_major(bags: Bags, count: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """All ids in sample-major order ``[V]`` and the start of each bag ``[count * F + 1]``."""
     if all(lengths is None for lengths, _ in bags):
         ids = np.stack([ids for _, ids in bags], 1)

@@ -57,6 +57,21 @@ def auc_plot(evaluations: Records, best_possible: float | None) -> str:
     return to_svg(figure, axes)
 
 
+def windows_plot(windows: Records) -> str:
+    """AUC and calibration of windows of event time, over minutes since the first."""
+    figure, axes = new_axes("minutes of event time", "AUC")
+    minutes = [(each["end_ms"] - windows[0]["begin_ms"]) / 60_000 for each in windows]
+    other = axes.twinx()
+    other.set_ylabel("calibration")
+    other.spines[["top"]].set_visible(False)
+    for place, name, color in ((axes, "auc", BLUE), (other, "calibration", ORANGE)):
+        points = [(at, each[name]) for at, each in zip(minutes, windows, strict=True)]
+        shown = [(at, value) for at, value in points if value is not None]
+        place.plot([at for at, _ in shown], [value for _, value in shown], color=color)
+        axes.plot([], [], color=color, label={"auc": "AUC"}.get(name, name))
+    return to_svg(figure, axes)
+
+
 def throughput_plot(training: Records) -> str:
     """Samples per second over steps."""
     figure, axes = new_axes("step", "thousand samples/s")

@@ -13,8 +13,10 @@ from pibroch.observability.records import (
     RawIdsRecord,
     Sink,
     TrainingRecord,
+    WindowRecord,
     figure,
     has_more_than_clicks,
+    shown_time,
     task_figures,
 )
 
@@ -55,6 +57,11 @@ class TerminalProgress:
         self._auc = f"  [bold]AUC {figure(record.auc)}[/bold]"
         self._progress.console.print(_evaluation_line(record), highlight=False)
 
+    def window(self, record: WindowRecord) -> None:
+        """See `Sink`."""
+        self._progress.console.print(window_line(record), highlight=False)
+        _warn(record)
+
     def close(self) -> None:
         """See `Sink`."""
         self._progress.stop()
@@ -87,8 +94,42 @@ class LoggedProgress:
         """See `Sink`."""
         logger.info("%s", _evaluation_line(record))
 
+    def window(self, record: WindowRecord) -> None:
+        """See `Sink`."""
+        logger.info("%s", window_line(record))
+        _warn(record)
+
     def close(self) -> None:
         """See `Sink`."""
+
+
+def window_line(record: WindowRecord) -> str:
+    """A window as people read it.
+
+    >>> window_line(WindowRecord(7, 0, 60_000, 512, 0, 0.75, 0.5, 0.9, None)).partition(": ")[0]
+    'window from 1970-01-01T00:00:00.000Z'
+    """
+    if len(record.tasks) > 1:
+        figures = task_figures(record.tasks)
+    else:
+        figures = (
+            f"AUC {figure(record.auc)}  logloss {figure(record.logloss)}"
+            f"  NE {figure(record.normalized_entropy)}"
+            f"  calibration {figure(record.calibration, 3)}"
+        )
+    late = f"  {record.num_late:,} late so far" if record.num_late else ""
+    begin = shown_time(record.begin_ms)
+    return f"window from {begin}: {figures}  {record.num_samples:,} samples{late}"
+
+
+def _warn(record: WindowRecord) -> None:
+    for alarm in record.alarms:
+        logger.warning(
+            "alarm at step %d: %s, in the window from %s",
+            record.step,
+            alarm,
+            shown_time(record.begin_ms),
+        )
 
 
 def _figures(record: TrainingRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -80,6 +81,8 @@ class TrainingRecord:
             in its memory already; ``None`` where the exchange does not look ahead.
         lookahead: steps in force, ``None`` likewise.
         raw_ids: tables of raw ids by name, the same on all ranks; ``None`` without such tables.
+        event_time: the largest that was trained on, of all ranks, in milliseconds since 1970;
+            ``None`` where records have none.
     """
 
     step: int
@@ -95,6 +98,7 @@ class TrainingRecord:
     cache_hit_rate: float | None = None
     lookahead: int | None = None
     raw_ids: Mapping[str, RawIdsRecord] | None = None
+    event_time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,35 @@ class EvaluationRecord:
     tasks: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """What predictions before training were worth in a window of event time that has closed.
+
+    Undefined figures are ``None``.
+
+    Attributes:
+        step: after which it closed.
+        begin_ms, end_ms: its event times, milliseconds since 1970; the end is not in it.
+        num_samples: in it.
+        num_late: samples of the run so far that came after their window had closed.
+        auc, logloss, normalized_entropy, calibration: of the first label of 0 and 1.
+        alarms: which figures are outside the recipe's bands, in words.
+        tasks: all figures by label and name.
+    """
+
+    step: int
+    begin_ms: int
+    end_ms: int
+    num_samples: int
+    num_late: int
+    auc: float | None
+    logloss: float | None
+    normalized_entropy: float | None
+    calibration: float | None
+    alarms: tuple[str, ...] = ()
+    tasks: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+
 class Sink(Protocol):
     """Takes records as they come, on the training thread: must not block for long."""
 
@@ -129,6 +162,9 @@ class Sink(Protocol):
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Take an evaluation."""
+
+    def window(self, record: WindowRecord) -> None:
+        """Take a window that has closed."""
 
     def close(self) -> None:
         """Flush and let go of everything; called once, also after an error."""
@@ -150,6 +186,11 @@ class FanOut:
         for sink in self._sinks:
             sink.evaluation(record)
 
+    def window(self, record: WindowRecord) -> None:
+        """See `Sink`."""
+        for sink in self._sinks:
+            sink.window(record)
+
     def close(self) -> None:
         """See `Sink`."""
         for sink in self._sinks:
@@ -159,6 +200,19 @@ class FanOut:
 def figure(value: float | None, digits: int = 4) -> str:
     """A figure of an evaluation as people read it."""
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def shown_time(event_time: int) -> str:
+    """An event time, milliseconds since 1970, as people read it.
+
+    >>> shown_time(1_700_000_000_123)
+    '2023-11-14T22:13:20.123Z'
+    """
+    try:
+        moment = datetime.fromtimestamp(event_time / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
+        return f"{event_time} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def has_more_than_clicks(tasks: Mapping[str, Mapping[str, float | None]]) -> bool:

@@ -27,7 +27,7 @@ class RunRecords:
         name: of the directory.
         config: the text of ``config.toml``.
         versions: of the libraries.
-        training, evaluations: the records of ``metrics.jsonl``.
+        training, evaluations, windows: the records of ``metrics.jsonl``.
         restarts: the records of ``restarts.jsonl``.
         summary, evaluation: ``None`` while the run has not ended.
         plan_decay: looks at its plan, the last one last; empty where nobody looked.
@@ -42,6 +42,7 @@ class RunRecords:
     summary: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     plan_decay: Sequence[dict[str, Any]] = ()
+    windows: Sequence[dict[str, Any]] = ()
 
 
 def read_run(folder: Path) -> RunRecords:
@@ -68,6 +69,7 @@ def read_run(folder: Path) -> RunRecords:
             summary=_json(folder / "summary.json"),
             evaluation=_json(folder / "evaluation.json"),
             plan_decay=_json(folder / "plan_decay.json") or (),
+            windows=[record for record in records if record["kind"] == "window"],
         )
     except ValueError as error:
         raise InputError(
@@ -129,6 +131,9 @@ def _figures(run: RunRecords) -> list[Figure]:
     if run.evaluations:
         auc = plots.auc_plot(run.evaluations, best_possible)
         figures.append(("AUC", "of the validation split", auc))
+    if run.windows:
+        note = "of predictions before their step trained; calibration is 1 where it is right"
+        figures.append(("Windows of event time", note, plots.windows_plot(run.windows)))
     if run.training:
         throughput = plots.throughput_plot(run.training)
         figures.append(("Throughput", "of training steps, evaluation left out", throughput))
@@ -182,7 +187,16 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("calibration", figure(evaluation.get("calibration"), 3)),
         *throughput,
         *_decay_tiles(run),
+        *_alarm_tiles(run),
     ]
+
+
+def _alarm_tiles(run: RunRecords) -> list[tuple[str, str]]:
+    """How many windows were outside the recipe's bands."""
+    if not run.windows:
+        return []
+    alarmed = sum(bool(record["alarms"]) for record in run.windows)
+    return [("windows with an alarm", f"{alarmed:,} of {len(run.windows):,}")]
 
 
 def _decay_tiles(run: RunRecords) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pibroch.errors import MissingDependencyError, StorageError
-from pibroch.observability.records import EvaluationRecord, TrainingRecord
+from pibroch.observability.records import EvaluationRecord, TrainingRecord, WindowRecord
 
 MOST_WAITING_LINES = 10_000
 """Lines that wait for a disk with room, some 400 bytes each, and 130 for each table of raw ids.
@@ -53,6 +53,10 @@ class JsonLines:
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""
         self._write({"kind": "evaluation", **asdict(record)})
+
+    def window(self, record: WindowRecord) -> None:
+        """See `Sink`."""
+        self._write({"kind": "window", **asdict(record)})
 
     def close(self) -> None:
         """See `Sink`."""
@@ -137,6 +141,13 @@ class TensorBoard:
         for label, figures in record.tasks.items():
             for name, value in figures.items():
                 self._add(f"{record.split}/{label}/{name}", value, record.step)
+
+    def window(self, record: WindowRecord) -> None:
+        """See `Sink`."""
+        for label, figures in record.tasks.items():
+            for name in ("auc", "logloss", "normalized_entropy", "calibration", "num_samples"):
+                self._add(f"windows/{label}/{name}", figures[name], record.step)
+        self._add("windows/num_late", record.num_late, record.step)
 
     def close(self) -> None:
         """See `Sink`."""

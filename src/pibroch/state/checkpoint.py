@@ -35,6 +35,7 @@ from pibroch.state.dense import (
     load_dense_optimizer,
     load_dense_weights,
     load_row_indices,
+    load_windows,
     save_dense,
     tensors_in,
 )
@@ -248,6 +249,7 @@ def restore_checkpoint(
         _load_weights(folder, manifest, session)
         session.has_rows = True
         load_dense_optimizer(tensors_in(folder), session)
+        load_windows(tensors_in(folder), manifest.files, session)
 
     together(channel, load)
 

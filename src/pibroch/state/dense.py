@@ -31,6 +31,7 @@ OPTIMIZER = "dense_optimizer.safetensors"
 AVERAGES = "dense_average.safetensors"
 RANDOM = "random.safetensors"
 ROW_INDICES = "row_indices.safetensors"
+WINDOWS = "windows.safetensors"
 _AVERAGED = "module."  # what torch's averages put before each name
 
 _BY_BYTES = {
@@ -231,7 +232,23 @@ def _dense_state(session: Trained) -> DenseState:
         RANDOM: {"torch": torch.get_rng_state()},
         **averages,
         **row_indices_state(session.embeddings),
+        **_windows_state(session),
     }
+
+
+def _windows_state(session: Trained) -> DenseState:
+    state = {} if session.windows is None else session.windows.state()
+    return {WINDOWS: state} if state else {}
+
+
+def load_windows(read: ReadTensors, files: Collection[str], session: Trained) -> None:
+    """Load the windows of event time that were open, where a checkpoint has some.
+
+    Raises:
+        CheckpointError: when they are of another shape.
+    """
+    if session.windows is not None and WINDOWS in files:
+        session.windows.load_state(read(WINDOWS))
 
 
 def _own(read: ReadTensors, file: str, session: Trained) -> Mapping[str, Tensor]:

@@ -6,7 +6,6 @@ file; it names the manifest that it belongs to.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -65,16 +64,3 @@ def age_of(event_time: int, now_s: float) -> float:
     0.5
     """
     return now_s - event_time / 1000
-
-
-def shown_time(event_time: int) -> str:
-    """As people read it.
-
-    >>> shown_time(1_700_000_000_123)
-    '2023-11-14T22:13:20.123Z'
-    """
-    try:
-        moment = datetime.fromtimestamp(event_time / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # beyond the calendar
-        return f"{event_time} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

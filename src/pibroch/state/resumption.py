@@ -41,6 +41,7 @@ _WITHOUT_EFFECT = (
     "train.log_every",
     "train.log_lost_ids",
     "train.threads",
+    "train.windows",
 )
 """These change no step, or are looked at elsewhere.
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.config import RunConfig
@@ -81,6 +81,16 @@ class Averages(Protocol):
         """The inverse."""
 
 
+class HasTensors(Protocol):
+    """What has a state of tensors."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it; empty where there is none."""
+
+    def load_state(self, tensors: Mapping[str, Tensor], /) -> None:
+        """The inverse."""
+
+
 class Trained(Protocol):
     """What a checkpoint of a run is of: :class:`pibroch.train.session.Session`.
 
@@ -114,6 +124,10 @@ class Trained(Protocol):
     @property
     def averages(self) -> Averages | None:
         """Moving averages of the dense layers, where the run keeps them."""
+
+    @property
+    def windows(self) -> HasTensors | None:
+        """Figures by event time, where the data have event times."""
 
     def fill_rows(self) -> None:
         """Make the rows what the seed makes of them, unless they are, or were."""

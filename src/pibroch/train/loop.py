@@ -76,6 +76,9 @@ class Trainer:
         if progress.loader is not None:
             self.loader.load_state_dict(progress.loader)
         self.position = self.loader.position
+        self._windows = session.windows
+        if self._windows is not None:
+            self._windows.go_on(progress.event_time)
         self.steps_per_epoch = len(self.loader)
         self.total_steps = total_steps(session)
         self._trace = trace
@@ -167,6 +170,8 @@ class Trainer:
     def _after_step(self) -> None:
         self.stopwatch.start()  # the first step of a process may compile and is not timed
         is_last = self.step == self.total_steps
+        if self._windows is not None and self._windows.is_due:
+            self._settle_windows()
         if is_last or self.step % self.settings.log_every == 0:
             self._report()
         improved = False
@@ -195,20 +200,32 @@ class Trainer:
         self.sink.evaluation(evaluation_record(self.step, "validation", evaluation, improved))
         return improved
 
+    def _settle_windows(self) -> int | None:
+        """Report the windows that have closed; the watermark. Every rank calls it."""
+        if self._windows is None:
+            return None
+        for record in self._windows.settle():
+            self.sink.window(record)
+        return self._windows.watermark
+
     def _report(self) -> None:
+        event_time = self._settle_windows()
         reading = self._meter.read()
         record = TrainingRecord(
             step=self.step,
             epoch=self.step // self.steps_per_epoch,
             learning_rate=self.session.optimizer.param_groups[0]["lr"],
             seconds=self.stopwatch.seconds_before + self.stopwatch.read()[0],
+            event_time=event_time,
             **{each.name: getattr(reading, each.name) for each in fields(reading)},
         )
         self.sink.training(record)
 
     def _progress(self) -> Progress:
+        """Where the run is; every rank calls it after the same step."""
         return Progress(
             step=self.step,
+            event_time=self._settle_windows(),
             loader=self.loader.state_at(self.position),
             monitor=replace(self.monitor),
         )

@@ -35,6 +35,7 @@ from pibroch.state.dense import (
     load_dense_optimizer,
     load_dense_weights,
     load_row_indices,
+    load_windows,
 )
 from pibroch.state.kept_rows import (
     HEAD_BYTES,
@@ -265,6 +266,7 @@ class MemoryCuts:
             load_row_indices(state.dense.__getitem__, self._session.embeddings)
             load_dense_weights(state.dense.__getitem__, self._session)
             load_dense_optimizer(state.dense.__getitem__, self._session)
+            load_windows(state.dense.__getitem__, state.dense, self._session)
 
         together(self._control, load)
         self._session.embeddings.exchange.bring_home()

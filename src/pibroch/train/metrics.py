@@ -210,6 +210,27 @@ def _click_figures(
     )
 
 
+def figures_of(sums: Floats, curve: Floats) -> Metrics:
+    """From sums over samples.
+
+    Args:
+        sums: of 1, and of weights times 1, loss, prediction and label, ``[5]``.
+        curve: rising logits, weights of negatives and of positives with each, ``[3, K]``.
+    """
+    count, weight, loss, predicted, positive = sums.tolist()
+    negatives, positives = (np.append(0.0, each[::-1].cumsum()) for each in curve[1:])
+    logloss = loss / weight if weight else math.nan
+    return Metrics(
+        auc=area_under_roc(negatives, positives),
+        logloss=logloss,
+        normalized_entropy=logloss / binary_entropy(positive / weight)
+        if 0 < positive < weight
+        else math.nan,
+        calibration=predicted / positive if positive else math.nan,
+        num_samples=int(count),
+    )
+
+
 def _regression_figures(predicted: NDArray[np.float32], labels: Array) -> dict[str, float]:
     errors = predicted.astype(np.float64) - labels
     if not len(errors):

@@ -35,6 +35,7 @@ from pibroch.train.optimizers import (
     learning_rate_factor,
 )
 from pibroch.train.roles import Helpers
+from pibroch.train.windows import ProgressiveWindows
 
 if TYPE_CHECKING:
     from pibroch.processors import Processors
@@ -57,6 +58,8 @@ class Session:
         has_rows: whether the rows are what the seed makes of them, or were; else somebody is to
             write them all.
         criterion: what training minimises.
+        windows: what predictions of steps are worth, by event time; ``None`` where the data have no
+            event times.
     """
 
     config: RunConfig
@@ -69,8 +72,13 @@ class Session:
     processors: Processors | None = None
     has_rows: bool = True
     criterion: Criterion = field(init=False)
+    windows: ProgressiveWindows | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        settings = self.config.train.windows
+        if settings is not None or self.dataset.schema.time is not None:
+            channel = self.world.control
+            self.windows = ProgressiveWindows(self.dataset.schema, settings, channel)
         self.criterion = Criterion(self.config, self.dataset.schema, self.world.control)
 
     def fill_rows(self) -> None:
@@ -86,7 +94,10 @@ class Session:
         Its backward updates the rows.
         """
         set_place(self.model, self.config.seed, step, batch.first_sample)
-        return self.criterion(self._logits(self.model, batch), batch)
+        logits = self._logits(self.model, batch)
+        if self.windows is not None:
+            self.windows.add(step, logits, batch)
+        return self.criterion(logits, batch)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""

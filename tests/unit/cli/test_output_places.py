@@ -53,6 +53,16 @@ COMMANDS = {
     "export/out": ["export", RUN, "--out"],
     "export/onnx": ["export", RUN, "--onnx"],
     "checkpoint convert/out": ["checkpoint", "convert", RUN, "--to", "dlrm"],
+    "stream generate/out": [
+        "stream",
+        "generate",
+        "--seconds",
+        1,
+        "--fast",
+        "--truth",
+        "/proc/none.csv",
+        "--out",
+    ],
     "bench/out": ["bench", "kernels", "--quick", "--out"],
 }
 

@@ -56,6 +56,9 @@ class Filling:
     def evaluation(self, record):
         pass
 
+    def window(self, record):
+        pass
+
     def close(self):
         pass
 

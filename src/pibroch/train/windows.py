@@ -1,0 +1,327 @@
+"""Progressive validation: predictions of a step before it trains, by windows of event time.
+
+The forward pass of a step gives them, by weights as all steps before have left them. All ranks'
+samples count. Ranks agree now and then (:meth:`ProgressiveWindows.settle`), and whenever something
+is saved. The figures do not depend on when, nor on the number of ranks, as all that is summed up
+are whole numbers: weights by label and cell of logits, losses and predictions in units of 2^-24.
+Which windows are open, and what is late, follows from the steps alone, see
+:mod:`pibroch.data.event_windows`.
+
+A cell is 1/256 of a logit, from -16 to 16; for AUC, logits of one are ties.
+
+Legend: N samples of this rank, L labels, T of these that are 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.collectives import Channel
+from pibroch.config.train import WindowsConfig
+from pibroch.data import JaggedBatch
+from pibroch.data.event_windows import NO_TIME, WindowRule
+from pibroch.data.schema import Schema
+from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Ints
+from pibroch.observability.records import WindowRecord
+from pibroch.state.files import CHECKPOINT
+from pibroch.train.metrics import Metrics, figures_of, finite_or_none
+
+MOST_STEPS = 64
+"""Until ranks agree at the latest."""
+_CELLS = 8192
+_LIMIT = 16.0
+_UNIT = float(1 << 24)
+_NUM_TOTALS = 5
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Of some samples, in units.
+
+    Attributes:
+        counts: weights by task, label and cell, int64 ``[T, 2, cells]``.
+        totals: by task as :func:`figures_of` takes them, int64 ``[T, 5]``.
+    """
+
+    counts: Ints
+    totals: Ints
+
+    @classmethod
+    def none(cls, num_tasks: int) -> _Sums:
+        counts = np.zeros((num_tasks, 2, _CELLS), np.int64)
+        return cls(counts, np.zeros((num_tasks, _NUM_TOTALS), np.int64))
+
+    def metrics(self, task: int) -> Metrics:
+        counts = self.counts[task] / _UNIT
+        seen = np.flatnonzero(counts.any(0))
+        centres = (seen + 0.5) * (2 * _LIMIT / _CELLS) - _LIMIT
+        return figures_of(self.totals[task] / _UNIT, np.stack([centres, *counts[:, seen]]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """What a step adds on this rank: its largest time, and its samples where windows are kept."""
+
+    number: int
+    newest: int
+    times: Ints
+    scores: Floats
+    labels: Floats
+    weights: Floats
+
+
+class ProgressiveWindows:
+    """The watermark of a run, and its windows where the recipe asks for some.
+
+    Args:
+        schema: of the data, which has times.
+        settings: of windows; none are kept when absent.
+        channel: to the other ranks.
+
+    Raises:
+        ConfigError: for settings of data without times, or without a label of 0 and 1.
+    """
+
+    def __init__(self, schema: Schema, settings: WindowsConfig | None, channel: Channel) -> None:
+        targets = list(schema.targets.items())
+        self._num_labels = len(targets)
+        self._tasks = {
+            name: place for place, (name, target) in enumerate(targets) if target.kind == "binary"
+        }
+        if settings is not None and (schema.time is None or not self._tasks):
+            raise ConfigError(
+                "[train.windows] of data without event times, or without labels of 0 and 1",
+                "both",
+                "name the column of times as `time` in the schema, or leave [train.windows] out",
+            )
+        self._settings = settings
+        self._channel = channel
+        self._rule = _rule_of(settings)
+        self._steps: list[_Step] = []
+        self._watermark = NO_TIME
+        self._num_late = 0
+        self._open: dict[int, _Sums] = {}
+
+    @property
+    def watermark(self) -> int | None:
+        """The largest event time of all ranks when they last agreed, in milliseconds since 1970."""
+        return None if self._watermark == NO_TIME else self._watermark
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ranks are to agree now; the same on all."""
+        return len(self._steps) >= MOST_STEPS
+
+    def go_on(self, watermark: int | None) -> None:
+        """Take the watermark of an earlier process of the run."""
+        if watermark is not None:
+            self._watermark = max(self._watermark, watermark)
+
+    def add(self, step: int, logits: Tensor, batch: JaggedBatch) -> None:
+        """Take a step's predictions on this rank, before it trains; no other rank is waited for.
+
+        Args:
+            step: its number.
+            logits: ``[N]``, or ``[N, T]`` of several labels.
+            batch: of which these are; one without samples may lack times.
+        """
+        times = np.empty(0, np.int64) if batch.event_times is None else batch.event_times.numpy()
+        newest = int(times.max()) if len(times) else NO_TIME
+        size = len(times) if self._settings is not None else 0
+        shape = size, self._num_labels
+        weights = torch.ones(size) if batch.sample_weights is None else batch.sample_weights
+        columns = (logits.detach().cpu()[:size], batch.labels[:size], weights[:size])
+        scores, labels, sample_weights = (each.double().numpy().copy() for each in columns)
+        self._steps.append(
+            _Step(
+                step,
+                newest,
+                times[:size].copy(),
+                scores.reshape(shape),
+                labels.reshape(shape),
+                sample_weights,
+            )
+        )
+
+    def settle(self) -> list[WindowRecord]:
+        """Agree with the other ranks; the windows that have closed, in the order of their times.
+
+        Every rank calls it after the same step, and it blocks.
+
+        Raises:
+            RankFailedError: when a rank was lost.
+        """
+        if not self._steps:
+            return []
+        steps = self._steps
+        self._steps = []
+        newest = np.array(self._channel.gather([each.newest for each in steps]), np.int64).max(0)
+        marks = np.maximum.accumulate(np.concatenate([[self._watermark], newest]))
+        self._watermark = int(marks[-1])
+        return [] if self._settings is None else self._count(steps, marks)
+
+    def state(self) -> dict[str, Tensor]:
+        """Of the last agreement, in tensors whose shapes never change; empty without windows."""
+        if self._settings is None:
+            return {}
+        none = _Sums.none(len(self._tasks))
+        begins = np.full(self._rule.most_open, NO_TIME, np.int64)
+        begins[: len(self._open)] = sorted(self._open)
+        sums = [self._open.get(begin, none) for begin in begins.tolist()]
+        about = [self._rule.width_ms, self._rule.lateness_ms, self._watermark, self._num_late]
+        arrays = {
+            "about": np.array(about),
+            "begins": begins,
+            "counts": np.stack([each.counts for each in sums]),
+            "totals": np.stack([each.totals for each in sums]),
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse; windows of another width begin anew.
+
+        Raises:
+            CheckpointError: for tensors that are none of these.
+        """
+        expected = self.state()
+        if not expected:
+            return
+        about = tensors.get("about", torch.empty(0)).tolist()
+        if about[:2] != expected["about"][:2].tolist():
+            return
+        kinds = {name: (each.shape, each.dtype) for name, each in tensors.items()}
+        if kinds != {name: (each.shape, each.dtype) for name, each in expected.items()}:
+            raise CHECKPOINT("windows of event time in other shapes", "those of its recipe")
+        self._watermark, self._num_late = about[2:]
+        self._open = {
+            begin: _Sums(*(tensors[name][place].numpy().copy() for name in ("counts", "totals")))
+            for place, begin in enumerate(tensors["begins"].tolist())
+            if begin != NO_TIME
+        }
+
+    def _count(self, steps: Sequence[_Step], marks: Ints) -> list[WindowRecord]:
+        """Sum up all ranks' samples of some steps, and close the windows that are over.
+
+        Args:
+            steps: this rank's samples.
+            marks: the watermark before the first step, and after each.
+        """
+        step_of = np.repeat(np.arange(len(steps)), [len(each.times) for each in steps])
+        begins = self._rule.begins(np.concatenate([each.times for each in steps]))
+        is_late = self._rule.is_over(begins, marks[step_of])
+        late = np.bincount(step_of[is_late], minlength=len(steps)).tolist()
+        num_late = self._num_late + np.sum(self._channel.gather(late), 0).cumsum()
+        self._num_late = int(num_late[-1])
+        counts, totals = map(self._of_all_ranks, self._sparse(steps, begins, ~is_late))
+        records = []
+        for begin in sorted({*self._open, *totals[:, 0].tolist()}):
+            sums = self._open.pop(begin, None) or _Sums.none(len(self._tasks))
+            own = _rows_of(begin, counts)
+            np.add.at(sums.counts.reshape(-1), own[:, 1], own[:, 2])
+            added = _rows_of(begin, totals)[:, 1:].sum(0)
+            sums.totals[...] += added.reshape(sums.totals.shape)
+            closed = np.flatnonzero(self._rule.is_over(begin, marks[1:]))
+            if len(closed):
+                step = steps[closed[0]].number
+                records.append(self._record(step, begin, sums, int(num_late[closed[0]])))
+            else:
+                self._open[begin] = sums
+        return records
+
+    def _of_all_ranks(self, rows: Ints) -> Ints:
+        """All rows, by their first numbers."""
+        gathered = torch.cat(self._channel.gather_tensors(torch.from_numpy(rows))).numpy()
+        return gathered[np.argsort(gathered[:, 0], kind="stable")]
+
+    def _sparse(
+        self, steps: Sequence[_Step], begins: Ints, is_kept: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
+        """This rank's sums.
+
+        Rows of a window, a place in its counts and the weight there; and of a window and its
+        totals.
+        """
+        weights = np.concatenate([each.weights for each in steps])
+        is_kept = is_kept & (weights > 0)
+        weights = weights[is_kept]
+        scores = np.concatenate([each.scores for each in steps])[is_kept]
+        labels = np.concatenate([each.labels for each in steps])[is_kept]
+        windows, window_of = np.unique(begins[is_kept], return_inverse=True)
+        size = 2 * _CELLS * len(self._tasks)
+        totals = np.zeros((len(windows), _NUM_TOTALS * len(self._tasks)), np.int64)
+        counts = []
+        for task, column in enumerate(self._tasks.values()):
+            is_hit = labels[:, column] > 0.5
+            place = (2 * task + is_hit) * _CELLS + _cells(scores[:, column])
+            keys, key_of = np.unique(window_of * size + place, return_inverse=True)
+            units = np.zeros(len(keys), np.int64)
+            np.add.at(units, key_of, _in_units(weights))
+            window, place = np.divmod(keys, size)
+            counts.append(np.stack([windows[window], place, units], 1))
+            of_task = totals[:, _NUM_TOTALS * task : _NUM_TOTALS * (task + 1)]
+            np.add.at(of_task, window_of, _totals(scores[:, column], is_hit, weights))
+        return np.concatenate(counts), np.concatenate([windows[:, None], totals], 1)
+
+    def _record(self, step: int, begin: int, sums: _Sums, num_late: int) -> WindowRecord:
+        assert self._settings is not None, "else there are no windows"
+        metrics = {name: sums.metrics(task) for task, name in enumerate(self._tasks)}
+        figures = {
+            name: {key: finite_or_none(value) for key, value in asdict(each).items()}
+            for name, each in metrics.items()
+        }
+        alarms = [
+            problem if len(metrics) == 1 else f"{name}: {problem}"
+            for name, each in metrics.items()
+            for problem in self._settings.problems(each.num_samples, each.auc, each.calibration)
+        ]
+        first = next(iter(metrics))
+        return WindowRecord(
+            step=step,
+            begin_ms=begin,
+            end_ms=begin + self._rule.width_ms,
+            num_samples=metrics[first].num_samples,
+            num_late=num_late,
+            auc=figures[first]["auc"],
+            logloss=figures[first]["logloss"],
+            normalized_entropy=figures[first]["normalized_entropy"],
+            calibration=figures[first]["calibration"],
+            alarms=tuple(alarms),
+            tasks=figures,
+        )
+
+
+def _rows_of(begin: int, rows: Ints) -> Ints:
+    first, after = np.searchsorted(rows[:, 0], [begin, begin + 1])
+    return rows[first:after]
+
+
+def _rule_of(settings: WindowsConfig | None) -> WindowRule:
+    if settings is None:
+        return WindowRule(1)
+    return WindowRule(round(1000 * settings.seconds), round(1000 * settings.lateness_seconds))
+
+
+def _cells(logits: Floats) -> Ints:
+    cells = np.clip((logits + _LIMIT) * (_CELLS / (2 * _LIMIT)), 0, _CELLS - 1)
+    return cells.astype(np.int64)
+
+
+def _totals(logits: Floats, is_hit: NDArray[np.bool_], weights: Floats) -> Ints:
+    """Count, weight, loss, prediction and label of each sample, weighted, in units ``[N, 5]``."""
+    losses = np.logaddexp(0.0, logits) - logits * is_hit
+    predicted = np.exp(-np.logaddexp(0.0, -logits))
+    ones = np.ones(len(logits))
+    columns = (ones, weights, weights * losses, weights * predicted, weights * is_hit)
+    return _in_units(np.stack(columns, 1))
+
+
+def _in_units(values: Floats) -> Ints:
+    return np.rint(values * _UNIT).astype(np.int64)
