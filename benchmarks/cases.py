@@ -33,8 +33,8 @@ class Case:
 
     Attributes:
         data: the ``.npz`` written by ``benchmarks.workloads``.
-        sparse_optimizer: ``sgd``, ``adagrad`` or ``rowwise_adagrad`` (state is the row's mean
-            squared gradient).
+        sparse_optimizer: ``sgd``, ``adagrad``, ``rowwise_adagrad`` (state is the row's mean
+            squared gradient) or ``adam``.
         dense_lr: of plain SGD on the dense layers.
         threads: of torch and of pibroch's kernels alike.
         model: name of the dense model; all but ``dlrm`` are pibroch's own, with starting weights
@@ -42,6 +42,8 @@ class Case:
         exchange_options: of pibroch's exchange between ranks.
         reports_parts: whether ranks tell of each step its loss and the parts of its time.
         most_ids: of a bag, which has 1 to so many; ``data`` then holds so many for each.
+        ids_per_bag: of all bags alike; ``data`` then holds so many for each.
+        pooling: ``sum``, ``mean`` or ``weighted``, a sum with a factor for each id.
     """
 
     data: str
@@ -60,6 +62,8 @@ class Case:
     exchange_options: dict[str, Any] = field(default_factory=dict)
     reports_parts: bool = False
     most_ids: int = 1
+    ids_per_bag: int = 1
+    pooling: str = "sum"
 
     def as_json(self) -> dict[str, Any]:
         """The case as plain data."""
@@ -73,7 +77,12 @@ class Case:
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state that the mathematics needs for all rows."""
-        per_row = {"sgd": 0, "adagrad": self.dim, "rowwise_adagrad": 1}[self.sparse_optimizer]
+        per_row = {
+            "sgd": 0,
+            "adagrad": self.dim,
+            "rowwise_adagrad": 1,
+            "adam": 2 * self.dim,
+        }[self.sparse_optimizer]
         return 4 * self.num_tables * self.num_rows * per_row
 
     @property

@@ -60,4 +60,6 @@ def sparse_optimizer(weights: list[nn.Parameter], case: Case) -> torch.optim.Opt
         return torch.optim.SGD(weights, lr=case.sparse_lr)
     if case.sparse_optimizer == "adagrad":
         return torch.optim.Adagrad(weights, lr=case.sparse_lr, eps=case.eps)
+    if case.sparse_optimizer == "adam":
+        return torch.optim.SparseAdam(weights, lr=case.sparse_lr, eps=case.eps)
     raise ValueError(f"torch has no {case.sparse_optimizer} for sparse gradients")

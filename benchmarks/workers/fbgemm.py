@@ -28,7 +28,7 @@ def table_batched_embeddings(case: Case) -> SplitTableBatchedEmbeddingBagsCodege
         optimizer=OPTIMIZERS[case.sparse_optimizer],
         learning_rate=case.sparse_lr,
         eps=case.eps,
-        pooling_mode=PoolingMode.SUM,
+        pooling_mode=PoolingMode.MEAN if case.pooling == "mean" else PoolingMode.SUM,
     )
     load_tables(module, case)
     return module

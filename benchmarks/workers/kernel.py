@@ -26,12 +26,14 @@ class KernelSubject:
         lookup_and_update: the same, then rows updated.
         package_versions: packages that matter.
         num_batches: stored batches N.
+        updates: whether the check updates rows, too.
     """
 
     lookup: Callable[[int], Tensor]
     lookup_and_update: Callable[[int], object]
     package_versions: dict[str, str]
     num_batches: int
+    updates: bool = True
 
     def phases(self) -> dict[str, Callable[[int], object]]:
         """Both phases on the stored batches in turn."""
@@ -42,12 +44,15 @@ class KernelSubject:
 
     def check(self, steps: int) -> dict[str, list[float]]:
         """``pooled`` (sum of absolute values) before and ``row_movement`` by each update."""
-        values: dict[str, list[float]] = {"pooled": [], "row_movement": []}
+        values: dict[str, list[float]] = {"pooled": []}
+        if self.updates:
+            values["row_movement"] = []
         for batch in (step % self.num_batches for step in range(steps)):
             before = self.lookup(batch).clone()
-            self.lookup_and_update(batch)
             values["pooled"].append(movement(torch.zeros_like(before), before))
-            values["row_movement"].append(movement(before, self.lookup(batch)))
+            if self.updates:
+                self.lookup_and_update(batch)
+                values["row_movement"].append(movement(before, self.lookup(batch)))
         return values
 
     def versions(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -50,7 +50,13 @@ def tables(case: Case, are_hashed: bool = False) -> list[pb.Table]:
             for t in range(case.num_tables)
         ]
     return [
-        pb.Table(f"C{t}", case.num_rows, case.dim, initializer=pb.Zeros())
+        pb.Table(
+            f"C{t}",
+            case.num_rows,
+            case.dim,
+            initializer=pb.Zeros(),
+            pooling="mean" if case.pooling == "mean" else "sum",
+        )
         for t in range(case.num_tables)
     ]
 
@@ -59,7 +65,11 @@ def sparse_optimizer(case: Case) -> SparseOptimizer:
     """The optimizer that the case asks for."""
     if case.sparse_optimizer == "sgd":
         return pb.SGD(lr=case.sparse_lr)
-    kind = {"adagrad": pb.Adagrad, "rowwise_adagrad": pb.RowWiseAdagrad}[case.sparse_optimizer]
+    kind: Callable[..., SparseOptimizer] = {
+        "adagrad": pb.Adagrad,
+        "rowwise_adagrad": pb.RowWiseAdagrad,
+        "adam": pb.Adam,
+    }[case.sparse_optimizer]
     return kind(lr=case.sparse_lr, eps=case.eps)
 
 

@@ -6,7 +6,9 @@ features, B samples, V ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.errors import DataError
-from pibroch.kernels.samples import first_fall
+from pibroch.kernels.samples import first_fall, first_not_finite
 
 _BUILD = "build batches with pibroch's loader or JaggedBatch.from_*"
 _CPU = torch.device("cpu")
@@ -88,9 +90,8 @@ def _check_weights(weights: Any, num_values: int) -> None:
     _check_tensor("weights", weights)
     if not weights.is_floating_point() or tuple(weights.shape) != (num_values,):
         _refuse(f"weights {_shown(weights)} for {num_values} values", "float32, one per value")
-    as_float = weights.detach().float()
-    if not bool(torch.isfinite(as_float.sum(dtype=torch.float64))):
-        place = int((~torch.isfinite(as_float)).nonzero()[0])
+    place = first_not_finite(weights.detach().contiguous().float().numpy())
+    if place >= 0:
         _refuse(
             f"weight {float(weights[place])} of value {place}",
             "finite weights, within the range of float32",
@@ -113,6 +114,15 @@ def _check_tensor(name: str, tensor: object) -> None:
 
 
 def _check_keys(keys: object) -> None:
+    if isinstance(keys, tuple):
+        with suppress(TypeError):  # some cannot be hashed, so are no names
+            return _check_names(keys)
+    _check_names.__wrapped__(keys)
+
+
+@lru_cache(maxsize=64)
+def _check_names(keys: Hashable) -> None:
+    """Refuse what is no names; remembers those that are, as batches share theirs."""
     if not isinstance(keys, tuple | list) or not all(isinstance(key, str) for key in keys):
         _refuse(f"keys {keys!r:.80}", "a tuple of feature names")
     if not keys:

@@ -36,6 +36,7 @@ class RowSpace:
         first_row_of_feature: int64 ``[F]``.
         num_rows_of_feature: int64 ``[F]``, capacity of each one's table.
         mean_of_feature: bool ``[F]``, whether bags are averaged.
+        averages: whether some feature's bags are.
         shares_tables: whether some table is read by several features.
     """
 
@@ -73,6 +74,7 @@ class RowSpace:
         )
         self.num_rows_of_feature = np.array([table.num_rows for _, table in readers], np.int64)
         self.mean_of_feature = np.array([table.pooling == "mean" for _, table in readers], np.bool_)
+        self.averages = bool(self.mean_of_feature.any())
         self.shares_tables = len(readers) > len(tables)
 
     def rows_of(self, table: str) -> slice:

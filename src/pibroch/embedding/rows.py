@@ -22,6 +22,7 @@ ROUNDS_STOCHASTICALLY = True
 ROUNDING_SEED = 0x5EED
 ROWS_PER_THREAD = 128  # rows below which a further thread is not worth waking
 NO_SCALE: NDArray[np.float32] = np.empty(0, np.float32)
+NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def group_rows(row_ids: NDArray[np.int64]) -> Grouped:

@@ -400,7 +400,11 @@ class Embeddings(TableStates):
         """The batch in the form that exchanges take: this module's features in their order."""
         batch = batch if self._port is None else self._port.batch_to_host(batch)
         prepared = batch if isinstance(batch, JaggedBatch) else JaggedBatch.from_keyed_jagged(batch)
-        absent = tuple(feature for feature in self.features if feature not in prepared.keys)
+        keys = prepared.keys
+        absent: tuple[str, ...] = ()
+        if keys != self.features:
+            present = frozenset(keys)
+            absent = tuple(feature for feature in self.features if feature not in present)
         # perhaps of another module's feed, with the features of that one
         is_filler = prepared.batch_size == 0
         if absent and (is_filler or len(absent) < len(self.features)):

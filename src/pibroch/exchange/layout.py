@@ -193,7 +193,7 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         first_columns=tuple(block.columns.start for _, block in readers),
         readers=Readers(
             len(readers),
-            np.array([block.table.pooling == "mean" for _, block in readers], np.bool_),
+            _averaged([block.table.pooling == "mean" for _, block in readers]),
             space.is_pooled,
             len(readers) > len(blocks),
         ),
@@ -211,6 +211,10 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             for shard in range(num_shards)
         ),
     )
+
+
+def _averaged(means: Sequence[bool]) -> NDArray[np.bool_] | None:
+    return np.array(means, np.bool_) if any(means) else None
 
 
 def _homes(

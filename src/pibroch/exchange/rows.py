@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.data.batch import one_hot_offsets
-from pibroch.embedding import TableGroup
+from pibroch.embedding import RowSpace, TableGroup
 from pibroch.embedding.columns import Columns, alone
-from pibroch.embedding.rows import NO_SCALE, rising
+from pibroch.embedding.rows import NO_ROWS, NO_SCALE, rising
 from pibroch.errors import RowIdError
 from pibroch.kernels import dedupe as grouping
 from pibroch.kernels import gather_pool as pooling
@@ -34,13 +34,13 @@ class Readers(NamedTuple):
 
     Attributes:
         num_features: F.
-        mean: bool ``[F]``, whether bags are averaged.
+        mean: bool ``[F]``, whether bags are averaged; ``None`` where none are.
         is_pooled: whether bags are pooled at all.
         shares_tables: whether some table is read by several features.
     """
 
     num_features: int
-    mean: NDArray[np.bool_]
+    mean: NDArray[np.bool_] | None
     is_pooled: bool
     shares_tables: bool
 
@@ -59,6 +59,7 @@ class BatchIds:
         bags: the batch's own offsets and F, where nothing is pooled: then ``offsets`` has a bag for
             each id, all of one feature, so that pooling copies rows.
         columns: where the features have their embeddings; in a tensor of their own where absent.
+        first_rows: int64 ``[F]``, from which each feature's rows are counted; empty for 0.
     """
 
     row_ids: Ints
@@ -69,6 +70,7 @@ class BatchIds:
     shares_tables: bool
     bags: tuple[Ints, int] | None = None
     columns: Columns | None = None
+    first_rows: Ints = field(default_factory=lambda: NO_ROWS)
 
     @classmethod
     def of(
@@ -114,10 +116,29 @@ def resolve(of_tables: TableGroup, batch: JaggedBatch) -> tuple[BatchIds, RowIdE
     )
     if first_bad >= 0:
         problem = space.index_of_readers.error(batch, first_bad)
-    readers = Readers(
-        len(space.features), space.mean_of_feature, space.is_pooled, space.shares_tables
-    )
-    return BatchIds.of(row_ids, batch, readers, of_tables.columns), problem
+    return BatchIds.of(row_ids, batch, _readers(space), of_tables.columns), problem
+
+
+def _readers(space: RowSpace) -> Readers:
+    mean = space.mean_of_feature if space.averages else None
+    return Readers(len(space.features), mean, space.is_pooled, space.shares_tables)
+
+
+def resolve_to_read(
+    of_tables: TableGroup, batch: JaggedBatch
+) -> tuple[BatchIds, RowIdError | None]:
+    """As :func:`resolve`, for rows that are only pooled: those of each feature from its first on.
+
+    No row ids are written, which takes as long as a fifth of the pooling.
+    """
+    space = of_tables.space
+    if batch.by_id or not space.is_pooled:
+        return resolve(of_tables, batch)
+    rows = space.index_of_readers.rows_of(batch)
+    first_bad = pooling.first_absent(rows, batch.offsets.numpy(), space.num_rows_of_feature)
+    problem = space.index_of_readers.error(batch, first_bad) if first_bad >= 0 else None
+    ids = BatchIds.of(rows, batch, _readers(space), of_tables.columns)
+    return replace(ids, first_rows=space.first_row_of_feature), problem
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:
@@ -149,6 +170,7 @@ def pool(
     pooling.gather_pool(
         records,
         rows,
+        ids.first_rows,
         ids.offsets,
         ids.scale,
         columns.first,
@@ -159,13 +181,13 @@ def pool(
     return room_BS
 
 
-def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_]) -> Records:
-    """Factor of each id in its bag's sum, or empty when all are 1."""
-    if batch.weights is None and not mean_of_feature.any():
-        return NO_SCALE
+def pooling_scale(batch: JaggedBatch, mean_of_feature: NDArray[np.bool_] | None) -> Records:
+    """Factor of each id in its bag's sum, or empty when all are 1; not to be written to."""
     weights = (
         NO_SCALE if batch.weights is None else batch.weights.detach().contiguous().float().numpy()
     )
+    if mean_of_feature is None:
+        return weights
     scale = np.empty(batch.values.numel(), np.float32)
     pooling.pooling_scale(batch.offsets.numpy(), weights, mean_of_feature, scale)
     return scale

@@ -22,7 +22,7 @@ _ELEMENTS = (ir.FloatType(), ir.IntType(32), ir.IntType(16))
 MAX_SHORT_DIM = 32  # of rows that are fetched into the first level
 
 
-def _hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
+def hint(builder: Builder, level: int) -> tuple[Value, list[Value]]:
     """The function ``llvm.prefetch`` and its arguments after the address.
 
     They say that it is for reading, to which cache it fetches, and that it fetches data.
@@ -40,8 +40,8 @@ def _prefetch(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
     def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         target = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
-        hint, flags = _hint(builder, TO_FIRST_LEVEL)
-        builder.call(hint, [target, *flags])
+        function, flags = hint(builder, TO_FIRST_LEVEL)
+        builder.call(function, [target, *flags])
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), generate
@@ -63,13 +63,14 @@ def _prefetch_row(
         base = builder.gep(builder.bitcast(array.data, byte), [builder.mul(row_stride, args[1])])
 
         def fetch(level: int) -> None:
-            hint, flags = _hint(builder, level)
+            function, flags = hint(builder, level)
             starts = [int64(line * FLOATS_PER_LINE) for line in range(MAX_LINES)]
             for start in starts:
                 with builder.if_then(builder.icmp_signed(">", args[2], start)):
-                    builder.call(hint, [builder.gep(base, [builder.mul(start, int64(4))]), *flags])
+                    at = builder.gep(base, [builder.mul(start, int64(4))])
+                    builder.call(function, [at, *flags])
             last = builder.sub(args[2], int64(1))
-            builder.call(hint, [builder.gep(base, [builder.mul(last, int64(4))]), *flags])
+            builder.call(function, [builder.gep(base, [builder.mul(last, int64(4))]), *flags])
 
         with builder.if_else(args[3]) as (long, short):
             with long:
@@ -106,16 +107,6 @@ def _stream_line(
     return types.void(source, types.int64, target, types.int64), generate
 
 
-def _float_at(typingctx: Context, numbers: Kind, place: Kind) -> Intrinsic:
-    """Typing and code of :func:`float_at`."""
-
-    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.load(builder.gep(array.data, [args[1]]))
-
-    return numbers.dtype(numbers, types.int64), generate
-
-
 def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
     """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line.
 
@@ -141,12 +132,6 @@ def _copy_line(source: Stored, start: int, target: NDArray[np.float32], place: i
     line = source.reshape(-1)[start : start + FLOATS_PER_LINE]
     line = line if line.dtype == np.float32 else (line.astype(np.uint32) << 16).view(np.float32)
     target.reshape(-1)[place : place + FLOATS_PER_LINE] = line
-
-
-def _flat(numbers: NDArray[np.float32], place: int) -> np.float32:
-    """Stand-in when kernels run uncompiled."""
-    number: np.float32 = numbers.reshape(-1)[place]
-    return number
 
 
 prefetch: Callable[..., None] = _no_hint
@@ -175,13 +160,7 @@ Indices are into the flat arrays, both contiguous; the target's place must begin
 (:func:`can_stream`). For large outputs: an ordinary store first reads the line that it is about to
 overwrite.
 """
-float_at: Callable[..., np.float32] = _flat
-"""``float_at(numbers, place)``: the ``place``-th float of a contiguous array of any shape.
-
-It is for what begins in one row and goes on in the next ones.
-"""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     prefetch = intrinsic(_prefetch)
     prefetch_row = intrinsic(_prefetch_row)
     stream_line = intrinsic(_stream_line)
-    float_at = intrinsic(_float_at)

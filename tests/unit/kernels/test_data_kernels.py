@@ -152,6 +152,13 @@ def test_falling_offsets_are_found(offsets):
     assert samples.first_fall(array) == samples_naive.first_fall(array)
 
 
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32), max_size=40))
+def test_numbers_that_are_not_finite_are_found(numbers):
+    array = np.array(numbers, np.float32)
+    assert samples.first_not_finite(array) == samples_naive.first_not_finite(array)
+
+
 def test_parts_of_logits():
     random = np.random.default_rng(0)
     lengths = random.integers(0, 3, 5 * 4)

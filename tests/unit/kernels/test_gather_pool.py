@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from pibroch.embedding.rows import NO_ROWS
 from pibroch.kernels import parallel
 from pibroch.kernels.gather_pool import naive
 from pibroch.kernels.gather_pool import numba as fast
@@ -33,8 +34,8 @@ def test_pools_as_naive(dim, scaled, around):
     scale = rng.random(len(ids)).astype(np.float32) if scaled else np.empty(0, np.float32)
     first, width = side_by_side(dim, 3, *around)
     pooled, expected = (np.full((4, width), np.nan, np.float32) for _ in range(2))
-    fast.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
-    naive.gather_pool(records, ids, offsets, scale, first, dim, 1, expected)
+    fast.gather_pool(records, ids, NO_ROWS, offsets, scale, first, dim, pooled, False, 0, 12)
+    naive.gather_pool(records, ids, NO_ROWS, offsets, scale, first, dim, 1, expected)
     assert np.isnan(pooled).sum() == 4 * (width - 3 * dim)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
@@ -49,8 +50,10 @@ def test_empty_and_lopsided_bags(lengths):
     )
     none = np.empty(0, np.float32)
     first = np.arange(features) * 4
-    fast.gather_pool(records, ids, offsets, none, first, 4, pooled, False, 0, len(lengths))
-    naive.gather_pool(records.astype(np.float64), ids, offsets, none, first, 4, 1, expected)
+    fast.gather_pool(records, ids, NO_ROWS, offsets, none, first, 4, pooled, False, 0, len(lengths))
+    naive.gather_pool(
+        records.astype(np.float64), ids, NO_ROWS, offsets, none, first, 4, 1, expected
+    )
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-2)
 
 
@@ -58,7 +61,8 @@ def test_no_samples():
     pooled = np.empty((0, 12), np.float32)
     fast.gather_pool(
         np.ones((2, 4), np.float32),
-        np.empty(0, np.int64),
+        NO_ROWS,
+        NO_ROWS,
         np.zeros(1, np.int64),
         np.empty(0, np.float32),
         np.arange(3) * 4,
@@ -76,7 +80,7 @@ def test_threads_change_no_bit():
     none = np.empty(0, np.float32)
     alone = np.empty((2000, 96), np.float32)
     together = np.empty((2000, 96), np.float32)
-    arguments = (records, ids, offsets, none, np.arange(3) * 32, 32)
+    arguments = (records, ids, NO_ROWS, offsets, none, np.arange(3) * 32, 32)
     fast.gather_pool(*arguments, alone, False, 0, 6000)
     parallel.run_ranges(fast.gather_pool, [0, 17, 3100, 6000], *arguments, together, False)
     assert np.array_equal(alone, together)
@@ -97,8 +101,12 @@ def test_resolve_finds_the_first_bad_id(bad):
     expected = np.empty(6, np.int64)
     assert naive.resolve_rows(values, offsets, first, limit, expected) == -1
     assert rows.tolist() == expected.tolist() == [0, 1, 2, 109, 108, 107]
+    assert fast.first_absent(values, offsets, limit, 0, 6) == -1
+    assert naive.first_absent(values, offsets, limit) == -1
     values[4] = values[5] = bad
     assert fast.resolve_rows(values, offsets, first, limit, rows, 0, 6) == 4
+    assert fast.first_absent(values, offsets, limit, 0, 6) == 4
+    assert naive.first_absent(values, offsets, limit) == 4
     assert naive.resolve_rows(values, offsets, first, limit, expected) == 4
 
 
@@ -114,6 +122,7 @@ def test_resolve_looks_at_the_bags_of_its_range_alone():
             result = fast.resolve_rows(values, offsets, first, limit, rows, start, stop)
             begin = offsets[start]
             end = offsets[stop]
+            assert fast.first_absent(values, offsets, limit, start, stop) == result
             assert result == next((place for place in (1, 4) if begin <= place < end), -1)
             if result < 0:
                 assert rows[begin:end].tolist() == expected[begin:end].tolist()
@@ -149,8 +158,8 @@ def test_streamed_copies_are_the_same(dim, around):
     none = np.empty(0, np.float32)
     pooled, expected = (torch.full((4, width), torch.nan).numpy() for _ in range(2))
     assert can_stream(pooled)
-    fast.gather_pool(records, ids, offsets, none, first, dim, pooled, True, 0, 12)
-    naive.gather_pool(records, ids, offsets, none, first, dim, 1, expected)
+    fast.gather_pool(records, ids, NO_ROWS, offsets, none, first, dim, pooled, True, 0, 12)
+    naive.gather_pool(records, ids, NO_ROWS, offsets, none, first, dim, 1, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -160,3 +169,19 @@ def test_streamed_copies_are_the_same(dim, around):
 def test_rows_must_be_whole_cache_lines(target, can):
     assert can_stream(torch.empty(target).numpy()) is can
     assert not can_stream(torch.empty(1 + 64).numpy()[1:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_from_each_features_first_on(stream):
+    ids, offsets, rng = bags(RAGGED, 40)
+    records = rng.standard_normal((60, 16)).astype(np.float32)
+    none = np.empty(0, np.float32)
+    first_rows = np.array([20, 0, 7])
+    row_ids = ids + np.repeat(np.repeat(first_rows, 4), RAGGED)
+    pooled, expected, definition = (torch.full((4, 48), torch.nan).numpy() for _ in range(3))
+    columns = np.arange(3) * 16
+    fast.gather_pool(records, ids, first_rows, offsets, none, columns, 16, pooled, stream, 0, 12)
+    fast.gather_pool(records, row_ids, NO_ROWS, offsets, none, columns, 16, expected, stream, 0, 12)
+    naive.gather_pool(records, ids, first_rows, offsets, none, columns, 16, 1, definition)
+    assert np.array_equal(pooled, expected)
+    np.testing.assert_allclose(pooled, definition, rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pibroch.embedding.rows import NO_ROWS
 from pibroch.kernels import parallel
 from pibroch.kernels.gather_pool import naive as pooling_naive
 from pibroch.kernels.gather_pool import numba as pooling
@@ -131,8 +132,8 @@ def test_pools_as_naive(dim, scaled):
     scale = rng.random(lengths.sum() if scaled else 0).astype(np.float32)
     pooled, expected = (np.full((4, 3 * dim), np.nan, np.float32) for _ in range(2))
     first = np.arange(3) * dim
-    pooling.gather_pool(records, ids, offsets, scale, first, dim, pooled, False, 0, 12)
-    pooling_naive.gather_pool(records, ids, offsets, scale, first, dim, 1, expected)
+    pooling.gather_pool(records, ids, NO_ROWS, offsets, scale, first, dim, pooled, False, 0, 12)
+    pooling_naive.gather_pool(records, ids, NO_ROWS, offsets, scale, first, dim, 1, expected)
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
     out = np.full((len(ids), dim), np.nan, np.float32)
     routing.gather_rows(records, ids, out, 0, len(ids))
@@ -149,7 +150,7 @@ def test_streams_past_the_caches_what_it_would_have_stored():
     first = -(room.ctypes.data // 4) % 16
     pooled = room[first : first + 12 * 32].reshape(4, 96)
     expected = np.empty((4, 96), np.float32)
-    how = records, ids, offsets, none, np.arange(3) * 32, 32
+    how = records, ids, NO_ROWS, offsets, none, np.arange(3) * 32, 32
     pooling.gather_pool(*how, pooled, True, 0, 12)
     pooling_naive.gather_pool(*how, 1, expected)
     assert np.array_equal(pooled, expected)

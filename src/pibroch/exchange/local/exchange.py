@@ -11,7 +11,15 @@ from pibroch.embedding import MemoryShard, TableGroup
 from pibroch.embedding.rows import read_rows, rising, update_rows
 from pibroch.exchange.base import Exchange, Local, Rates, Setup, options_of
 from pibroch.exchange.fresh_rows import fresh_in_space
-from pibroch.exchange.rows import BatchIds, group, pool, resolve, room_for, table_bounds
+from pibroch.exchange.rows import (
+    BatchIds,
+    group,
+    pool,
+    resolve,
+    resolve_to_read,
+    room_for,
+    table_bounds,
+)
 
 
 class LocalExchange(Exchange[list[BatchIds]]):
@@ -35,7 +43,8 @@ class LocalExchange(Exchange[list[BatchIds]]):
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], list[BatchIds]]:
         """See :class:`Exchange`."""
-        resolved = [resolve(each, batch.pick(each.space.features)) for each in self._groups]
+        of_group = resolve if trains or averaged_at is not None else resolve_to_read
+        resolved = [of_group(each, batch.pick(each.space.features)) for each in self._groups]
         for _, problem in resolved:
             if problem is not None:
                 raise problem

@@ -12,7 +12,7 @@ from pibroch.kernels.gather_pool import naive, numba
 from pibroch.kernels.memory import FLOATS_PER_LINE, can_stream
 from pibroch.kernels.operation import Operation
 
-__all__ = ["gather_pool", "gradient_sources", "pooling_scale", "resolve_rows"]
+__all__ = ["first_absent", "gather_pool", "gradient_sources", "pooling_scale", "resolve_rows"]
 
 BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
 
@@ -45,9 +45,19 @@ def resolve_rows(values: Ints, offsets: Ints, first_row: Ints, num_rows: Ints, o
 
 
 @Operation
+def first_absent(values: Ints, offsets: Ints, num_rows: Ints) -> int:
+    """The position of the first id out of range, or -1; arguments as in :func:`resolve_rows`."""
+    bad = parallel.run(
+        numba.first_absent, len(offsets) - 1, values, offsets, num_rows, grain=BAGS_PER_THREAD
+    )
+    return min((position for position in bad if position >= 0), default=-1)
+
+
+@Operation
 def gather_pool(
     records: Stored,
     rows: RowIds,
+    first_rows: Ints,
     offsets: Ints,
     scale: Records,
     first_columns: Ints,
@@ -60,6 +70,7 @@ def gather_pool(
     Args:
         records: ``[rows, W]``.
         rows: ``[V]``, in order of the bags.
+        first_rows: ``[F]``, from which each feature's are counted; empty for 0.
         offsets: ``[F * B + 1]``.
         scale: ``[V]``, factor of each row in its bag's sum; empty for ones.
         first_columns: ``[F]``, where each feature's columns begin.
@@ -74,6 +85,7 @@ def gather_pool(
         len(offsets) - 1,
         records,
         rows,
+        first_rows,
         offsets,
         scale,
         first_columns,
@@ -112,6 +124,7 @@ def pooling_scale(offsets: Ints, weights: Records, mean_of_feature: Array, out: 
 
 
 resolve_rows.register("naive", naive.resolve_rows)
+first_absent.register("naive", naive.first_absent)
 gather_pool.register("naive", naive.gather_pool)
 gradient_sources.register("naive", naive.gradient_sources)
 pooling_scale.register("naive", naive.pooling_scale)

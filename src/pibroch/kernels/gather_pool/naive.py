@@ -20,9 +20,17 @@ def resolve_rows(values: Ints, offsets: Ints, first_row: Ints, num_rows: Ints, o
     return -1
 
 
+def first_absent(values: Ints, offsets: Ints, num_rows: Ints) -> int:
+    """The position of the first id out of range, or -1."""
+    limits = np.repeat(num_rows, (len(offsets) - 1) // len(num_rows))
+    (bad,) = np.nonzero((values < 0) | (values >= np.repeat(limits, np.diff(offsets))))
+    return int(bad[0]) if len(bad) else -1
+
+
 def gather_pool(
     records: Stored,
     rows: RowIds,
+    first_rows: Ints,
     offsets: Ints,
     scale: Records,
     first_columns: Ints,
@@ -37,9 +45,10 @@ def gather_pool(
         feature, sample = divmod(bag, num_samples)
         pooled = out[sample, first_columns[feature] : first_columns[feature] + dim]
         pooled[:] = 0
+        first_row = first_rows[feature] if len(first_rows) else 0
         for position in range(offsets[bag], offsets[bag + 1]):
             factor = scale[position] if len(scale) else np.float32(1)
-            pooled += factor * weights[rows[position]]
+            pooled += factor * weights[first_row + rows[position]]
 
 
 def gradient_sources(offsets: Ints, first_rows: Ints, rows_per_sample: int, out: Array) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Stored
-from pibroch.kernels.bits import widened
 from pibroch.kernels.memory import FLOATS_PER_LINE, MAX_SHORT_DIM, prefetch_row, stream_line
 from pibroch.kernels.policy import kernel
+from pibroch.kernels.row_sum import sum_rows
 
 # rows between the one that is read and the one that is fetched: covers a DRAM access at either
 # width
@@ -50,9 +50,35 @@ def resolve_rows(
 
 
 @kernel
+def first_absent(
+    values: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    num_rows: NDArray[np.int64],
+    start: int,
+    stop: int,
+) -> int:
+    """The position of the first id out of range of the bags ``start`` to ``stop``, or -1."""
+    num_features = len(num_rows)
+    num_samples = (len(offsets) - 1) // num_features
+    for feature in range(num_features):
+        limit = np.uint64(num_rows[feature])
+        begin = offsets[min(max(start, feature * num_samples), stop)]
+        end = offsets[min(max(start, (feature + 1) * num_samples), stop)]
+        num_bad = np.int64(0)
+        for position in range(begin, end):
+            num_bad += np.uint64(values[position]) >= limit
+        if num_bad:
+            for position in range(begin, end):
+                if np.uint64(values[position]) >= limit:
+                    return position
+    return -1
+
+
+@kernel
 def gather_pool(
     records: Stored,
     row_ids: NDArray[np.int64],
+    first_rows: NDArray[np.int64],
     offsets: NDArray[np.int64],
     scale: NDArray[np.float32],
     first_columns: NDArray[np.int64],
@@ -64,43 +90,52 @@ def gather_pool(
 ) -> None:
     """Pool the bags ``start`` to ``stop`` into D columns of ``pooled_BS`` a feature.
 
-    An empty ``scale`` means ones. With ``stream`` (needs ``memory.can_stream(pooled_BS)``, and
-    features that begin and end with a cache line) bags of one id are copied past the caches, which
-    hold little of an output of this size by the time it is read (measured: 2.2 ms instead of 2.9 at
-    D = 64).
+    An empty ``scale`` means ones, empty ``first_rows`` zeros. With ``stream`` (needs
+    ``memory.can_stream(pooled_BS)``, and features that begin and end with a cache line) bags of one
+    id are copied past the caches, which hold little of an output of this size by the time it is
+    read (measured: 2.2 ms instead of 2.9 at D = 64).
     """
     num_samples, num_columns = pooled_BS.shape
     last = len(row_ids) - 1
     width = records.shape[1]
     floats = (dim * records.itemsize + 3) // 4
-    scaled = len(scale) > 0
-    is_long = floats > MAX_SHORT_DIM
-    for bag in range(start, stop):
+    copies = stream and len(scale) == 0
+    bag = start
+    while bag < stop:  # a feature at a time
         feature = bag // num_samples
-        sample = bag - feature * num_samples
-        column = np.uint64(first_columns[np.uint64(feature)])
-        begin = offsets[bag]
-        end = offsets[bag + 1]
-        if begin == end:
-            for d in range(dim):
-                pooled_BS[sample, column + np.uint64(d)] = 0.0
-            continue
-        prefetch_row(records, row_ids[min(begin + AHEAD, last)], floats, is_long)
-        row = row_ids[begin]
-        if stream and not scaled and end == begin + 1:
-            place = sample * num_columns + np.int64(column)
-            for d in range(0, dim, FLOATS_PER_LINE):
-                stream_line(records, row * width + d, pooled_BS, place + d)
-            continue
-        factor = scale[begin] if scaled else np.float32(1.0)
-        for d in range(dim):
-            pooled_BS[sample, column + np.uint64(d)] = factor * widened(records[row, d])
-        for position in range(begin + 1, end):
-            prefetch_row(records, row_ids[min(position + AHEAD, last)], floats, is_long)
-            row = row_ids[position]
-            factor = scale[position] if scaled else np.float32(1.0)
-            for d in range(dim):
-                pooled_BS[sample, column + np.uint64(d)] += factor * widened(records[row, d])
+        first_bag = feature * num_samples
+        first_column = first_columns[feature]
+        first_row = first_rows[feature] if len(first_rows) > 0 else 0
+        feature_stop = min(stop, first_bag + num_samples)
+        end = offsets[bag]
+        for sample in range(bag - first_bag, feature_stop - first_bag):
+            begin = end
+            end = offsets[np.uint64(first_bag + sample + 1)]
+            place = sample * num_columns + first_column
+            if begin == end:
+                for d in range(dim):
+                    pooled_BS[np.uint64(sample), np.uint64(first_column + d)] = 0.0
+            elif copies and end == begin + 1:
+                ahead = first_row + row_ids[np.uint64(min(begin + AHEAD, last))]
+                prefetch_row(records, ahead, floats, floats > MAX_SHORT_DIM)
+                row = first_row + row_ids[np.uint64(begin)]
+                for d in range(0, dim, FLOATS_PER_LINE):
+                    stream_line(records, row * width + d, pooled_BS, place + d)
+            else:
+                sum_rows(
+                    records,
+                    row_ids,
+                    None,
+                    scale,
+                    first_row,
+                    begin,
+                    end,
+                    dim,
+                    AHEAD,
+                    pooled_BS,
+                    place,
+                )
+        bag = feature_stop
 
 
 @kernel

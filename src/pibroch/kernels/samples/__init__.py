@@ -1,5 +1,11 @@
-"""Samples of an encoded split into minibatches, and a check of their offsets."""
+"""Samples of an encoded split into minibatches, and checks of offsets and weights."""
 
-from pibroch.kernels.samples.numba import first_fall, gather_bags, gather_ids, gather_samples
+from pibroch.kernels.samples.numba import (
+    first_fall,
+    first_not_finite,
+    gather_bags,
+    gather_ids,
+    gather_samples,
+)
 
-__all__ = ["first_fall", "gather_bags", "gather_ids", "gather_samples"]
+__all__ = ["first_fall", "first_not_finite", "gather_bags", "gather_ids", "gather_samples"]

@@ -26,3 +26,8 @@ def gather_bags(samples: Array, values: Array, offsets: Array) -> Array:
 def first_fall(offsets: Array) -> int:
     """The first place whose successor is smaller, or -1."""
     return next((i for i in range(len(offsets) - 1) if offsets[i + 1] < offsets[i]), -1)
+
+
+def first_not_finite(numbers: Array) -> int:
+    """The place of the first infinity or NaN, or -1."""
+    return next((i for i, number in enumerate(numbers) if not np.isfinite(number)), -1)

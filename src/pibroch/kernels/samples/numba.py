@@ -83,3 +83,24 @@ def first_fall(offsets: NDArray[np.int64]) -> int:
             if offsets[place + 1] < offsets[place]:
                 return place
     return -1
+
+
+@kernel
+def first_not_finite(numbers: NDArray[np.float32]) -> int:
+    """The place of the first infinity or NaN, or -1.
+
+    It looks at exponents, whatever sums do.
+
+    >>> first_not_finite(np.array([0, 1e38, np.nan, np.inf], np.float32))
+    2
+    """
+    exponent = np.int32(0x7F800000)
+    bits = numbers.view(np.int32)
+    count = 0
+    for place in range(len(bits)):
+        count += (bits[place] & exponent) == exponent
+    if count:
+        for place in range(len(bits)):
+            if (bits[place] & exponent) == exponent:
+                return place
+    return -1

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Records
-from pibroch.kernels.memory import MAX_SHORT_DIM, float_at, prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
 from pibroch.kernels.policy import kernel
+from pibroch.kernels.row_sum import sum_rows
 from pibroch.kernels.scatter_update.hyper import Hyper
 
 ROWS_AHEAD = 12  # rows between the one that is updated and the one that is fetched
@@ -73,36 +74,15 @@ def combine(
     dim = totals.shape[1]
     width = records.shape[1]
     num_rows = len(rows)
-    last_place = len(order) - 1
-    unit = gradients.shape[1]
-    scaled = len(scale) > 0
     is_long = dim > MAX_SHORT_DIM
     for u in range(first, last):
         prefetch_row(records, rows[min(u + ROWS_AHEAD, num_rows - 1)], width, is_long)
         begin = segments[u]
         end = segments[u + 1]
         i = u - first
-        prefetch_row(
-            gradients,
-            np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
-            dim,
-            is_long,
+        sum_rows(
+            gradients, source, order, scale, 0, begin, end, dim, POSITIONS_AHEAD, totals, i * dim
         )
-        at = np.int64(source[order[begin]]) * unit
-        factor = scale[order[begin]] if scaled else np.float32(1.0)
-        for d in range(dim):
-            totals[i, d] = factor * float_at(gradients, at + d)
-        for place in range(begin + 1, end):
-            prefetch_row(
-                gradients,
-                np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]),
-                dim,
-                is_long,
-            )
-            at = np.int64(source[order[place]]) * unit
-            factor = scale[order[place]] if scaled else np.float32(1.0)
-            for d in range(dim):
-                totals[i, d] += factor * float_at(gradients, at + d)
     if hyper.max_element > 0.0:
         for i in range(last - first):
             for d in range(dim):
@@ -138,34 +118,12 @@ def sum_gradients(
     source = grouped.source
     scale = grouped.scale
     dim = totals.shape[1]
-    last_place = len(order) - 1
-    scaled = len(scale) > 0
-    unit = gradients.shape[1]
-    is_long = dim > MAX_SHORT_DIM
     for u in range(start, stop):
         begin = segments[u]
         end = segments[u + 1]
-        prefetch_row(
-            gradients,
-            np.int64(source[order[min(begin + POSITIONS_AHEAD, last_place)]]),
-            dim,
-            is_long,
+        sum_rows(
+            gradients, source, order, scale, 0, begin, end, dim, POSITIONS_AHEAD, totals, u * dim
         )
-        at = np.int64(source[order[begin]]) * unit
-        factor = scale[order[begin]] if scaled else np.float32(1.0)
-        for d in range(dim):
-            totals[u, d] = factor * float_at(gradients, at + d)
-        for place in range(begin + 1, end):
-            prefetch_row(
-                gradients,
-                np.int64(source[order[min(place + POSITIONS_AHEAD, last_place)]]),
-                dim,
-                is_long,
-            )
-            at = np.int64(source[order[place]]) * unit
-            factor = scale[order[place]] if scaled else np.float32(1.0)
-            for d in range(dim):
-                totals[u, d] += factor * float_at(gradients, at + d)
         if share != np.float32(1.0):
             for d in range(dim):
                 totals[u, d] *= share
