@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.comparison import Lineup
 from benchmarks.hosts import BATCH_SIZE, IDEAL, TORCHREC_FORMS
 from benchmarks.lookahead_sections import (
+    ASSIGNED,
     BATCH,
     BREAKDOWN,
     DELAY,
@@ -106,7 +107,7 @@ class Setting:
         skew = {"zipf": f" {self.skew:g}", "hot": f" {self.skew:.0%}"}.get(self.ids, "")
         ranks = (
             f", {self.hosts} hosts, batch {self.batch_size}"
-            if self.section in (HOSTS, BATCH, LOSS)
+            if self.section in (ASSIGNED, HOSTS, BATCH, LOSS)
             else ""
         )
         return f"{self.model}, {self.ids}{skew} ids, dim {self.dim}{ranks}"
@@ -250,6 +251,19 @@ def lookahead() -> list[Setting]:
     ]
 
 
+def assigned() -> list[Setting]:
+    """On two hosts where bytes decide, and where they do not; then on four."""
+    (first, *others) = everybody(LENGTH)
+    entries = (first, ours("assigned", assign="rows"), *others)
+    ids = ("criteo", CRITEO_BATCHES) if sample_path() else ("zipf", BATCHES)
+    common = {"ids": ids[0], "num_batches": ids[1]}
+    return [
+        Setting(ASSIGNED, entries, dim=64, **common),
+        Setting(ASSIGNED, entries, rates=("1gbit",), **common),
+        Setting(ASSIGNED, entries, dim=64, hosts=4, batch_size=1024, **common),
+    ]
+
+
 def skew() -> list[Setting]:
     """Skews of the ids: 1 % of the rows get from 1 % of the lookups, as all do, to 90 %.
 
@@ -290,6 +304,7 @@ LINEUPS: dict[str, Callable[[], list[Setting]]] = {
     TABLE_3.name: lookahead,
     SKEW.name: skew,
     LOSS.name: loss,
+    ASSIGNED.name: assigned,
 }
 
 

@@ -94,6 +94,14 @@ LOSS = Section(
     " weights in turns of ten; a step's time counts from its first step on, filling the cache"
     " included, pauses between turns excluded",
 )
+ASSIGNED = Section(
+    "assigned",
+    "Samples where their rows are",
+    "contenders in turn, three rounds of ten steps on real ids (Zipf ids where the sample is"
+    " absent); `assigned` trains each sample of a global batch on the rank where most of its rows"
+    " are, see docs/lookahead.md; with four hosts a rank has half as many samples; all hosts share"
+    " this machine's cores, so compare within a number of hosts",
+)
 ORACLE = Section(
     "oracle",
     "The oracle alone (Fig. 17)",
@@ -115,6 +123,7 @@ SECTIONS = {
         TABLE_3,
         SKEW,
         LOSS,
+        ASSIGNED,
         ORACLE,
     )
 }

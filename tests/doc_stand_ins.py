@@ -18,6 +18,7 @@ from torch import nn
 
 import pibroch as pb
 from pibroch import models as pb_models
+from pibroch.data import Split
 from pibroch.ports import free_port
 
 CRITERION = nn.functional.binary_cross_entropy_with_logits
@@ -105,12 +106,25 @@ def raw_ids():
     return training(("user", "item"), 16)
 
 
-@for_block("docs/lookahead.md", 0, 1)
+@for_block("docs/lookahead.md", 0, 2)
 @for_block("docs/distributed.md", 0)
 def many_ranks():
     if dist.is_initialized():
         dist.destroy_process_group()
     return training(("C1", "country"))
+
+
+@for_block("docs/lookahead.md", 1)
+def a_split():
+    ids = np.zeros((8, 1), np.int32)
+    names = many_ranks()
+    return names | {
+        "split": Split("train", ("C1",), (), ids[:, 0], np.zeros((8, 0), np.float32), ids, {}),
+        "embeddings": pb.Embeddings(names["tables"], pb.SGD(lr=0.1), pb.Local()),
+        "rank": 0,
+        "world_size": 1,
+        "num_epochs": 2,
+    }
 
 
 @for_block("docs/distributed.md", 1)

@@ -50,6 +50,7 @@ TIERS = {
     "tests/unit/state/test_tables.py::test_any_plan_loads": "full",
     "tests/unit/embedding/test_memory_room.py": "full",
     "tests/unit/embedding/test_pretrained.py::test_a_large_matrix": "full",
+    "tests/unit/exchange/test_assignment.py::test_of_": "full",
     "tests/unit/exchange/lookahead/test_oracle.py::test_plans_of_many_ranks": "full",
     "tests/unit/exchange/lookahead/test_oracle.py::test_the_window_may_need": "full",
     "tests/unit/kernels/test_policy.py": "full",

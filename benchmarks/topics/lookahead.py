@@ -29,6 +29,7 @@ from benchmarks.lab import Lab
 from benchmarks.load import ForeignLoad
 from benchmarks.lookahead_lineups import ALLTOALL, LOOKAHEAD, Entry, Setting, lineup_of, settings
 from benchmarks.lookahead_sections import (
+    ASSIGNED,
     BATCH,
     BREAKDOWN,
     DESIGN,
@@ -322,7 +323,7 @@ def figures_of_exchange(before: dict[str, float], team: Team, setting: Setting) 
 
 def basis(setting: Setting, entry: Entry, rate: str) -> Row:
     """What a row says of its setting and contender."""
-    is_scaled = setting.section in (HOSTS, BATCH, LOSS)
+    is_scaled = setting.section in (ASSIGNED, HOSTS, BATCH, LOSS)
     return {
         "model": setting.model,
         "ids": setting.ids,
@@ -355,7 +356,7 @@ def case_row(setting: Setting, entry: Entry, outcome: Outcome, counted: Row) -> 
 
 def group_of(setting: Setting, entry: Entry) -> str:
     """Where a row stands on its panel's axis."""
-    if entry.variant:
+    if entry.variant and setting.section != ASSIGNED:
         return entry.variant
     skew = f"Zipf {setting.skew:g}" if setting.ids == "zipf" else f"1 %: {setting.skew:.0%}"
     names = {
@@ -363,6 +364,7 @@ def group_of(setting: Setting, entry: Entry) -> str:
         SKEW: skew,
         HOSTS: f"{setting.hosts} hosts",
         BATCH: f"batch {setting.batch_size}",
+        ASSIGNED: f"{setting.hosts} hosts, dim {setting.dim}",
     }
     return names.get(setting.section, setting.model)
 
@@ -400,5 +402,13 @@ def summary(section: Section, rows: list[Row]) -> list[str]:
         return [
             f"**{min(speeds) / 1e6:.2f} to {max(speeds) / 1e6:.2f} million samples/s with 26"
             " features**"
+        ]
+    if section == ASSIGNED:
+        return [
+            f"**{row['hosts']} hosts, dim {row['dim']}, {row['rate']}: assigned takes"
+            f" {row['of_lookahead']:.2f}x the step of samples as given, {row['of_ideal']:.2f}x the"
+            " ideal's**"
+            for row in ours
+            if row["variant"]
         ]
     return beyond_ideal(rows) if section == BREAKDOWN else []

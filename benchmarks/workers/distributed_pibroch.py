@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pibroch as pb
-from benchmarks.cases import Case, initial_table
+from benchmarks.cases import Arrays, Case, initial_table
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.parts import Parts
 from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
 from pibroch.collectives import data_parallel
+from pibroch.data import Loader, Split
 from pibroch.exchange.base import Exchange
 from pibroch.exchange.lookahead.exchange import LookaheadExchange
 
@@ -53,8 +56,12 @@ def build_on(case: Case, exchange: str, are_hashed: bool = False) -> RankSubject
     )
     if not are_hashed:
         load_pieces(embeddings, case)
-    batches = ours.jagged_batches(*rank_batches(case))
     parts = ours.parts(case)
+    if case.exchange_options.get("assign") == "rows":
+        batches = assigned_batches(case, embeddings)
+    else:
+        own = ours.jagged_batches(*rank_batches(case))
+        batches = (own[number] for number in batch_order(len(own)))
     losses = train(data_parallel(dense_model(case)), embeddings, batches, case, parts)
     return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange), parts)
 
@@ -74,7 +81,7 @@ def counts(exchange: Exchange[Any]) -> dict[str, float]:
 def train(
     model: nn.Module,
     embeddings: pb.Embeddings,
-    batches: list[pb.JaggedBatch],
+    batches: Iterable[pb.JaggedBatch],
     case: Case,
     parts: Parts,
 ) -> Iterator[Tensor]:
@@ -87,9 +94,7 @@ def train(
             parts.in_backward("update", pooled)
         return pooled
 
-    for batch in parts.each(
-        "read", embeddings.feed(batches[number] for number in batch_order(len(batches)))
-    ):
+    for batch in parts.each("read", embeddings.feed(batches)):
         optimizer.zero_grad()
         with parts.part("forward"):
             loss = binary_cross_entropy_with_logits(
@@ -100,6 +105,30 @@ def train(
         with parts.part("dense optimizer"):
             optimizer.step()
         yield loss.detach()
+
+
+def assigned_batches(case: Case, embeddings: pb.Embeddings) -> Iterator[pb.JaggedBatch]:
+    """This rank's samples in the order of :func:`batch_order`, from loaders over all of them."""
+    arrays = Arrays.load(case.data)
+    num_batches = len(arrays)
+    world_size = embeddings.ranks.world_size
+    order = list(islice(batch_order(num_batches), 2 * num_batches))
+    loaders = []
+    for numbers in (order[:num_batches], order[num_batches:]):
+        ids_NBF = np.ascontiguousarray(arrays.ids[numbers].transpose(0, 2, 1))
+        split = Split(
+            "train",
+            tuple(f"C{table}" for table in range(case.num_tables)),
+            (),
+            arrays.labels[numbers].reshape(-1),
+            arrays.dense[numbers].reshape(-1, arrays.dense.shape[-1]),
+            ids_NBF.reshape(-1, case.num_tables).astype(np.int32),
+            {},
+        )
+        part = embeddings.ranks.rank, world_size
+        loaders.append(embeddings.assign(Loader(split, case.batch_size * world_size, part=part)))
+    first, later = loaders
+    return chain(first, chain.from_iterable(repeat(later)))
 
 
 def load_pieces(embeddings: pb.Embeddings, case: Case) -> None:

@@ -48,18 +48,22 @@ SNAPSHOT = {
         " weights: Tensor | None = None, position: LoaderPosition | None = None,"
         " first_sample: int = 0, by_id: bool = False, fresh: FreshRows | None = None,"
         " sample_weights: Tensor | None = None,"
-        " groups: Tensor | None = None, event_times: Tensor | None = None) -> None"
+        " groups: Tensor | None = None, event_times: Tensor | None = None,"
+        " assigned: Assigned | None = None) -> None"
     ),
     "LeastFrequent": "(half_life: int | None = None) -> None",
     "LeastRecent": "() -> None",
-    "AllToAll": f"({PLACED}, replicas: str = gather) -> None",
+    "AllToAll": f"({PLACED}, replicas: str = gather, assign: str = given) -> None",
     "Local": "() -> None",
     "Lookahead": (
         f"({PLACED}, lookahead: int | None = None, cache_rows: int | None = None, cache: str ="
         " lrpp, delayed_sync: bool = True, servers: Sequence[str] = (), oracle: str | None ="
+        " None, assign: str = given) -> None"
+    ),
+    "Retrieve": (
+        f"({PLACED}, replicas: str = gather, assign: str = given, hosts: Sequence[int] | None ="
         " None) -> None"
     ),
-    "Retrieve": (f"({PLACED}, replicas: str = gather, hosts: Sequence[int] | None = None) -> None"),
     "Towers": (
         f"({PLACED}, ranks_per_host: int | None = None, hosts_per_tower: int | None = None,"
         " groups: Sequence[Sequence[str]] | None = None) -> None"

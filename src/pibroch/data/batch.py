@@ -43,6 +43,21 @@ class FreshRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """Which samples of a global batch one rank has, where they were assigned by their rows.
+
+    Attributes:
+        places: int64 ``[B]``, the samples' places in the global batch, rising.
+        transfers: vectors that are expected to cross between ranks for the global batch.
+        transfers_given: likewise if the samples were where they are without an assignment.
+    """
+
+    places: NDArray[np.int64]
+    transfers: int
+    transfers_given: int
+
+
+@dataclass(frozen=True, slots=True)
 class JaggedBatch:
     """A minibatch of B samples.
 
@@ -58,7 +73,7 @@ class JaggedBatch:
         weights: float32 ``[V]`` or ``None`` for all ones.
         position: where the loader stands after this batch, ``None`` when made by hand.
         first_sample: place of the first sample in the global batch, of which this is one rank's
-            part.
+            part; 0 where ``assigned`` says all places.
         by_id: whether rows are wanted id by id, neither scaled nor pooled: for weights that are
             learned.
         fresh: what begins anew with it, in a batch whose values are rows of tables of raw ids; the
@@ -69,6 +84,8 @@ class JaggedBatch:
             groups.
         event_times: int64 ``[B]``, when each sample's event was, in milliseconds since 1970 (UTC);
             ``None`` where nobody said.
+        assigned: where the samples are not side by side in the global batch, see
+            :meth:`pibroch.Embeddings.assign`.
     """
 
     dense: Tensor
@@ -84,6 +101,7 @@ class JaggedBatch:
     sample_weights: Tensor | None = None
     groups: Tensor | None = None
     event_times: Tensor | None = None
+    assigned: Assigned | None = None
 
     @property
     def batch_size(self) -> int:

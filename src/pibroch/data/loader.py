@@ -8,19 +8,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pibroch.data.batch import JaggedBatch, LoaderPosition
+from pibroch.data.batch import Assigned, JaggedBatch, LoaderPosition
 from pibroch.data.dataset import Bags, Split
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.integers import whole_number
 from pibroch.kernels.samples import gather_bags, gather_ids, gather_samples
+
+
+class Assignment(Protocol):
+    """Which samples of each global batch a rank gets."""
+
+    def at(self, position: LoaderPosition) -> Assigned:
+        """Those of the batch that begins at a position, as many as without an assignment."""
 
 
 class Loader:
@@ -41,6 +48,9 @@ class Loader:
 
     Raises:
         ConfigError: when ``batch_size`` is below 1, or for a rank outside its world.
+
+    Attributes:
+        assignment: other samples of each global batch instead; ``None`` for those side by side.
     """
 
     def __init__(
@@ -62,6 +72,7 @@ class Loader:
         self.seed = operator.index(seed)
         self.batch_size = whole_number(batch_size, "batch size", 1)
         self.part = rank, world_size
+        self.assignment: Assignment | None = None
         self._position = LoaderPosition(0, 0)
         self._order: tuple[int, EpochOrder] | None = None
 
@@ -100,15 +111,20 @@ class Loader:
 
         It is quickest where positions follow each other.
         """
-        start = position.sample
-        (rank, size) = self.part
-        stop = min(start + self.batch_size, len(self.split))
-        first, after = (start + (stop - start) * place // size for place in (rank, rank + 1))
-        samples = self._samples(position.epoch, first, after)
+        assigned = None if self.assignment is None else self.assignment.at(position)
+        if assigned is None:
+            start = position.sample
+            rank = self.part[0]
+            first, after = self.bounds_at(position)[rank : rank + 2]
+            samples = self._samples(position.epoch, start + first, start + after)
+        else:
+            first = 0
+            samples = self.samples_at(position)[assigned.places]
         batch = batch_of(self.split, samples, self.after(position))
         return replace(
             batch,
-            first_sample=first - start,
+            first_sample=first,
+            assigned=assigned,
             sample_weights=self._weights(position, samples),
             groups=None
             if self.split.groups is None
@@ -118,6 +134,17 @@ class Loader:
             else torch.from_numpy(self.split.event_times[samples]),
         )
 
+    def bounds_at(self, position: LoaderPosition) -> list[int]:
+        """Where each rank's part of the global batch that begins there begins, and its end."""
+        size = min(self.batch_size, len(self.split) - position.sample)
+        world_size = self.part[1]
+        return [size * rank // world_size for rank in range(world_size + 1)]
+
+    def samples_at(self, position: LoaderPosition) -> NDArray[np.int64]:
+        """Numbers in the split of the samples of the global batch that begins there."""
+        stop = min(position.sample + self.batch_size, len(self.split))
+        return self._samples(position.epoch, position.sample, stop)
+
     def _weights(self, position: LoaderPosition, samples: NDArray[np.int64]) -> Tensor | None:
         """Weights whose mean over the global batch is 1, of some of its samples.
 
@@ -126,10 +153,9 @@ class Loader:
         weights = self.split.sample_weights
         if weights is None:
             return None
-        start = position.sample
-        stop = min(start + self.batch_size, len(self.split))
-        total = weights[self._samples(position.epoch, start, stop)].sum(dtype=np.float64)
-        scale = (stop - start) / total if total else 0.0
+        every = self.samples_at(position)
+        total = weights[every].sum(dtype=np.float64)
+        scale = len(every) / total if total else 0.0
         return torch.from_numpy((weights[samples] * scale).astype(np.float32))
 
     def _samples(self, epoch: int, first: int, after: int) -> NDArray[np.int64]:
@@ -183,10 +209,9 @@ def batch_of(
     """
     if split.files is not None:
         split.files.check()
-    size = len(samples)
-    dense = np.empty((size, split.dense.shape[1]), np.float32)
-    labels = np.empty((size, *split.labels.shape[1:]), np.float32)
-    num_labels = labels.size // size if size else 1
+    dense = np.empty((len(samples), split.dense.shape[1]), np.float32)
+    labels = np.empty((len(samples), *split.labels.shape[1:]), np.float32)
+    num_labels = labels.size // len(samples) if len(samples) else 1
     gather_samples(
         samples,
         split.labels.reshape(-1, num_labels),
@@ -194,13 +219,28 @@ def batch_of(
         labels.reshape(-1, num_labels),
         dense,
     )
+    features = torch.from_numpy(dense), torch.from_numpy(labels)
+    return _batch(split, samples, features, position)
+
+
+def ids_of(split: Split, samples: NDArray[np.int64]) -> JaggedBatch:
+    """As :func:`batch_of`, of ids alone: dense values ``[B, 0]``, labels 0."""
+    return _batch(split, samples, (torch.empty(len(samples), 0), torch.zeros(len(samples))), None)
+
+
+def _batch(
+    split: Split,
+    samples: NDArray[np.int64],
+    features: tuple[Tensor, Tensor],
+    position: LoaderPosition | None,
+) -> JaggedBatch:
+    size = len(samples)
     ids_FB = np.empty((split.ids.shape[1] + len(split.raw_keys), size), np.int64)
     is_raw = np.zeros(len(ids_FB), np.bool_)
     if split.raw_ids is not None:
         is_raw[:] = [key in split.raw_keys for key in split.single_keys]
         gather_ids(samples, split.raw_ids, np.flatnonzero(is_raw), ids_FB)
     gather_ids(samples, split.ids, np.flatnonzero(~is_raw), ids_FB)
-    features = torch.from_numpy(dense), torch.from_numpy(labels)
     if not split.bags:
         return JaggedBatch.from_one_hot(
             features[0], split.keys, torch.from_numpy(ids_FB), features[1], position

@@ -259,6 +259,11 @@ class ReaderIndices:
             if not isinstance(index, IdentityIndex | LearningIndex)
         ]
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether ids are rows, of all features."""
+        return all(isinstance(index, IdentityIndex) for index in self._indices)
+
     def rows_of(self, batch: JaggedBatch) -> Ints:
         """The row of each value of a batch of exactly these features, int64 ``[V]``.
 

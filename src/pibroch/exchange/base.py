@@ -17,6 +17,7 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
+from pibroch.exchange.assignment.rows_of import RowsOf
 from pibroch.planner import Plan
 from pibroch.state.kept_rows import KeptShard
 
@@ -110,12 +111,14 @@ class Exchange(ABC, Generic[Handle]):
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than
             others.
         takes_raw_ids: whether rows may begin anew with a batch (:attr:`JaggedBatch.fresh`).
+        rows_of: by what samples are assigned to ranks; ``None`` where they stay as they are given.
         can_be_copied: whether pickle and ``copy.deepcopy`` make another one, with rows of its own.
     """
 
     shards: Sequence[Shard]
     caches: Sequence[Cache] = ()
     reads_ahead: bool = False
+    rows_of: RowsOf | None = None
     takes_raw_ids: ClassVar[bool] = False
     can_be_copied: ClassVar[bool] = False
 

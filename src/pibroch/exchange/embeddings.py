@@ -18,7 +18,7 @@ from torch.autograd import Variable
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.config.exchange import find_exchange
-from pibroch.data import JaggedBatch
+from pibroch.data import JaggedBatch, Loader
 from pibroch.embedding import (
     MemoryShard,
     Optimizers,
@@ -30,6 +30,7 @@ from pibroch.embedding import (
 )
 from pibroch.embedding.row_index import RowChanges
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.exchange.assignment.build import must_be_assigned, schedule_for
 from pibroch.exchange.base import Exchange, ExchangeOptions, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, on_device
 from pibroch.exchange.empty_batch import Filler, is_same
@@ -85,6 +86,9 @@ class Embeddings(TableStates):
         optimizers: by table name.
         fused_optimizer: the rows' learning rates, for torch's schedulers.
         step: number of updates so far.
+        transfers: vectors that were expected to cross between ranks for the batches of
+            :meth:`feed` whose samples were assigned.
+        transfers_given: likewise had they stayed as they were given.
         ranks: between which the tables lie.
         anchor: the only parameter, of no elements: rows are frozen while it requires no gradient.
             Not in ``state_dict``.
@@ -122,6 +126,8 @@ class Embeddings(TableStates):
         self.fused_optimizer = FusedOptimizer(self.groups)
         self._overflow = FusedOptimizer(self.groups)  # shown to a scaler where gradients overflow
         self.step = 0
+        self.transfers = 0
+        self.transfers_given = 0
         self._output = OutputForm(self.tables, self.groups)
         self._port = None if device is None else DevicePort(device)
         self._averaged = False
@@ -262,7 +268,8 @@ class Embeddings(TableStates):
             DataError: for a batch whose tensors were written to since it was read ahead, here or
                 when it is looked up.
             ConfigError: for the feed of another module, where both would read ahead; for a batch of
-                which no empty one can be made, and where a rank with a ``key`` has no batch at all.
+                which no empty one can be made, and where a rank with a ``key`` has no batch at all;
+                where samples are assigned by their rows, for batches of no :class:`Loader`.
         """
         if (
             self.exchange.reads_ahead
@@ -273,6 +280,10 @@ class Embeddings(TableStates):
                 "one module that reads ahead",
                 "feed the one with the most bytes, and call the others with its batches",
             )
+        trains = self.training and torch.is_grad_enabled() and self._switch.requires_grad
+        are_assigned = trains and self.exchange.rows_of is not None
+        if are_assigned and isinstance(batches, Loader):
+            self.assign(batches)
         read: deque[tuple[B, Any, Fingerprint | None]] = deque()
         is_ahead = type(self.exchange).feed is not Exchange.feed
 
@@ -280,11 +291,12 @@ class Embeddings(TableStates):
             for batch in batches:
                 ids = batch if key is None else key(batch)
                 prepared_batch = self._prepare(ids)
+                if are_assigned:
+                    must_be_assigned(prepared_batch)
                 read.append((batch, ids, Fingerprint(batch, ids) if is_ahead else None))
                 yield prepared_batch
 
         filler: Filler[B] = Filler(key, empty)
-        trains = self.training and torch.is_grad_enabled() and self._switch.requires_grad
         raw_ids = self.raw_ids if trains and is_ahead else None
         of_ids = prepared()
         of_rows = of_ids if raw_ids is None else raw_ids.feed(of_ids, self.features)
@@ -298,8 +310,35 @@ class Embeddings(TableStates):
                 fingerprint = None
             if fingerprint is not None:
                 fingerprint.check_others()
+            if prepared_batch.assigned is not None:
+                self.transfers += prepared_batch.assigned.transfers
+                self.transfers_given += prepared_batch.assigned.transfers_given
             self._handed_out.append((ids, prepared_batch, fingerprint))
             yield batch
+
+    def assign(self, loader: Loader) -> Loader:
+        """Have a loader give each rank the samples whose rows it has, where the exchange wants it.
+
+        :meth:`feed` does it to a loader. Who feeds what is made of one, such as several epochs in
+        one stream, calls this first. Every rank does, with a loader of its ``part`` of the same
+        data. Each rank has as many samples as before, in the order of the global batch.
+
+        Which samples these are depends on the data, the loader's settings, the position, the number
+        of ranks and where rows are at home, alone.
+
+        Args:
+            loader: is changed where the exchange has ``assign="rows"``, unless it was already.
+
+        Returns:
+            The loader.
+
+        Raises:
+            ConfigError: on every rank, when their loaders read different data.
+        """
+        rows = self.exchange.rows_of
+        if rows is not None and loader.assignment is None:
+            loader.assignment = schedule_for(loader, rows, self.control)
+        return loader
 
     @torch.compiler.disable
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:

@@ -122,10 +122,18 @@ class TableStates(nn.Module):
 
         Raises:
             ConfigError: under ``local`` and ``towers``, where servers hold rows, for plans that cut
-                rows (under ``lookahead`` also for copies), and while rows are on their way already.
+                rows (under ``lookahead`` also for copies), while rows are on their way already, and
+                where samples are assigned by where rows are.
         """
         if rows_per_step < 1:
             raise ConfigError(f"rows_per_step {rows_per_step}", "at least 1")
+        if self.exchange.rows_of is not None:
+            raise ConfigError(
+                "rows that are to move where samples are assigned by their homes: a run that is"
+                " resumed would assign them otherwise",
+                "homes that stay, or samples that stay as they are given",
+                "leave `assign` out",
+            )
         self.exchange.move_to(plan, rows_per_step)
 
     @property

@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pibroch.errors import ConfigError
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.dropout import dropout
 
 
@@ -39,21 +41,32 @@ class Dropout(nn.Module):
         self.p = p
         self._key: int | None = None
         self._first_sample = 0
+        self._places: Ints | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, ...]`` to the same shape and dtype."""
         if not self.training or not self.p:
             return x
         key = int(torch.randint(2**63 - 1, ())) if self._key is None else self._key
-        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, self._first_sample))
+        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, self._numbers(len(x))))
         return out
+
+    def _numbers(self, count: int) -> Ints:
+        """The numbers of ``count`` rows of an input: its samples, or as many of each sample."""
+        places = self._places
+        if places is None or not len(places) or count % len(places):
+            return np.arange(self._first_sample, self._first_sample + count)
+        each = count // len(places)
+        return (places[:, None] * each + np.arange(each)).ravel()
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return f"p={self.p}"
 
 
-def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> None:
+def set_place(
+    model: nn.Module, seed: int, step: int, first_sample: int = 0, places: Ints | None = None
+) -> None:
     """Fix the masks of all :class:`Dropout` modules of a model for its next step.
 
     Args:
@@ -61,6 +74,7 @@ def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> 
         seed: of the run.
         step: any number that differs from step to step.
         first_sample: place of this rank's first sample in the global batch.
+        places: of all its samples, int64 ``[B]``, where they are not side by side there.
     """
     for layer, module in enumerate(
         module for module in model.modules() if isinstance(module, Dropout)
@@ -68,13 +82,14 @@ def set_place(model: nn.Module, seed: int, step: int, first_sample: int = 0) -> 
         digest = hashlib.blake2b(f"dropout {seed} {step} {layer}".encode(), digest_size=8).digest()
         module._key = int.from_bytes(digest, "little")
         module._first_sample = first_sample
+        module._places = places
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Mask:
     key: int
     p: float
-    first_sample: int
+    numbers: Ints
 
     def apply(self, x: Tensor) -> Tensor:
         """``x`` masked and scaled.
@@ -86,7 +101,7 @@ class _Mask:
         x = x.detach().contiguous()
         out = torch.empty_like(x)
         shape = (len(x), math.prod(x.shape[1:]))
-        dropout(x.view(shape).numpy(), out.view(shape).numpy(), self.key, self.p, self.first_sample)
+        dropout(x.view(shape).numpy(), out.view(shape).numpy(), self.key, self.p, self.numbers)
         return out
 
 

@@ -136,10 +136,15 @@ def _figures(record: TrainingRecord) -> str:
     waiting = f"  waiting {record.waiting_seconds:.1f} s" if record.waiting_seconds else ""
     hits = "" if record.cache_hit_rate is None else f"  hits {record.cache_hit_rate:.1%}"
     ahead = "" if record.lookahead is None else f"  lookahead {record.lookahead}"
+    spared = (
+        ""
+        if record.transfers_spared is None
+        else f"  transfers spared {record.transfers_spared:.1%}"
+    )
     memory = f"  memory {record.rss_bytes / 2**20:,.0f} MiB"
     return (
         f"loss {record.loss:.4f}  {record.samples_per_second:,.0f}"
-        f" samples/s{waiting}{hits}{ahead}{_raw_ids(record)}{memory}"
+        f" samples/s{waiting}{hits}{ahead}{spared}{_raw_ids(record)}{memory}"
     )
 
 

@@ -80,6 +80,9 @@ class TrainingRecord:
         cache_hit_rate: of the rows that this process read since the last record, the share that was
             in its memory already; ``None`` where the exchange does not look ahead.
         lookahead: steps in force, ``None`` likewise.
+        transfers_spared: of the vectors that would cross between ranks with samples as they are
+            given, the share that did not have to since the last record, as expected by who assigned
+            samples to ranks; ``None`` where nobody did.
         raw_ids: tables of raw ids by name, the same on all ranks; ``None`` without such tables.
         event_time: the largest that was trained on, of all ranks, in milliseconds since 1970;
             ``None`` where records have none.
@@ -97,6 +100,7 @@ class TrainingRecord:
     bytes_received: int = 0
     cache_hit_rate: float | None = None
     lookahead: int | None = None
+    transfers_spared: float | None = None
     raw_ids: Mapping[str, RawIdsRecord] | None = None
     event_time: int | None = None
 

@@ -186,6 +186,7 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("normalised entropy", figure(summary["normalized_entropy"])),
         ("calibration", figure(evaluation.get("calibration"), 3)),
         *throughput,
+        *_spared_tiles(summary),
         *_decay_tiles(run),
         *_alarm_tiles(run),
     ]
@@ -197,6 +198,12 @@ def _alarm_tiles(run: RunRecords) -> list[tuple[str, str]]:
         return []
     alarmed = sum(bool(record["alarms"]) for record in run.windows)
     return [("windows with an alarm", f"{alarmed:,} of {len(run.windows):,}")]
+
+
+def _spared_tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What assigning samples to ranks has spared."""
+    share = summary.get("transfers_spared")
+    return [] if share is None else [("transfers spared", f"{share:.1%}")]
 
 
 def _decay_tiles(run: RunRecords) -> list[tuple[str, str]]:

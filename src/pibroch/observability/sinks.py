@@ -128,6 +128,7 @@ class TensorBoard:
             "rss_bytes",
             "cache_hit_rate",
             "lookahead",
+            "transfers_spared",
         ):
             self._add(f"training/{name}", getattr(record, name), record.step)
         for table, figures in (record.raw_ids or {}).items():

@@ -87,7 +87,22 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
             f"predicted for the run's batches of {batch_size:g} samples a rank; "
             f"the plan was made for {prediction.batch_size}"
         )
+    spared = _summary(run).get("transfers_spared")
+    if spared is not None:
+        differences.append(
+            f"its samples were assigned by their rows, which spared {spared:.1%} of the transfers"
+            " that their given order would take"
+        )
     return differences
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    """A run in figures; nothing where they cannot be read."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _config(run: Path) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from typing import Any
 
 from pibroch.data import EncodedDataset, Loader, LoaderPosition
 from pibroch.errors import DataError, ProtocolError
+from pibroch.exchange.assignment import RankPart, RowAssigner, RowsOf, Schedule
 from pibroch.processors.source import Plain, Source, to_plain
 
 MOST_LOADERS = 256
 """One for each trainer; of a large dataset each holds an order of 2 MB."""
+MOST_SCHEDULES = 2
+"""One for each run; each holds 33 MB."""
 
 
 class Processor:
@@ -33,6 +36,7 @@ class Processor:
         self._lock = threading.Lock()
         self._datasets: OrderedDict[tuple[Path, str], EncodedDataset] = OrderedDict()
         self._loaders: OrderedDict[Source, tuple[threading.Lock, Loader]] = OrderedDict()
+        self._schedules: OrderedDict[Source, Schedule] = OrderedDict()
 
     def batch(self, source: Source, position: LoaderPosition) -> Plain:
         """The batch of a trainer's loader that begins at a position.
@@ -58,14 +62,26 @@ class Processor:
         with self._lock:
             locked_loader = self._loaders.get(source)
             if locked_loader is None:
-                locked_loader = self._loaders[source] = (
-                    threading.Lock(),
-                    source.loader(self._dataset(source)),
-                )
+                loader = source.loader(self._dataset(source))
+                if source.rows:
+                    loader.assignment = RankPart(source.rank, self._schedule(source))
+                locked_loader = self._loaders[source] = threading.Lock(), loader
             self._loaders.move_to_end(source)
             if len(self._loaders) > MOST_LOADERS:
                 self._loaders.popitem(last=False)
         return locked_loader
+
+    def _schedule(self, source: Source) -> Schedule:
+        """The assignment of samples to ranks, which the loaders of all ranks share."""
+        schedule = self._schedules.get(source.of_all_ranks)
+        if schedule is None:
+            schedule = self._schedules[source.of_all_ranks] = Schedule(
+                source.loader(self._dataset(source)),
+                RowAssigner(RowsOf.of_described(source.rows)),
+            )
+            if len(self._schedules) > MOST_SCHEDULES:
+                self._schedules.popitem(last=False)
+        return schedule
 
     def _forget(self, source: Source) -> None:
         """The dataset's files have changed.
@@ -74,6 +90,7 @@ class Processor:
         """
         with self._lock:
             self._loaders.pop(source, None)
+            self._schedules.pop(source.of_all_ranks, None)
             self._datasets.pop((self.data or Path(source.path), source.digest), None)
 
     def _dataset(self, source: Source) -> EncodedDataset:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch, Loader, LoaderPosition
-from pibroch.data.batch import one_hot_offsets
+from pibroch.data.batch import Assigned, one_hot_offsets
 from pibroch.data.dataset import EncodedDataset
+from pibroch.exchange.assignment import RankSchedule
 
 Plain = list[Any]
 
@@ -24,6 +25,8 @@ class Source:
         digest: of its contents.
         split: by name.
         batch_size, shuffle, seed, rank, world_size: as a :class:`Loader` takes them.
+        rows: by which samples are assigned, see :meth:`RowsOf.described`; empty where ranks have
+            those side by side.
     """
 
     path: str
@@ -34,10 +37,17 @@ class Source:
     seed: int
     rank: int
     world_size: int
+    rows: str = ""
 
     @classmethod
     def of(cls, dataset: EncodedDataset, loader: Loader) -> Source:
-        """What a loader of this dataset gives."""
+        """What a loader of this dataset gives.
+
+        Raises:
+            ConfigError: where its samples are assigned by what a processor cannot know.
+        """
+        assignment = loader.assignment
+        rows = assignment.rows if isinstance(assignment, RankSchedule) else None
         path = str(dataset.path.absolute())
         return cls(
             path,
@@ -47,7 +57,13 @@ class Source:
             loader.shuffle,
             loader.seed,
             *loader.part,
+            "" if rows is None else rows.described(),
         )
+
+    @property
+    def of_all_ranks(self) -> Source:
+        """What the loaders of all ranks have in common."""
+        return replace(self, rank=0)
 
     def loader(self, dataset: EncodedDataset) -> Loader:
         """The same over this copy of the dataset.
@@ -71,13 +87,18 @@ def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
     offsets = None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]
     about = [batch.labels, batch.sample_weights, batch.groups, batch.event_times]
-    return [batch.dense, values, offsets, *about, place]
+    places = None
+    if batch.assigned is not None:
+        places = torch.from_numpy(batch.assigned.places)
+        place += [batch.assigned.transfers, batch.assigned.transfers_given]
+    return [batch.dense, values, offsets, *about, places, place]
 
 
 def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
     """The batch that :func:`to_plain` was given."""
-    dense, values, offsets, labels, sample_weights, groups, event_times, place = plain
-    epoch, sample, first_sample = place
+    dense, values, offsets, labels, sample_weights, groups, event_times, places, place = plain
+    epoch, sample, first_sample, *transfers = place
+    assigned = None if places is None else Assigned(places.numpy(), *transfers)
     if offsets is None:
         offsets = one_hot_offsets(len(values))
     position = LoaderPosition(epoch, sample)
@@ -93,6 +114,7 @@ def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
         sample_weights=sample_weights,
         groups=groups,
         event_times=event_times,
+        assigned=assigned,
     )
 
 

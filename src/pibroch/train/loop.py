@@ -75,6 +75,7 @@ class Trainer:
         self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
         if progress.loader is not None:
             self.loader.load_state_dict(progress.loader)
+        session.embeddings.assign(self.loader)
         self.position = self.loader.position
         self._windows = session.windows
         if self._windows is not None:

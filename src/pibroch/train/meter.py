@@ -70,6 +70,7 @@ class Reading:
     rss_bytes: int
     cache_hit_rate: float | None
     lookahead: int | None
+    transfers_spared: float | None
     raw_ids: Mapping[str, RawIdsRecord] | None
 
 
@@ -92,6 +93,7 @@ class Meter:
         self._seconds, self._samples = stopwatch.read()
         self._waited, self._sent, self._received = self._traffic()
         self._done = self._exchange.report()
+        self._transfers = embeddings.transfers, embeddings.transfers_given
         self._counters = counters_of(embeddings)
 
     def add(self, loss: float, num_samples: int) -> None:
@@ -110,6 +112,7 @@ class Meter:
         waited, sent, received = self._traffic()
         done = self._exchange.report()
         counters = counters_of(self._embeddings)
+        transfers = self._embeddings.transfers, self._embeddings.transfers_given
         elapsed = seconds - self._seconds
         own = samples - self._samples
         totals = self._world.control.gather([self._loss_sum, self._num_samples, own])
@@ -126,6 +129,9 @@ class Meter:
                 done.rows_read - self._done.rows_read, done.rows_fetched - self._done.rows_fetched
             ),
             lookahead=done.lookahead or None,
+            transfers_spared=spared(
+                transfers[0] - self._transfers[0], transfers[1] - self._transfers[1]
+            ),
             raw_ids={
                 table: RawIdsRecord.between(self._counters[table], each)
                 for table, each in counters.items()
@@ -140,6 +146,7 @@ class Meter:
         self._sent = sent
         self._received = received
         self._done = done
+        self._transfers = transfers
         self._counters = counters
         return reading
 
@@ -178,6 +185,15 @@ def hit_rate(rows_read: int, rows_fetched: int) -> float | None:
     0.75
     """
     return max(0.0, 1 - rows_fetched / rows_read) if rows_read else None
+
+
+def spared(transfers: int, transfers_given: int) -> float | None:
+    """The share of vectors that did not have to cross; ``None`` when none would have.
+
+    >>> spared(60, 100)
+    0.4
+    """
+    return 1 - transfers / transfers_given if transfers_given else None
 
 
 class ExchangedBytes:

@@ -30,7 +30,7 @@ from pibroch.train.evaluation import access_skew, check_splits, evaluate
 from pibroch.train.loop import Trainer, evaluation_record, has_finished, total_steps
 from pibroch.train.lost_ids import log_of
 from pibroch.train.memory_cuts import MemoryCuts, has_state
-from pibroch.train.meter import Stopwatch, hit_rate
+from pibroch.train.meter import Stopwatch, hit_rate, spared
 from pibroch.train.metrics import Evaluation, finite_or_none, reported
 from pibroch.train.publishing import Publishing, check_publishing
 from pibroch.train.replanning import Replanner
@@ -294,6 +294,7 @@ def _summary(
         memory_cut_seconds=round(trainer.saver.cuts.seconds_taken, 3),
         tasks=None if evaluation is None else reported(evaluation),
         raw_ids=trainer.raw_ids or None,
+        transfers_spared=spared(session.embeddings.transfers, session.embeddings.transfers_given),
     )
 
 

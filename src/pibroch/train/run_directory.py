@@ -281,6 +281,9 @@ class Summary:
             ``None`` without a cache.
         lookahead: steps in force, the mean over steps; ``None`` where the exchange does not look
             ahead.
+        transfers_spared: of the vectors that would have crossed between ranks with samples as they
+            were given, the share that did not have to, as expected by who assigned samples to
+            ranks; ``None`` where nobody did.
         bytes_by_purpose: what ``bytes_sent`` was for, as far as is known; ``None`` without
             lookahead and processors.
         bytes_by_link: what each rank sent to each a training step to exchange embeddings, ``[W,
@@ -323,3 +326,4 @@ class Summary:
     publishing_seconds: float = 0.0
     tasks: dict[str, dict[str, float | None]] | None = None
     raw_ids: dict[str, dict[str, int | float | None]] | None = None
+    transfers_spared: float | None = None

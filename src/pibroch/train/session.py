@@ -93,7 +93,8 @@ class Session:
 
         Its backward updates the rows.
         """
-        set_place(self.model, self.config.seed, step, batch.first_sample)
+        places = None if batch.assigned is None else batch.assigned.places
+        set_place(self.model, self.config.seed, step, batch.first_sample, places)
         logits = self._logits(self.model, batch)
         if self.windows is not None:
             self.windows.add(step, logits, batch)

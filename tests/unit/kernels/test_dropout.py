@@ -10,7 +10,11 @@ KEY = 0xFEDCBA9876543210
 
 
 def run(
-    x: np.ndarray, p: float, first_sample: int, start: int = 0, stop: int | None = None
+    x: np.ndarray,
+    p: float,
+    first: int | np.ndarray,
+    start: int = 0,
+    stop: int | None = None,
 ) -> np.ndarray:
     out = np.full_like(x, 7.0)
     threshold = np.uint64(round(p * 2**32))
@@ -21,7 +25,7 @@ def run(
         np.uint64(KEY),
         threshold,
         scale,
-        np.uint64(first_sample),
+        first + np.arange(len(x)) if isinstance(first, int) else first,
         start,
         len(x) if stop is None else stop,
     )
@@ -33,13 +37,16 @@ def run(
 @pytest.mark.parametrize("first_sample", [0, 12345, 2**40])
 def test_kernel_is_the_naive_one(shape: tuple[int, int], p: float, first_sample: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    assert np.array_equal(run(x, p, first_sample), naive.dropout(x, KEY, p, first_sample))
+    numbers = first_sample + np.arange(len(x)) * 3
+    assert np.array_equal(run(x, p, numbers), naive.dropout(x, KEY, p, numbers))
 
 
 def test_a_sample_has_its_mask_in_any_batch() -> None:
     x = np.ones((9, 6), np.float32)
     parts = [run(x[:4], 0.5, 100), run(x[4:4], 0.5, 104), run(x[4:], 0.5, 104)]
     assert np.array_equal(np.concatenate(parts), run(x, 0.5, 100))
+    places = np.array([7, 0, 3])
+    assert np.array_equal(run(x[places], 0.5, 100 + places), run(x, 0.5, 100)[places])
 
 
 def test_a_range_is_all_that_is_written() -> None:

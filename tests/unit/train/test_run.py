@@ -27,7 +27,7 @@ SUMMARY_KEYS = {
     "exchange", "world_size", "bytes_sent", "bytes_received", "cache_hit_rate", "lookahead",
     "bytes_by_purpose", "bytes_by_link", "peak_rss_bytes", "restarts", "timed_checkpoints",
     "timed_checkpoint_seconds", "memory_cuts", "memory_cut_seconds",
-    "versions_published", "publishing_seconds", "tasks", "raw_ids",
+    "versions_published", "publishing_seconds", "tasks", "raw_ids", "transfers_spared",
 }  # fmt: skip
 
 

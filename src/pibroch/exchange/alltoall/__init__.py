@@ -14,10 +14,13 @@ class AllToAllSection(PlacedSection):
     Attributes:
         replicas: how gradients of rows that every rank has are summed; the sums are the same.
             ``gather`` suits a few rows, ``sparse`` many that are read often.
+        assign: which rank trains which sample of a global batch: as the data have them
+            (``given``), or where most of its rows are (``rows``).
     """
 
     name: Literal["alltoall"] = "alltoall"
     replicas: Literal["gather", "sparse", "dense"] = "gather"
+    assign: Literal["given", "rows"] = "given"
 
 
 SPEC = ExchangeSpec(

@@ -13,6 +13,7 @@ from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.assignment.build import rows_of
 from pibroch.exchange.base import ExchangeOptions, Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.wire import RowWire
@@ -65,11 +66,14 @@ class AllToAll(PlacedOptions):
         placement, plan, wire, compress: see :class:`PlacedOptions`.
         replicas: how gradients of rows that every rank has are summed: ``gather``, ``sparse`` or
             ``dense``, see :mod:`pibroch.exchange.alltoall.copies`. The sums are the same.
+        assign: which rank trains which sample: ``given``, as batches have them, or ``rows``, where
+            most of its rows are, see :meth:`pibroch.Embeddings.assign`.
     """
 
     exchange: ClassVar[str] = "alltoall"
 
     replicas: str = "gather"
+    assign: str = "given"
 
 
 def build(setup: Setup, **options: object) -> AllToAllExchange:
@@ -102,4 +106,6 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     def checked(of: Plan) -> list[GroupLanes]:
         return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
 
-    return AllToAllExchange(groups_under(plan, setup.seed), wire, checked)
+    exchange = AllToAllExchange(groups_under(plan, setup.seed), wire, checked)
+    exchange.rows_of = rows_of(setup, chosen.assign, plan)
+    return exchange

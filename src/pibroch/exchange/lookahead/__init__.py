@@ -30,6 +30,8 @@ class LookaheadSection(PlacedSection):
             (``central``), started as servers are.
         rendezvous: ``tcp://host:port`` of servers and oracle that run already, see ``pibroch
             embedding-server --help``.
+        assign: which rank trains which sample of a global batch: as the data have them
+            (``given``), or where most of its rows are (``rows``).
     """
 
     name: Literal["lookahead"] = "lookahead"
@@ -39,6 +41,7 @@ class LookaheadSection(PlacedSection):
     delayed_sync: bool = True
     servers: int | None = Field(default=None, ge=1)
     oracle: Literal["replicated", "central"] = "replicated"
+    assign: Literal["given", "rows"] = "given"
     # `meet` is its former name
     rendezvous: str | None = Field(
         default=None, validation_alias=AliasChoices("rendezvous", "meet")

@@ -19,6 +19,7 @@ from pibroch.exchange.alltoall.build import PlacedOptions
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.assignment.build import rows_of
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, behind, lay_out, plan_for
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose
@@ -62,6 +63,8 @@ class Lookahead(PlacedOptions):
             :mod:`pibroch.servers`; without any the ranks hold them.
         oracle: name of a worker of this process's RPC group that plans for all ranks, see
             :mod:`pibroch.servers`; without, each rank plans for itself.
+        assign: which rank trains which sample: ``given``, as batches have them, or ``rows``, where
+            most of its rows are, see :meth:`pibroch.Embeddings.assign`.
     """
 
     exchange: ClassVar[str] = "lookahead"
@@ -72,6 +75,7 @@ class Lookahead(PlacedOptions):
     delayed_sync: bool = True
     servers: Sequence[str] = ()
     oracle: str | None = None
+    assign: str = "given"
 
 
 def build(setup: Setup, **options: object) -> LookaheadExchange:
@@ -112,9 +116,13 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
 
     unplanned = AllToAllExchange(held.groups(setup), wire, groups_under if moves else None)
     announcer = Announcer(channel, planner.announces_rows, held.purposes)
-    return LookaheadExchange(
+    exchange = LookaheadExchange(
         unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
     )
+    # in other designs rows are updated at home
+    horizon = _steps(chosen) if chosen.cache == "lrpp" else 0
+    exchange.rows_of = rows_of(setup, chosen.assign, plan, horizon)
+    return exchange
 
 
 def check_whole_rows(layout: LaneLayout) -> None:

@@ -14,11 +14,14 @@ class RetrieveSection(PlacedSection):
     Attributes:
         replicas: see there.
         hosts: number of each rank's host; ranks of one share memory. Detected when absent.
+        assign: which rank trains which sample of a global batch: as the data have them
+            (``given``), or where most of its rows are (``rows``).
     """
 
     name: Literal["retrieve"] = "retrieve"
     replicas: Literal["gather", "sparse", "dense"] = "gather"
     hosts: list[int] | None = None
+    assign: Literal["given", "rows"] = "given"
 
 
 SPEC = ExchangeSpec(

@@ -12,6 +12,7 @@ from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import AllToAll
 from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
+from pibroch.exchange.assignment.build import rows_of
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.retrieve.copies import HostCopies, LaneCopies
@@ -27,7 +28,7 @@ class Retrieve(AllToAll):
     """Rows are read where they are: in shared memory within a host, by gets between hosts.
 
     Attributes:
-        placement, plan, wire, compress, replicas: see :class:`AllToAll`.
+        placement, plan, wire, compress, replicas, assign: see :class:`AllToAll`.
         hosts: number of each rank's host; ranks of one host share memory. Machines and network
             namespaces when absent.
     """
@@ -78,9 +79,11 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
     def moved(of: Plan) -> list[GroupLanes]:
         return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
 
-    return RetrieveExchange(
+    exchange = RetrieveExchange(
         groups_under(plan, setup.seed), wire, host, RemoteGets(ranks, hosts), moved
     )
+    exchange.rows_of = rows_of(setup, chosen.assign, plan, host_of_rank=hosts)
+    return exchange
 
 
 def _checked(layouts: Sequence[LaneLayout]) -> Sequence[LaneLayout]:

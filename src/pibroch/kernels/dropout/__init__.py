@@ -3,7 +3,7 @@
 import numpy as np
 
 from pibroch.kernels import parallel
-from pibroch.kernels.arrays import Records
+from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.dropout import numba
 from pibroch.kernels.operation import Operation
 
@@ -13,7 +13,7 @@ ELEMENTS_PER_THREAD = 1 << 18  # below which a further thread is not worth wakin
 
 
 @Operation
-def dropout(x_BC: Records, out_BC: Records, key: int, p: float, first_sample: int) -> None:
+def dropout(x_BC: Records, out_BC: Records, key: int, p: float, numbers: Ints) -> None:
     """Write ``x_BC``, masked and scaled by ``1 / (1 - p)``.
 
     NaN stays NaN, whether or not it is masked.
@@ -23,7 +23,7 @@ def dropout(x_BC: Records, out_BC: Records, key: int, p: float, first_sample: in
         out_BC: the same shape.
         key: of this layer in this step.
         p: the chance of an element to be masked, below 1.
-        first_sample: number of the first sample in the global batch.
+        numbers: of the samples in the global batch, ``[B]``.
     """
     parallel.run(
         numba.dropout,
@@ -33,6 +33,6 @@ def dropout(x_BC: Records, out_BC: Records, key: int, p: float, first_sample: in
         np.uint64(key),
         np.uint64(round(p * 2**32)),
         np.float32(1 / (1 - p)),
-        np.uint64(first_sample),
+        numbers,
         grain=1 + ELEMENTS_PER_THREAD // max(1, x_BC.shape[1]),
     )

@@ -5,6 +5,8 @@ Shape legend: B samples, C columns, H = (C + 1) // 2 hashes a sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,12 +26,12 @@ def bits(key: int, counter: int) -> int:
 
 
 def dropout(
-    x_BC: NDArray[np.float32], key: int, p: float, first_sample: int
+    x_BC: NDArray[np.float32], key: int, p: float, numbers: Sequence[int]
 ) -> NDArray[np.float32]:
     """``x / (1 - p)`` where an element's 32 bits are at least ``p * 2**32``, else ``0 * x``.
 
-    Sample b of the batch is number ``first_sample + b``. Its columns c and c + H share a hash, the
-    one of counter ``number * H + c``: its lower and its upper half.
+    Columns c and c + H of sample number n share a hash, the one of counter ``n * H + c``: its lower
+    and its upper half.
     """
     out = np.empty_like(x_BC)
     num_columns = x_BC.shape[1]
@@ -37,7 +39,7 @@ def dropout(
     for b in range(len(x_BC)):
         for c in range(num_columns):
             half, place = divmod(c, hashes)
-            drawn = bits(key, (first_sample + b) * hashes + place) >> (32 * half) & 0xFFFFFFFF
+            drawn = bits(key, int(numbers[b]) * hashes + place) >> (32 * half) & 0xFFFFFFFF
             out[b, c] = x_BC[b, c] * (
                 np.float32(1 / (1 - p)) if drawn >= round(p * 2**32) else np.float32(0)
             )

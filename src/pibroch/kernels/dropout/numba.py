@@ -31,7 +31,7 @@ def dropout(
     key: np.uint64,
     threshold: np.uint64,
     scale: np.float32,
-    first_sample: np.uint64,
+    numbers: NDArray[np.int64],
     start: int,
     stop: int,
 ) -> None:
@@ -45,14 +45,14 @@ def dropout(
         key: of this layer in this step.
         threshold: ``p * 2**32``.
         scale: ``1 / (1 - p)``.
-        first_sample: number of the batch's first sample.
+        numbers: of the samples, ``[B]``.
         start: first sample to fill, counted in the batch.
         stop: past the last one.
     """
     num_columns = np.uint64(x_BC.shape[1])
     hashes = (num_columns + np.uint64(1)) // np.uint64(2)
     for b in range(start, stop):
-        base = (first_sample + np.uint64(b)) * hashes
+        base = np.uint64(numbers[b]) * hashes
         for c in range(num_columns - hashes):
             drawn = bits(key, base + c)
             out_BC[b, c] = x_BC[b, c] * (scale if (drawn & LOWER) >= threshold else np.float32(0))

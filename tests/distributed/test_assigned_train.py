@@ -1,0 +1,103 @@
+"""`pibroch train` with samples assigned to ranks by their rows.
+
+Killed and resumed, planned centrally and read by data processors it has the same files; what is
+learned is what is learned from samples as they are given, but for rounding.
+"""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import training_cases as cases
+from launched_team import Team
+from role_team import RoleTeam
+from test_lookahead_train import COMMON, check_same_files, curve
+from test_processors_train import saved
+
+from pibroch.config import to_toml
+from pibroch.processors import serve
+from small_run import make_config
+
+ASSIGNED = [
+    "embedding.exchange=lookahead",
+    "embedding.lookahead=5",
+    "embedding.exchange.assign=rows",
+]
+
+
+@pytest.fixture(scope="module")
+def expected(worlds, data, tmp_path_factory):
+    """A run of two ranks that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("assigned") / "run"
+    config = make_config(data, *COMMON, "train.epochs=4", *ASSIGNED)
+    results = worlds(2).run(cases.train, config.model_dump(), str(folder))
+    return folder, results
+
+
+def test_what_is_learned_is_what_is_learned_from_samples_as_they_are_given(
+    worlds, data, expected, tmp_path
+):
+    """With dropout and batch norm: both by the place in the global batch."""
+    config = make_config(
+        data, *COMMON, "train.epochs=4", *ASSIGNED, "embedding.exchange.assign=given"
+    )
+    given = worlds(2).run(cases.train, config.model_dump(), str(tmp_path / "given"))
+    for ours, theirs in zip(expected[1], given, strict=True):
+        np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-3)
+        assert abs(ours["summary"].auc - theirs["summary"].auc) < 1e-3
+        assert 0.05 < ours["summary"].transfers_spared < 1
+        assert theirs["summary"].transfers_spared is None
+        sent = [
+            sum(each["summary"].bytes_by_purpose[purpose] for purpose in ("critical", "deferred"))
+            for each in (ours, theirs)
+        ]
+        assert sent[0] < sent[1]
+    records = map(json.loads, (expected[0] / "metrics.jsonl").read_text().splitlines())
+    shares = [record["transfers_spared"] for record in records if record["kind"] == "training"]
+    assert all(0 <= share < 1 for share in shares) and max(shares) > 0.05
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "retrieve"])
+def test_where_rows_stay_at_home(worlds, data, tmp_path, exchange):
+    losses = []
+    for assign in ("rows", "given"):
+        own = [f"embedding.exchange={exchange}", f"embedding.exchange.assign={assign}"]
+        config = make_config(data, *COMMON, *own).model_dump()
+        results = worlds(2).run(cases.train, config, str(tmp_path / assign))
+        losses.append(results[0]["losses"])
+        spared = results[0]["summary"].transfers_spared
+        assert spared is None if assign == "given" else 0.05 < spared < 1
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+def test_killed_and_resumed(data, expected, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    config = make_config(data, *COMMON, "train.epochs=4", *ASSIGNED)
+    recipe.write_text(to_toml(config.model_dump()))
+    folder = tmp_path / "killed"
+    with Team(recipe, "--run-dir", folder, "--ranks", 2) as team:
+        team.wait_for_step(folder, 9)
+        os.killpg(team.process.pid, signal.SIGKILL)
+        team.end()
+    with Team("--run-dir", folder, "--resume", "--ranks", 2) as team:
+        assert team.end() == 0, team.output
+        assert "transfers spared" in team.output
+    check_same_files(folder, expected[0])
+    assert curve(folder) == curve(expected[0])
+
+
+def test_a_central_oracle_and_data_processors(worlds, data, expected, oracle_team, tmp_path):
+    beside = RoleTeam(2, serve, oracle_team.rendezvous)
+    try:
+        own = ["embedding.oracle=central", "data.processors=2"]
+        rendezvous = [
+            f"{table}.rendezvous='{oracle_team.rendezvous}'" for table in ("embedding", "data")
+        ]
+        config = make_config(data, *COMMON, "train.epochs=4", *ASSIGNED, *own, *rendezvous)
+        worlds(2).run(cases.train, config.model_dump(), str(tmp_path / "run"))
+    finally:
+        beside.close()
+    assert saved(tmp_path / "run") == saved(expected[0])
+    assert curve(tmp_path / "run") == curve(expected[0])

@@ -1,0 +1,129 @@
+"""Placing samples: the compiled kernels mean what the naive ones say."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pibroch.kernels import assign
+from pibroch.kernels.assign import naive
+
+
+def room_for(num_samples, num_ids):
+    numbers = [np.empty(num_ids, np.int32) for _ in range(3)]
+    ranks = [np.empty(num_ids, np.int16) for _ in range(2)]
+    costs = [np.empty(num_ids, np.int32) for _ in range(2)]
+    places = [np.empty(num_ids, np.int64) for _ in range(2)]
+    return assign.Room(np.empty(num_samples + 1, np.int64), *numbers, *ranks, *costs, *places)
+
+
+def lanes_of(homes, num_ranks, weight=1):
+    """One lane of one feature whose rows lie in the order of their homes."""
+    bounds = np.searchsorted(homes, np.arange(num_ranks + 1))
+    zero = np.zeros(1, np.int64)
+    return assign.Lanes(zero, zero + 1, bounds[None].astype(np.int64), zero, np.array([weight]))
+
+
+def entered(table, now, horizon, samples, lanes, num_ranks):
+    """A batch of one feature's bags, entered."""
+    ids = np.array([row for own in samples for row in own], np.int64)
+    offsets = np.cumsum([0, *map(len, samples)])
+    room = room_for(len(samples), len(ids))
+    counts = assign.enter(table, now, horizon, ids, offsets, lanes, num_ranks, room)
+    return room, *counts
+
+
+@st.composite
+def workloads(draw):
+    """Ranks, homes of rows, batches of bags with duplicates, prices, passes, rows left aside."""
+    num_ranks = draw(st.integers(2, 5))
+    homes = sorted(draw(st.lists(st.integers(0, num_ranks - 1), min_size=1, max_size=24)))
+    bags = st.lists(st.integers(0, len(homes) - 1), max_size=5)
+    batches = draw(st.lists(st.lists(bags, max_size=12), min_size=1, max_size=4))
+    price = draw(
+        st.lists(st.integers(1, 4), min_size=num_ranks * num_ranks, max_size=num_ranks * num_ranks)
+    )
+    price = np.array(price, np.int64).reshape(num_ranks, num_ranks)
+    price = np.maximum(price, price.T) * (1 - np.eye(num_ranks, dtype=np.int64))
+    rules = assign.Rules(
+        price, draw(st.integers(0, 3)), draw(st.sampled_from([2, 4, 100])), draw(st.integers(1, 3))
+    )
+    return num_ranks, homes, batches, rules, draw(st.integers(0, 3)), draw(st.integers(1, 3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(workloads())
+def test_kernels_are_the_naive_ones(workload):
+    num_ranks, homes, batches, rules, horizon, weight = workload
+    table = np.zeros((64, assign.LINE), np.int64)
+    states = naive.NaiveStates(horizon, homes)
+    price = rules.price.tolist()
+    for now, samples in enumerate(batches, start=1):
+        states.now = now
+        sizes = np.diff([len(samples) * rank // num_ranks for rank in range(num_ranks + 1)])
+        room, num_rows, num_edges = entered(
+            table, now, horizon, samples, lanes_of(homes, num_ranks, weight), num_ranks
+        )
+        assert num_edges == sum(len(set(own)) for own in samples)
+        assert num_rows == len({row for own in samples for row in own})
+        rows = {row: states.row(row, weight) for own in samples for row in own}
+        columns = room.where, room.fetch, room.share
+        found = {
+            int(room.address[n]): naive.Row(*(int(column[n]) for column in columns))
+            for n in range(num_rows)
+        }
+        assert found == rows
+
+        ranks = np.empty(len(samples), np.int16)
+        assign.place(room, num_rows, sizes, rules, ranks)
+        assert np.bincount(ranks, minlength=num_ranks).tolist() == sizes.tolist()
+        assert ranks.tolist() == naive.place(samples, rows, sizes.tolist(), price, *rules[1:])
+
+        reads = np.zeros((num_rows, num_ranks), np.bool_)
+        assign.mark(room, ranks, reads)
+        assert assign.count_transfers(room, reads, rules.price) == naive.count_transfers(
+            samples, ranks.tolist(), rows, price
+        )
+        assign.settle(table, now, room, reads)
+        states.settle(samples, ranks.tolist())
+
+
+def test_a_full_line_loses_the_row_that_was_read_longest_ago():
+    """And of several the least, so that a restart changes nothing."""
+    table = np.zeros((1, assign.LINE), np.int64)
+    homes = [0] * 8 + [1]
+    lanes = lanes_of(homes, 2)
+    one_rank = np.zeros(4, np.int16) + 1
+
+    def step(now, rows):
+        samples = [[row] for row in rows]
+        room, num_rows, _ = entered(table, now, 10, samples, lanes, 2)
+        reads = np.zeros((num_rows, 2), np.bool_)
+        assign.mark(room, one_rank[: len(rows)], reads)
+        assign.settle(table, now, room, reads)
+        return room.where[:num_rows].tolist()
+
+    assert step(1, [3, 1, 2]) == [0, 0, 0]
+    assert step(2, [0]) == [0]
+    assert step(3, [4]) == [0]  # takes the place of row 1
+    assert step(4, [0, 2, 3, 4]) == [1, 1, 1, 1]
+    assert step(5, [1]) == [0]
+
+
+def test_samples_that_read_the_same_rows_come_together():
+    """Two kinds of samples in turn, of which one would stay at its home."""
+    samples = [[kind, 2 + kind] for kind in (0, 1) * 4]
+    table = np.zeros((4, assign.LINE), np.int64)
+    room, num_rows, _ = entered(table, 1, 9, samples, lanes_of([0, 0, 0, 1], 2), 2)
+    ranks = np.empty(8, np.int16)
+    price = np.array([[0, 1], [1, 0]])
+    assign.place(room, num_rows, np.array([4, 4]), assign.Rules(price, 2, 100, 1), ranks)
+    assert len(set(ranks[::2])) == len(set(ranks[1::2])) == 1
+
+
+def test_of_no_samples_nothing_is_placed():
+    table = np.zeros((1, assign.LINE), np.int64)
+    room, num_rows, num_edges = entered(table, 1, 9, [], lanes_of([0, 1], 2), 2)
+    ranks = np.empty(0, np.int16)
+    price = np.array([[0, 1], [1, 0]])
+    assign.place(room, num_rows, np.array([0, 0]), assign.Rules(price, 2, 100, 1), ranks)
+    assert num_rows == num_edges == 0
