@@ -7,36 +7,40 @@ Python's that does the same. ``step`` and ``hosts``: training over such tables b
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from benchmarks.comparison import noise_note
+from benchmarks.contender import CHECKOUT, BenchmarkError
+from benchmarks.environments import peers_python
 from benchmarks.hashed_drift import drift
 from benchmarks.hashed_training import hosts_report, step_report
 from benchmarks.load import ForeignLoad
 from benchmarks.plots import OURS, PlotSpec
 from benchmarks.provenance import provenance
+from benchmarks.raw_id_stream import BATCH_IDS, HOT_IDS, HOT_POOL, NEW_IDS, Stream
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 from pibroch.embedding import Hashed, HashedIndex
-from pibroch.errors import PibrochError
+from pibroch.errors import MissingDependencyError, PibrochError
 from pibroch.kernels.arrays import Ints
 
-BATCH_IDS = 53_000
-HOT_IDS = 10_000  # of a batch, distinct
-NEW_IDS = 10_000  # of a batch, each once
-HOT_POOL = 20_000
 TURNOVERS = 10
 MEASURED_STEPS = 400  # of ours: some six evictions
 DICTIONARY = "Python dictionary"
-DICTIONARY_SHARE = 5  # of our rows it has one in so many: it sorts all of them as tuples
+PEERS = {"sorted": "TorchRec, sorted ids", "probed": "TorchRec, FBGEMM's hash table"}
+SMALLER = 5  # others have one in so many of our rows: they sort them
+PEER_TIMEOUT_S = 900.0
 COLUMNS = [
     "contender", "rows", "when", "mean_ns", "p50_ns", "p80_ns", "longest_ms", "search_p99",
-    "bytes_per_row",
+    "bytes_per_row", "shared_rows",
 ]  # fmt: skip
 PLOT = PlotSpec("mean_ns", ("rows",), "when", "contender", "ns an id")
 MEANINGS = (
@@ -47,6 +51,11 @@ MEANINGS = (
     (
         "`mean_ns` an id is over all steps, those included in which a sixteenth of the rows is"
         " evicted (`longest_ms`); `p50_ns` and `p80_ns` over steps"
+    ),
+    (
+        "TorchRec: `MCHManagedCollisionModule`, which evicts every tenth step, and"
+        " `HashZchManagedCollisionModule`, whose decisions depend on the clock; `shared_rows`: of a"
+        " step's distinct ids so many have no row of their own"
     ),
     (
         f"`turned over {TURNOVERS} times`: after so many times as many new ids as there are rows;"
@@ -95,26 +104,6 @@ class DictionaryIndex:
         evicted = {self._entries.pop(id_)[0]: id_ for _, id_ in leaving}
         self._free = sorted([*self._free, *evicted], reverse=True)
         return [evicted[row] for row in sorted(evicted)]
-
-
-class Stream:
-    """Batches of ids without end."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
-        self._pool = self.new(HOT_POOL)
-
-    def batch(self) -> Ints:
-        """The next one, int64 ``[V]``."""
-        hot = self._generator.choice(self._pool, HOT_IDS, replace=False)
-        again = self._generator.choice(hot, BATCH_IDS - HOT_IDS - NEW_IDS)
-        ids = np.concatenate([hot, again, self.new(NEW_IDS)])
-        self._generator.shuffle(ids)
-        return ids
-
-    def new(self, num: int) -> Ints:
-        """Ids that nobody has seen, int64 ``[num]``."""
-        return self._generator.integers(-(1 << 63), 1 << 63, num)
 
 
 @topic(
@@ -183,12 +172,44 @@ def index_rows(options: Options) -> list[Row]:
         )
     del index
     options.say("the dictionary")
-    fewer = num_rows // DICTIONARY_SHARE
+    fewer = num_rows // SMALLER
     dictionary = DictionaryIndex(fewer)
     for _ in range(0, fewer, NEW_IDS):
         dictionary.learn_rows(stream.new(NEW_IDS))
     figures = timed(dictionary, stream.batch, max(10, fewer // 16 // NEW_IDS + 1))
-    return [*rows, {"contender": DICTIONARY, "rows": fewer, "when": when(1), **figures}]
+    rows.append({"contender": DICTIONARY, "rows": fewer, "when": when(1), **figures})
+    try:
+        python = peers_python()
+    except MissingDependencyError as error:
+        options.say(f"TorchRec is left out: {error}")
+        return rows
+    for kind, label in PEERS.items():
+        options.say(label)
+        rows.append(
+            {"contender": label, "rows": fewer, "when": when(1), **peer(python, kind, fewer, steps)}
+        )
+    return rows
+
+
+def peer(python: Path, kind: str, num_rows: int, steps: int) -> Row:
+    """What TorchRec's tables take, in a process of their own.
+
+    Raises:
+        BenchmarkError: when it fails.
+    """
+    words = ["-m", "benchmarks.workers.collisions_torchrec", kind, str(num_rows), str(steps)]
+    done = subprocess.run(
+        [str(python), "-W", "ignore", *words],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=PEER_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchmarkError(f"{PEERS[kind]}: {done.stderr[-2000:]}")
+    figures: Row = json.loads(done.stdout)
+    return {name: figure for name, figure in figures.items() if name in COLUMNS}
 
 
 def admissions(index: HashedIndex) -> int:

@@ -22,17 +22,20 @@ class NaiveIndex(LearningIndex):
     def __init__(self, kind, capacity):
         super().__init__(capacity)
         self.kind = kind
+        self.first = int(kind.unknown_row)
+        self.num_rows = capacity - self.first
+        self.has_unknown_row = kind.unknown_row
         self.step = 0
         self.entry = {}  # by id that has a row
         self.row = {}
         self.candidates = {}
         most = kind.admit.candidates
-        self.num_candidates = most or max(1024, capacity // 5)
-        self.cells = np.zeros((count_min.NUM_HASHES, most or max(1024, capacity)), np.uint8)
+        self.num_candidates = most or max(1024, self.num_rows // 5)
+        self.cells = np.zeros((count_min.NUM_HASHES, most or max(1024, self.num_rows)), np.uint8)
         self.num_sketched = 0
 
     def learn(self, ids, counts=None, same_step=False):
-        may_fail = same_step or len(ids) > self.capacity
+        may_fail = same_step or len(ids) > self.num_rows
         before = copy.deepcopy(self.__dict__) if may_fail else None
         try:
             return self._learn(ids, counts, same_step)
@@ -57,7 +60,7 @@ class NaiveIndex(LearningIndex):
         admitted = (self._sketched if self.kind.admit.sketch else self._counted)(new)
         expired = self._expire()
         evicted = self._evict(len(admitted))
-        free = sorted(set(range(self.capacity)) - set(self.row.values()))
+        free = sorted(set(range(self.first, self.capacity)) - set(self.row.values()))
         for id_, row in zip(admitted, free, strict=False):
             self.row[id_] = row
             self.entry[id_] = Entry(admitted[id_], self.step)
@@ -112,7 +115,7 @@ class NaiveIndex(LearningIndex):
         )
 
     def _evict(self, num_admitted):
-        lacking = num_admitted - (self.capacity - len(self.row))
+        lacking = num_admitted - (self.num_rows - len(self.row))
         if lacking <= 0:
             return {}
         ids = np.array(list(self.entry), np.int64)
@@ -130,7 +133,7 @@ class NaiveIndex(LearningIndex):
         )
         if len(order) < lacking:
             raise DataError("more ids than rows")
-        return self._remove([id_ for _, id_ in order[: lacking + self.capacity // 16]])
+        return self._remove([id_ for _, id_ in order[: lacking + self.num_rows // 16]])
 
     def _remove(self, ids):
         for id_ in ids:
@@ -138,7 +141,7 @@ class NaiveIndex(LearningIndex):
         return {id_: self.row.pop(id_) for id_ in ids}
 
     def rows_of(self, ids):
-        return np.array([self.row.get(id_, -1) for id_ in ids.tolist()], np.int64)
+        return np.array([self.row.get(id_, self.first - 1) for id_ in ids.tolist()], np.int64)
 
     def ids_of(self, rows):
         id_of = {row: id_ for id_, row in self.row.items()}
@@ -146,7 +149,7 @@ class NaiveIndex(LearningIndex):
 
     def insert(self, ids):
         new = {id_: self.kind.admit.count for id_ in sorted(set(ids.tolist()) - self.row.keys())}
-        free = sorted(set(range(self.capacity)) - set(self.row.values()))
+        free = sorted(set(range(self.first, self.capacity)) - set(self.row.values()))
         if len(new) > len(free):
             raise DataError("more ids than rows")
         if self.step:

@@ -215,9 +215,9 @@ def train_by_hand(kind, name="adagrad"):
             for id_ in changes.fresh_ids.tolist():
                 lives[table.name][id_] = len(born[table.name])
                 born[table.name].append(id_)
-        lookups.append((by_rows(batch, tables, lives), True))
+        lookups.append((by_rows(batch, tables, lives, kind.unknown_row), True))
         if number % 4 == 1:
-            lookups.append((by_rows(batches[0], tables, lives), False))
+            lookups.append((by_rows(batches[0], tables, lives, kind.unknown_row), False))
     fixed = [
         table
         if table.name == "b"
@@ -236,10 +236,16 @@ def train_by_hand(kind, name="adagrad"):
             ids = np.array(born[table.name])
             weights = by_name[table.name].weights
             table.initializer.fill(weights[:-1], ids, stream_key(SEED, table.name))
+            table.initializer.fill(weights[-1:], np.array([0]), stream_key(SEED, table.name))
     given = []
+    readers = [table for table in tables for _ in table.features]
     for batch, trains in lookups:
-        by_name["d"].weights[-1] = 0  # what ids without a row read
-        batch.values[batch.values < 0] = len(born["d"])
+        bounds = batch.offsets[:: max(1, batch.batch_size)].tolist()
+        for table, start, stop in zip(readers, bounds, bounds[1:], strict=False):
+            values = batch.values[start:stop]
+            values[values < 0] = len(born.get(table.name, ()))
+        if not kind.unknown_row:
+            by_name["d"].weights[-1] = 0  # what ids without a row read
         with torch.set_grad_enabled(trains):
             out = as_tensor(embeddings(batch))
             given.append(out.detach().clone())
@@ -255,8 +261,11 @@ def train_by_hand(kind, name="adagrad"):
     return given, records, sum(map(len, born.values()))
 
 
-def by_rows(batch, tables, lives):
-    """A batch of ids as one of rows: those without one are left out, or read the last row."""
+def by_rows(batch, tables, lives, all_read):
+    """A batch of ids as one of rows: those without one are left out, or have -1.
+
+    In the place of which the last row of the table is read, whose number is not known yet.
+    """
     table_of = {feature: table for table in tables for feature in table.features}
     values = []
     lengths = []
@@ -264,7 +273,7 @@ def by_rows(batch, tables, lives):
         table = table_of[batch.keys[bag // batch.batch_size]]
         ids = batch.values[start:stop].tolist()
         if table.name in lives:
-            nobody = None if table.name != "d" else -1
+            nobody = -1 if all_read or table.name == "d" else None
             ids = [lives[table.name].get(id_, nobody) for id_ in ids]
         values.append([row for row in ids if row is not None])
         lengths.append(len(values[-1]))

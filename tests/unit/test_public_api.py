@@ -41,7 +41,7 @@ SNAPSHOT = {
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "Hashed": (
         "(admit: AfterCount = <factory>, evict: EvictionPolicy = <factory>,"
-        " expire_after: int | None = None) -> None"
+        " expire_after: int | None = None, unknown_row: bool = False) -> None"
     ),
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"

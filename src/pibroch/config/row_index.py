@@ -53,6 +53,8 @@ class HashedConfig(RowIndexConfig):
             ``least_frequent``, seen least often.
         half_life: ``least_frequent``: steps after which all counts are halved; never when absent.
         expire_after: an id that is not seen for so many steps loses its row; never when absent.
+        unknown_row: ids without a row read and train the table's first one, which they share; else
+            they are absent from their bags.
     """
 
     name: Literal["hashed"] = "hashed"
@@ -62,6 +64,7 @@ class HashedConfig(RowIndexConfig):
     evict: Literal["least_recent", "least_frequent"] = "least_recent"
     half_life: int | None = Field(default=None, ge=1)
     expire_after: int | None = Field(default=None, ge=1)
+    unknown_row: bool = False
 
     @model_validator(mode="after")
     def _has_counts(self) -> Self:

@@ -12,16 +12,17 @@ ids of the steps so far and how often each stood in them. In each step, in this 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.config.row_index import HashedConfig
 from pibroch.embedding.admission import AfterCount
 from pibroch.embedding.eviction import EvictionPolicy, LeastFrequent, LeastRecent
-from pibroch.embedding.row_index import IndexKind, LearningIndex, RowChanges
+from pibroch.embedding.row_index import NO_CHANGES, IndexKind, LearningIndex, RowChanges
 from pibroch.errors import CheckpointError, ConfigError, DataError
 from pibroch.integers import whole_number
 from pibroch.kernels import key_table
@@ -45,13 +46,17 @@ class Hashed(IndexKind):
         evict: who loses theirs when rows are short.
         expire_after: steps without an id after which it loses its row, looked for every sixteenth
             of them; ``None`` for never.
+        unknown_row: ids without a row read and train the table's first one, which they share, as
+            the unknown token of a vocabulary. Otherwise they are absent from their bags.
     """
 
     admit: AfterCount = field(default_factory=AfterCount)
     evict: EvictionPolicy = field(default_factory=LeastRecent)
     expire_after: int | None = None
+    unknown_row: bool = False
 
     name = "hashed"
+    section = HashedConfig
 
     def __post_init__(self) -> None:
         for label, value, kind in (
@@ -73,10 +78,11 @@ class Hashed(IndexKind):
         evict: str,
         half_life: int | None,
         expire_after: int | None,
+        unknown_row: bool,
     ) -> Hashed:
-        """By the settings of :class:`pibroch.config.row_index.HashedConfig`."""
+        """By the settings of :class:`HashedConfig`."""
         policy = LeastFrequent(half_life) if evict == LeastFrequent.name else LeastRecent()
-        return cls(AfterCount(admit_after, sketch), policy, expire_after)
+        return cls(AfterCount(admit_after, sketch), policy, expire_after, unknown_row)
 
     def index(self, capacity: int) -> HashedIndex:
         """See :class:`IndexKind`."""
@@ -85,6 +91,10 @@ class Hashed(IndexKind):
                 f"a hashed table of {capacity} rows",
                 f"at most {key_table.MOST_ROWS}",
                 "split the feature over several tables",
+            )
+        if self.unknown_row and capacity == 1:
+            raise ConfigError(
+                "a hashed table of 1 row, which is the unknown ids'", "more rows, for known ones"
             )
         return HashedIndex(self, capacity)
 
@@ -95,6 +105,7 @@ class Hashed(IndexKind):
             "admit": self.admit.described(),
             "evict": self.evict.described(),
             "expire_after": self.expire_after,
+            **({"unknown_row": True} if self.unknown_row else {}),  # as before there was one
         }
 
 
@@ -134,8 +145,12 @@ class HashedIndex(LearningIndex):
     def __init__(self, kind: Hashed, capacity: int) -> None:
         super().__init__(capacity)
         self._kind = kind
-        self._table = key_table.empty_table(capacity)
-        self._waiting = kind.admit.waiting(capacity)
+        self.has_unknown_row = kind.unknown_row
+        self._first = int(kind.unknown_row)  # row of the key table's first one; -1 is row 0 then
+        self._num_rows = capacity - self._first
+        self._table = key_table.empty_table(self._num_rows)
+        self._place = key_table.place_of(self._table)
+        self._waiting = kind.admit.waiting(self._num_rows)
         self._counters = np.zeros(len(COUNTERS), np.int64)
         self._asked = 0  # ids of this step
 
@@ -146,21 +161,21 @@ class HashedIndex(LearningIndex):
 
     def rows_of(self, ids: Ints) -> Ints:
         """See :class:`RowIndex`."""
-        return key_table.find(self._table, ids)
+        return self._shifted(key_table.find(self._table, ids))
 
     def ids_of(self, rows: Ints) -> Ints:
         """See :class:`RowIndex`."""
-        ids: Ints = self._table.entries[rows, 0]
+        ids: Ints = self._table.entries[rows - self._first, 0]
         return ids
 
     def entries(self) -> tuple[Ints, Ints]:
         """See :class:`LearningIndex`."""
-        rows = np.flatnonzero(self._table.entries[:, 1])
+        rows = self._shifted(np.flatnonzero(self._table.entries[:, 1]))
         return rows, self.ids_of(rows)
 
     def counts_of(self, rows: Ints) -> Ints:
         """See :class:`LearningIndex`; halved as often as the eviction policy says."""
-        counts: Ints = self._table.entries[rows, 1] & key_table.MOST_COUNT
+        counts: Ints = self._table.entries[rows - self._first, 1] & key_table.MOST_COUNT
         return counts
 
     def counters(self) -> dict[str, int]:
@@ -172,7 +187,7 @@ class HashedIndex(LearningIndex):
         """
         return {
             **dict(zip(COUNTERS, self._counters.tolist(), strict=True)),
-            "capacity": self.capacity,
+            "capacity": self._num_rows,
             "used": int(self._table.counts[0]),
             "candidates": self._waiting.num_ids,
             "bytes": sum(array.nbytes for array in self._table) + self._waiting.num_bytes,
@@ -205,20 +220,58 @@ class HashedIndex(LearningIndex):
         if counts is None:
             counts = np.ones(len(ids), np.int32)
         self._asked = len(ids) + (self._asked if same_step else 0)
-        if self._asked <= self.capacity:
+        if self._asked <= self._num_rows:
             return self._learn(ids, counts, same_step)
         trial = self.copy()  # only so many ids can want too many rows
         result = trial._learn(ids, counts, same_step)
         self._take_over(trial)
         return result
 
+    @classmethod
+    def learn_together(
+        cls,
+        indices: Sequence[Self],
+        ids: Sequence[Ints],
+        counts: Sequence[NDArray[np.int32]] | None,
+    ) -> list[tuple[RowChanges, Ints]]:
+        """See :class:`LearningIndex`; all ids are looked for at once."""
+        sizes = [len(each) for each in ids]
+        for index, size in zip(indices, sizes, strict=True):
+            index._asked = size
+            index._counters[STEPS] += 1
+        all_ids = np.concatenate(ids)
+        num = len(all_ids)
+        all_counts = np.ones(num, np.int32) if counts is None else np.concatenate(counts)
+        bounds = np.cumsum([0, *sizes])
+        rows, misses, num_misses = key_table.touch_tables(
+            np.stack([index._place for index in indices]),
+            all_ids,
+            all_counts,
+            bounds,
+            np.array([index._counters[STEPS] for index in indices]),
+            np.array([index._kind.evict.decay_steps for index in indices]),
+        )
+        return [
+            index._settle(
+                all_ids[first:end],
+                all_counts[first:end],
+                rows[first:end],
+                misses[first : first + num],
+                size if counts is None else int(all_counts[first:end].sum()),
+            )
+            for index, first, end, size, num in zip(
+                indices, bounds[:-1].tolist(), bounds[1:].tolist(), sizes, num_misses.tolist(),
+                strict=True,
+            )
+        ]  # fmt: skip
+
     def insert(self, ids: Ints) -> Ints:
         """See :class:`LearningIndex`."""
-        new = np.unique(ids[self.rows_of(ids) < 0])
-        num_free = self.capacity - int(self._table.counts[0])
+        new = np.unique(ids[key_table.find(self._table, ids) < 0])
+        num_free = self._num_rows - int(self._table.counts[0])
         if len(new) > num_free:
             raise DataError(
-                f"{len(new):,} more ids with {num_free:,} of {self.capacity:,} rows free",
+                f"{len(new):,} more ids with {num_free:,} of {self._num_rows:,} rows free",
                 "a free row for each",
                 "give the table more rows, or load fewer ids",
             )
@@ -230,14 +283,18 @@ class HashedIndex(LearningIndex):
         key_table.insert(self._table, new, counts, step, rows)
         self._asked += len(new)  # none of them leaves in this step either
         self._counters[ADMISSIONS] += len(new)
-        return rows
+        return self._shifted(rows)
 
     def copy(self) -> HashedIndex:
         """See :class:`LearningIndex`."""
         other = HashedIndex.__new__(HashedIndex)
         other.capacity = self.capacity
         other._kind = self._kind
+        other._num_rows = self._num_rows
+        other._first = self._first
+        other.has_unknown_row = self.has_unknown_row
         other._table = key_table.copy_of(self._table)
+        other._place = key_table.place_of(other._table)
         other._waiting = self._waiting.copy()
         other._counters = self._counters.copy()
         other._asked = self._asked
@@ -260,6 +317,7 @@ class HashedIndex(LearningIndex):
 
     def _take_over(self, other: HashedIndex) -> None:
         self._table = other._table
+        self._place = other._place
         self._waiting = other._waiting
         self._counters = other._counters
 
@@ -272,11 +330,32 @@ class HashedIndex(LearningIndex):
         rows, missing = key_table.touch(
             self._table, ids, counts, step, self._kind.evict.decay_steps
         )
-        num_lookups = int(counts.sum())
+        return self._settle(ids, counts, rows, missing, int(counts.sum()))
+
+    def _settle(
+        self,
+        ids: Ints,
+        counts: NDArray[np.int32],
+        rows: Ints,
+        missing: NDArray[np.int32],
+        num_lookups: int,
+    ) -> tuple[RowChanges, Ints]:
+        """What a step changes, once it is known which of its ids have no row.
+
+        Args:
+            ids: of the step, ``[V]``.
+            counts: of each one, ``[V]``.
+            rows: of each one, ``[V]``; written to, and returned.
+            missing: positions of ids without one.
+            num_lookups: the sum of the counts.
+        """
+        step = int(self._counters[STEPS])
         self._counters[LOOKUPS] += num_lookups
         self._counters[HITS] += num_lookups
         if not len(missing):
-            return RowChanges(*_NOTHING, *_NOTHING, *self._expire(step)), rows
+            expired = self._expire(step)
+            changes = RowChanges(*_NOTHING, *_NOTHING, *expired) if len(expired[0]) else NO_CHANGES
+            return changes, self._shifted(rows)
         new = _Distinct(ids, counts, missing)
         self._counters[HITS] -= int(new.counts.sum())
         totals = self._waiting.add(new.ids, new.counts, step)
@@ -286,7 +365,9 @@ class HashedIndex(LearningIndex):
         fresh_ids = new.ids[admitted]
         fresh_rows = np.empty(len(admitted), np.int64)
         key_table.insert(self._table, fresh_ids, totals[admitted], step, fresh_rows)
-        rows_of_new = np.full(len(new.ids), -1, np.int64)
+        self._shifted(fresh_rows)
+        self._shifted(rows)
+        rows_of_new = np.full(len(new.ids), self._first - 1, np.int64)
         rows_of_new[admitted] = fresh_rows
         new.write_to(rows, rows_of_new)
         self._counters[ADMISSIONS] += len(admitted)
@@ -303,16 +384,16 @@ class HashedIndex(LearningIndex):
 
     def _evict(self, num_admitted: int, step: int) -> tuple[Ints, Ints]:
         """Take rows from ids where fewer are free than needed; return both."""
-        lacking = num_admitted - (self.capacity - int(self._table.counts[0]))
+        lacking = num_admitted - (self._num_rows - int(self._table.counts[0]))
         if lacking <= 0:
             return _NOTHING
-        wanted = lacking + self.capacity // SPARE_SHARE
+        wanted = lacking + self._num_rows // SPARE_SHARE
         victims = self._kind.evict.victims(self._table, wanted, step)
         if len(victims) < lacking:
             raise DataError(
-                f"{self.capacity + lacking - len(victims)} distinct ids that want a row in step"
+                f"{self._num_rows + lacking - len(victims)} distinct ids that want a row in step"
                 f" {step}",
-                f"at most {self.capacity}, the rows of their table",
+                f"at most {self._num_rows}, the rows of their table",
                 "give the table more rows, make batches smaller, or admit ids later",
             )
         changes = self._remove(victims)
@@ -323,7 +404,13 @@ class HashedIndex(LearningIndex):
         """Free rows; return the ids that they had, and them."""
         ids = np.empty(len(rows), np.int64)
         key_table.remove(self._table, rows, ids)
-        return ids, rows
+        return ids, self._shifted(rows)
+
+    def _shifted(self, rows: Ints) -> Ints:
+        """Rows of the key table, which are written to, as rows of the table."""
+        if self._first:
+            rows += self._first
+        return rows
 
 
 class _Distinct:

@@ -31,7 +31,8 @@ from pibroch.embedding import Frozen, TableGroup
 from pibroch.embedding.row_index import LearningIndex, RowChanges
 from pibroch.errors import ConfigError, DataError
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels import varint
+from pibroch.kernels.arrays import Bytes, Ints
 
 READ_BEYOND = 2
 """Batches whose ids are gathered before the exchange asks for them."""
@@ -279,7 +280,7 @@ class RawIds:
             self._tell(_learn(self._indices, ahead.ids).changes)
             return ahead.batch
         self.forget()
-        ids = self._gather(batch, True).result()
+        ids = self._gather(batch, True)()
         learned = _learn(self._indices, ids, same_step)
         self._is_open = True
         self._tell(learned.changes)
@@ -300,28 +301,30 @@ class RawIds:
         gathered = self._gather(batch, is_real)
 
         def prepare() -> _Ahead:
-            ids = gathered.result()
+            ids = gathered()
             if ids.is_real and feed == self._feed:
                 return _Ahead(self._as_rows(batch, indices, ids, _learn(indices, ids)), ids)
             return _Ahead(RowsOfBatch.of(batch, self.features, indices, {}, None), ids)
 
         return self._submit(prepare)
 
-    def _gather(self, batch: JaggedBatch, is_real: bool) -> Future[StepIds]:
-        """The ids of all ranks' parts of a batch.
+    def _gather(self, batch: JaggedBatch, is_real: bool) -> Callable[[], StepIds]:
+        """The ids of all ranks' parts of a batch, for who calls what is returned.
 
         The communication thread sends them, in the order of its other messages, which the training
         thread decides.
         """
-
-        def distinct() -> StepIds:
-            ids = _distinct(batch, self._learned_features, self._channel)
-            return replace(ids, is_real=is_real)
-
-        own = self._submit(distinct)
         if self._thread is None:
-            return own
-        return self._channel.ranks.communication.submit(lambda: self._gathered(own.result()))
+            ids = _ids_by_table(batch, self._learned_features)
+            return lambda: StepIds(ids, None, is_real)
+        own = self._thread.submit(
+            lambda: _encoded(_ids_by_table(batch, self._learned_features), is_real)
+        )
+        gathered = self._channel.ranks.communication.submit(
+            lambda: self._channel.gather_tensors(torch.from_numpy(own.result()))
+        )
+        tables = tuple(dict.fromkeys(self._learned_features.values()))
+        return lambda: _decoded([each.numpy() for each in gathered.result()], tables)
 
     def _submit(self, task: Callable[[], T]) -> Future[T]:
         """Run a task on the thread of ids, where there is one."""
@@ -330,32 +333,6 @@ class RawIds:
         done: Future[T] = Future()
         done.set_result(task())
         return done
-
-    def _gathered(self, own: StepIds) -> StepIds:
-        """The ids of all ranks; on the communication thread."""
-        assert own.counts is not None, "of several ranks"
-        sizes = [len(ids) for ids in own.ids.values()]
-        head = np.array([own.is_real, *sizes], np.int64)
-        counts = np.concatenate(list(own.counts.values()))
-        message = np.concatenate(
-            [head, *own.ids.values(), np.resize(counts, -(-len(counts) // 2) * 2).view(np.int64)]
-        )
-        received = [
-            each.numpy() for each in self._channel.gather_tensors(torch.from_numpy(message))
-        ]
-        ids: dict[str, list[Ints]] = {name: [] for name in own.ids}
-        all_counts: dict[str, list[NDArray[np.int32]]] = {name: [] for name in own.ids}
-        for each in received:
-            ends = np.cumsum([1 + len(own.ids), *each[1 : 1 + len(own.ids)]]).tolist()
-            of_rank = each[ends[-1] :].view(np.int32)
-            for name, start, stop in zip(own.ids, ends, ends[1:], strict=False):
-                ids[name].append(each[start:stop])
-                all_counts[name].append(of_rank[start - ends[0] : stop - ends[0]])
-        return StepIds(
-            {name: np.concatenate(parts) for name, parts in ids.items()},
-            {name: np.concatenate(parts) for name, parts in all_counts.items()},
-            any(bool(each[0]) for each in received),
-        )
 
     def _as_rows(
         self, batch: JaggedBatch, indices: Indices, ids: StepIds, learned: Learned
@@ -450,8 +427,8 @@ def _readers(groups: Sequence[TableGroup], indices: Indices) -> dict[str, str]:
     return {feature: names[0] for feature, names in tables.items() if names[0] in indices}
 
 
-def _distinct(batch: JaggedBatch, features: Mapping[str, str], channel: Channel) -> StepIds:
-    """This rank's ids of a batch by table: of several ranks distinct ones, counted."""
+def _ids_by_table(batch: JaggedBatch, features: Mapping[str, str]) -> dict[str, Ints]:
+    """This rank's ids of a batch, as they stand there."""
     values: Ints = batch.values.numpy()
     bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)]
     parts: dict[str, list[Ints]] = {table: [] for table in features.values()}
@@ -459,17 +436,51 @@ def _distinct(batch: JaggedBatch, features: Mapping[str, str], channel: Channel)
         if feature in features and batch.batch_size:
             parts[features[feature]].append(values[bounds[place] : bounds[place + 1]])
     nothing = np.empty(0, np.int64)
-    ids = {
+    return {
         table: each[0] if len(each) == 1 else np.concatenate([nothing, *each])
         for table, each in parts.items()
     }
-    if channel.ranks.world_size == 1:
-        return StepIds(ids, None, True)
-    counted = {table: np.unique(each, return_counts=True) for table, each in ids.items()}
+
+
+def _encoded(ids: Mapping[str, Ints], is_real: bool) -> Bytes:
+    """A rank's distinct ids and their counts in few bytes: distances of rising numbers.
+
+    Before them int64: whether the part is real, and how many ids of each table.
+    """
+    counted = [  # rising as unsigned numbers
+        np.unique(each.view(np.uint64), return_counts=True) for each in ids.values()
+    ]
+    sizes = [len(distinct) for distinct, _ in counted]
+    head = np.array([is_real, *sizes], np.int64).view(np.uint8)
+    message = np.empty(len(head) + 2 * varint.MAX_BYTES * sum(sizes), np.uint8)
+    message[: len(head)] = head
+    end = len(head)
+    for distinct, counts in counted:
+        end += varint.encode(distinct, message[end:])
+        end += varint.encode(counts.cumsum(), message[end:])
+    return message[:end]
+
+
+def _decoded(messages: Sequence[Bytes], tables: Sequence[str]) -> StepIds:
+    """The ids of all ranks from what each has encoded."""
+    ids: dict[str, list[Ints]] = {name: [] for name in tables}
+    counts: dict[str, list[NDArray[np.int32]]] = {name: [] for name in tables}
+    are_real = False
+    for message in messages:
+        place = 8 * (1 + len(tables))
+        is_real, *sizes = message[:place].copy().view(np.int64).tolist()
+        are_real |= bool(is_real)
+        for name, size in zip(tables, sizes, strict=True):
+            distinct = np.empty(size, np.int64)
+            ends = np.empty(size, np.int64)
+            for numbers in (distinct.view(np.uint64), ends):
+                place += varint.decode(message[place:], numbers)
+            ids[name].append(distinct)
+            counts[name].append(np.diff(ends, prepend=0).astype(np.int32))
     return StepIds(
-        {table: distinct for table, (distinct, _) in counted.items()},
-        {table: counts.astype(np.int32) for table, (_, counts) in counted.items()},
-        True,
+        {name: np.concatenate(parts) for name, parts in ids.items()},
+        {name: np.concatenate(parts) for name, parts in counts.items()},
+        are_real,
     )
 
 
@@ -488,11 +499,27 @@ class Learned:
 
 def _learn(indices: Indices, ids: StepIds, same_step: bool = False) -> Learned:
     """Let all indices learn, or none."""
-    if len(ids.ids) > 1:
+    may_be_refused = [
+        name
+        for name, each in ids.ids.items()
+        if same_step or len(each) > indices[name].capacity - indices[name].has_unknown_row
+    ]
+    learned: dict[str, tuple[RowChanges, Ints]] = {}
+    if may_be_refused:
+        for name in may_be_refused if len(ids.ids) > 1 else ():
+            _learn_table(name, indices[name].copy(), ids, same_step)
+        learned = {name: _learn_table(name, indices[name], ids, same_step) for name in ids.ids}
+    else:
+        kinds: dict[type[LearningIndex], list[str]] = {}
         for name in ids.ids:
-            if same_step or len(ids.ids[name]) > indices[name].capacity:  # may be refused
-                _learn_table(name, indices[name].copy(), ids, same_step)
-    learned = {name: _learn_table(name, indices[name], ids, same_step) for name in ids.ids}
+            kinds.setdefault(type(indices[name]), []).append(name)
+        for kind, names in kinds.items():
+            results = kind.learn_together(
+                [indices[name] for name in names],
+                [ids.ids[name] for name in names],
+                None if ids.counts is None else [ids.counts[name] for name in names],
+            )
+            learned |= zip(names, results, strict=True)
     return Learned(
         {name: changes for name, (changes, _) in learned.items()},
         {name: rows for name, (_, rows) in learned.items()},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Stored
@@ -107,6 +110,21 @@ def _stream_line(
     return types.void(source, types.int64, target, types.int64), generate
 
 
+def _pointed(typingctx: Context, like: Kind, address: Kind, size: Kind) -> Intrinsic:
+    """Typing and code of :func:`numbers_at`."""
+    array = types.Array(like.dtype, 1, "C")
+
+    def generate(context: Context, builder: Builder, signature: Signature, args: Values) -> Value:
+        made = context.make_array(array)(context, builder)
+        size = context.get_abi_sizeof(context.get_data_type(like.dtype))
+        itemsize = context.get_constant(types.intp, size)
+        data = builder.inttoptr(args[1], made.data.type)
+        populate_array(made, data, [args[2]], [itemsize], itemsize, None)
+        return made._getvalue()
+
+    return array(like, types.int64, types.int64), generate
+
+
 def empty_rows(num_rows: int, width: int) -> NDArray[np.float32]:
     """Uninitialised float32 ``[num_rows, width]`` that begins with a cache line.
 
@@ -132,6 +150,13 @@ def _copy_line(source: Stored, start: int, target: NDArray[np.float32], place: i
     line = source.reshape(-1)[start : start + FLOATS_PER_LINE]
     line = line if line.dtype == np.float32 else (line.astype(np.uint32) << 16).view(np.float32)
     target.reshape(-1)[place : place + FLOATS_PER_LINE] = line
+
+
+def _array_at(like: NDArray[Any], address: int, size: int) -> NDArray[Any]:
+    """Stand-in when kernels run uncompiled."""
+    memory = (ctypes.c_byte * (size * like.itemsize)).from_address(address)
+    numbers: NDArray[Any] = np.ctypeslib.as_array(memory).view(like.dtype)
+    return numbers
 
 
 prefetch: Callable[..., None] = _no_hint
@@ -160,7 +185,13 @@ Indices are into the flat arrays, both contiguous; the target's place must begin
 (:func:`can_stream`). For large outputs: an ordinary store first reads the line that it is about to
 overwrite.
 """
+numbers_at: Callable[..., NDArray[Any]] = _array_at
+"""``numbers_at(like, address, size)``: an array ``[size]`` of the type of another, in its place.
+
+For kernels over as many arrays as there are tables; who calls them holds the arrays.
+"""
 if not config.DISABLE_JIT:  # type: ignore[attr-defined]
     prefetch = intrinsic(_prefetch)
     prefetch_row = intrinsic(_prefetch_row)
     stream_line = intrinsic(_stream_line)
+    numbers_at = intrinsic(_pointed)

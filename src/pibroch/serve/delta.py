@@ -164,10 +164,11 @@ def _check_alike(rows: SavedRows, base: OpenedModel, base_rows: MappedRows) -> N
     manifest = rows.manifest
     export = base_rows.manifest
     base_tables = [
-        (table.name, table.num_rows, export.dim, table.has_ids) for table in export.tables
+        (table.name, table.num_rows, export.dim, table.has_ids, table.has_unknown_row)
+        for table in export.tables
     ]
     new_tables = [
-        (name, saved.num_rows, saved.dim, name in rows.ids)
+        (name, saved.num_rows, saved.dim, name in rows.ids, name in rows.with_unknown_row)
         for name, saved in manifest.tables.items()
     ]
     differing = [

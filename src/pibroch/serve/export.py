@@ -24,7 +24,7 @@ from pibroch.overlap import refuse_overlap
 from pibroch.serve.from_checkpoint import (
     plain_table,
     read_verified,
-    saved_ids,
+    saved_indices,
     vocabularies_of,
 )
 from pibroch.state.checkpoint import dense_weights, load_rows
@@ -126,7 +126,7 @@ def export_checkpoint(
     assert len(dims) == 1, "tables of a run are of one width"
     (dim,) = dims
     dtype = options.dtype
-    tables = tables_of(rows.num_rows, rows.ids)
+    tables = tables_of(rows.num_rows, rows.ids, rows.with_unknown_row)
     shards = shards_of(tables, dim, dtype, rows.ids, options.shard_bytes)
 
     def write(temporary: Path) -> ExportManifest:
@@ -192,19 +192,21 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SavedRows:
-    """The rows of a checkpoint as an export has them; those of tables of raw ids that have an id.
+    """The rows of a checkpoint as an export has them; those of tables of raw ids that are read.
 
     Attributes:
         folder: of the checkpoint.
         manifest: its own.
         ids: of tables of raw ids, with their rows in the export.
-        used: of these, which of the checkpoint's rows have an id.
+        with_unknown_row: those of them whose first row is read for all other ids.
+        used: of these, which of the checkpoint's rows are read.
         packed: of these, the checkpoint's row of each row of the export, where it is another.
     """
 
     folder: Path
     manifest: Manifest
     ids: Mapping[str, TableIds]
+    with_unknown_row: frozenset[str]
     used: Mapping[str, NDArray[np.bool_]]
     packed: Mapping[str, Ints]
 
@@ -222,22 +224,30 @@ class SavedRows:
             ConfigError: for a table whose ids are neither its rows nor raw ones, and for a count
                 where no table has raw ids.
         """
-        ids = saved_ids(folder, manifest, min_count)
+        indices = saved_indices(folder, manifest)
+        ids = {name: TableIds.in_index(index, min_count) for name, index in indices.items()}
+        unknown = frozenset(name for name, index in indices.items() if index.has_unknown_row)
         if min_count == 1:
-            used = {name: each.used(manifest.tables[name].num_rows) for name, each in ids.items()}
-            return cls(folder, manifest, ids, used, {})
+            used = {
+                name: each.used(manifest.tables[name].num_rows, name in unknown)
+                for name, each in ids.items()
+            }
+            return cls(folder, manifest, ids, unknown, used, {})
         if not ids:
             raise ConfigError(
                 f"ids counted at least {min_count} times, of tables without raw ids",
                 'a table of raw ids, as [embedding.rows] name = "hashed" gives',
                 "leave --min-count out",
             )
-        packed = {name: np.sort(each.rows) for name, each in ids.items()}
+        packed = {
+            name: np.sort(np.append(each.rows, [0][: name in unknown]))
+            for name, each in ids.items()
+        }
         anew = {
             name: TableIds(each.ids, packed[name].searchsorted(each.rows))
             for name, each in ids.items()
         }
-        return cls(folder, manifest, anew, {}, packed)
+        return cls(folder, manifest, anew, unknown, {}, packed)
 
     @property
     def is_packed(self) -> bool:
@@ -255,7 +265,7 @@ class SavedRows:
     def weights(self, name: str, rows: RowSet) -> Records:
         """Weights of some rows, or averages where the run kept them, float32 ``[r, D]``.
 
-        Those of rows without an id are zeros.
+        Those of rows that are not read are zeros.
         """
         if name in self.packed:
             if not len(self.packed[name]):

@@ -31,7 +31,6 @@ from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.dense import ROW_INDICES, load_row_indices, tensors_in
-from pibroch.state.exported_ids import TableIds
 from pibroch.state.files import CHECKPOINT, verify_files
 from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
 from pibroch.state.tables import check_tables_match, saved_tables
@@ -154,13 +153,12 @@ def plain_table(
     return Table(name, num_rows, dim, features, pooling, Zeros(), dtype, rows)
 
 
-def saved_ids(folder: Path, manifest: Manifest, min_count: int = 1) -> dict[str, TableIds]:
-    """The ids that have rows in a verified checkpoint, of its tables of raw ids.
+def saved_indices(folder: Path, manifest: Manifest) -> dict[str, LearningIndex]:
+    """The row indices of a verified checkpoint's tables of raw ids.
 
     Args:
         folder: of the checkpoint.
         manifest: its own.
-        min_count: ids that were counted less often are left out.
 
     Raises:
         ConfigError: for another kind of index that is not of rows.
@@ -180,7 +178,7 @@ def saved_ids(folder: Path, manifest: Manifest, min_count: int = 1) -> dict[str,
     if learning:
         state = tensors_in(folder)(ROW_INDICES)
         load_state(learning, {name: each.numpy() for name, each in state.items()})
-    return {name: TableIds.in_index(index, min_count) for name, index in learning.items()}
+    return learning
 
 
 def load_embeddings(folder: Path, manifest: Manifest, channel: Channel | None = None) -> Embeddings:

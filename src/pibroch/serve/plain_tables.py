@@ -20,12 +20,16 @@ from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
 
 TENSORS = "ids", "weight"
 """Of each file: int64 ``[U]``, and float32 ``[U, D]``."""
+UNKNOWN = "unknown_weight"
+"""Of ids that have no row, where they share one: float32 ``[D]``."""
 
 
 def export_tables(
     checkpoint: Path, out: Path, advance: Callable[[int], None] = lambda _: None
 ) -> int:
     """Write all rows that have an id, weights or averages of these where the run kept them.
+
+    A row that unknown ids share is a tensor of its own.
 
     The files are there all or none. Memory does not grow with the tables but by 16 bytes a row.
 
@@ -66,8 +70,11 @@ def export_tables(
                 rows = saved.ids[name].rows[order]
                 ids = saved.ids[name].ids[order]
             weights = Stream(np.dtype(np.float32), (len(rows), table.dim), chunks(name, rows))
+            tensors = dict(zip(TENSORS, (Stream.of(ids), weights), strict=True))
+            if name in saved.with_unknown_row:
+                tensors[UNKNOWN] = Stream.of(saved.weights(name, range(1))[0])
             path = temporary / f"{quote(name, safe=' ')}.safetensors"
-            write_tensors(path, dict(zip(TENSORS, (Stream.of(ids), weights), strict=True)))
+            write_tensors(path, tensors)
             total += len(rows)
         return total
 

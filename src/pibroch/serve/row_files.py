@@ -123,6 +123,7 @@ class MappedRows:
         self._ids: dict[str, tuple[TableIds, ...]] = {
             name: (ids,) for name, ids in read_ids(folder, manifest.tables).items()
         }
+        self._with_unknown_row = {table.name for table in manifest.tables if table.has_unknown_row}
         self._table_with_ids = {feature: name for name in self._ids for feature in readers[name]}
         self._add: Callable[..., None] = (
             quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
@@ -279,8 +280,9 @@ class MappedRows:
         bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)].tolist()
         for feature, first, end in zip(batch.keys, bounds, bounds[1:], strict=False):
             if feature in self._table_with_ids:
-                layers = self._ids[self._table_with_ids[feature]]
-                rows[first:end] = rows_of(rows[first:end], layers)
+                name = self._table_with_ids[feature]
+                found = rows_of(rows[first:end], self._ids[name])
+                rows[first:end] = np.maximum(found, 0) if name in self._with_unknown_row else found
         return rows
 
     def _zeros(self, ids: BatchIds) -> Tensor:

@@ -39,16 +39,24 @@ Written = TypeVar("Written")
 
 
 def tables_of(
-    num_rows: Mapping[str, int], with_ids: Collection[str] = ()
+    num_rows: Mapping[str, int],
+    with_ids: Collection[str] = (),
+    with_unknown_row: Collection[str] = (),
 ) -> tuple[ExportedTable, ...]:
-    """Where tables' rows lie among all, by name; some of them have raw ids.
+    """Where tables' rows lie among all, by name; some of them have raw ids, some a row for others.
 
     >>> [table.first_row for table in tables_of({"a": 3, "b": 2})]
     [0, 3]
     """
     firsts = accumulate(num_rows.values(), initial=0)
     return tuple(
-        ExportedTable(name=name, first_row=first, num_rows=count, has_ids=name in with_ids)
+        ExportedTable(
+            name=name,
+            first_row=first,
+            num_rows=count,
+            has_ids=name in with_ids,
+            has_unknown_row=name in with_unknown_row,
+        )
         for (name, count), first in zip(num_rows.items(), firsts, strict=False)
     )
 
@@ -69,7 +77,8 @@ def shards_of(
     for table in tables:
         num_rows = table.num_rows
         if table.has_ids:
-            num_rows = int(ids[table.name].rows.max(initial=-1)) + 1
+            last = int(ids[table.name].rows.max(initial=-1))
+            num_rows = max(last + 1, table.has_unknown_row)
         first = table.first_row
         if spans and spans[-1].stop == first:
             first = spans.pop().start

@@ -58,18 +58,21 @@ class ExportedTable(Section):
         num_rows: of the table.
         has_ids: whether its ids have rows by :data:`IDS`; else they are rows. Only then may files
             lack some of its rows.
+        has_unknown_row: whether ids without a row read its first one; else they are absent.
     """
 
     name: str
     first_row: int = Field(ge=0, le=MOST_ROWS)
     num_rows: int = Field(ge=1, le=MOST_ROWS)
     has_ids: bool = False
+    has_unknown_row: bool = False
 
     @model_serializer(mode="wrap")
     def _of_its_layout(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = fields(self)
-        if not self.has_ids:
-            del content["has_ids"]
+        for name in ("has_ids", "has_unknown_row"):
+            if not content[name]:
+                del content[name]
         return content
 
 
@@ -135,6 +138,8 @@ class ExportManifest(Section):
             )
         for feature in self.schema_.owners:
             table = self.tables[names.index(feature.name)]
+            if table.has_unknown_row and not table.has_ids:
+                raise ValueError(f"ids of table {feature.name!r}, which has a row for unknown ones")
             if not table.has_ids and feature.fixed_num_rows not in (None, table.num_rows):
                 raise ValueError(f"{feature.fixed_num_rows} rows of table {feature.name!r}")
         has_ids = any(table.has_ids for table in self.tables)

@@ -63,10 +63,11 @@ class TableIds(NamedTuple):
         ids, places = np.unique(np.concatenate([changes.ids, self.ids]), return_index=True)
         return TableIds(ids, np.concatenate([changes.rows, self.rows])[places])
 
-    def used(self, num_rows: int) -> NDArray[np.bool_]:
-        """Which rows of a table have an id, ``[num_rows]``."""
+    def used(self, num_rows: int, has_unknown_row: bool) -> NDArray[np.bool_]:
+        """Which rows of a table are read for some id, ``[num_rows]``."""
         is_used = np.zeros(num_rows, np.bool_)
         is_used[self.rows] = True
+        is_used[:has_unknown_row] = True
         return is_used
 
 

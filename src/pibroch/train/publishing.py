@@ -185,7 +185,11 @@ class Publishing(BesideTraining[_Copied, Version]):
         # the newest version; None where the next one has to have all rows
         self._last = None if known is None else Version(**known)
         self._dim = tables[0].dim
-        self._tables = tables_of({table.name: table.num_rows for table in tables}, self._indices)
+        self._tables = tables_of(
+            {table.name: table.num_rows for table in tables},
+            self._indices,
+            [name for name, index in self._indices.items() if index.has_unknown_row],
+        )
         self._num_rows = sum(table.num_rows for table in self._tables)
         super().__init__(session, settings.publish_every_seconds)
 
@@ -332,7 +336,8 @@ class Publishing(BesideTraining[_Copied, Version]):
         kind, width = written_as(self._dim, self._dtype)
         for table in self._tables:
             if table.has_ids:
-                free = np.flatnonzero(~draft.ids[table.name].used(table.num_rows))
+                ids = draft.ids[table.name]
+                free = np.flatnonzero(~ids.used(table.num_rows, table.has_unknown_row))
                 zeros = np.broadcast_to(np.zeros(width, kind), (len(free), width))
                 versions.append(RowVersions(table.first_row + free, zeros))
         return Layers(self._dim, self._dtype, versions, below)

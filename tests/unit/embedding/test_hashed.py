@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from naive_hashed import NaiveIndex
 
 import pibroch as pb
-from pibroch.embedding import EvictionPolicy, Hashed
+from pibroch.embedding import EvictionPolicy, Hashed, HashedIndex
 from pibroch.embedding.admission import SketchedIds
 from pibroch.embedding.row_index import check_state, load_state, state_of
 from pibroch.errors import ConfigError, DataError
@@ -76,6 +76,7 @@ kinds = st.builds(
     st.sampled_from(ADMISSIONS),
     st.sampled_from(POLICIES),
     st.sampled_from([None, None, 1, 3, 40]),
+    st.booleans(),
 )
 
 
@@ -102,8 +103,8 @@ def fresh_with(index, kind):
 @settings(max_examples=900, deadline=None)
 @given(schedules, kinds)
 def test_any_schedule_does_what_dictionaries_do(schedule, kind):
-    naive = NaiveIndex(kind, schedule.capacity)
-    index = kind.index(schedule.capacity)
+    naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
+    index = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
         before = saved(index)
         right = learned(naive, ids)
@@ -121,8 +122,8 @@ def test_any_schedule_does_what_dictionaries_do(schedule, kind):
 @settings(max_examples=300, deadline=None)
 @given(schedules, kinds, st.integers(0, 9))
 def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
-    naive = NaiveIndex(kind, schedule.capacity)
-    index = kind.index(schedule.capacity)
+    naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
+    index = kind.index(schedule.capacity + kind.unknown_row)
     rng = np.random.default_rng(schedule.seed)
     for number, ids in enumerate(schedule.steps()):
         if number % 10 == when:
@@ -146,8 +147,8 @@ def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
 @given(schedules, kinds)
 def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind):
     rng = np.random.default_rng(schedule.seed)
-    index = kind.index(schedule.capacity)
-    other = kind.index(schedule.capacity)
+    index = kind.index(schedule.capacity + kind.unknown_row)
+    other = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
         distinct, counts = np.unique(ids, return_counts=True)
         parts = rng.binomial(counts, 0.5)
@@ -162,7 +163,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
 @settings(max_examples=600, deadline=None)
 @given(schedules, kinds, st.integers(0, 23))
 def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, when):
-    index = kind.index(schedule.capacity)
+    index = kind.index(schedule.capacity + kind.unknown_row)
     for number, ids in enumerate(schedule.steps()):
         if number == when:
             others = [fresh_with(index, kind), index.copy()]
@@ -180,14 +181,14 @@ def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, 
 @settings(max_examples=100, deadline=None)
 @given(schedules, kinds)
 def test_rows_learned_at_once_are_those_that_are_looked_up(schedule, kind):
-    index = kind.index(schedule.capacity)
+    index = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
         try:
             _, rows = index.learn_rows(ids)
         except DataError:
             continue
         assert rows.tolist() == index.rows_of(ids).tolist()
-        there = np.flatnonzero(rows >= 0)
+        there = np.flatnonzero(rows >= kind.unknown_row)
         assert index.ids_of(rows[there]).tolist() == ids[there].tolist()
 
 
@@ -295,3 +296,22 @@ def test_scores_of_another_type_are_refused():
     index.learn(np.array([1, 2]))
     with pytest.raises(ConfigError, match="float64"):
         index.learn(np.array([3]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(schedules, kinds), min_size=1, max_size=5), st.booleans())
+def test_indices_that_learn_together_do_what_each_does_alone(parts, are_counted):
+    alone = [kind.index(each.capacity + kind.unknown_row) for each, kind in parts]
+    together = [kind.index(each.capacity + kind.unknown_row) for each, kind in parts]
+    for step in zip(*(each.steps() for each, _ in parts), strict=True):
+        steps = [ids[: each.capacity] for ids, (each, _) in zip(step, parts, strict=True)]
+        counts = [np.arange(1, len(ids) + 1, dtype=np.int32) for ids in steps]
+        found = HashedIndex.learn_together(together, steps, counts if are_counted else None)
+        for place, (index, ids) in enumerate(zip(alone, steps, strict=True)):
+            changes, rows = index.learn_rows(ids, counts[place] if are_counted else None)
+            for field in fields(changes):
+                name = field.name
+                assert getattr(found[place][0], name).tolist() == getattr(changes, name).tolist()
+            assert found[place][1].tolist() == rows.tolist()
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_equal(saved(one), saved(other))

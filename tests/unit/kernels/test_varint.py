@@ -5,21 +5,28 @@ import pytest
 
 from pibroch.kernels.varint import naive, numba
 
-CASES = [[], [0], [127], [128], [0, 0, 5], [3, 1 << 20, (1 << 62) + 1], list(range(0, 70_000, 7))]
+CASES = [
+    [], [0], [127], [128], [0, 0, 5], [3, 1 << 20, (1 << 62) + 1], list(range(0, 70_000, 7)),
+    [(1 << 64) - 1], [1, 1 << 63],
+]  # fmt: skip
 
 
 def encoded(numbers):
     out = np.empty(numba.MAX_BYTES * len(numbers), np.uint8)
-    return out[: numba.encode(np.array(numbers, np.int64), out)]
+    return out[: numba.encode(np.array(numbers, np.uint64), out)]
 
 
 @pytest.mark.parametrize("numbers", CASES, ids=lambda numbers: str(len(numbers)))
 def test_encodes_as_naive_and_decodes_what_was_encoded(numbers):
     message = encoded(numbers)
     assert message.tobytes() == naive.encode(numbers)
-    decoded = np.empty(len(numbers), np.int64)
+    decoded = np.empty(len(numbers), np.uint64)
     assert numba.decode(message, decoded) == len(message)
     assert decoded.tolist() == numbers == naive.decode(message.tobytes())
+    if numbers and numbers[-1] < 1 << 63:
+        out = np.empty_like(message)
+        assert numba.encode(np.array(numbers), out) == len(out) and np.array_equal(out, message)
+        assert numba.decode(message, decoded.view(np.int64)) == len(message)
 
 
 def test_distinct_rows_of_a_batch_take_two_bytes_at_most():

@@ -7,6 +7,7 @@ tests/distributed/test_publishing.py.
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import pibroch as pb
 from here_host import HereHost
@@ -15,7 +16,7 @@ from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.from_checkpoint import saved_ids
+from pibroch.serve.from_checkpoint import saved_indices
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.parts import Part
 from pibroch.serve.plain_tables import export_tables
@@ -49,6 +50,11 @@ def steps(data, tmp_path_factory):
     config = make_config(data, *SMALL, "train.full_checkpoint_every=9")
     run, _ = train_here(config, tmp_path_factory.mktemp("raw") / "run")
     return {step: run.checkpoints_path / f"step-{step:08d}" for step in (20, 40, 60)}
+
+
+def saved_ids(checkpoint, min_count=1):
+    indices = saved_indices(checkpoint, read_manifest(checkpoint))
+    return {name: TableIds.in_index(index, min_count) for name, index in indices.items()}
 
 
 def logits(path, batch, beside=None):
@@ -100,7 +106,7 @@ def test_files_end_behind_the_last_row_that_an_id_has(data, batch, tmp_path):
 def test_ids_seen_seldom_are_left_out(steps, data, batch, tmp_path):
     checkpoint = steps[60]
     manifest = export_checkpoint(checkpoint, tmp_path / "few", ExportOptions(min_count=12))
-    index = saved_ids(checkpoint, read_manifest(checkpoint), 12)
+    index = saved_ids(checkpoint, 12)
     tables = {table.name: table for table in manifest.tables}
     assert all(tables[name].num_rows == max(1, len(each.ids)) for name, each in index.items())
     assert 0 < sum(len(each.ids) for each in index.values()) < 14 * 20
@@ -201,7 +207,7 @@ def test_tables_are_files_with_ids_that_another_kind_of_table_takes(steps, batch
     assert ran.returncode == 0 and "with their ids" in ran.stdout, ran.stderr
     tables = read_manifest(steps[60]).tables
     assert {path.name for path in out.iterdir()} == {f"{name}.safetensors" for name in tables}
-    index = saved_ids(steps[60], read_manifest(steps[60]))
+    index = saved_ids(steps[60])
     hashed = [pb.Table(name, 30, 4, rows=pb.Hashed(pb.AfterCount(2))) for name in index]
     fixed = pb.Table("C2", tables["C2"].num_rows, 4)
     embeddings = pb.Embeddings([*hashed, fixed], pb.SGD(lr=0.1))
@@ -218,3 +224,38 @@ def test_tables_are_files_with_ids_that_another_kind_of_table_takes(steps, batch
     assert embeddings.row_indices["C1"].rows_of(rows).tolist() == list(range(len(rows)))
     with pytest.raises(ConfigError, match="which exists"):
         export_tables(steps[60], out)
+
+
+def test_unknown_ids_read_the_row_that_they_share(data, batch, tmp_path):
+    rows = "embedding.rows={name='hashed', capacity=15, admit_after=2, unknown_row=true}"
+    config = make_config(data, *SMALL, rows, "train.full_checkpoint_every=9")
+    run, _ = train_here(config, tmp_path / "run")
+    steps = {step: run.checkpoints_path / f"step-{step:08d}" for step in (20, 40, 60)}
+    export_checkpoint(steps[20], tmp_path / "20", ExportOptions(shard_bytes=500))
+    export_delta(steps[60], tmp_path / "20", tmp_path / "delta")
+    export_checkpoint(steps[60], tmp_path / "60")
+    expected = logits(steps[60], batch)
+    assert logits(tmp_path / "60", batch).equal(expected)
+    assert logits(tmp_path / "delta", batch).equal(expected)
+    hosts = tuple(HereHost(tmp_path / "20", Part(number, 3)) for number in (1, 2, 3))
+    split = Predictor.open_split(tmp_path / "delta", RowSplit(None, hosts))
+    split.reach_rows()
+    assert split.logits(batch).equal(expected)
+    export_tables(steps[60], tmp_path / "tables")
+    for min_count in (1, 12, 10**6):
+        out = tmp_path / f"counted-{min_count}"
+        export_checkpoint(steps[60], out, ExportOptions(min_count=min_count))
+        predictor = pb.Predictor.open(out)
+        known = saved_ids(steps[60], min_count)
+        vectors = predictor.embed(batch)
+        for name in known:
+            ids = batch.select((name,)).values.numpy()
+            unknown = load_file(tmp_path / "tables" / f"{name}.safetensors")["unknown_weight"]
+            is_in = torch.from_numpy(np.isin(ids, known[name].ids))
+            found = vectors[:, predictor.features.index(name)]
+            assert (found == unknown).all(1).equal(~is_in)
+            assert unknown.any()
+    with pytest.raises(CheckpointError, match="whose tables are not those of"):
+        config = make_config(data, *SMALL, rows.replace("true", "false"))
+        other, _ = train_here(config, tmp_path / "other")
+        export_delta(other.path, tmp_path / "20", tmp_path / "no")

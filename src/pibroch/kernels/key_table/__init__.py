@@ -29,9 +29,11 @@ __all__ = [
     "insert",
     "least",
     "older_than",
+    "place_of",
     "rebuild",
     "remove",
     "touch",
+    "touch_tables",
 ]
 
 KEYS_PER_THREAD = 4096  # below which a further thread is not worth waking
@@ -40,6 +42,7 @@ LEAST = np.iinfo(np.int64).min
 GREATEST = np.iinfo(np.int64).max
 _NONE = np.empty(0, np.int64)
 _NONE_32 = np.empty(0, np.int32)
+_NO_SLOTS = np.empty(0, np.uint64)
 
 
 def empty_table(num_rows: int) -> KeyTable:
@@ -91,6 +94,47 @@ def touch(
     misses = np.empty(len(keys), np.int32)
     num = numba.visit(table, keys, counts, step, half_life, rows, misses, 0, len(keys))
     return rows, misses[:num]
+
+
+def place_of(table: KeyTable) -> Ints:
+    """Where a table lies, for :func:`touch_tables`: slots, how many, entries, how many."""
+    slots, entries, *_ = table
+    return np.array([slots.ctypes.data, len(slots), entries.ctypes.data, len(entries)], np.int64)
+
+
+def touch_tables(
+    places: Ints,
+    keys: Ints,
+    counts: NDArray[np.int32],
+    bounds: Ints,
+    steps: Ints,
+    half_lives: Ints,
+) -> tuple[Ints, NDArray[np.int32], Ints]:
+    """As :func:`touch` of several tables, each with keys of its own; tables are shared by threads.
+
+    Args:
+        places: ``[T, 4]``, of tables that the caller holds, see :func:`place_of`.
+        keys: ``[V]``, of one table after the other.
+        counts: ``[V]``.
+        bounds: ``[T + 1]``, of each table's keys.
+        steps: ``[T]``.
+        half_lives: ``[T]``.
+
+    Returns:
+        Rows ``[V]``, room for positions of absent keys ``[V]`` in which those of a table begin
+        where its keys do and count from there, and how many there are by table ``[T]``.
+    """
+    rows = np.empty(len(keys), np.int64)
+    misses = np.empty(len(keys), np.int32)
+    num_misses = np.zeros(len(places), np.int64)
+    num_parts = max(1, min(parallel.num_threads(), len(keys) // KEYS_PER_THREAD))
+    wanted = [len(keys) * part // num_parts for part in range(1, num_parts)]
+    cuts = [0, *np.searchsorted(bounds, wanted).tolist(), len(places)]
+    parallel.run_ranges(
+        numba.visit_tables, cuts, places, keys, counts, bounds, steps, half_lives, rows, misses,
+        num_misses, _NO_SLOTS,
+    )  # fmt: skip
+    return rows, misses, num_misses
 
 
 def older_than(table: KeyTable, bound: int, step: int) -> Ints:

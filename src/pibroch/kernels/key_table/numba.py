@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.bits import lowest
-from pibroch.kernels.memory import prefetch
+from pibroch.kernels.memory import numbers_at, prefetch
 from pibroch.kernels.policy import kernel
 
 BLOCK = 128  # keys whose slots are fetched together, and then their entries
@@ -195,6 +195,55 @@ def visit(
             count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, halving, half_life)
             entries[place, 1] = (step << 32) | min(count + int(counts[i]), MOST_COUNT)
     return int(np.int64(num_misses))  # a team of threads takes no unsigned number
+
+
+@kernel
+def visit_tables(
+    places: Ints,
+    keys: Ints,
+    counts: NDArray[np.int32],
+    bounds: Ints,
+    steps: Ints,
+    half_lives: Ints,
+    rows: Ints,
+    misses: NDArray[np.int32],
+    num_misses: Ints,
+    slots: NDArray[np.uint64],
+    start: int,
+    stop: int,
+) -> None:
+    """As :func:`visit` of the tables ``start`` to ``stop``, each with keys of its own.
+
+    Args:
+        places: ``[T, 4]``, of each table: see :func:`pibroch.kernels.key_table.place_of`.
+        keys: ``[V]``, of one table after the other.
+        counts: ``[V]``, how often each was seen.
+        bounds: ``[T + 1]``, of each table's keys.
+        steps: ``[T]``, that is now, not 0.
+        half_lives: ``[T]``, see :func:`visit`.
+        rows: ``[V]``.
+        misses: ``[V]``, receives among each table's keys the positions of absent ones.
+        num_misses: ``[T]``, receives how many there are.
+        slots: empty; for its type.
+        start: of the tables.
+        stop: of the tables.
+    """
+    for number in range(start, stop):
+        here = slice(bounds[number], bounds[number + 1])
+        place = places[number]
+        entries = numbers_at(keys, place[2], 2 * place[3]).reshape((place[3], 2))
+        table = KeyTable(numbers_at(slots, place[0], place[1]), entries, keys[:0], keys[:0])
+        num_misses[number] = visit(
+            table,
+            keys[here],
+            counts[here],
+            steps[number],
+            half_lives[number],
+            rows[here],
+            misses[here],
+            0,
+            here.stop - here.start,
+        )
 
 
 @kernel

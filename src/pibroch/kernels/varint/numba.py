@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 from pibroch.kernels.arrays import Array
 from pibroch.kernels.policy import kernel
 
-MAX_BYTES = 9  # of one number below 2**63
+MAX_BYTES = 10  # of one number
 
 
 @kernel
-def encode(numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
+def encode(numbers: NDArray[np.int64] | NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
     """Write rising ``numbers``, all at least 0, to ``out`` of ``MAX_BYTES`` bytes each.
 
     Returns how many bytes were written.
     """
-    before = np.int64(0)
+    before = np.uint64(0)
     filled = 0
-    for number in numbers:
+    for each in numbers:
+        number = np.uint64(each)
         gap = number - before
         before = number
-        while gap >= 128:
-            out[filled] = (gap & 127) | 128
+        while gap >= np.uint64(128):
+            out[filled] = (gap & np.uint64(127)) | np.uint64(128)
             filled += 1
-            gap >>= 7
+            gap >>= np.uint64(7)
         out[filled] = gap
         filled += 1
     return filled
@@ -41,16 +42,16 @@ def decode(encoded: NDArray[np.uint8], numbers: Array) -> int:
     Returns how many bytes they took, or -1 where these do not hold so many.
     """
     at = 0
-    number = 0
+    number = np.uint64(0)
     for i in range(len(numbers)):
-        gap = 0
+        gap = np.uint64(0)
         shift = 0
         byte = 128
         while byte >= 128:
-            if at == len(encoded) or shift > 56:
+            if at == len(encoded) or shift > 63:
                 return -1
             byte = int(encoded[at])
-            gap |= (byte & 127) << shift
+            gap |= np.uint64(byte & 127) << np.uint64(shift)
             shift += 7
             at += 1
         number += gap
