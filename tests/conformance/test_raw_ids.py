@@ -80,7 +80,9 @@ def test_ids_of_loaded_weights_are_given_rows_alike_on_all_ranks(worlds, exchang
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "row_wise_adagrad"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adagrad", "adam", "row_wise_adagrad", "row_wise_adam"]
+)
 def test_one_process_trains_what_fixed_tables_train_by_hand(worlds, kind, optimizer):
     right, right_records, num_lives = cases.train_by_hand(kind, optimizer)
     assert num_lives > 1.3 * sum(map(len, right_records.values())), "rows are taken away"
@@ -112,6 +114,19 @@ def test_exchanges_agree_to_the_bit_and_with_one_process(worlds, size, kind):
     whole = [torch.cat(parts) for parts in zip(*(given for given, *_ in right), strict=True)]
     for step, (here, there) in enumerate(zip(whole, alone[0], strict=True)):
         torch.testing.assert_close(here, there, msg=f"lookup {step}")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam", "row_wise_adam"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_exchanges_agree_with_any_optimizer(worlds, size, optimizer):
+    kind = KINDS["unknown ones share a row"]
+    right = worlds(size).run(cases.train, kind, optimizer)
+    for exchange, options in WAYS[-4:]:
+        runs = worlds(size).run(cases.train, kind, optimizer, exchange=exchange, **options)
+        for (given, _, entries), (given_right, _, entries_right) in zip(runs, right, strict=True):
+            assert all(map(torch.equal, given, given_right)), (exchange, options)
+            assert entries == entries_right
+        check_same_records(runs, right)
 
 
 def check_same_records(runs, right):
