@@ -246,7 +246,7 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
 
 
 def _check_extra() -> None:
-    for module in ("fastapi", "uvicorn", "httptools"):
+    for module in ("starlette", "prometheus_client", "uvicorn", "httptools"):
         if find_spec(module) is None:
             raise MissingDependencyError(
                 f"pibroch serve without {module}",

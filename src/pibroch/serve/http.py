@@ -1,25 +1,26 @@
 """The endpoints: the Open Inference Protocol v2, raw rows, metrics.
 
-FastAPI routes them and shows them at ``/docs``.
+Starlette routes them; ``/docs`` shows them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from fastapi import FastAPI
-from fastapi.requests import Request
-from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from numpy.typing import NDArray
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError
@@ -44,21 +45,6 @@ LOGIT = "logit"
 EMBEDDING = "embedding"
 OUTPUTS = (SCORE, LOGIT, EMBEDDING)
 _BYTES = "application/octet-stream"
-
-
-class ShownRoute(APIRoute):
-    """A route that is there for the OpenAPI page.
-
-    Its requests are answered before they come to a router.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What is never called."""
-
-        async def handler(_: Request) -> Response:
-            raise AssertionError("answered directly")
-
-        return handler
 
 
 class Service:
@@ -142,11 +128,11 @@ class Service:
             predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}
         )
 
-    async def live(self) -> Response:
+    async def live(self, _: Request) -> Response:
         """Whether the process answers."""
         return JSONResponse({"live": True})
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         """Whether requests should be sent here.
 
         200, or 503 while the server starts, drains, or has files that were changed.
@@ -154,7 +140,7 @@ class Service:
         is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    async def server_metadata(self) -> Response:
+    async def server_metadata(self, _: Request) -> Response:
         """Name and version of the server, and the extensions that it knows."""
         return JSONResponse(
             {"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]}
@@ -186,14 +172,12 @@ class Service:
         """Whether this model, or this version of it, can be asked."""
         self._known(request.path_params["model"])
         self._of_version(request.path_params.get("version"), self.store.current.version)
-        return await self.ready()
+        return await self.ready(request)
 
-    async def metrics_text(self) -> Response:
+    async def metrics_text(self, _: Request) -> Response:
         """For Prometheus."""
         predictor = self.store.current
-        name = self.store.name
         gauges = {
-            f'pibroch_model_info{{model="{name}",version="{predictor.version}"}}': 1,
             "pibroch_model_step": predictor.step,
             "pibroch_model_loads": self.store.num_loaded,
             "pibroch_model_load_failures": self.store.num_failed,
@@ -201,7 +185,10 @@ class Service:
             **{f"pibroch_{key}": value for key, value in _freshness(predictor).items()},
             **self.gauges(),
         }
-        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        info = {"model": self.store.name, "version": predictor.version}
+        return Response(
+            self.metrics.text(gauges, info), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     async def _raw(self, request: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
@@ -275,12 +262,7 @@ def build_app(service: Service, open_connections: OpenConnections) -> App:
     return Direct(routed, answers, infer, open_connections.check_bytes)
 
 
-def _routed(service: Service) -> FastAPI:
-    app = FastAPI(
-        title=f"pibroch: {service.store.name}",
-        version=__version__,
-        description="Scores of a recommendation model.",
-    )
+def _routed(service: Service) -> Starlette:
     get: list[tuple[str, Callable[..., Any]]] = [
         ("/v2/health/live", service.live),
         ("/v2/health/ready", service.ready),
@@ -291,40 +273,58 @@ def _routed(service: Service) -> FastAPI:
         ("/v2/models/{model}/versions/{version}/ready", service.model_ready),
         ("/metrics", service.metrics_text),
     ]
-    for path, function in get:
-        for method in ("GET", "HEAD"):
-            app.add_api_route(
-                path,
-                function,
-                methods=[method],
-                response_class=Response,
-                openapi_extra=_path_parameters(path),
-                include_in_schema=method == "GET",
-            )
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-        extra = {**_path_parameters(path), "requestBody": _INFER_BODY}
-        _show(app, path, service.infer, extra)
-    for path, function in ((SCORE_PATH, service.score), (EMBED_PATH, service.embed)):
-        _show(app, path, function, {"requestBody": _raw_body(service)})
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(HTTPException, _not_found)
-    app.add_exception_handler(Exception, _failed)
-    return app
+    raw = _raw_body(service)
+    post: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+        ("/v2/models/{model}/infer", service.infer, _INFER_BODY),
+        ("/v2/models/{model}/versions/{version}/infer", service.infer, _INFER_BODY),
+        (SCORE_PATH, service.score, raw),
+        (EMBED_PATH, service.embed, raw),
+    ]
+    paths = {path: {"get": _operation(path, function)} for path, function in get}
+    paths |= {
+        path: {"post": {**_operation(path, function), "requestBody": body}}
+        for path, function, body in post
+    }
+    page = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"pibroch: {service.store.name}",
+            "version": __version__,
+            "description": "Scores of a recommendation model.",
+        },
+        "paths": paths,
+    }
 
+    async def shown(_: Request) -> Response:
+        return JSONResponse(page)
 
-def _show(app: FastAPI, path: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
-    async def shown() -> None: ...
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(_DOCS)
 
-    shown.__name__ = function.__name__
-    shown.__doc__ = function.__doc__
-    app.router.add_api_route(
-        path,
-        shown,
-        methods=["POST"],
-        response_class=Response,
-        openapi_extra=extra,
-        route_class_override=ShownRoute,
+    return Starlette(
+        routes=[
+            *(Route(path, function) for path, function in get),
+            # answered before they come here: this is for other methods
+            *(Route(path, shown, methods=["POST"]) for path, *_ in post),
+            Route("/openapi.json", shown),
+            Route("/docs", docs),
+        ],
+        exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _failed},
     )
+
+
+def _operation(path: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """What the OpenAPI page says of an endpoint: its docstring and the names in its path."""
+    names = [name for name in ("model", "version") if f"{{{name}}}" in path]
+    return {
+        "operationId": f"{function.__name__}{path}".translate(_AS_NAMES),
+        "description": inspect.getdoc(function),
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ],
+        "responses": {"200": {"description": "the answer"}},
+    }
 
 
 def _freshness(predictor: Predictor) -> dict[str, float]:
@@ -360,16 +360,6 @@ def _error(reason: str, status: int, headers: Mapping[str, str]) -> Response:
     return Response(error_body(reason), status, headers, media_type="application/json")
 
 
-def _path_parameters(path: str) -> dict[str, Any]:
-    names = [name for name in ("model", "version") if f"{{{name}}}" in path]
-    return {
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
-    }
-
-
 def _raw_body(service: Service) -> dict[str, Any]:
     schema = service.store.current.schema
     columns = list(service.store.current.columns)
@@ -401,3 +391,11 @@ _INFER = {
     "properties": {"id": {"type": "string"}, "inputs": {"type": "array", "items": _TENSOR}},
 }
 _INFER_BODY = {"required": True, "content": {"application/json": {"schema": _INFER}}}
+_AS_NAMES = str.maketrans({"/": "_", "{": None, "}": None})
+_DOCS = """<!DOCTYPE html>
+<title>pibroch</title>
+<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
+<div id="page"></div>
+<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "/openapi.json", dom_id: "#page"})</script>
+"""

@@ -1,12 +1,20 @@
-"""Counters and histograms in Prometheus' text format; workers of one port share an array."""
+"""Counters and histograms for Prometheus; workers of one port share an array."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
 
 ENDPOINTS = ("infer", "score", "embed", "rows", "other")
 STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
@@ -55,48 +63,49 @@ class ServerMetrics:
         self._own[first + bisect_left(bounds, value)] += 1
         self._own[first + len(bounds) + 1] += value
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """Everything, of all workers together.
+    def text(self, gauges: Mapping[str, float], info: Mapping[str, str] | None = None) -> bytes:
+        """Everything, of all workers together, in Prometheus' text format.
 
-        Gauges by name, with labels, are of the one that answers.
+        Gauges by name, and what is known of the model, are of the one that answers.
         """
         totals = self._all.sum(0)
-        lines = _about("pibroch_requests_total", "counter", "Answers by endpoint and HTTP status.")
+        requests = CounterMetricFamily(
+            "pibroch_requests",
+            "Answers by endpoint and HTTP status.",
+            labels=("endpoint", "status"),
+        )
+        seconds = HistogramMetricFamily(
+            "pibroch_request_seconds",
+            "Time from a request's headers to its answer.",
+            labels=("endpoint",),
+        )
+        rows = HistogramMetricFamily("pibroch_batch_rows", "Rows that were computed together.")
         for place, endpoint in enumerate(ENDPOINTS):
             for number, status in enumerate((*STATUSES, "other")):
                 count = totals[place * (len(STATUSES) + 1) + number]
                 if count or status == 200:
-                    labels = f'endpoint="{endpoint}",status="{status}"'
-                    lines.append(f"pibroch_requests_total{{{labels}}} {count:.0f}")
-        text = "Time from a request's headers to its answer."
-        lines += _about("pibroch_request_seconds", "histogram", text)
-        for place, endpoint in enumerate(ENDPOINTS):
+                    requests.add_metric((endpoint, str(status)), count)
             first = _SECONDS_AT + place * _SECONDS_PARTS
-            lines += _histogram(
-                "pibroch_request_seconds", f'endpoint="{endpoint}",', SECONDS, totals[first:]
-            )
-        lines += _about("pibroch_batch_rows", "histogram", "Rows that were computed together.")
-        lines += _histogram("pibroch_batch_rows", "", ROWS, totals[_ROWS_AT:])
-        for name, value in gauges.items():
-            lines += [f"# TYPE {name.partition('{')[0]} gauge", f"{name} {value:.15g}"]
-        return "\n".join(lines) + "\n"
+            seconds.add_metric((endpoint,), *_histogram(SECONDS, totals[first:]))
+        rows.add_metric((), *_histogram(ROWS, totals[_ROWS_AT:]))
+        model = InfoMetricFamily("pibroch_model", "What answers.", value=dict(info or {}))
+        rest = [GaugeMetricFamily(name, "", value=value) for name, value in gauges.items()]
+        return generate_latest(_Families([requests, seconds, rows, model, *rest]))
 
 
-def _about(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+class _Families:
+    """Metrics as ``generate_latest`` collects them."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 def _histogram(
-    name: str, labels: str, bounds: Sequence[float], values: NDArray[np.float64]
-) -> list[str]:
-    counts = np.cumsum(values[: len(bounds) + 1])
-    lines = [
-        f'{name}_bucket{{{labels}le="{bound:g}"}} {count:.0f}'
-        for bound, count in zip(bounds, counts, strict=False)
-    ]
-    given = f"{{{labels[:-1]}}}" if labels else ""
-    lines += [
-        f'{name}_bucket{{{labels}le="+Inf"}} {counts[-1]:.0f}',
-        f"{name}_count{given} {counts[-1]:.0f}",
-    ]
-    return [*lines, f"{name}_sum{given} {values[len(bounds) + 1]:.6f}"]
+    bounds: Sequence[float], values: NDArray[np.float64]
+) -> tuple[list[tuple[str, float]], float]:
+    counts = np.cumsum(values[: len(bounds) + 1]).tolist()
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return list(zip(names, counts, strict=True)), float(values[len(bounds) + 1])

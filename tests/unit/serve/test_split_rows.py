@@ -250,7 +250,7 @@ def test_requests_for_rows_are_checked(line):
             with asking(*addresses, access=access) as hosts:
                 error = hosts[1].rows_of(sha256).read(wanted).exception(TIMEOUT_S)
                 assert isinstance(error, WorkerLostError) and reason in str(error)
-    assert 'pibroch_requests_total{endpoint="rows",status="409"} 1' in metrics.text({})
+    assert 'pibroch_requests_total{endpoint="rows",status="409"} 1' in metrics.text({}).decode()
     app = admission_of(store, None)
     status, body = ask_app(app, "/score", b"[]")
     assert (
