@@ -45,7 +45,7 @@ SNAPSHOT = {
     ),
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"
-        " weights: Tensor | None = None, position: LoaderPosition | None = None,"
+        " weights: Tensor | None = None, position: LoaderPosition | StreamPosition | None = None,"
         " first_sample: int = 0, by_id: bool = False, fresh: FreshRows | None = None,"
         " sample_weights: Tensor | None = None,"
         " groups: Tensor | None = None, event_times: Tensor | None = None,"

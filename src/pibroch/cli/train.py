@@ -60,6 +60,18 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir, if any.")
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Of a stream: wait for more when all is trained, until a signal comes."
+        ),
+    ] = False,
+    until_idle: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Follow, and end when nothing has come for so long."
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
     ] = False,
@@ -126,6 +138,8 @@ def train(
 ) -> None:
     """Train a model and evaluate it. Without arguments: a small run on generated data."""
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
+    changes += ["data.stream.follow=true"] if follow or until_idle is not None else []
+    changes += [] if until_idle is None else [f"data.stream.until_idle={until_idle}"]
     if roles:
         if os.environ.get("RANK", "0") == "0":
             _show_roles(recipe, changes, ranks, by_role, is_kept=ranks > 1 or bool(restarts))
@@ -379,7 +393,7 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
 
 
 def _sink(
-    tensorboard: bool, metrics_address: str | None, run: RunDirectory, total_steps: int
+    tensorboard: bool, metrics_address: str | None, run: RunDirectory, total_steps: int | None
 ) -> Sink:
     from pibroch.observability.exposition import Exposition
     from pibroch.observability.progress import progress_sink

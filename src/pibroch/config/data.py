@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -30,6 +30,54 @@ class SynthesizeConfig(Section):
     raw: bool = False
 
 
+class StreamConfig(Section):
+    """Events that come while training goes on, see ``docs/streams.md``.
+
+    Attributes:
+        kind: where they come from.
+        path: the directory that grows.
+        format: of its files, or of messages; by the names of files when absent.
+        partitions: of a directory: how many, to which files go by their names; or sub-directories,
+            each of which is one. No more ranks read than there are partitions.
+        schema_file: the schema of the records, in TOML; that of ``data.dir`` when absent.
+        time: the column with the time of an event, in place of the schema's.
+        time_unit: of these numbers, in place of the schema's.
+        follow: wait for more when all is trained, without end.
+        until_idle: end when nothing has come for so many seconds; needs ``follow``.
+        wait_seconds: how long an event waits at most for a batch to fill.
+        most_bad_share: of bad records; more end the run. Ten are always allowed for each 0.001.
+        most_record_bytes: a longer record is bad.
+        bad_records: a folder for them; ``stream/bad`` in the run directory when absent.
+    """
+
+    kind: Literal["directory"] = "directory"
+    path: str | None = None
+    format: Literal["csv", "tsv", "jsonl", "parquet"] | None = None
+    partitions: Annotated[int, Field(ge=1, le=4096)] | tuple[str, ...] = 8
+    schema_file: str | None = None
+    time: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    follow: bool = False
+    until_idle: float | None = Field(default=None, ge=0)
+    wait_seconds: float = Field(default=0.5, ge=0)
+    most_bad_share: float = Field(default=1e-3, ge=0, le=1)
+    most_record_bytes: int = Field(default=1 << 20, ge=1 << 10, le=1 << 26)
+    bad_records: str | None = None
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Without an event, after which the run ends; ``None`` for never."""
+        return self.until_idle if self.follow else 0.0
+
+    @model_validator(mode="after")
+    def _place(self) -> Self:
+        if self.path is None:
+            raise ValueError("needs `path`, the directory that grows")
+        if not self.partitions:
+            raise ValueError("needs at least one of `partitions`")
+        return self
+
+
 class DataConfig(Section):
     """The ``[data]`` table.
 
@@ -37,6 +85,8 @@ class DataConfig(Section):
         dir: an encoded dataset, relative to the working directory.
         prepare: the command that makes ``dir``; shown when it is missing.
         synthesize: generate data when ``dir`` is not given.
+        stream: train on events as they come; ``dir`` then gives the schema, vocabularies, and
+            samples to validate and test with.
         processors: data processors that make the batches in place of the ranks; started on this
             machine with the run, unless ``rendezvous`` says where they are.
         rendezvous: ``tcp://host:port`` of processors that run already, see ``pibroch data-processor
@@ -46,6 +96,7 @@ class DataConfig(Section):
     dir: str | None = None
     prepare: str | None = None
     synthesize: SynthesizeConfig | None = None
+    stream: StreamConfig | None = None
     processors: int = Field(default=0, ge=0)
     # `meet` is its former name
     rendezvous: str | None = Field(
@@ -54,8 +105,17 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        if self.stream is not None:
+            return self._checked_stream(self.stream)
         if self.dir is None and self.synthesize is None:
             raise ValueError("needs `dir` (an encoded dataset) or a [data.synthesize] table")
+        return self
+
+    def _checked_stream(self, stream: StreamConfig) -> Self:
+        if (self.dir is None) == (stream.schema_file is None):
+            raise ValueError("needs `dir` or `stream.schema_file`, whose schema the stream has")
+        if self.processors:
+            raise ValueError("takes no `processors` with a stream, which ranks read themselves")
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pibroch.config.base import Section
 from pibroch.config.data import DataConfig
@@ -36,6 +36,28 @@ class RunConfig(Section):
     optimizer: DenseOptimizerConfig = AdamConfig(name="adam", lr=1e-3)
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig
+
+    @field_validator("train")
+    @classmethod
+    def _one_length(cls, train: TrainConfig, info: ValidationInfo) -> TrainConfig:
+        data = info.data.get("data")
+        has_stream = isinstance(data, DataConfig) and data.stream is not None
+        if not has_stream and (train.epochs is None) == (train.steps is None):
+            raise ValueError("needs exactly one of `epochs` and `steps`")
+        return train
+
+    @model_validator(mode="after")
+    def _end_of_schedule(self) -> Self:
+        if self.data.stream is None:
+            return self
+        steps = self.train.steps
+        spans_run = self.schedule.name in ("cosine", "linear") and self.schedule.decay_steps is None
+        if steps is None and spans_run:
+            raise ValueError(
+                f"`schedule.name = {self.schedule.name!r}` over a stream without end needs"
+                " `schedule.decay_steps`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_rendezvous(self) -> Self:

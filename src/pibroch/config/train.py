@@ -54,7 +54,8 @@ class TrainConfig(Section):
     """The ``[train]`` table; intervals count steps.
 
     Attributes:
-        epochs: passes over the training split; one of ``epochs`` and ``steps`` is needed.
+        epochs: passes over the training split; one of ``epochs`` and ``steps`` is needed. A stream
+            has none: ``epochs`` is then not looked at, and without ``steps`` there is no end.
         steps: stop after this many steps instead.
         batch_size: samples a step, over all ranks.
         evaluate_batch_size: samples a batch when evaluating, over all ranks.
@@ -120,9 +121,3 @@ class TrainConfig(Section):
     publish_keep_seconds: float = Field(default=300.0, ge=0)
     windows: WindowsConfig | None = None
     threads: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("needs exactly one of `epochs` and `steps`")
-        return self

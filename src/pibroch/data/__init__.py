@@ -4,6 +4,7 @@ from pibroch.data.batch import JaggedBatch, LoaderPosition
 from pibroch.data.dataset import EncodedDataset, Split
 from pibroch.data.loader import Loader
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
+from pibroch.data.streams.program import stream
 
 __all__ = [
     "CategoricalFeature",
@@ -14,4 +15,5 @@ __all__ = [
     "LoaderPosition",
     "Schema",
     "Split",
+    "stream",
 ]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data.batch_check import check_batch, check_keyed, check_samples
+from pibroch.data.streams.base import StreamPosition
 from pibroch.errors import DataError
 
 
@@ -94,7 +95,7 @@ class JaggedBatch:
     offsets: Tensor
     labels: Tensor
     weights: Tensor | None = None
-    position: LoaderPosition | None = None
+    position: LoaderPosition | StreamPosition | None = None
     first_sample: int = 0
     by_id: bool = False
     fresh: FreshRows | None = None

@@ -29,13 +29,16 @@ class ParquetSource:
         path: the file.
         schema: the features wanted.
         has_labels: whether labels are read; else they are 0.
+        may_be_empty: whether no rows are enough.
 
     Raises:
         DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a
             feature cannot read.
     """
 
-    def __init__(self, path: Path, schema: Schema, has_labels: bool = True) -> None:
+    def __init__(
+        self, path: Path, schema: Schema, has_labels: bool = True, may_be_empty: bool = False
+    ) -> None:
         self.path = existing(path)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
@@ -43,7 +46,7 @@ class ParquetSource:
             self._num_rows = int(self._frame.select(pl.len()).collect().item())
         except _ERRORS as error:
             raise _no_parquet(path, error) from error
-        if not self._num_rows:
+        if not self._num_rows and not may_be_empty:
             raise DataError(
                 f"{path}, which has no rows", "at least one record", "check how the file was made"
             )

@@ -72,10 +72,11 @@ class LoggedEvents:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was left out, where it begins, and why."""
+    """A record that was left out, where it begins, why, and its text."""
 
     line: int
     reason: str
+    text: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,13 @@ class PieceParser:
                 "add one that is not read, or write Parquet",
             )
 
-    def parse(self, text: bytes, first_line: int = 1) -> ParsedPiece:
-        """Parse whole records; messages count lines, or rows, from ``first_line``."""
+    def parse(
+        self, text: bytes, first_line: int = 1, most_bad: int = _SHOWN_BAD_RECORDS
+    ) -> ParsedPiece:
+        """Parse whole records; messages count lines, or rows, from ``first_line``.
+
+        At most ``most_bad`` bad records are described.
+        """
         buffer = np.frombuffer(text, np.uint8).copy()
         capacity = text.count(b"\n") + 1
         bounds = np.zeros((capacity, len(self._place), 2), np.int64)
@@ -184,8 +190,9 @@ class PieceParser:
             BadRecord(
                 first_line + int(records[i, 3] if is_text else i),
                 next(why(i) for passed, why in checks if not passed[i]),
+                text[records[i, 0] : records[i, 1]],
             )
-            for i in bad[:_SHOWN_BAD_RECORDS]
+            for i in bad[:most_bad]
         )
         if len(bad):
             bounds = bounds[good]

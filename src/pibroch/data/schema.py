@@ -452,6 +452,14 @@ class Schema(Section):
             update={"categorical": tuple(changed(feature) for feature in self.categorical)}
         )
 
+    def with_time(self, column: str | None, unit: str) -> Schema:
+        """A copy in which events have their times in another column.
+
+        Raises:
+            ConfigError: for a column that is a label or a weight.
+        """
+        return _checked(Schema, self.model_dump() | {"time": column, "time_unit": unit}, "the time")
+
     def to_toml(self) -> str:
         """The schema as TOML text; :meth:`from_toml` reads it back."""
         tables = self.model_dump(exclude={"dense", "categorical"})

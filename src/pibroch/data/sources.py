@@ -126,7 +126,7 @@ class TextSource:
         """
         start = max(start, self._start, key=lambda place: place.offset)
         with self.path.open("rb") as file:
-            stream = _Stream(file, self.path)
+            stream = Uncompressed(file, self.path)
             stream.skip(start.offset)
             rest = b""
             while True:
@@ -163,7 +163,7 @@ class TextSource:
 
     def _refuse_other_formats(self) -> None:
         with self.path.open("rb") as file:
-            begin = _Stream(file, self.path).read(_READ_BYTES)
+            begin = Uncompressed(file, self.path).read(_READ_BYTES)
         for magic, (kind, do) in _OTHER_FORMATS.items():
             if begin.startswith(magic):
                 raise DataError(
@@ -178,7 +178,7 @@ class TextSource:
 
     def _lines(self, count: int) -> Iterator[bytes]:
         with self.path.open("rb") as file:
-            stream = _Stream(file, self.path)
+            stream = Uncompressed(file, self.path)
             data = stream.read(_READ_BYTES)
         if not data.strip():
             raise DataError(
@@ -195,26 +195,42 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-class _Stream:
-    """The uncompressed bytes of a file; a compressed file that stops too early is an error."""
+class Uncompressed:
+    """The uncompressed bytes of a file, which may grow while it is read.
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    Args:
+        file: opened, at its start.
+        path: for messages.
+        block_bytes: read at once.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, block_bytes: int = _READ_BYTES) -> None:
         magic = file.read(4)
         file.seek(0)
         self._file = file
         self._path = path
+        self._block_bytes = block_bytes
+        self._decoder: _Decoder | None = None
         self._new_decoder: Callable[[], _Decoder] | None = None
         if magic.startswith(_GZIP):
             self._new_decoder = _new_gzip_decoder
         elif magic == _ZSTD:
             self._new_decoder = _new_zstd_decoder
-        self._blocks = (
-            self._plain() if self._new_decoder is None else self._decoded(self._new_decoder)
-        )
-        self._left = next(self._blocks, b"").removeprefix(BYTE_ORDER_MARK)
+        begin = self.more()
+        self._left = begin.removeprefix(BYTE_ORDER_MARK)
+        self._mark_bytes = len(begin) - len(self._left)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what was read so far may be all: no compressed part was begun and not ended."""
+        return self._decoder is None
 
     def skip(self, num_bytes: int) -> None:
-        """Go forward."""
+        """Go forward; of a file that is not compressed, and of which nothing was read, at once."""
+        if self._new_decoder is None and num_bytes >= len(self._left):
+            self._file.seek(num_bytes + self._mark_bytes)
+            self._left = b""
+            return
         while num_bytes > 0:
             skipped = self.read(min(num_bytes, 16 * _READ_BYTES))
             if not skipped:
@@ -222,37 +238,58 @@ class _Stream:
             num_bytes -= len(skipped)
 
     def read(self, num_bytes: int) -> bytes:
-        """The next ``num_bytes``, fewer only at the end."""
+        """The next ``num_bytes``, fewer only at the end.
+
+        Raises:
+            DataError: for a compressed file that is damaged, or stops too early.
+        """
         parts = [self._left]
         size = len(self._left)
-        while size < num_bytes and (block := next(self._blocks, None)) is not None:
+        while size < num_bytes:
+            block = self.more()
+            if not block:
+                self._refuse_incomplete()
+                break
             parts.append(block)
             size += len(block)
         data = b"".join(parts)
         self._left = data[num_bytes:]
         return data[:num_bytes]
 
-    def _plain(self) -> Iterator[bytes]:
-        while block := self._file.read(_READ_BYTES):
-            yield block
+    def more(self) -> bytes:
+        """Some of what comes next; empty at the end of what is there now.
 
-    def _decoded(self, new_decoder: Callable[[], _Decoder]) -> Iterator[bytes]:
-        decoder: _Decoder | None = None
-        while block := self._file.read(_READ_BYTES):
-            while block:
-                if decoder is None and not (block := block.lstrip(b"\0")):
-                    break  # zeros between and after gzip members are padding
-                decoder = decoder or new_decoder()
-                try:
-                    yield decoder.decompress(block)
-                except (zlib.error, zstandard.ZstdError) as error:
-                    raise self._damaged(
-                        f"damaged near byte {self._file.tell():,}: {error}"
-                    ) from error
-                block = decoder.unused_data
-                if decoder.eof:
-                    decoder = None
-        if decoder is not None:
+        Not what :meth:`read` has left, for which see :meth:`rest`.
+        """
+        while block := self._file.read(self._block_bytes):
+            data = block if self._new_decoder is None else self._decoded(block, self._new_decoder)
+            if data:
+                return data
+        return b""
+
+    def rest(self) -> bytes:
+        """What was read from the file and not yet given out; it counts as given out now."""
+        rest = self._left
+        self._left = b""
+        return rest
+
+    def _decoded(self, block: bytes, new_decoder: Callable[[], _Decoder]) -> bytes:
+        parts = []
+        while block:
+            if self._decoder is None and not (block := block.lstrip(b"\0")):
+                break  # zeros between and after gzip members are padding
+            decoder = self._decoder = self._decoder or new_decoder()
+            try:
+                parts.append(decoder.decompress(block))
+            except (zlib.error, zstandard.ZstdError) as error:
+                raise self._damaged(f"damaged near byte {self._file.tell():,}: {error}") from error
+            block = decoder.unused_data
+            if decoder.eof:
+                self._decoder = None
+        return b"".join(parts)
+
+    def _refuse_incomplete(self) -> None:
+        if self._decoder is not None:
             raise self._damaged(f"which ends too early, after {self._file.tell():,} bytes")
 
     def _damaged(self, what: str) -> DataError:

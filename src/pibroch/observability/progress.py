@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 5.0
 
 
-def progress_sink(console: Console, total_steps: int) -> Sink:
-    """The display that suits the console."""
+def progress_sink(console: Console, total_steps: int | None) -> Sink:
+    """The display that suits the console; ``None`` steps are a run without an end."""
     if console.is_terminal:
         return TerminalProgress(console, total_steps)
     return LoggedProgress(total_steps)
@@ -34,7 +34,7 @@ def progress_sink(console: Console, total_steps: int) -> Sink:
 class TerminalProgress:
     """A bar with step, loss, AUC, samples/s, memory and time left."""
 
-    def __init__(self, console: Console, total_steps: int) -> None:
+    def __init__(self, console: Console, total_steps: int | None) -> None:
         columns = (
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -70,7 +70,7 @@ class TerminalProgress:
 class LoggedProgress:
     """The same figures as log lines, at most one every few seconds, and one for each evaluation."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int | None) -> None:
         self._total_steps = total_steps
         self._started = time.monotonic()
         self._next_line = 0.0
@@ -85,10 +85,14 @@ class LoggedProgress:
         if now < self._next_line:
             return
         self._next_line = now + SECONDS_BETWEEN_LINES
+        total = self._total_steps
+        if total is None:
+            logger.info("step %d  %s", record.step, _figures(record))
+            return
         done = record.step - self._first_step
-        left = (now - self._started) / done * (self._total_steps - record.step) if done else None
+        left = (now - self._started) / done * (total - record.step) if done else None
         time_left = "" if left is None else f"  {left:.0f} s left"
-        logger.info("step %d/%d  %s%s", record.step, self._total_steps, _figures(record), time_left)
+        logger.info("step %d/%d  %s%s", record.step, total, _figures(record), time_left)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""

@@ -82,7 +82,8 @@ def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
 
     Ids take 4 bytes, and there are no offsets where every bag has one id.
     """
-    assert batch.position is not None and batch.weights is None, "made by a loader"
+    assert isinstance(batch.position, LoaderPosition), "made by a loader"
+    assert batch.weights is None, "made by a loader"
     values = batch.values.to(torch.int32)
     offsets = None if is_one_hot else batch.offsets
     place = [batch.position.epoch, batch.position.sample, batch.first_sample]

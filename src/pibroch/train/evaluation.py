@@ -59,7 +59,8 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
         ConfigError: for a setting that needs validation samples where there are none.
     """
     empty = [split for split, count in dataset.samples.items() if count == 0]
-    if "train" in empty:
+    has_stream = config.data.stream is not None
+    if "train" in empty and not has_stream:
         raise DataError(
             f"no training samples in {dataset.path}", "samples to train on", "prepare more data"
         )
@@ -96,6 +97,8 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
             dataset.path,
             _CONSEQUENCES[split],
         )
+    if has_stream:
+        return
     if "validation" in empty:
         logger.warning(
             "no validation samples in %s: nothing chooses a best model, so the last one is kept",
@@ -212,7 +215,8 @@ def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
 
     Costs one sort of the rows that are accessed.
     """
-    accessed = [_accessed(dataset.access_counts(feature)) for feature in dataset.known_num_rows]
+    tables = dataset.known_num_rows if dataset.samples["train"] else {}
+    accessed = [_accessed(dataset.access_counts(feature)) for feature in tables]
     counts = np.concatenate([np.empty(0, np.uint32), *accessed])
     if not len(counts):
         return AccessSkew([], [])

@@ -11,7 +11,9 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from pibroch.collectives import clip_grad_norm
-from pibroch.data import JaggedBatch, Loader
+from pibroch.data import JaggedBatch, Loader, LoaderPosition
+from pibroch.data.streams.base import StreamPosition
+from pibroch.data.streams.batches import Stream
 from pibroch.errors import NonFiniteLossError
 from pibroch.forkserver import link_to_server
 from pibroch.observability.notice import notice_when_slow
@@ -44,6 +46,7 @@ class Trainer:
         stopwatch: keeps the training time.
         trace: of some of the steps; none when absent.
         replanner: lets rows follow the data; they stay where they are when absent.
+        stream: to train on, in place of the dataset's training split.
 
     Attributes:
         bytes_sent_to_each: that this process sent to each rank a step to exchange embeddings,
@@ -60,6 +63,7 @@ class Trainer:
         stopwatch: Stopwatch,
         trace: StepTrace | None = None,
         replanner: Replanner | None = None,
+        stream: Stream | None = None,
     ) -> None:
         self.session = session
         self.saver = saver
@@ -68,25 +72,24 @@ class Trainer:
         self.settings = session.config.train
         self.step = progress.step
         self.monitor = replace(progress.monitor)
-        split = session.dataset.split("train")
-        ranks = session.world.ranks
-        seed = session.config.seed
-        part = ranks.rank, ranks.world_size
-        self.loader = Loader(split, self.settings.batch_size, shuffle=True, seed=seed, part=part)
+        self.stream = stream
+        self.loader = _loader_of(session) if stream is None else stream
         if progress.loader is not None:
             self.loader.load_state_dict(progress.loader)
-        session.embeddings.assign(self.loader)
-        self.position = self.loader.position
+        if isinstance(self.loader, Loader):
+            session.embeddings.assign(self.loader)
+        self.position: LoaderPosition | StreamPosition = self.loader.position
         self._windows = session.windows
         if self._windows is not None:
             self._windows.go_on(progress.event_time)
-        self.steps_per_epoch = len(self.loader)
+        self.steps_per_epoch = len(self.loader) if isinstance(self.loader, Loader) else None
         self.total_steps = total_steps(session)
         self._trace = trace
         self._replanner = replanner
         self._meter = Meter(session.world, stopwatch, session.embeddings)
         self._exchanged = ExchangedBytes(session.embeddings.exchange)
         self._first_step = progress.step
+        self._saved_step = progress.step
         self.bytes_sent_to_each: list[float] | None = None
         self.raw_ids: dict[str, dict[str, int | float | None]] = {}
 
@@ -98,7 +101,10 @@ class Trainer:
     @property
     def samples_trained(self) -> int:
         """Samples of all ranks in all steps so far, those of earlier processes included."""
-        return self.position.epoch * len(self.loader.split) + self.position.sample
+        if isinstance(self.position, StreamPosition):
+            return self.position.samples
+        samples = self.session.dataset.samples["train"]
+        return self.position.epoch * samples + self.position.sample
 
     def fit(self) -> None:
         """Train until finished; a checkpoint of the last step is on the disk afterwards.
@@ -111,20 +117,27 @@ class Trainer:
         session = self.session
         session.set_training(True)
         with ExitStack() as first_step:
-            first_step.enter_context(notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE))
-            for batch in spans("read batch", session.embeddings.feed(self._batches())):
-                self._train_step(batch)
-                if self._replanner is not None:
-                    self._replanner.after_step(self.step, batch)
-                first_step.close()
-                self._after_step()
-                if (
-                    self.step == self._first_step + _STEPS_UNTIL_LOADED
-                    and (link := link_to_server()) is not None
-                ):
-                    link.say_loaded()
-                if self.is_finished:
+            if self.stream is None:  # else it may be that nothing comes for a while
+                notice = notice_when_slow(logger, _COMPILING, _SECONDS_UNTIL_NOTICE)
+                first_step.enter_context(notice)
+            while True:
+                for batch in spans("read batch", session.embeddings.feed(self._batches())):
+                    self._train_step(batch)
+                    if self._replanner is not None:
+                        self._replanner.after_step(self.step, batch)
+                    first_step.close()
+                    self._after_step()
+                    if (
+                        self.step == self._first_step + _STEPS_UNTIL_LOADED
+                        and (link := link_to_server()) is not None
+                    ):
+                        link.say_loaded()
+                    if self.is_finished:
+                        break
+                if self.stream is None or self.stream.has_ended or self.is_finished:
                     break
+        if self.stream is not None and self._saved_step < self.step:
+            self._end_of_stream()
         self.stopwatch.pause()
         self.raw_ids = totals_of(session.embeddings)
         self.saver.finish(self._progress())
@@ -134,7 +147,10 @@ class Trainer:
 
     def _batches(self) -> Iterator[JaggedBatch]:
         """All that is left, in one stream: what reads ahead goes on into the next epoch."""
-        left = 0 if self.is_finished else self.total_steps - self.step
+        left = 0 if self.is_finished else _left(self.total_steps, self.step)
+        if self.stream is not None:
+            return islice(self.stream, left)
+        assert isinstance(self.loader, Loader) and left is not None, "a stream alone has no end"
         if self.session.processors is not None:
             return self.session.processors.batches(self.session.dataset, self.loader, left)
         return islice(chain.from_iterable(repeat(self.loader)), left)
@@ -163,10 +179,13 @@ class Trainer:
                 clip_grad_norm(session.model, self.settings.clip_norm, session.world.control)
             session.update_dense()
         self.step = step
-        if batch.position is not None:
-            self.position = batch.position
+        self.position = self._position_after(batch)
         self._meter.add(loss_value, batch.batch_size)
         self.stopwatch.add(batch.batch_size)
+
+    def _position_after(self, batch: JaggedBatch) -> LoaderPosition | StreamPosition:
+        """Where the data stand; a filler after the last batch of a rank has no position."""
+        return self.position if batch.position is None else batch.position
 
     def _after_step(self) -> None:
         self.stopwatch.start()  # the first step of a process may compile and is not timed
@@ -176,17 +195,36 @@ class Trainer:
         if is_last or self.step % self.settings.log_every == 0:
             self._report()
         improved = False
-        is_due = is_last or self.step % (self.settings.evaluate_every or self.steps_per_epoch) == 0
+        is_due = is_last or self._is_due(self.settings.evaluate_every)
         if is_due and self.session.dataset.samples["validation"]:
             with self._between_steps("evaluate"):
                 improved = self._evaluate()
-        is_due = self.step % (self.settings.checkpoint_every or self.steps_per_epoch) == 0
-        if improved or is_due or self.is_finished:
-            with self._between_steps("checkpoint"):
-                self.saver.save(self.session, self._progress())
+        if improved or self._is_due(self.settings.checkpoint_every) or self.is_finished:
+            self._save()
         else:
             self.saver.after_step(self.step, self._progress)
         self.stopwatch.start()
+
+    def _is_due(self, every: int | None) -> bool:
+        """Whether it is time for what comes every so many steps, or else with each epoch."""
+        interval = every or self.steps_per_epoch
+        return interval is not None and self.step % interval == 0
+
+    def _save(self) -> None:
+        with self._between_steps("checkpoint"):
+            self.saver.save(self.session, self._progress())
+        self._saved_step = self.step
+
+    def _end_of_stream(self) -> None:
+        """What the last step is followed by, where it was known too late that it was the last."""
+        if self.step % self.settings.log_every:
+            self._report()
+        if self.session.dataset.samples["validation"] and not self._is_due(
+            self.settings.evaluate_every
+        ):
+            with self._between_steps("evaluate"):
+                self._evaluate()
+        self._save()
 
     @contextmanager
     def _between_steps(self, name: str) -> Iterator[None]:
@@ -214,7 +252,7 @@ class Trainer:
         reading = self._meter.read()
         record = TrainingRecord(
             step=self.step,
-            epoch=self.step // self.steps_per_epoch,
+            epoch=0 if self.steps_per_epoch is None else self.step // self.steps_per_epoch,
             learning_rate=self.session.optimizer.param_groups[0]["lr"],
             seconds=self.stopwatch.seconds_before + self.stopwatch.read()[0],
             event_time=event_time,
@@ -222,27 +260,49 @@ class Trainer:
         )
         self.sink.training(record)
 
+    def _data_state(self) -> dict[str, Any]:
+        if isinstance(self.position, StreamPosition):
+            assert self.stream is not None
+            return self.stream.state_at(self.position)
+        assert isinstance(self.loader, Loader)
+        return self.loader.state_at(self.position)
+
     def _progress(self) -> Progress:
         """Where the run is; every rank calls it after the same step."""
         return Progress(
             step=self.step,
             event_time=self._settle_windows(),
-            loader=self.loader.state_at(self.position),
+            loader=self._data_state(),
             monitor=replace(self.monitor),
         )
 
 
 def has_finished(session: Session, step: int, monitor: Monitor) -> bool:
-    """Whether a run that is so far has nothing more to train."""
-    return step >= total_steps(session) or monitor.is_exhausted(
-        session.config.train.early_stop_patience
+    """Whether a run that is so far has nothing more to train, whatever may come."""
+    left = _left(total_steps(session), step)
+    patience = session.config.train.early_stop_patience
+    return (left is not None and left <= 0) or monitor.is_exhausted(patience)
+
+
+def _left(total_steps: int | None, step: int) -> int | None:
+    return None if total_steps is None else total_steps - step
+
+
+def _loader_of(session: Session) -> Loader:
+    ranks = session.world.ranks
+    return Loader(
+        session.dataset.split("train"),
+        session.config.train.batch_size,
+        shuffle=True,
+        seed=session.config.seed,
+        part=(ranks.rank, ranks.world_size),
     )
 
 
-def total_steps(session: Session) -> int:
-    """Steps of the whole run, early stop aside."""
+def total_steps(session: Session) -> int | None:
+    """Steps of the whole run, early stop aside; ``None`` where there is no end."""
     settings = session.config.train
-    if settings.steps is not None:
+    if settings.steps is not None or session.config.data.stream is not None:
         return settings.steps
     return (settings.epochs or 0) * math.ceil(
         session.dataset.samples["train"] / settings.batch_size

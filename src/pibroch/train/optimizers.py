@@ -42,8 +42,10 @@ def build_dense_optimizer(
     return optimizer
 
 
-def learning_rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
+def learning_rate_factor(config: ScheduleConfig, step: int, total_steps: int | None) -> float:
     """The factor on all learning rates in step ``step`` (from 1).
+
+    Of a run without an end there is no ``total_steps``, and ``decay_steps`` are given.
 
     >>> config = ScheduleConfig(name="linear", warmup_steps=2, final_factor=0.5)
     >>> [learning_rate_factor(config, step, total_steps=6) for step in range(1, 7)]
@@ -56,7 +58,7 @@ def learning_rate_factor(config: ScheduleConfig, step: int, total_steps: int) ->
         return config.step_factor ** (after_warmup // (config.step_every or 1))
     if config.name == "constant":
         return 1.0
-    decay_steps = config.decay_steps or max(1, total_steps - config.warmup_steps)
+    decay_steps = config.decay_steps or max(1, (total_steps or 0) - config.warmup_steps)
     done = min(1.0, after_warmup / decay_steps)
     remaining = (1 + math.cos(math.pi * done)) / 2 if config.name == "cosine" else 1 - done
     return config.final_factor + (1 - config.final_factor) * remaining

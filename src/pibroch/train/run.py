@@ -22,7 +22,7 @@ from pibroch.embedding.row_marks import SAVED
 from pibroch.observability.memory import peak_rss_bytes
 from pibroch.observability.records import FanOut, Sink
 from pibroch.observability.sinks import JsonLines
-from pibroch.observability.trace import StepTrace
+from pibroch.observability.trace import STEPS, STEPS_BEFORE, StepTrace
 from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.state.manifest import Progress
 from pibroch.state.resumption import warn_of_surroundings
@@ -39,10 +39,11 @@ from pibroch.train.run_directory import VERSIONS, RunDirectory, Summary, surroun
 from pibroch.train.sameness import check_same_run
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session, build_session
+from pibroch.train.stream import ended_by_signals, open_stream
 from pibroch.train.timed_checkpoints import TimedCheckpoints
 
 logger = logging.getLogger(__name__)
-MakeSink = Callable[[int], Sink]
+MakeSink = Callable[[int | None], Sink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def run_training(
         config: the resolved configuration.
         dataset: the data to train on.
         run: a directory that was created for this configuration.
-        make_sink: given the number of steps, what shows progress; metrics are kept in any case.
+        make_sink: given the number of steps, if there is one, what shows progress; metrics are kept
+            in any case.
         world: the ranks that train together, each of which calls this; one process when absent.
         traces: whether to write a trace of some steps, see :class:`StepTrace`.
 
@@ -121,24 +123,28 @@ def _train(session: Session, run: RunDirectory, make_sink: MakeSink, traces: boo
         return RunResult(summary, _best_possible_auc(session.dataset))
     saver = replace(saver, lost_ids=log_of(session, run, progress.step))
     stopwatch = Stopwatch(run.truncate_metrics(progress.step))
-    sink = FanOut([JsonLines(run.metrics_path), make_sink(total_steps(session))])
+    steps = total_steps(session)
+    sink = FanOut([JsonLines(run.metrics_path), make_sink(steps)])
     tracing: AbstractContextManager[StepTrace | None] = nullcontext()
     if traces:
-        tracing = StepTrace(
-            run.trace_path, f"rank {run.rank}", total_steps(session) - progress.step
-        )
+        left = STEPS_BEFORE + STEPS if steps is None else steps - progress.step
+        tracing = StepTrace(run.trace_path, f"rank {run.rank}", left)
+    stream = open_stream(session, run)
     replanner = (
         None if settings.replan_above is None else Replanner(session, run, settings.replan_above)
     )
     try:
         with tracing as trace:
-            trainer = Trainer(session, saver, sink, progress, stopwatch, trace, replanner)
-            trainer.fit()
+            trainer = Trainer(session, saver, sink, progress, stopwatch, trace, replanner, stream)
+            with ended_by_signals(stream):
+                trainer.fit()
         checkpoints.restore_best(session)
         return _conclude(session, run, trainer, sink)
     finally:
         if replanner is not None:
             replanner.close()
+        if stream is not None:
+            stream.close()
         sink.close()
 
 

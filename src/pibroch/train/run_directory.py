@@ -51,7 +51,8 @@ class RunDirectory:
 
     ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``,
     and at the end ``evaluation.json`` and ``summary.json``; in ``recovery/`` what was saved beside
-    training since the last checkpoint; in ``lost_ids/`` the ids that lost their rows, when asked
+    training since the last checkpoint; in ``stream/`` which records of a stream each step had, and
+    the bad ones; in ``lost_ids/`` the ids that lost their rows, when asked
     for; in ``ranks/`` the metrics and the log of each rank but the
     first, in ``servers/`` and ``processors/`` the logs of embedding servers and data processors
     that the run started; in ``trace/`` each rank's trace, when asked for.
@@ -65,6 +66,7 @@ class RunDirectory:
         self.checkpoints_path = path / "checkpoints"
         self.recovery_path = path / "recovery"
         self.lost_ids_path = path / "lost_ids"
+        self.stream_path = path / "stream"
 
     def log_path(self, rank: int) -> Path:
         """Where a rank that is not the first says what rank 0 says on the console."""

@@ -134,7 +134,7 @@ class Session:
             logits: Tensor = model(batch.dense, partial(self.embeddings, batch))
         return logits.float()
 
-    def set_learning_rates(self, step: int, total_steps: int, plateaus: int) -> None:
+    def set_learning_rates(self, step: int, total_steps: int | None, plateaus: int) -> None:
         """Set both learning rates for ``step`` (from 1), after some plateaus.
 
         A plateau is an evaluation without improvement.

@@ -1,0 +1,1 @@
+"""Events that come while training goes on: a stream's records as batches, each trained once."""

@@ -1,0 +1,148 @@
+"""Records of a stream to samples, by preparation's parser and encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pibroch.data.batch import JaggedBatch
+from pibroch.data.dataset import Bags, Split
+from pibroch.data.encode import FeatureEncoder
+from pibroch.data.encoded_pieces import encode_piece
+from pibroch.data.layout import Layout
+from pibroch.data.loader import batch_of
+from pibroch.data.parse import PieceParser
+from pibroch.data.schema import Schema
+from pibroch.data.streams.base import BadRecord, Records
+from pibroch.data.writer import EncodedRows
+from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
+
+_SHOWN_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The good records of a range as samples, and the others."""
+
+    rows: EncodedRows
+    bad: tuple[BadRecord, ...]
+
+
+class Decoder:
+    """Turns records into samples.
+
+    Args:
+        schema: of the records.
+        encoders: one a feature, in the schema's order.
+
+    Raises:
+        DataError: for a schema of which a stream cannot give the features.
+    """
+
+    def __init__(self, schema: Schema, encoders: Mapping[str, FeatureEncoder]) -> None:
+        if built := [each.name for each in schema.categorical if each.events is not None]:
+            raise DataError(
+                f"`{built[0]}`, a sequence that is built from a log, in a stream",
+                "a column that holds the sequence",
+                "have whoever writes the stream send it, as for serving",
+            )
+        self.schema = schema
+        self._encoders = list(encoders.values())
+        self._parsers: dict[tuple[tuple[str, ...], Layout], PieceParser] = {}
+
+    def decode(self, records: Records) -> Decoded:
+        """The samples of a range.
+
+        Raises:
+            DataError: for columns that lack one of the schema's; names the file.
+        """
+        first = records.range.line + 1
+        parsed = self._parser(records).parse(records.text, first, records.range.records)
+        bad = dict.fromkeys(records.bad, b"") | {each.line: each.text for each in parsed.bad}
+        reasons = {each.line: each.reason for each in parsed.bad} | dict(records.bad)
+        if records.original is not None:
+            lines = records.original.split(b"\n")
+            bad = {line: lines[min(line - first, len(lines) - 1)] for line in bad}
+        described = tuple(
+            BadRecord(
+                records.range.file,
+                line,
+                reasons[line],
+                bad[line][:_SHOWN_BYTES].decode("utf-8", "replace"),
+            )
+            for line in sorted(bad)
+        )
+        return Decoded(encode_piece(parsed, self._encoders), described)
+
+    def _parser(self, records: Records) -> PieceParser:
+        key = records.columns, records.layout
+        parser = self._parsers.get(key)
+        if parser is None:
+            try:
+                parser = PieceParser(self.schema, *key)
+            except DataError as error:
+                raise DataError(
+                    f"{records.range.file} with {error.got.removeprefix('the ')}",
+                    error.need,
+                    "have all files of the stream the columns of the schema",
+                ) from error
+            self._parsers[key] = parser
+        return parser
+
+    def batch(self, rows: EncodedRows) -> JaggedBatch:
+        """The batch of samples, without what belongs to them beside features and labels."""
+        schema = self.schema
+        split = Split(
+            "stream",
+            schema.keys,
+            schema.dense_names,
+            rows.labels,
+            rows.dense,
+            rows.ids,
+            {name: Bags(ids, _offsets(lengths)) for name, (lengths, ids) in rows.bags.items()},
+            raw_ids=rows.raw_ids,
+            raw_keys=schema.single_keys(raw=True),
+        )
+        return batch_of(split, np.arange(len(rows.labels)))
+
+    def joined(self, parts: Sequence[EncodedRows]) -> EncodedRows:
+        """The samples of some ranges together; of none when there are no ranges."""
+        if not parts:
+            return self._no_rows()
+        if len(parts) == 1:
+            return parts[0]
+        names = list(parts[0].bags)
+        bags = {
+            name: (
+                np.concatenate([part.bags[name][0] for part in parts]),
+                np.concatenate([part.bags[name][1] for part in parts]),
+            )
+            for name in names
+        }
+        return EncodedRows(
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.dense for part in parts]),
+            np.concatenate([part.ids for part in parts]),
+            bags,
+            _concatenated([part.raw_ids for part in parts]),
+            _concatenated([part.sample_weights for part in parts]),
+            _concatenated([part.groups for part in parts]),
+            _concatenated([part.event_times for part in parts]),
+        )
+
+    def _no_rows(self) -> EncodedRows:
+        columns = self.schema.log_columns()
+        columns = columns if len(columns) > 1 else (*columns, "")
+        return encode_piece(PieceParser(self.schema, columns).parse(b""), self._encoders)
+
+
+def _concatenated(arrays: Sequence[Array | None]) -> Array | None:
+    there = [array for array in arrays if array is not None]
+    return np.concatenate(there) if there else None
+
+
+def _offsets(lengths: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,0 +1,112 @@
+"""Which records each step is made of, written before the step is trained.
+
+A step's records depend on what was there when it began, and so on clocks. So they are written down
+once; a process that goes on after a death makes the same steps of the same records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pibroch.data.storage import read_json_lines
+from pibroch.data.streams.base import Range
+from pibroch.storage import storage_errors
+
+STEPS_PER_FILE = 4096
+_ROOM = ("a disk with room", "free some space, and go on with --resume")
+
+
+class Journal:
+    """A line for each step, in files of ``STEPS_PER_FILE`` steps at most; one process writes.
+
+    Args:
+        folder: of the files; made when absent.
+        oldest_needed: gives the step after which a process may yet go on; files of steps before it
+            are removed when a new one begins.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+
+    def __init__(self, folder: Path, oldest_needed: Callable[[], int] = lambda: 0) -> None:
+        self._folder = folder
+        self._oldest_needed = oldest_needed
+        self._lines = 0
+        self._descriptor: int | None = None
+        with storage_errors(folder, *_ROOM):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def steps_after(self, step: int) -> list[tuple[int, list[Range]]]:
+        """The steps that were written down after one, rising; a line cut off by a death is none."""
+        found = [
+            (int(line["step"]), [Range.of_plain(each) for each in line["ranges"]])
+            for path in self._files()
+            for line in read_json_lines(path)
+            if line["step"] > step
+        ]
+        steps = [number for number, _ in found]
+        assert steps == list(range(step + 1, step + 1 + len(steps))), "each step once, in turn"
+        return found
+
+    def append(self, step: int, ranges: Sequence[Range]) -> None:
+        """Write a step down; a process that is killed afterwards has written it.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        line = json.dumps({"step": step, "ranges": [each.plain() for each in ranges]}) + "\n"
+        with storage_errors(self._folder, *_ROOM):
+            if self._descriptor is None:
+                self._go_on()
+            if self._descriptor is None or self._lines >= STEPS_PER_FILE:
+                self._begin_file(step)
+            assert self._descriptor is not None
+            os.write(self._descriptor, line.encode())
+        self._lines += 1
+
+    def sync(self) -> None:
+        """Have all steps so far on the disk, whatever happens to the machine.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        if self._descriptor is not None:
+            with storage_errors(self._folder, *_ROOM):
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _go_on(self) -> None:
+        """Write behind the last line of an earlier process."""
+        files = self._files()
+        if files:
+            self._lines = len(read_json_lines(files[-1]))  # which cuts off half of a line
+            self._open(files[-1])
+
+    def _open(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _begin_file(self, step: int) -> None:
+        self.sync()
+        self.close()
+        self._open(self._folder / f"steps-{step:012d}.jsonl")
+        self._lines = 0
+        needed = self._oldest_needed()
+        for path, following in pairwise(self._files()):
+            if _first_step(following) <= needed + 1:
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("steps-*.jsonl"))
+
+
+def _first_step(path: Path) -> int:
+    return int(path.stem.removeprefix("steps-"))

@@ -1,0 +1,122 @@
+"""The stream of a run: its source, and what of it lies in the run's directory."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pibroch.collectives import Channel
+from pibroch.collectives.agreement import together
+from pibroch.config.data import StreamConfig
+from pibroch.data import Schema
+from pibroch.data.streams.aside import SetAside
+from pibroch.data.streams.base import Source
+from pibroch.data.streams.batches import Stream, StreamOptions
+from pibroch.data.streams.decode import Decoder
+from pibroch.data.streams.directory import Directory, FileFormat
+from pibroch.data.streams.journal import Journal
+from pibroch.state.files import saved_steps
+from pibroch.train.data_source import stream_schema
+from pibroch.train.run_directory import RunDirectory
+from pibroch.train.session import Session
+
+logger = logging.getLogger(__name__)
+_KEPT = 2
+"""Newest checkpoints from which a run may have to go on."""
+
+
+def open_stream(session: Session, run: RunDirectory) -> Stream | None:
+    """The stream of a run that has one; every rank calls it.
+
+    Raises:
+        DataError: (on all ranks) when the source is not there.
+    """
+    config = session.config.data.stream
+    if config is None:
+        return None
+    channel = session.world.control
+    ranks = channel.ranks
+    schema = stream_schema(session.dataset.schema, config)
+    opened: list[tuple[Source, Journal | None]] = []
+
+    def open_here() -> None:
+        journal = None
+        if ranks.rank == 0:
+            journal = Journal(run.stream_path / "journal", lambda: _oldest_needed(run))
+        opened.append((open_source(config, schema), journal))
+
+    together(channel, open_here)
+    source, journal = opened[0]
+    bad = Path(config.bad_records) if config.bad_records is not None else run.stream_path / "bad"
+    settings = session.config.train
+    return Stream(
+        source,
+        Decoder(schema, session.dataset.encoders),
+        StreamOptions(
+            settings.batch_size, config.wait_seconds, config.idle_seconds, config.most_bad_share
+        ),
+        (ranks.rank, ranks.world_size),
+        _gather(channel),
+        journal,
+        SetAside(bad / f"rank-{ranks.rank}.jsonl"),
+    )
+
+
+@contextmanager
+def ended_by_signals(stream: Stream | None) -> Iterator[None]:
+    """While a stream is trained, what interrupts or ends a process ends the stream instead.
+
+    All that was trained is saved then. A second signal ends the process.
+    """
+    if stream is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        restore()
+        logger.info(
+            "the run ends, as it was asked to by signal %d; again, to end it at once", number
+        )
+        stream.end()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def open_source(config: StreamConfig, schema: Schema) -> Source:
+    """The source that a recipe names.
+
+    Raises:
+        DataError: when it is not there.
+    """
+    assert config.path is not None, "the configuration was checked"
+    format = FileFormat(schema, config.format, config.most_record_bytes)
+    return Directory(Path(config.path), format, config.partitions)
+
+
+def _gather(channel: Channel) -> Callable[[Callable[[], Any]], list[Any]]:
+    def gather(work: Callable[[], Any]) -> list[Any]:
+        return together(channel, work)
+
+    return gather
+
+
+def _oldest_needed(run: RunDirectory) -> int:
+    """The step after which the run may have to go on."""
+    steps = [*saved_steps(run.checkpoints_path), *saved_steps(run.recovery_path)]
+    return min(sorted(steps)[-_KEPT:], default=0) if len(steps) >= _KEPT else 0

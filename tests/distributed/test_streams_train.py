@@ -1,0 +1,178 @@
+"""`pibroch train` over a directory that another process fills, killed and gone on with."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+
+import pytest
+from launched_team import Team, steps, wait_until
+
+from pibroch.config import to_toml
+from pibroch.config.recipes import check_config
+from pibroch.data.streams.journal import Journal
+from small_run import files_below, run_command
+from stream_files import SCHEMA, csv_text, events
+
+EVENTS = 3000
+FILES = 30
+RECIPE = {
+    "seed": 3,
+    "model": {"name": "dlrm", "dim": 4, "bottom": [8], "top": [16], "dropout": 0.2},
+    "embedding": {
+        "optimizer": {"name": "adam", "lr": 0.01},
+        "rows": {"name": "hashed", "capacity": 64},
+        "exchange": {"name": "alltoall"},
+    },
+    "optimizer": {"name": "adam", "lr": 0.01},
+    "train": {
+        "batch_size": 40,
+        "log_every": 1,
+        "threads": 1,
+        "checkpoint_every": 20,
+        "checkpoint_every_seconds": 0.2,
+        "keep": 9,
+    },
+}
+
+
+def write_recipe(folder, **settings):
+    (folder / "schema.toml").write_text(SCHEMA)
+    (folder / "data").mkdir()
+    stream = {
+        "path": str(folder / "data"),
+        "schema_file": str(folder / "schema.toml"),
+        "partitions": 4,
+        "wait_seconds": 0.05,
+        **settings,
+    }
+    config = check_config(RECIPE | {"data": {"stream": stream}}, "the test's recipe")
+    (folder / "recipe.toml").write_text(to_toml(config.model_dump()))
+    return folder / "recipe.toml"
+
+
+def fill(folder, seconds=0.0, files=FILES, first=0):
+    """Files of events, now and then one that grows or gets its name when it is whole."""
+    per_file = EVENTS // FILES
+    for place in range(first, files):
+        text = csv_text(events(place * per_file, (place + 1) * per_file))
+        path = folder / f"part-{place:04d}.csv"
+        if place % 3 == 0:
+            with path.open("wb") as file:
+                for start in range(0, len(text), 700):
+                    file.write(text[start : start + 700])
+                    file.flush()
+                    time.sleep(seconds / 4)
+        else:
+            path.with_suffix(".tmp").write_bytes(text)
+            path.with_suffix(".tmp").rename(path)
+        time.sleep(seconds)
+
+
+def trained(run):
+    """How often each record is in a step, by its file and line."""
+    count = Counter()
+    for _, ranges in Journal(run / "stream" / "journal").steps_after(0):
+        for each in ranges:
+            count.update((each.file, each.line + place) for place in range(each.records))
+    return count
+
+
+def summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def check_each_once(run, num_events=EVENTS):
+    count = trained(run)
+    assert len(count) == num_events and set(count.values()) == {1}
+    assert summary(run)["samples"] == num_events
+
+
+def check_same_bits(run, expected):
+    """The newest checkpoints, but for the settings in their manifests."""
+    newest = [sorted((folder / "checkpoints").glob("step-*"))[-1] for folder in (run, expected)]
+    assert newest[0].name == newest[1].name
+    files, right = map(files_below, newest)
+    assert files.keys() == right.keys()
+    assert [n for n in files if files[n] != right[n] and not n.endswith("manifest.json")] == []
+    progress = [json.loads(each["manifest.json"])["progress"] for each in (files, right)]
+    assert progress[0] == progress[1]
+
+
+def undisturbed(run, ranks, *words):
+    """The folder of a run in one go, of the steps that a disturbed one has decided."""
+    expected = run.with_name("undisturbed")
+    expected.mkdir()
+    shutil.copy(run / "config.toml", expected)
+    shutil.copytree(run / "stream" / "journal", expected / "stream" / "journal")
+    words = ["--resume", "--until-idle", 1, "--ranks", ranks, *words]
+    result = run_command("train", "--run-dir", expected, *words)
+    assert result.returncode == 0, result.stderr
+    return expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stream_is_trained_to_its_end(tmp_path, ranks):
+    recipe = write_recipe(tmp_path)
+    fill(tmp_path / "data")
+    run = tmp_path / "run"
+    result = run_command("train", recipe, "--run-dir", run, "--ranks", ranks)
+    assert result.returncode == 0, result.stderr
+    check_each_once(run)
+
+
+def test_following_ends_when_nothing_has_come_for_long_enough(tmp_path):
+    recipe = write_recipe(tmp_path)
+    run = tmp_path / "run"
+    with Team(recipe, "--run-dir", run, "--ranks", 2, "--until-idle", 3) as team:
+        fill(tmp_path / "data", 0.02)
+        assert team.end() == 0, team.output
+    check_each_once(run)
+
+
+def test_a_signal_ends_a_run_that_follows_and_it_goes_on(tmp_path):
+    recipe = write_recipe(tmp_path)
+    run = tmp_path / "run"
+    fill(tmp_path / "data", files=10)
+    with Team(recipe, "--run-dir", run, "--follow") as team:
+        wait_until(lambda: steps(run) >= 25 or team.process.poll() is not None)
+        os.kill(team.process.pid, signal.SIGTERM)
+        assert team.end() == 0, team.output
+    assert summary(run)["samples"] == 1000
+    fill(tmp_path / "data", first=10)
+    again = run_command("train", "--run-dir", run, "--resume", "--until-idle", 1)
+    assert again.returncode == 0, again.stderr
+    check_each_once(run)
+
+
+def kill(team, run, rank, step):
+    """Kill a rank in a step, and wait until both are there again."""
+    pids = team.wait_for_step(run, step)
+    os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: len(team.pids()) == 2 and team.pids() != pids)
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+@pytest.mark.parametrize("source", ["memory", "disk"])
+def test_killed_ranks_train_each_event_once_and_to_the_same_bits(tmp_path, exchange, source):
+    recipe = write_recipe(tmp_path)
+    run = tmp_path / "run"
+    words = ["--set", f"embedding.exchange={exchange}"]
+    words += ["--set", "train.cut_every_seconds=0"] if source == "disk" else []
+    writer = threading.Thread(target=fill, args=(tmp_path / "data", 0.05))
+    with Team(
+        recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--until-idle", 4, *words
+    ) as team:
+        writer.start()
+        for rank, at in ((1, 10), (0, 30), (1, 50)):
+            kill(team, run, rank, at)
+        writer.join()
+        assert team.end() == 0, team.output
+    check_each_once(run)
+    assert summary(run)["restarts"] == 3
+    expected = undisturbed(run, 2)
+    assert trained(expected) == trained(run)
+    check_same_bits(run, expected)

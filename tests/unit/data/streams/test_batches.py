@@ -1,0 +1,216 @@
+"""A stream's batches: each event once, in steps that are decided once."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from pibroch.data.streams.aside import SetAside
+from pibroch.data.streams.journal import Journal
+from pibroch.errors import CheckpointError, DataError
+from stream_files import all_numbers, csv_text, digest, events, file_bytes, numbers, stream
+
+KINDS = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "jsonl.zst", "tsv.zst"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_event_comes_once_whatever_the_files_are(tmp_path, kind):
+    for place in range(3):
+        rows = events(20 * place, 20 * place + 20)
+        (tmp_path / f"part-{place}.{kind}").write_bytes(file_bytes(kind, rows))
+    batches = list(stream(tmp_path))
+    assert all_numbers(batches) == list(range(60))
+    assert [batch.batch_size for batch in batches] == [8] * 7 + [4]
+    first = batches[0]
+    assert first.event_times.tolist() == list(range(1000, 1008))
+    assert first.labels.tolist() == [0, 1] * 4 and first.sample_weights.tolist() == [1] * 8
+    assert first.offsets[8:].diff().tolist() == [number % 4 for number in range(8)]
+    same = next(iter(stream(tmp_path)))
+    assert digest(same) == digest(first)
+    assert batches[-1].position.samples == 60 and batches[-1].position.step == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_at_any_batch(tmp_path, kind):
+    for place in range(3):
+        rows = events(20 * place, 20 * place + 20)
+        (tmp_path / f"part-{place}.{kind}").write_bytes(file_bytes(kind, rows))
+    whole = list(stream(tmp_path))
+    for place, batch in enumerate(whole):
+        later = stream(tmp_path)
+        later.load_state_dict(later.state_at(batch.position))
+        assert list(map(digest, later)) == list(map(digest, whole[place + 1 :]))
+
+
+def test_a_file_that_grows_is_read_as_it_grows(tmp_path):
+    text = csv_text(events(0, 30))
+    path = tmp_path / "log.csv"
+    path.write_bytes(text[:5])
+    growing = stream(tmp_path, idle_seconds=None, wait_seconds=0.0)
+    found = []
+    for end in range(140, len(text) + 60, 60):
+        with path.open("ab") as file:
+            file.write(text[file.tell() : end])
+        found += all_numbers(growing)  # until it pauses
+        whole_lines = text[:end].count(b"\n") - 1
+        assert found == list(range(whole_lines)), "a line counts once its end is there"
+    growing.close()
+    assert found == list(range(30))
+
+
+def test_steps_are_the_same_after_a_death_whatever_came_since(tmp_path):
+    """What was there when a step was decided is written down."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 5)))
+    first = stream(data, journal=Journal(tmp_path / "journal"))
+    before = list(first)
+    assert [batch.batch_size for batch in before] == [5]
+    first.close()
+    (data / "b.csv").write_bytes(csv_text(events(5, 21)))
+    again = stream(data, journal=Journal(tmp_path / "journal"))
+    after = list(again)
+    assert digest(after[0]) == digest(before[0])
+    assert [batch.batch_size for batch in after] == [5, 8, 8]
+    assert all_numbers(after) == list(range(21))
+    again.close()
+    third = stream(data, batch_size=3, journal=Journal(tmp_path / "journal"))
+    assert list(map(digest, third)) == list(map(digest, after))
+
+
+def test_a_line_of_the_journal_that_was_cut_off_is_decided_anew(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 20)))
+    list(stream(data, journal=Journal(tmp_path / "journal")))
+    (path,) = (tmp_path / "journal").iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    again = stream(data, journal=Journal(tmp_path / "journal"))
+    assert all_numbers(again) == list(range(20))
+
+
+def test_files_of_the_journal_that_nobody_needs_go(tmp_path, monkeypatch):
+    monkeypatch.setattr("pibroch.data.streams.journal.STEPS_PER_FILE", 2)
+    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 60)))
+    needed = [0]
+    journal = Journal(tmp_path / "journal", lambda: needed[0])
+    for batch in stream(tmp_path, journal=journal):
+        needed[0] = max(0, batch.position.step - 2)
+    names = sorted(path.name for path in (tmp_path / "journal").iterdir())
+    assert names == ["steps-000000000005.jsonl", "steps-000000000007.jsonl"]
+    later = stream(tmp_path, journal=Journal(tmp_path / "journal"))
+    later.load_state_dict(later.state_at(batch.position))
+    assert list(later) == []
+
+
+def test_ranks_share_partitions_and_one_without_events_gives_none(tmp_path):
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "left" / "a.csv").write_bytes(csv_text(events(0, 10)))
+    folders = ("left", "right")
+    left, right = on_two_ranks(
+        lambda rank, gather: stream(tmp_path, part=(rank, 2), partitions=folders, gather=gather)
+    )
+    assert [batch.batch_size for batch in left] == [4, 4, 2]
+    assert [batch.batch_size for batch in right] == [0, 0, 0]
+    assert [batch.position for batch in left] == [batch.position for batch in right]
+    assert right[0].first_sample == 4 and right[0].values.numel() == 0
+
+
+def test_weights_have_a_mean_of_1_over_all_ranks(tmp_path):
+    rows = events(0, 8)
+    for row in rows:
+        row["weight"] = 0.0 if row["event"] == 3 else float(row["event"])
+    (tmp_path / "a.csv").write_bytes(csv_text(rows))
+    (batch,) = stream(tmp_path)
+    assert batch.sample_weights.mean().item() == pytest.approx(1)
+    expected = torch.tensor([0, 1, 2, 0, 4, 5, 6, 7]) * 8 / 25
+    torch.testing.assert_close(batch.sample_weights, expected)
+
+
+def test_bad_records_are_set_aside_with_their_reasons(tmp_path):
+    lines = csv_text(events(0, 12)).split(b"\n")
+    lines[2] = b"1,2,3"
+    lines[5] = b'x,1004,1.0,4,u4,,"a"'
+    lines[7] = b'1,1006,1.0,6,"u6,,a'
+    lines[9] = b"1,soon,1.0,8,u1,,a"
+    path = tmp_path / "data" / "a.csv"
+    path.parent.mkdir()
+    path.write_bytes(b"\n".join(lines))
+    aside = tmp_path / "bad.jsonl"
+    batches = list(stream(path.parent, aside=SetAside(aside), most_bad_share=0.01))
+    assert all_numbers(batches) == [0, 2, 3, 5, 7, 9, 10, 11]
+    found = bad_lines(aside)
+    assert [each["line"] for each in found] == [3, 6, 8, 10]
+    assert [each["text"] for each in found] == [lines[place].decode() for place in (2, 5, 7, 9)]
+    assert "3 columns instead of 7" in found[0]["reason"] and "0 or 1" in found[1]["reason"]
+    assert "not closed" in found[2]["reason"] and "as at" in found[3]["reason"]
+    assert batches[-1].position.bad == 4 and batches[-1].position.records == 12
+
+
+def test_a_record_is_set_aside_once_whatever_was_killed(tmp_path):
+    lines = csv_text(events(0, 12)).split(b"\n")
+    lines[4] = b"bad"
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_bytes(b"\n".join(lines))
+    aside = tmp_path / "bad.jsonl"
+    for _ in range(2):  # no journal: all is decided again
+        list(stream(data, aside=SetAside(aside), most_bad_share=0.01))
+    assert len(bad_lines(aside)) == 1
+
+
+def test_too_many_bad_records_end_the_stream(tmp_path):
+    rows = [b"bad"] * 11
+    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 3)) + b"\n".join(rows) + b"\n")
+    with pytest.raises(DataError, match=r"11 bad of 14 records.*a.csv line 5"):
+        list(stream(tmp_path, most_bad_share=0.001))
+
+
+def test_a_position_in_a_data_set_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="none of a stream"):
+        stream(tmp_path).load_state_dict({"epoch": 0, "sample": 5})
+
+
+def test_a_partition_that_is_gone_is_an_error(tmp_path):
+    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 3)))
+    first = stream(tmp_path, partitions=3)
+    (batch,) = first
+    later = stream(tmp_path, partitions=("x", "y"))
+    later.load_state_dict(first.state_at(batch.position))
+    with pytest.raises(DataError, match="without the partition"):
+        list(later)
+
+
+def test_an_end_that_was_asked_for_comes(tmp_path):
+    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 30)))
+    endless = stream(tmp_path, idle_seconds=None)
+    for batch in endless:
+        if batch.position.step == 2:
+            endless.end()
+    assert endless.has_ended and numbers(batch) == list(range(8, 16))
+
+
+def on_two_ranks(make):
+    """The batches of two threads, each of which is a rank."""
+    meeting = threading.Barrier(2, timeout=30)
+    said = [None, None]
+
+    def run(rank):
+        def gather(work):
+            said[rank] = work()
+            meeting.wait()
+            answers = json.loads(json.dumps(said))
+            meeting.wait()
+            return answers
+
+        return list(make(rank, gather))
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+def bad_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
