@@ -40,18 +40,19 @@ def check_batch(
     _check_keys(keys)
     if labels.ndim not in (1, 2):
         _refuse(f"labels {list(labels.shape)}", "[B] or [B, T]")
-    if dense.dtype != torch.float32 or dense.ndim != 2 or len(dense) != len(labels):
-        _refuse(f"dense {_shown(dense)}", f"float32 [{len(labels)}, n], a row for each label")
+    size = labels.shape[0]  # len() of a tensor is a function of Python's
+    if dense.dtype != torch.float32 or dense.ndim != 2 or dense.shape[0] != size:
+        _refuse(f"dense {_shown(dense)}", f"float32 [{size}, n], a row for each label")
     if values.dtype != torch.int64 or values.ndim != 1:
         _refuse(f"values {_shown(values)}", "int64 [V]")
     if offsets.dtype != torch.int64 or offsets.ndim != 1:
         _refuse(f"offsets {_shown(offsets)}", "int64 [F * B + 1]")
-    if len(offsets) != len(keys) * len(labels) + 1:
-        need = f"F * B + 1 = {len(keys)} * {len(labels)} + 1"
-        _refuse(f"{len(offsets)} offsets for {len(keys)} keys and {len(labels)} labels", need)
-    _check_offsets(keys, offsets.numpy(), len(values))
+    if offsets.shape[0] != len(keys) * size + 1:
+        need = f"F * B + 1 = {len(keys)} * {size} + 1"
+        _refuse(f"{len(offsets)} offsets for {len(keys)} keys and {size} labels", need)
+    _check_offsets(keys, offsets.numpy(), values.shape[0])
     if weights is not None:
-        _check_weights(weights, len(values))
+        _check_weights(weights, values.shape[0])
 
 
 def check_samples(

@@ -189,6 +189,7 @@ class OutputForm:
         self.dtype = torch.float32
         self.is_tensor = len({table.dim for table in tables}) == 1 and all(pooled)
         self._dim = tables[0].dim
+        self._num_readers = sum(len(table.features) for table in tables)
         others = count(int(any(pooled)))
         self._tensor_of_group = [0 if is_pooled else next(others) for is_pooled in pooled]
         of_reader = {
@@ -206,7 +207,7 @@ class OutputForm:
 
     def _joined(self, embeddings: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.is_tensor:
-            return (embeddings[0].unflatten(1, (-1, self._dim)),)
+            return (embeddings[0].view(-1, self._num_readers, self._dim),)
         return tuple(
             dict(
                 sorted(zip(self._tensor_of_group, embeddings, strict=True), key=itemgetter(0))

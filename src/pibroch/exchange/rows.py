@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.scatter_update import Grouped
 
+IDS_PER_FEATURE = 1024  # of which at most an eighth is not fetched ahead
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 
 
@@ -74,7 +75,12 @@ class BatchIds:
 
     @classmethod
     def of(
-        cls, row_ids: Ints, batch: JaggedBatch, readers: Readers, columns: Columns | None
+        cls,
+        row_ids: Ints,
+        batch: JaggedBatch,
+        readers: Readers,
+        columns: Columns | None,
+        first_rows: Ints = NO_ROWS,
     ) -> BatchIds:
         """Of a batch whose ids were resolved to rows."""
         scale = NO_SCALE if batch.by_id else pooling_scale(batch, readers.mean)
@@ -83,7 +89,10 @@ class BatchIds:
         if readers.is_pooled and not batch.by_id:
             is_one = is_one_hot(batch)
             shares = readers.shares_tables
-            return cls(row_ids, offsets, scale, is_one, readers.num_features, shares, None, columns)
+            num_features = readers.num_features
+            return cls(
+                row_ids, offsets, scale, is_one, num_features, shares, None, columns, first_rows
+            )
         each = np.arange(num_ids + 1)
         return cls(
             row_ids, each, scale, True, 1, readers.shares_tables, (offsets, readers.num_features)
@@ -129,16 +138,19 @@ def resolve_to_read(
 ) -> tuple[BatchIds, RowIdError | None]:
     """As :func:`resolve`, for rows that are only pooled: those of each feature from its first on.
 
-    No row ids are written, which takes as long as a fifth of the pooling.
+    No row ids are written, which takes as long as a fifth of the pooling. Features of few ids have
+    them: the kernel fetches rows some places ahead, and with another feature's first row it would
+    fetch others.
     """
     space = of_tables.space
-    if batch.by_id or not space.is_pooled:
+    num_ids = batch.values.shape[0]
+    if batch.by_id or not space.is_pooled or num_ids < IDS_PER_FEATURE * len(space.features):
         return resolve(of_tables, batch)
     rows = space.index_of_readers.rows_of(batch)
     first_bad = pooling.first_absent(rows, batch.offsets.numpy(), space.num_rows_of_feature)
     problem = space.index_of_readers.error(batch, first_bad) if first_bad >= 0 else None
-    ids = BatchIds.of(rows, batch, _readers(space), of_tables.columns)
-    return replace(ids, first_rows=space.first_row_of_feature), problem
+    first_rows = space.first_row_of_feature
+    return BatchIds.of(rows, batch, _readers(space), of_tables.columns, first_rows), problem
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -20,11 +21,15 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import RowIds, Stored
 from pibroch.kernels.llvm import Builder, Context, Intrinsic, Kind, Signature, Value, Values
-from pibroch.kernels.memory import MAX_SHORT_DIM, hint
+from pibroch.kernels.memory import TO_FIRST_LEVEL, hint
 from pibroch.kernels.narrow.naive import widened
 
-BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Columns that are summed at once, the widest for as long as it fits: 8 registers of 16 floats."""
+_HAS_WIDE_REGISTERS = llvm.get_host_cpu_features().get("avx512f", False)
+BLOCKS = (*((256,) if _HAS_WIDE_REGISTERS else ()), 128, 64, 32, 16, 8, 4, 2, 1)
+"""Columns that are summed at once, the widest for as long as it fits.
+
+They take half of the registers: 16 of 16 floats, or 16 of 8.
+"""
 LANES = 16
 LINE_BYTES = 64
 _BYTE = ir.IntType(8)
@@ -169,16 +174,11 @@ class _Sum:
 
     def _fetch(self, address: Value, width: int) -> None:
         builder = self.builder
-        size = self._bytes_per_number
-        num_bytes = width * size
-        is_long = builder.icmp_signed(">", self.dim, _INT64(MAX_SHORT_DIM * 4 // size))
-        with builder.if_else(is_long) as branches:
-            for branch, level in zip(branches, (2, 3), strict=True):
-                with branch:
-                    function, flags = hint(builder, level)
-                    # a row may begin anywhere in a line
-                    for first in (*range(0, num_bytes, LINE_BYTES), num_bytes - 1):
-                        builder.call(function, [builder.gep(address, [_INT64(first)]), *flags])
+        num_bytes = width * self._bytes_per_number
+        function, flags = hint(builder, TO_FIRST_LEVEL)
+        # a row may begin anywhere in a line
+        for first in (*range(0, num_bytes, LINE_BYTES), num_bytes - 1):
+            builder.call(function, [builder.gep(address, [_INT64(first)]), *flags])
 
 
 def _sum_rows(

@@ -14,6 +14,7 @@ from pibroch.kernels.operation import Operation
 
 __all__ = ["first_absent", "gather_pool", "gradient_sources", "pooling_scale", "resolve_rows"]
 
+STREAM_BYTES = 8 << 20  # of an output that caches do not keep until it is read
 BAGS_PER_THREAD = 8192  # bags below which a further thread is not worth waking to look at their ids
 
 
@@ -79,7 +80,8 @@ def gather_pool(
         out: ``[B, S]``.
     """
     assert len(offsets) - 1 == len(first_columns) * len(out), "a bag for each feature and sample"
-    stream = unit % FLOATS_PER_LINE == 0 and can_stream(out)
+    is_large = unit % FLOATS_PER_LINE == 0 and out.nbytes >= STREAM_BYTES
+    stream = is_large and can_stream(out)
     parallel.run(
         numba.gather_pool,
         len(offsets) - 1,

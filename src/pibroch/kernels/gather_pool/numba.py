@@ -10,9 +10,12 @@ from pibroch.kernels.memory import FLOATS_PER_LINE, MAX_SHORT_DIM, prefetch_row,
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.row_sum import sum_rows
 
-# rows between the one that is read and the one that is fetched: covers a DRAM access at either
-# width
-AHEAD = 24
+# Rows between the one that is read and the one that is fetched, fewer where each has an output
+# beside it. Of 128 bytes a row of bags of 5 took 5.7 ns with 24 between, 2.7 with 128.
+AHEAD_OF_ONE = 64
+LEAST_AHEAD = 48
+MOST_AHEAD = 128
+BYTES_AHEAD = 32768
 
 
 @kernel
@@ -100,6 +103,8 @@ def gather_pool(
     width = records.shape[1]
     floats = (dim * records.itemsize + 3) // 4
     copies = stream and len(scale) == 0
+    far = min(max(BYTES_AHEAD // (4 * floats), LEAST_AHEAD), MOST_AHEAD)
+    near = min(far, AHEAD_OF_ONE)
     bag = start
     while bag < stop:  # a feature at a time
         feature = bag // num_samples
@@ -116,7 +121,7 @@ def gather_pool(
                 for d in range(dim):
                     pooled_BS[np.uint64(sample), np.uint64(first_column + d)] = 0.0
             elif copies and end == begin + 1:
-                ahead = first_row + row_ids[np.uint64(min(begin + AHEAD, last))]
+                ahead = first_row + row_ids[np.uint64(min(begin + near, last))]
                 prefetch_row(records, ahead, floats, floats > MAX_SHORT_DIM)
                 row = first_row + row_ids[np.uint64(begin)]
                 for d in range(0, dim, FLOATS_PER_LINE):
@@ -131,7 +136,7 @@ def gather_pool(
                     begin,
                     end,
                     dim,
-                    AHEAD,
+                    near if end == begin + 1 else far,
                     pooled_BS,
                     place,
                 )
