@@ -26,6 +26,8 @@ class NaiveIndex(LearningIndex):
         self.num_rows = capacity - self.first
         self.has_unknown_row = kind.unknown_row
         self.step = 0
+        self.span = None  # of event time, and of each id that has a row the last one
+        self.span_of = {}
         self.entry = {}  # by id that has a row
         self.row = {}
         self.candidates = {}
@@ -64,6 +66,7 @@ class NaiveIndex(LearningIndex):
         for id_, row in zip(admitted, free, strict=False):
             self.row[id_] = row
             self.entry[id_] = Entry(admitted[id_], self.step)
+            self.span_of[id_] = self.span
         fresh = {id_: self.row[id_] for id_ in admitted}
         return RowChanges(
             *arrays(fresh, by=ids_of), *arrays(evicted, by=rows_of), *arrays(expired, by=rows_of)
@@ -108,11 +111,17 @@ class NaiveIndex(LearningIndex):
 
     def _expire(self):
         after = self.kind.expire_after
-        if after is None or self.step % max(1, after // 16):
-            return {}
-        return self._remove(
-            [id_ for id_, entry in self.entry.items() if entry.last <= self.step - after]
-        )
+        old = set()
+        if after is not None and not self.step % max(1, after // 16):
+            old |= {id_ for id_, entry in self.entry.items() if entry.last <= self.step - after}
+        if self.kind.is_timed and self.event_time is not None:
+            span = self.event_time // max(1, int(1000 * self.kind.expire_after_seconds) // 16)
+            self.span = span if self.span is None else max(span, self.span)
+            for id_, entry in self.entry.items():
+                if entry.last == self.step or self.span_of[id_] is None:
+                    self.span_of[id_] = self.span
+            old |= {id_ for id_ in self.entry if self.span_of[id_] < self.span - 16}
+        return self._remove(old)
 
     def _evict(self, num_admitted):
         lacking = num_admitted - (self.num_rows - len(self.row))
@@ -138,6 +147,7 @@ class NaiveIndex(LearningIndex):
     def _remove(self, ids):
         for id_ in ids:
             del self.entry[id_]
+            del self.span_of[id_]
         return {id_: self.row.pop(id_) for id_ in ids}
 
     def rows_of(self, ids):
@@ -157,6 +167,7 @@ class NaiveIndex(LearningIndex):
         for id_, row in zip(new, free, strict=False):
             self.row[id_] = row
             self.entry[id_] = Entry(new[id_], self.step)
+            self.span_of[id_] = self.span
         return np.array([self.row[id_] for id_ in new], np.int64)
 
     def copy(self):

@@ -56,12 +56,19 @@ def batch_of(step, size, tables):
     return batch
 
 
+def times_of(step, size):
+    """Of a global batch: 100 ms a step, and no events for a while in the midst of them."""
+    return torch.arange(size) * 11 + 100 * step + 900 * (step > 12)
+
+
 def parts_of(tables, rank, world):
     batches = [batch_of(step, size, tables) for step, size in enumerate(SIZES)]
-    return [
-        part_of(batch, size * rank // world, size * (rank + 1) // world)
-        for batch, size in zip(batches, SIZES, strict=True)
-    ]
+    parts = []
+    for step, (batch, size) in enumerate(zip(batches, SIZES, strict=True)):
+        here = slice(size * rank // world, size * (rank + 1) // world)
+        part = part_of(batch, here.start, here.stop)
+        parts.append(replace(part, event_times=times_of(step, size)[here]))
+    return parts
 
 
 def train(
@@ -209,6 +216,8 @@ def train_by_hand(kind, name="adagrad"):
     for number, batch in enumerate(batches):
         for table in learning:
             ids = batch.select(table.features).values.numpy()
+            times = times_of(number, batch.batch_size)
+            indices[table.name].event_time = int(times.max()) if len(times) else None
             changes = indices[table.name].learn(ids)
             for id_ in [*changes.evicted_ids.tolist(), *changes.expired_ids.tolist()]:
                 del lives[table.name][id_]

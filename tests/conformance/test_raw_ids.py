@@ -16,6 +16,7 @@ KINDS = {
     "counted by a sketch": pb.Hashed(admit=pb.AfterCount(2, sketch=True)),
     "the least frequent leave": pb.Hashed(evict=pb.LeastFrequent(half_life=4)),
     "they expire": pb.Hashed(expire_after=2),
+    "they expire by event time": pb.Hashed(expire_after_seconds=0.3),
     "unknown ones share a row": pb.Hashed(admit=pb.AfterCount(2), unknown_row=True),
 }
 WAYS = [

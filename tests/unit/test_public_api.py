@@ -41,7 +41,8 @@ SNAPSHOT = {
     "Frozen": f"({OPTIMIZER.replace('lr: float', 'lr: float = 0.0')}) -> None",
     "Hashed": (
         "(admit: AfterCount = <factory>, evict: EvictionPolicy = <factory>,"
-        " expire_after: int | None = None, unknown_row: bool = False) -> None"
+        " expire_after: int | None = None, unknown_row: bool = False,"
+        " expire_after_seconds: float | None = None) -> None"
     ),
     "JaggedBatch": (
         "(dense: Tensor, keys: tuple[str, ...], values: Tensor, offsets: Tensor, labels: Tensor,"

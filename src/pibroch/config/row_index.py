@@ -53,6 +53,7 @@ class HashedConfig(RowIndexConfig):
             ``least_frequent``, seen least often.
         half_life: ``least_frequent``: steps after which all counts are halved; never when absent.
         expire_after: an id that is not seen for so many steps loses its row; never when absent.
+        expire_after_seconds: the same in event time, where the data have one.
         unknown_row: ids without a row read and train the table's first one, which they share; else
             they are absent from their bags.
     """
@@ -64,6 +65,7 @@ class HashedConfig(RowIndexConfig):
     evict: Literal["least_recent", "least_frequent"] = "least_recent"
     half_life: int | None = Field(default=None, ge=1)
     expire_after: int | None = Field(default=None, ge=1)
+    expire_after_seconds: float | None = Field(default=None, ge=0.016)
     unknown_row: bool = False
 
     @model_validator(mode="after")

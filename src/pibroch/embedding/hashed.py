@@ -12,6 +12,8 @@ ids of the steps so far and how often each stood in them. In each step, in this 
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -46,6 +48,7 @@ class Hashed(IndexKind):
         evict: who loses theirs when rows are short.
         expire_after: steps without an id after which it loses its row, looked for every sixteenth
             of them; ``None`` for never.
+        expire_after_seconds: the same in event time, of which the greatest one so far counts.
         unknown_row: ids without a row read and train the table's first one, which they share, as
             the unknown token of a vocabulary. Otherwise they are absent from their bags.
     """
@@ -54,6 +57,7 @@ class Hashed(IndexKind):
     evict: EvictionPolicy = field(default_factory=LeastRecent)
     expire_after: int | None = None
     unknown_row: bool = False
+    expire_after_seconds: float | None = None
 
     name = "hashed"
     section = HashedConfig
@@ -68,6 +72,12 @@ class Hashed(IndexKind):
         if self.expire_after is not None:
             number = whole_number(self.expire_after, "hashed rows with expire_after", 1)
             object.__setattr__(self, "expire_after", number)
+        seconds = self.expire_after_seconds
+        if seconds is not None and not CHECKS_PER_EXPIRY / 1000 <= seconds < math.inf:
+            raise ConfigError(
+                f"hashed rows with expire_after_seconds {seconds}",
+                f"at least {CHECKS_PER_EXPIRY / 1000} seconds",
+            )
 
     @classmethod
     def of_recipe(
@@ -79,10 +89,17 @@ class Hashed(IndexKind):
         half_life: int | None,
         expire_after: int | None,
         unknown_row: bool,
+        expire_after_seconds: float | None,
     ) -> Hashed:
         """By the settings of :class:`HashedConfig`."""
         policy = LeastFrequent(half_life) if evict == LeastFrequent.name else LeastRecent()
-        return cls(AfterCount(admit_after, sketch), policy, expire_after, unknown_row)
+        admit = AfterCount(admit_after, sketch)
+        return cls(admit, policy, expire_after, unknown_row, expire_after_seconds)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether ids expire by event time."""
+        return self.expire_after_seconds is not None
 
     def index(self, capacity: int) -> HashedIndex:
         """See :class:`IndexKind`."""
@@ -105,7 +122,9 @@ class Hashed(IndexKind):
             "admit": self.admit.described(),
             "evict": self.evict.described(),
             "expire_after": self.expire_after,
-            **({"unknown_row": True} if self.unknown_row else {}),  # as before there was one
+            # as before there were these
+            **({"unknown_row": True} if self.unknown_row else {}),
+            **({"expire_after_seconds": self.expire_after_seconds} if self.is_timed else {}),
         }
 
 
@@ -152,6 +171,9 @@ class HashedIndex(LearningIndex):
         self._place = key_table.place_of(self._table)
         self._waiting = kind.admit.waiting(self._num_rows)
         self._counters = np.zeros(len(COUNTERS), np.int64)
+        self.needs_event_times = kind.is_timed
+        seconds = kind.expire_after_seconds
+        self._spans = None if seconds is None else _Spans(seconds)
         self._asked = 0  # ids of this step
 
     @property
@@ -298,6 +320,9 @@ class HashedIndex(LearningIndex):
         other._waiting = self._waiting.copy()
         other._counters = self._counters.copy()
         other._asked = self._asked
+        other.event_time = self.event_time
+        other.needs_event_times = self.needs_event_times
+        other._spans = None if self._spans is None else self._spans.copy()
         return other
 
     def state(self) -> dict[str, Array]:
@@ -305,6 +330,7 @@ class HashedIndex(LearningIndex):
         return {
             "entries": self._table.entries,
             "counters": self._counters,
+            **({} if self._spans is None else {"spans": self._spans.starts}),
             **self._waiting.state(),
         }
 
@@ -313,6 +339,8 @@ class HashedIndex(LearningIndex):
         self._table.entries[:] = state["entries"]
         key_table.rebuild(self._table)
         self._counters[:] = state["counters"]
+        if self._spans is not None:
+            self._spans.starts[:] = state["spans"]
         self._waiting.load_state(state)
 
     def _take_over(self, other: HashedIndex) -> None:
@@ -320,6 +348,7 @@ class HashedIndex(LearningIndex):
         self._place = other._place
         self._waiting = other._waiting
         self._counters = other._counters
+        self._spans = other._spans
 
     def _learn(
         self, ids: Ints, counts: NDArray[np.int32], same_step: bool
@@ -376,9 +405,14 @@ class HashedIndex(LearningIndex):
     def _expire(self, step: int) -> tuple[Ints, Ints]:
         """Take their rows from ids that were not seen for too long; return both."""
         after = self._kind.expire_after
-        if after is None or step % max(1, after // CHECKS_PER_EXPIRY):
+        oldest = 0  # step in which an id may have been seen last
+        if after is not None and not step % max(1, after // CHECKS_PER_EXPIRY):
+            oldest = step - after + 1
+        if self._spans is not None and self.event_time is not None:
+            oldest = max(oldest, self._spans.oldest(self.event_time, step))
+        if oldest <= 0:
             return _NOTHING
-        changes = self._remove(key_table.older_than(self._table, step - after + 1, step))
+        changes = self._remove(key_table.older_than(self._table, oldest, step))
         self._counters[EXPIRIES] += len(changes[0])
         return changes
 
@@ -411,6 +445,45 @@ class HashedIndex(LearningIndex):
         if self._first:
             rows += self._first
         return rows
+
+
+class _Spans:
+    """In which step each of the last spans of event time began; a sixteenth of the age is one.
+
+    Args:
+        seconds: of age.
+
+    Attributes:
+        starts: int64 ``[17, 2]``: numbers of spans in which there was a step, rising, and the first
+            step of each, of the first span 0; -1 before it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._length = max(1, int(1000 * seconds) // CHECKS_PER_EXPIRY)
+        self.starts = np.full((CHECKS_PER_EXPIRY + 1, 2), -1, np.int64)
+
+    def copy(self) -> _Spans:
+        """Another one that is now as this is."""
+        other = copy.copy(self)
+        other.starts = self.starts.copy()
+        return other
+
+    def oldest(self, event_time: int, step: int) -> int:
+        """The first step after which an id that was seen has not expired; 0 where none has now.
+
+        Args:
+            event_time: the greatest of this step, in milliseconds.
+            step: that is now.
+        """
+        span = event_time // self._length
+        last_span, last_start = self.starts[-1]
+        is_first = last_start < 0
+        if not is_first and span <= last_span:
+            return 0
+        self.starts[:-1] = self.starts[1:]
+        self.starts[-1] = span, 0 if is_first else step
+        is_near = (self.starts[:, 1] >= 0) & (self.starts[:, 0] >= span - CHECKS_PER_EXPIRY)
+        return int(self.starts[is_near, 1].min())
 
 
 class _Distinct:

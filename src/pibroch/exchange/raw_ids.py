@@ -34,6 +34,7 @@ from pibroch.exchange.agreement import and_then_fillers
 from pibroch.kernels import varint
 from pibroch.kernels.arrays import Bytes, Ints
 
+NO_TIME = np.iinfo(np.int64).min
 READ_BEYOND = 2
 """Batches whose ids are gathered before the exchange asks for them."""
 T = TypeVar("T")
@@ -49,11 +50,13 @@ class StepIds:
         ids: int64 ``[V]``.
         counts: how often each stands there, int32 ``[V]``; ``None`` where they repeat.
         is_real: whether some rank has samples of its own, and not a filler after its last batch.
+        event_time: the greatest of the batch, in milliseconds; ``None`` where it has none.
     """
 
     ids: Mapping[str, Ints]
     counts: Mapping[str, NDArray[np.int32]] | None
     is_real: bool
+    event_time: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -316,9 +319,11 @@ class RawIds:
         """
         if self._thread is None:
             ids = _ids_by_table(batch, self._learned_features)
-            return lambda: StepIds(ids, None, is_real)
+            return lambda: StepIds(ids, None, is_real, _event_time_of(batch))
         own = self._thread.submit(
-            lambda: _encoded(_ids_by_table(batch, self._learned_features), is_real)
+            lambda: _encoded(
+                _ids_by_table(batch, self._learned_features), is_real, _event_time_of(batch)
+            )
         )
         gathered = self._channel.ranks.communication.submit(
             lambda: self._channel.gather_tensors(torch.from_numpy(own.result()))
@@ -442,16 +447,23 @@ def _ids_by_table(batch: JaggedBatch, features: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _encoded(ids: Mapping[str, Ints], is_real: bool) -> Bytes:
+def _event_time_of(batch: JaggedBatch) -> int | None:
+    """The greatest of a rank's part of a batch."""
+    times = batch.event_times
+    return int(times.max()) if times is not None and len(times) else None
+
+
+def _encoded(ids: Mapping[str, Ints], is_real: bool, event_time: int | None) -> Bytes:
     """A rank's distinct ids and their counts in few bytes: distances of rising numbers.
 
-    Before them int64: whether the part is real, and how many ids of each table.
+    Before them int64: whether the part is real, its event time, and how many ids of each table.
     """
     counted = [  # rising as unsigned numbers
         np.unique(each.view(np.uint64), return_counts=True) for each in ids.values()
     ]
     sizes = [len(distinct) for distinct, _ in counted]
-    head = np.array([is_real, *sizes], np.int64).view(np.uint8)
+    time = NO_TIME if event_time is None else event_time
+    head = np.array([is_real, time, *sizes], np.int64).view(np.uint8)
     message = np.empty(len(head) + 2 * varint.MAX_BYTES * sum(sizes), np.uint8)
     message[: len(head)] = head
     end = len(head)
@@ -466,10 +478,12 @@ def _decoded(messages: Sequence[Bytes], tables: Sequence[str]) -> StepIds:
     ids: dict[str, list[Ints]] = {name: [] for name in tables}
     counts: dict[str, list[NDArray[np.int32]]] = {name: [] for name in tables}
     are_real = False
+    event_time = NO_TIME
     for message in messages:
-        place = 8 * (1 + len(tables))
-        is_real, *sizes = message[:place].copy().view(np.int64).tolist()
+        place = 8 * (2 + len(tables))
+        is_real, time, *sizes = message[:place].copy().view(np.int64).tolist()
         are_real |= bool(is_real)
+        event_time = max(event_time, time)
         for name, size in zip(tables, sizes, strict=True):
             distinct = np.empty(size, np.int64)
             ends = np.empty(size, np.int64)
@@ -481,6 +495,7 @@ def _decoded(messages: Sequence[Bytes], tables: Sequence[str]) -> StepIds:
         {name: np.concatenate(parts) for name, parts in ids.items()},
         {name: np.concatenate(parts) for name, parts in counts.items()},
         are_real,
+        None if event_time == NO_TIME else event_time,
     )
 
 
@@ -499,6 +514,15 @@ class Learned:
 
 def _learn(indices: Indices, ids: StepIds, same_step: bool = False) -> Learned:
     """Let all indices learn, or none."""
+    for name, each in ids.ids.items():
+        index = indices[name]
+        index.event_time = ids.event_time
+        if index.needs_event_times and ids.event_time is None and len(each):
+            raise DataError(
+                f"a batch without event times for table {name!r}, whose ids expire by them",
+                "the time of each sample's event",
+                "name the column of times in the data's schema, or let ids expire by steps",
+            )
     may_be_refused = [
         name
         for name, each in ids.ids.items()

@@ -52,6 +52,7 @@ class Schedule:
     capacity: int
     most_per_step: int
     num_steps: int = 24
+    event_time: int = -100
 
     def steps(self):
         rng = np.random.default_rng(self.seed)
@@ -60,6 +61,7 @@ class Schedule:
         rng.shuffle(pool)
         hot = pool[: max(1, self.capacity // 2)]
         for _ in range(self.num_steps):
+            self.event_time += int(rng.choice([-3, 0, 1, 40, 700], p=[0.1, 0.3, 0.4, 0.15, 0.05]))
             num = int(rng.integers(0, self.most_per_step + 1))
             is_hot = rng.random(num) < 0.6
             yield np.where(is_hot, rng.choice(hot, num), rng.choice(pool, num))
@@ -77,6 +79,7 @@ kinds = st.builds(
     st.sampled_from(POLICIES),
     st.sampled_from([None, None, 1, 3, 40]),
     st.booleans(),
+    st.sampled_from([None, None, 0.016, 0.3]),
 )
 
 
@@ -106,6 +109,7 @@ def test_any_schedule_does_what_dictionaries_do(schedule, kind):
     naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
     index = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
+        naive.event_time = index.event_time = schedule.event_time
         before = saved(index)
         right = learned(naive, ids)
         assert learned(index, ids) == right
@@ -126,6 +130,7 @@ def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
     index = kind.index(schedule.capacity + kind.unknown_row)
     rng = np.random.default_rng(schedule.seed)
     for number, ids in enumerate(schedule.steps()):
+        naive.event_time = index.event_time = schedule.event_time
         if number % 10 == when:
             some = rng.choice([*ids, *rng.integers(-99, 99, 3)], min(4, len(ids) + 3))
             before = saved(index)
@@ -150,6 +155,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
     index = kind.index(schedule.capacity + kind.unknown_row)
     other = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
+        index.event_time = other.event_time = schedule.event_time
         distinct, counts = np.unique(ids, return_counts=True)
         parts = rng.binomial(counts, 0.5)
         apart = np.concatenate([distinct[parts > 0], distinct[parts < counts]])
@@ -165,6 +171,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
 def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, when):
     index = kind.index(schedule.capacity + kind.unknown_row)
     for number, ids in enumerate(schedule.steps()):
+        index.event_time = schedule.event_time
         if number == when:
             others = [fresh_with(index, kind), index.copy()]
             untouched = index.copy()
@@ -172,6 +179,7 @@ def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, 
         results = learned(index, ids), index.rows_of(ids).tolist()
         if number >= when:
             for other in others:
+                other.event_time = schedule.event_time
                 assert (learned(other, ids), other.rows_of(ids).tolist()) == results
     for other in others:
         np.testing.assert_equal(saved(other), saved(index))
