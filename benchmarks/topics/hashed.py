@@ -35,7 +35,7 @@ from pibroch.kernels.arrays import Ints
 TURNOVERS = 10
 MEASURED_STEPS = 400  # of ours: some six evictions
 DICTIONARY = "Python dictionary"
-PEERS = {"sorted": "TorchRec, sorted ids", "probed": "TorchRec, FBGEMM's hash table"}
+TORCHREC = "TorchRec"
 SMALLER = 5  # others have one in so many of our rows: they sort them
 PEER_TIMEOUT_S = 900.0
 COLUMNS = [
@@ -53,9 +53,9 @@ MEANINGS = (
         " evicted (`longest_ms`); `p50_ns` and `p80_ns` over steps"
     ),
     (
-        "TorchRec: `MCHManagedCollisionModule`, which evicts every tenth step, and"
-        " `HashZchManagedCollisionModule`, whose decisions depend on the clock; `shared_rows`: of a"
-        " step's distinct ids so many have no row of their own"
+        "TorchRec: `MCHManagedCollisionModule`, which evicts every tenth step;"
+        " `shared_rows`: of a step's distinct ids so many have no row of their own. Its hash table,"
+        " FBGEMM's, learns on GPUs alone"
     ),
     (
         f"`turned over {TURNOVERS} times`: after so many times as many new ids as there are rows;"
@@ -181,23 +181,20 @@ def index_rows(options: Options) -> list[Row]:
     try:
         python = peers_python()
     except MissingDependencyError as error:
-        options.say(f"TorchRec is left out: {error}")
+        options.say(f"{TORCHREC} is left out: {error}")
         return rows
-    for kind, label in PEERS.items():
-        options.say(label)
-        rows.append(
-            {"contender": label, "rows": fewer, "when": when(1), **peer(python, kind, fewer, steps)}
-        )
-    return rows
+    options.say(TORCHREC)
+    figures = torchrec(python, fewer, steps)
+    return [*rows, {"contender": TORCHREC, "rows": fewer, "when": when(1), **figures}]
 
 
-def peer(python: Path, kind: str, num_rows: int, steps: int) -> Row:
+def torchrec(python: Path, num_rows: int, steps: int) -> Row:
     """What TorchRec's tables take, in a process of their own.
 
     Raises:
         BenchmarkError: when it fails.
     """
-    words = ["-m", "benchmarks.workers.collisions_torchrec", kind, str(num_rows), str(steps)]
+    words = ["-m", "benchmarks.workers.collisions_torchrec", str(num_rows), str(steps)]
     done = subprocess.run(
         [str(python), "-W", "ignore", *words],
         cwd=CHECKOUT,
@@ -207,7 +204,7 @@ def peer(python: Path, kind: str, num_rows: int, steps: int) -> Row:
         check=False,
     )
     if done.returncode:
-        raise BenchmarkError(f"{PEERS[kind]}: {done.stderr[-2000:]}")
+        raise BenchmarkError(f"{TORCHREC}: {done.stderr[-2000:]}")
     figures: Row = json.loads(done.stdout)
     return {name: figure for name, figure in figures.items() if name in COLUMNS}
 
