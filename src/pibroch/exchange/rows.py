@@ -27,6 +27,7 @@ from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.scatter_update import Grouped
 
 IDS_PER_FEATURE = 1024  # of which at most an eighth is not fetched ahead
+MOST_IDS = 65536  # of several tables at once, so that what is grouped stays in the caches
 IDS_PER_THREAD = 4096  # ids below which a further thread is not worth waking to group them
 
 
@@ -284,10 +285,8 @@ class DistinctRows:
 def table_bounds(ids: BatchIds) -> list[int]:
     """Bounds of positions for each thread to group: whole tables, about as many ids each."""
     num_ids = len(ids.row_ids)
-    parts = (
-        1 if ids.shares_tables else max(1, min(parallel.num_threads(), num_ids // IDS_PER_THREAD))
-    )
-    if parts == 1:
+    parts = max(min(parallel.num_threads(), num_ids // IDS_PER_THREAD), num_ids // MOST_IDS)
+    if parts <= 1 or ids.shares_tables:
         return [0, num_ids]
     targets = [num_ids * part // parts for part in range(1, parts)]
     if ids.one_hot and ids.bags is None:

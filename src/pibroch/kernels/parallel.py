@@ -63,6 +63,8 @@ def run_ranges(kernel: Callable[..., object], bounds: list[int], *args: object) 
     """
     if len(bounds) <= 2:
         return [kernel(*args, bounds[0], bounds[-1])]
+    if num_threads() == 1:
+        return [kernel(*args, start, stop) for start, stop in pairwise(bounds)]
     if not team.can_run(kernel):
         return _run_on_pool(kernel, bounds, *args)
     if threading.current_thread() is threading.main_thread():

@@ -1,7 +1,8 @@
 """Group equal row ids by a stable radix sort: each row's positions keep their order.
 
-V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. Only positions are moved,
-ids are read through them: of 53,000 ids a third less time than with keys moved beside them. Places
+V ids, U distinct rows. Cost O(V) for each 11 bits of the span of the ids. What is moved is a pair
+in one integer, 32 bits of an id above its position, so that no id is read through a position: of
+53,000 ids 3.0 to 4.0 ns each, 3.6 to 5.6 when positions alone are moved; of 400,000 half. Places
 are unsigned: for signed ones numba adds a test for negative indices.
 """
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from pibroch.kernels.policy import kernel
 
 RADIX_BITS = 11  # 2,048 counters stay in the first-level cache
+HALF = 32  # bits of a pair
+LOWER_HALF = np.uint64(0xFFFFFFFF)
 
 
 @kernel
@@ -51,6 +54,31 @@ def _begin_places(counts: NDArray[np.uint32]) -> None:
 
 
 @kernel
+def _sort(
+    pairs: NDArray[np.uint64], others: NDArray[np.uint64], bits: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Sort stably by the lowest ``bits`` of the upper halves; both arrays, the sorted one first."""
+    num_passes = max(1, (bits + RADIX_BITS - 1) // RADIX_BITS)
+    digit_bits = (bits + num_passes - 1) // num_passes
+    mask = np.uint64((1 << digit_bits) - 1)
+    places = np.empty(1 << digit_bits, np.uint32)
+    num_ids = np.uint64(len(pairs))
+    for number in range(num_passes):
+        shift = np.uint64(HALF + number * digit_bits)
+        places[:] = 0
+        for i in range(num_ids):
+            places[(pairs[i] >> shift) & mask] += 1
+        _begin_places(places)
+        for i in range(num_ids):
+            pair = pairs[i]
+            digit = (pair >> shift) & mask
+            others[places[digit]] = pair
+            places[digit] += 1
+        pairs, others = others, pairs
+    return pairs, others
+
+
+@kernel
 def dedupe(
     row_ids: NDArray[np.int64],
     sequence: NDArray[np.int32],
@@ -84,38 +112,31 @@ def dedupe(
         lowest = min(lowest, row_ids[sequence[i]])
         highest = max(highest, row_ids[sequence[i]])
     span_bits = _num_bits(highest - lowest)
-    num_passes = max(1, (span_bits + RADIX_BITS - 1) // RADIX_BITS)
-    digit_bits = (span_bits + num_passes - 1) // num_passes
-    digits = 1 << digit_bits
-    mask = np.uint64((1 << digit_bits) - 1)
     num_ids = np.uint64(stop - start)
     first = np.uint64(start)
-    source = np.empty(num_ids, np.uint32)
-    target = np.empty(num_ids, np.uint32)
+    pairs = np.empty(num_ids, np.uint64)
+    others = np.empty(num_ids, np.uint64)
     for i in range(num_ids):
-        source[i] = sequence[first + i]
-    places = np.empty(digits, np.uint32)
-    for number in range(num_passes):
-        shift = np.uint64(number * digit_bits)
-        places[:] = 0
+        others[i] = sequence[first + i]
+    for low in range(0, max(1, span_bits), HALF):
         for i in range(num_ids):
-            places[(np.uint64(row_ids[source[i]] - lowest) >> shift) & mask] += 1
-        _begin_places(places)
-        for i in range(num_ids):
-            position = source[i]
-            digit = (np.uint64(row_ids[position] - lowest) >> shift) & mask
-            target[places[digit]] = position
-            places[digit] += 1
-        source, target = target, source
-    end = start
-    last_row = lowest - 1
+            position = others[i] & LOWER_HALF
+            key = np.uint64(row_ids[position] - lowest) >> np.uint64(low)
+            pairs[i] = (key << np.uint64(HALF)) | position
+        pairs, others = _sort(pairs, others, min(span_bits - low, HALF))
+        pairs, others = others, pairs
+    end = first
+    is_whole = span_bits <= HALF
+    last_row = row_ids[others[0] & LOWER_HALF]
+    segments[first] = start
     for i in range(num_ids):
-        position = source[i]
-        row = row_ids[position]
+        position = others[i] & LOWER_HALF
+        row = np.int64(others[i] >> np.uint64(HALF)) + lowest if is_whole else row_ids[position]
         order[first + i] = position
-        if row != last_row:
-            rows[end] = row
-            segments[end] = first + i
-            end = end + 1
-            last_row = row
-    return end - start
+        # without a branch, which no processor could foresee: the next row begins behind this place
+        end += np.uint64(row != last_row)
+        last_row = row
+        rows[end] = row
+        if i + np.uint64(1) < num_ids:
+            segments[end + np.uint64(1)] = first + i + np.uint64(1)
+    return int(end - first) + 1
