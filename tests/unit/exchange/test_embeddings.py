@@ -2,7 +2,8 @@ import pytest
 import torch
 
 import pibroch as pb
-from pibroch.errors import ConfigError, DataError, TrainingError
+from pibroch.errors import ConfigError, DataError, RowIdError, TrainingError
+from pibroch.exchange.rows import IDS_PER_FEATURE
 
 
 class Keyed:
@@ -128,3 +129,27 @@ def test_whole_tables_by_name_and_an_unknown_one():
         embeddings.load_full_state_dict(
             {"embedding_bags.b.sum": state["embedding_bags.b.sum"]}, strict=False
         )
+
+
+@pytest.mark.parametrize("num_samples", [3, IDS_PER_FEATURE])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_only_read_is_what_is_trained_on(num_samples, weighted):
+    """Large batches that are only read have no row ids."""
+    tables = [pb.Table("a", 90, 4), pb.Table("b", 50, 4, pooling="mean")]
+    embeddings = pb.Embeddings(tables, optimizer=pb.SGD(lr=1.0))
+    offsets = torch.arange(2 * num_samples + 1) * 3
+    values = torch.randint(0, 50, (6 * num_samples,), generator=torch.Generator().manual_seed(1))
+    weights = torch.rand(6 * num_samples) if weighted else None
+
+    def batch(values):
+        size = num_samples
+        return pb.JaggedBatch(
+            torch.zeros(size, 0), ("a", "b"), values, offsets, torch.zeros(size), weights
+        )
+
+    trained = embeddings(batch(values)).detach()
+    with torch.no_grad():
+        assert torch.equal(embeddings(batch(values)), trained)
+        values[-1] = 50
+        with pytest.raises(RowIdError, match=f"id 50 for feature 'b' in sample {num_samples - 1}"):
+            embeddings(batch(values))

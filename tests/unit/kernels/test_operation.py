@@ -11,7 +11,7 @@ from pibroch.kernels import gather_pool
 from pibroch.kernels.operation import Operation
 
 
-def echo(records, rows, offsets, scale, first_columns, dim, unit, out):
+def echo(records, rows, first_rows, offsets, scale, first_columns, dim, unit, out):
     """Each sample's columns hold the row of its feature's one id, not what lies there."""
     for feature, first in enumerate(first_columns):
         out[:, first : first + dim] = rows[offsets[feature * len(out) : -1][: len(out)], None]
@@ -43,7 +43,7 @@ def test_embeddings_look_up_through_a_kernel_of_one_file(echoing):
 @pytest.mark.parametrize("kind", ["naive", "numba"])
 def test_each_kind_of_lookup_gives_the_same(kind):
     _, expected = looked_up()
-    names = ("resolve_rows", "gather_pool", "gradient_sources", "pooling_scale")
+    names = ("resolve_rows", "first_absent", "gather_pool", "gradient_sources", "pooling_scale")
     operations = [getattr(gather_pool, name) for name in names]
     try:
         for operation in operations:
