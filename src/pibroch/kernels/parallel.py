@@ -51,6 +51,8 @@ def run(
     Returns:
         The kernel's results, in the order of the ranges.
     """
+    if num_items < 2 * grain:
+        return [kernel(*args, 0, num_items)]
     parts = max(1, min(num_threads(), num_items // grain))
     bounds = [num_items * part // parts for part in range(parts + 1)]
     return run_ranges(kernel, bounds, *args)
