@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 from launched_team import Team, steps, wait_until
 
+from kafka_cluster import Cluster
 from pibroch.config import to_toml
 from pibroch.config.recipes import check_config
 from pibroch.data.streams.journal import Journal
@@ -73,11 +74,12 @@ def fill(folder, seconds=0.0, files=FILES, first=0):
 
 
 def trained(run):
-    """How often each record is in a step, by its file and line."""
+    """How often each record is in a step, by its partition, file and line."""
     count = Counter()
     for _, ranges in Journal(run / "stream" / "journal").steps_after(0):
         for each in ranges:
-            count.update((each.file, each.line + place) for place in range(each.records))
+            lines = range(each.line, each.line + each.records)
+            count.update((each.partition, each.file, line) for line in lines)
     return count
 
 
@@ -176,3 +178,24 @@ def test_killed_ranks_train_each_event_once_and_to_the_same_bits(tmp_path, excha
     expected = undisturbed(run, 2)
     assert trained(expected) == trained(run)
     check_same_bits(run, expected)
+
+
+def test_killed_ranks_train_each_message_of_kafka_once_and_to_the_same_bits(tmp_path):
+    run = tmp_path / "run"
+    with Cluster() as cluster:
+        kafka = {"kind": "kafka", "brokers": cluster.brokers, "topic": "clicks"}
+        recipe = write_recipe(tmp_path, **kafka)
+        messages = [(row["event"], json.dumps(row).encode()) for row in events(0, EVENTS)]
+        cluster.send("clicks", messages[:1000])
+        words = ["--ranks", 2, "--restarts", 9, "--until-idle", 3]
+        with Team(recipe, "--run-dir", run, *words) as team:
+            kill(team, run, 1, 10)
+            cluster.send("clicks", messages[1000:2000])
+            kill(team, run, 0, 35)
+            cluster.signal(signal.SIGSTOP)
+            time.sleep(1)
+            cluster.signal(signal.SIGCONT)
+            cluster.send("clicks", messages[2000:])
+            assert team.end() == 0, team.output
+        check_each_once(run)
+        check_same_bits(run, undisturbed(run, 2))

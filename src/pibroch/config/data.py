@@ -36,7 +36,10 @@ class StreamConfig(Section):
     Attributes:
         kind: where they come from.
         path: the directory that grows.
-        format: of its files, or of messages; by the names of files when absent.
+        brokers: of Kafka, ``host:port``, several between commas.
+        topic: at these.
+        kafka: further settings of librdkafka, such as for encryption.
+        format: of its files, by their names when absent; or of messages, ``jsonl`` when absent.
         partitions: of a directory: how many, to which files go by their names; or sub-directories,
             each of which is one. No more ranks read than there are partitions.
         schema_file: the schema of the records, in TOML; that of ``data.dir`` when absent.
@@ -50,8 +53,11 @@ class StreamConfig(Section):
         bad_records: a folder for them; ``stream/bad`` in the run directory when absent.
     """
 
-    kind: Literal["directory"] = "directory"
+    kind: Literal["directory", "kafka"] = "directory"
     path: str | None = None
+    brokers: str | None = None
+    topic: str | None = None
+    kafka: dict[str, str | int | float | bool] = Field(default_factory=dict)
     format: Literal["csv", "tsv", "jsonl", "parquet"] | None = None
     partitions: Annotated[int, Field(ge=1, le=4096)] | tuple[str, ...] = 8
     schema_file: str | None = None
@@ -71,8 +77,12 @@ class StreamConfig(Section):
 
     @model_validator(mode="after")
     def _place(self) -> Self:
-        if self.path is None:
+        if self.kind == "directory" and self.path is None:
             raise ValueError("needs `path`, the directory that grows")
+        if self.kind == "kafka" and (self.brokers is None or self.topic is None):
+            raise ValueError("needs `brokers` and `topic` for Kafka")
+        if self.kind == "kafka" and self.format == "parquet":
+            raise ValueError("takes messages in `jsonl`, `csv` or `tsv`, not in Parquet")
         if not self.partitions:
             raise ValueError("needs at least one of `partitions`")
         return self

@@ -21,6 +21,7 @@ from pibroch.data.streams.batches import Stream, StreamOptions
 from pibroch.data.streams.decode import Decoder
 from pibroch.data.streams.directory import Directory, FileFormat
 from pibroch.data.streams.journal import Journal
+from pibroch.data.streams.kafka import Kafka
 from pibroch.state.files import saved_steps
 from pibroch.train.data_source import stream_schema
 from pibroch.train.run_directory import RunDirectory
@@ -104,8 +105,13 @@ def open_source(config: StreamConfig, schema: Schema) -> Source:
     Raises:
         DataError: when it is not there.
     """
-    assert config.path is not None, "the configuration was checked"
-    format = FileFormat(schema, config.format, config.most_record_bytes)
+    most = config.most_record_bytes
+    if config.kind == "kafka":
+        assert config.brokers is not None and config.topic is not None, "it was checked"
+        messages = config.format or "jsonl"
+        return Kafka(config.brokers, config.topic, schema, messages, most, config.kafka)
+    assert config.path is not None, "it was checked"
+    format = FileFormat(schema, config.format, most)
     return Directory(Path(config.path), format, config.partitions)
 
 

@@ -21,6 +21,7 @@ from pibroch.errors import DataError
 from pibroch.kernels.text import RECORD_ITEMS, find_fields
 
 _BLOCK_BYTES = 1 << 16
+_MOST_BUFFERED_BYTES = 8 << 20
 _SHOWN_BYTES = 200
 LEAST_BYTES = 4
 """Of a file whose kind can be known."""
@@ -85,6 +86,7 @@ class LinesFile:
         self._stream.skip(offset)
         self._buffer = self._stream.rest()
         self._num_lines = self._buffer.count(b"\n")
+        self._open_bytes = len(self._buffer) - self._buffer.rfind(b"\n") - 1  # of the last line
         self._skipped = 0  # bytes of a record that is too long, before the buffer
         self._skipped_crc = 0
         self._skipped_text = b""
@@ -134,6 +136,7 @@ class LinesFile:
         crc = zlib.crc32(text, self._skipped_crc)
         shown = (self._skipped_text + text)[:_SHOWN_BYTES]
         self._buffer = b""
+        self._open_bytes = 0
         self._skipped = 0
         return self._one_bad(size, crc, reason, shown)
 
@@ -188,8 +191,12 @@ class LinesFile:
         return True
 
     def _fill(self, most_records: int) -> None:
-        """Read until so many lines are there, or nothing more is, or one is too long."""
-        while self._num_lines < most_records and not self._is_too_long():
+        """Read until so many lines are there, or nothing more is, or they are long."""
+        while (
+            self._num_lines < most_records
+            and self._open_bytes <= self._most_record_bytes
+            and not (self._num_lines and len(self._buffer) >= _MOST_BUFFERED_BYTES)
+        ):
             block = self._stream.more()
             if not block:
                 return
@@ -197,7 +204,10 @@ class LinesFile:
 
     def _add(self, block: bytes) -> None:
         self._buffer += block
-        self._num_lines += block.count(b"\n")
+        num_lines = block.count(b"\n")
+        self._num_lines += num_lines
+        behind = len(block) - block.rfind(b"\n") - 1
+        self._open_bytes = behind if num_lines else self._open_bytes + len(block)
 
     def _is_too_long(self) -> bool:
         """Whether the first line goes on for more than is allowed."""
@@ -216,13 +226,14 @@ class LinesFile:
             self._skipped += len(text)
             self._buffer = self._buffer[len(text) :]
             self._num_lines -= bool(end)
+            self._open_bytes -= 0 if end else len(text)
             if end:
                 break
             block = self._stream.more()
             if not block:
                 return None
             self._add(block)
-        reason = f"a record of {self._skipped:,} bytes, more than {self._most_record_bytes:,}"
+        reason = f"a record of {self._skipped - 1:,} bytes, more than {self._most_record_bytes:,}"
         size = self._skipped
         crc = self._skipped_crc
         self._skipped = 0
