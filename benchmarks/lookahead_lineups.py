@@ -255,12 +255,13 @@ def assigned() -> list[Setting]:
     """On two hosts where bytes decide, and where they do not; then on four."""
     (first, *others) = everybody(LENGTH)
     entries = (first, ours("assigned", assign="rows"), *others)
-    ids = ("criteo", CRITEO_BATCHES) if sample_path() else ("zipf", BATCHES)
-    common = {"ids": ids[0], "num_batches": ids[1]}
+    slow = Setting(ASSIGNED, entries, dim=64)
+    if sample_path():
+        slow = replace(slow, ids="criteo", num_batches=CRITEO_BATCHES)
     return [
-        Setting(ASSIGNED, entries, dim=64, **common),
-        Setting(ASSIGNED, entries, rates=("1gbit",), **common),
-        Setting(ASSIGNED, entries, dim=64, hosts=4, batch_size=1024, **common),
+        slow,
+        replace(slow, dim=16, rates=("1gbit",)),
+        replace(slow, hosts=4, batch_size=1024),
     ]
 
 
