@@ -11,6 +11,8 @@ from test_recovery import restarts
 
 from event_clicks import WINDOWS, prepared_events
 from pibroch.config import to_toml
+from pibroch.data.event_sinks import EventFolder, EventFormat, Pace, generate
+from pibroch.data.event_stream import StreamOptions
 from pibroch.train.run_directory import RunDirectory
 from small_run import make_config
 
@@ -74,6 +76,54 @@ def test_killed_ranks_leave_the_windows_as_they_are(tmp_path, cuts):
     assert lines["killed"] == lines["whole"]
     steps = {each["step"] for each in lines["whole"]}
     assert min(steps) < 5 and max(steps) > 100, "before, between and after the deaths"
+
+
+STREAM = """
+[data.stream]
+path = "{folder}/events"
+partitions = 1
+schema_file = "{folder}/truth/schema.toml"
+[model]
+name = "deepfm"
+dim = 4
+top = [8]
+[embedding.rows]
+name = "hashed"
+capacity = 400
+[train]
+batch_size = 100
+log_every = 3
+checkpoint_every = 10
+threads = 1
+[train.windows]
+seconds = 5
+lateness_seconds = 20
+"""
+
+
+def test_each_event_of_a_stream_counts_once_in_its_window_whoever_is_killed(tmp_path):
+    options = StreamOptions(1_700_000_000_000, 60.0, 200.0, table_rows=100, late=0.1, late_by_s=5)
+    pace = Pace(part_s=1.0, window_s=5.0, in_real_time=False)
+    generate(options, EventFolder(tmp_path / "events", EventFormat.CSV), tmp_path / "truth", pace)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(STREAM.format(folder=tmp_path))
+    run = tmp_path / "run"
+    with Team(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9) as team:
+        for number, victim in enumerate((1, 0)):
+            wait_until(lambda n=number: newest_step(run) > 15 + 30 * n, 120)
+            os.kill(team.pids()[victim], signal.SIGKILL)
+            wait_until(lambda n=number: len(restarts(run)) > n, 60)
+        assert team.end() == 0, team.output
+    lines = (tmp_path / "truth" / "windows.jsonl").read_text().splitlines()
+    right = {each["begin_ms"]: each for each in map(json.loads, lines)}
+    windows = windows_of(run)
+    assert len(windows) > 5 and windows[-1]["num_late"] == 0
+    for window in windows:
+        best = right[window["begin_ms"]]
+        assert window["num_samples"] == best["num_samples"]
+        assert window["auc"] < best["auc"] + 0.02
+    assert windows[-1]["auc"] > 0.55
+    assert RunDirectory(run).read_json("summary.json")["samples"] == 12_000
 
 
 def newest_step(run):

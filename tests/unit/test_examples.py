@@ -1,6 +1,7 @@
 """Every example runs; those of RPC are in tests/distributed/rpc."""
 
 import ast
+import math
 import re
 from pathlib import Path
 
@@ -78,6 +79,23 @@ def test_sequences_learns_and_so_it_does_on_two_ranks():
     ]
     assert len(losses) == 3
     assert max(losses) < 0.2
+
+
+def test_stream_serves_what_it_has_learned_a_moment_ago(tmp_path):
+    line = ["--seconds", 36, "--rate", 400, "--window", 4]
+    with Program(EXAMPLES / "stream.py", tmp_path / "out", *line) as program:
+        ran = program.end(280)
+    assert ran.returncode == 0, ran.stderr
+    rows = [[*map(float, row.split())] for row in re.findall(r"^ +\d.*", ran.stdout, re.MULTILINE)]
+    assert rows, ran.stdout
+    for _, best, served, _ in rows:
+        assert 0.55 < served < best + 0.02, "nobody has trained on it before"
+    assert not all(math.isnan(frozen) for *_, frozen in rows)
+    p50, p99 = map(float, re.findall(r"p\d\d ([\d.]+) s", ran.stdout))
+    assert 0 < p50 <= p99
+    assert (tmp_path / "out" / "stream.svg").read_text().count("<path") > 3
+    figures = (tmp_path / "out" / "run" / "metrics.jsonl").read_text()
+    assert '"kind": "window"' in figures
 
 
 def test_bounded_lag_gives_the_same_scores_for_every_bound():

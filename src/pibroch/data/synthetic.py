@@ -255,8 +255,8 @@ class Generator:
         of_ids = [p[drift.places] for p, drift in zip(probabilities, self._drifts, strict=True)]
         self._history_mean = 0.0
         self._history_scale = 0.0
-        self._planted = self._plant(of_ids, np.random.default_rng(options.seed))
-        self._later: Planted | None = None
+        self._planted, self._mean = self._plant(of_ids, np.random.default_rng(options.seed))
+        self._later: tuple[Planted, float] | None = None
         if options.turn:
             self._later = self._plant(of_ids, np.random.default_rng([options.seed, options.turn]))
 
@@ -298,9 +298,10 @@ class Generator:
         if self._later is None:
             return logits
         angle = np.arange(first, first + len(dense)) * (np.pi / 2 / self._options.turn)
-        later = self._later.logits(dense, *sample_major) - self._later.bias
-        bias = self._planted.bias
-        turned: NDArray[np.float64] = bias + np.cos(angle) * (logits - bias) + np.sin(angle) * later
+        planted, mean = self._later
+        later = planted.logits(dense, *sample_major) - mean
+        logits = logits - self._mean
+        turned: NDArray[np.float64] = self._mean + np.cos(angle) * logits + np.sin(angle) * later
         return turned
 
     def _labels(self, first: int, logits: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -311,8 +312,10 @@ class Generator:
         """Numbers from 0 on as rows, or as keys."""
         return FIRST_ROW + ids if self._key_of_id is None else self._key_of_id[ids]
 
-    def _plant(self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator) -> Planted:
-        """Draw the effects, then set scales and bias by a pilot of samples.
+    def _plant(
+        self, probabilities: list[NDArray[np.float64]], rng: np.random.Generator
+    ) -> tuple[Planted, float]:
+        """Draw the effects, then set scales and bias by a pilot of samples; its mean logit.
 
         Args:
             probabilities: of all ids that ever appear, by table.
@@ -351,7 +354,9 @@ class Generator:
             self._history_scale = _HISTORY_DEVIATION / alike.std()
             effect = self._history_effect(*sequences, bags[_ITEM][1])
         linear_scale, pair_scale, bias = calibrated(linear, pairs, deviations, effect)
-        return replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
+        scaled = replace(planted, linear_scale=linear_scale, pair_scale=pair_scale, bias=bias)
+        mean = bias + linear_scale * float(linear.mean()) + pair_scale * float(pairs.mean())
+        return scaled, mean
 
     def _history(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Lengths and items of the sequences, from 0 on."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.observability.records import EvaluationRecord, TrainingRecord, WindowRecord
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 _FIGURES = ("auc", "logloss", "normalized_entropy", "calibration", "num_samples")
 _TRAINING = ("step", "loss", "samples_per_second", "learning_rate", "rss_bytes", "event_time")
-_TIMEOUT_S = 5.0
-_ALARMS = "pibroch_run_alarms_total"
+_CLOSE_S = 5.0
+Labels = tuple[tuple[str, str], ...]
 
 
 class Exposition:
@@ -26,95 +30,89 @@ class Exposition:
 
     Raises:
         ConfigError: for an address at which it cannot listen.
+        MissingDependencyError: without prometheus-client.
     """
 
     def __init__(self, address: str) -> None:
+        if find_spec("prometheus_client") is None:
+            raise MissingDependencyError(
+                "--metrics-address without prometheus-client",
+                "the extra `serve`",
+                "pip install 'pibroch[serve]'",
+            )
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._gauges: dict[str, dict[Labels, float]] = {}
+        self._counters = {"late": 0, "alarms": 0}
+        self._lock = threading.Lock()
+        registry = CollectorRegistry()
+        registry.register(self)
         host, _, port = address.rpartition(":")
-        exposition = self
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _TIMEOUT_S
-
-            def do_GET(self) -> None:
-                is_there = self.path == "/metrics"
-                text = exposition.text().encode() if is_there else b"need /metrics\n"
-                self.send_response(200 if is_there else 404)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *_: object) -> None:
-                """Say nothing."""
-
         try:
-            self._server = ThreadingHTTPServer((host, int(port)), Handler)
+            self._server, self._thread = start_http_server(int(port), host, registry)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"--metrics-address {address}: {getattr(error, 'strerror', None) or error}",
                 "HOST:PORT of this machine that is free",
                 "choose another port, or 0 for any",
             ) from error
-        self._server.daemon_threads = True
-        self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
-        self._values: dict[str, float] = {_ALARMS: 0}
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="pibroch-metrics", daemon=True
-        )
-        self._thread.start()
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
 
-    def text(self) -> str:
-        """All that is known now."""
+    def collect(self) -> Iterator[Metric]:
+        """All that is known now; called by who asks."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         with self._lock:
-            values = dict(self._values)
-        lines: list[str] = []
-        for name, value in values.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            about = f"# TYPE {name.partition('{')[0]} {kind}"
-            lines += [] if about in lines else [about]
-            lines.append(f"{name} {value:.15g}")
-        return "\n".join(lines) + "\n"
+            gauges = {name: dict(values) for name, values in self._gauges.items()}
+            counters = dict(self._counters)
+        for name, values in gauges.items():
+            keys = [key for key, _ in next(iter(values))]
+            family = GaugeMetricFamily(f"pibroch_run_{name}", "Of a run.", labels=keys)
+            for labels, value in values.items():
+                family.add_metric([each for _, each in labels], value)
+            yield family
+        for name, count in counters.items():
+            yield CounterMetricFamily(f"pibroch_run_{name}", "Of a run so far.", value=count)
 
     def training(self, record: TrainingRecord) -> None:
         """See `Sink`."""
-        self._set({f"pibroch_run_{name}": getattr(record, name) for name in _TRAINING})
+        for name in _TRAINING:
+            self._set(name, {(): getattr(record, name)})
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """See `Sink`."""
-        split = f'split="{record.split}",'
-        self._set(dict(_by_label("pibroch_run_evaluation", record.tasks, split)))
+        self._set_all("evaluation", record.tasks, (("split", record.split),))
 
     def window(self, record: WindowRecord) -> None:
         """See `Sink`."""
-        figures = dict(_by_label("pibroch_run_window", record.tasks))
-        figures["pibroch_run_window_end_ms"] = record.end_ms
-        figures["pibroch_run_late_total"] = record.num_late
-        figures[_ALARMS] = self._values[_ALARMS] + len(record.alarms)
-        self._set(figures)
+        self._set_all("window", record.tasks, ())
+        self._set("window_end_ms", {(): record.end_ms})
+        with self._lock:
+            self._counters["late"] = record.num_late
+            self._counters["alarms"] += len(record.alarms)
 
     def close(self) -> None:
         """See `Sink`."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(_TIMEOUT_S)
+        self._thread.join(_CLOSE_S)
 
-    def _set(self, figures: Mapping[str, float | None]) -> None:
+    def _set_all(
+        self, kind: str, tasks: Mapping[str, Mapping[str, float | None]], labels: Labels
+    ) -> None:
+        for name in _FIGURES:
+            of_label = {
+                (*labels, ("label", label)): figures[name]
+                for label, figures in tasks.items()
+                if name in figures
+            }
+            self._set(f"{kind}_{name}", of_label)
+
+    def _set(self, name: str, values: Mapping[Labels, float | None]) -> None:
         """Take the newest figures; what is undefined now is left out."""
+        known = {labels: value for labels, value in values.items() if value is not None}
         with self._lock:
-            for name, value in figures.items():
-                if value is None:
-                    self._values.pop(name, None)
-                else:
-                    self._values[name] = value
-
-
-def _by_label(
-    prefix: str, tasks: Mapping[str, Mapping[str, float | None]], labels: str = ""
-) -> Iterator[tuple[str, float | None]]:
-    """Figures of all labels under names that Prometheus takes."""
-    for name in _FIGURES:
-        for label, figures in tasks.items():
-            if name in figures:
-                shown = label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-                yield f'{prefix}_{name}{{{labels}label="{shown}"}}', figures[name]
+            if known:
+                self._gauges[name] = known
+            else:
+                self._gauges.pop(name, None)

@@ -303,15 +303,19 @@ class Stream:
 
     def _fill(self, part: _Part) -> _Part:
         """On the thread that reads; the oldest first."""
+        while part.samples < self._share and self._fill_once(part):
+            self._last_record_at = time.monotonic()
+        return part
+
+    def _fill_once(self, part: _Part) -> bool:
+        """Take records of the first partition that has some; whether one has."""
         assert self._partitions is not None
         for partition in sorted(self._partitions.values(), key=lambda each: each.order):
-            while (left := self._share - part.samples) > 0:
-                records = partition.next(left)
-                if records is None:
-                    break
+            records = partition.next(self._share - part.samples)
+            if records is not None:
                 part.add(records.range, self._decoder.decode(records))
-                self._last_record_at = time.monotonic()
-        return part
+                return True
+        return False
 
     def _described(self) -> dict[str, Any]:
         part = self._part

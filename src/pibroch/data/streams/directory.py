@@ -35,6 +35,8 @@ _FORMATS = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
+_LAST = "\U0010ffff"
+"""Behind all names."""
 LOOK_AGAIN_S = 0.2
 """Between two looks at a directory."""
 PATIENCE_S = 10.0
@@ -235,7 +237,8 @@ class DirectoryPartition:
     @property
     def order(self) -> str:
         """See :class:`Partition`: the oldest file first."""
-        return self._file_name
+        name = self._file_name if self._file is not None else self._later()
+        return _LAST if name is None else name
 
     @property
     def is_waiting(self) -> bool:
