@@ -77,6 +77,7 @@ SOAK = (
     "tests/unit/serve/test_openapi.py",
     "tests/unit/serve/test_refusals.py::test_thousands",
     "tests/unit/test_uncompiled_kernels.py",
+    "tests/unit/wire/test_every_listener.py",
 )
 """What tests that have a long form begin with; the short one stays in its tier."""
 

@@ -12,7 +12,7 @@ import pytest
 from world import World
 
 from pibroch.collectives.bounded_lag.losses import STOPPED_S
-from pibroch.wire.liveness import state_of
+from pibroch.wire.alive import state_of
 
 SECONDS_STOPPED = STOPPED_S + 1
 

@@ -23,9 +23,8 @@ import numpy as np
 
 from pibroch.kernels import mailbox as queue
 from pibroch.kernels.ring import wait_for_change
+from pibroch.wire.alive import state_behind
 from pibroch.wire.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
-from pibroch.wire.liveness import has_hung_up, state_of
-from pibroch.wire.rendezvous import process_at
 from pibroch.wire.segment_trade import receive_segment, send_segment
 from pibroch.wire.segments import ForeignSegment, OwnSegment
 
@@ -66,7 +65,6 @@ class _Queues:
 
     Attributes:
         memory: its mailbox.
-        process: its number, 0 when it cannot be seen.
         slot: of this rank's, which its next message will be said in.
         left: slot and place of what it has not been seen to have taken.
         num_left, num_freed: messages that it was left, and that were seen to be taken.
@@ -76,7 +74,6 @@ class _Queues:
     """
 
     memory: ForeignSegment
-    process: int
     slot: int
     cursor: int
     taken: int
@@ -132,7 +129,6 @@ class Mailbox:
             segment = receive_segment(link)
             self._queues[p] = _Queues(
                 segment,
-                process_at(link),
                 slots + p * queue.SLOT_BYTES,
                 slots + rank * queue.SLOT_BYTES,
                 self.futex + COUNTERS + p * LINE,
@@ -214,7 +210,7 @@ class Mailbox:
 
     def is_lost(self, p: int) -> bool:
         """Whether a rank has ended, or closed its mailbox. What it left can still be taken."""
-        return has_hung_up(self._links[p]) or state_of(self._queues[p].process) == ""
+        return state_behind(self._links[p]) == ""
 
     def close(self) -> None:
         """Give sockets back; others still take what was left for them.

@@ -91,6 +91,8 @@ class Reactor:
             yield self
         finally:
             self.stop()
+            os.close(self._wake_fd)  # now, as no other thread may write to it
+            self._wake_fd = -1
 
     def turn(self, timeout_s: float | None) -> None:
         """One round, in the calling thread: wait so long for something to do, and do it."""
@@ -226,7 +228,8 @@ class Reactor:
         If ``stop`` closed it, its number could belong to another file by then.
         """
         with contextlib.suppress(AttributeError):  # the constructor had no descriptor left for it
-            close(self._wake_fd)
+            if self._wake_fd >= 0:
+                close(self._wake_fd)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
-from pibroch.wire.admit import credentials, is_own_user
+from pibroch.wire.admit import is_own_user
 from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import listen
 
@@ -145,11 +145,6 @@ def rendezvous_on_host(
         TrainingError: when some did not come.
     """
     return _rendezvous(store, rank, size, timeout_s, (shares_memory, False)).local
-
-
-def process_at(link: socket.socket) -> int:
-    """The process at the other end of a Unix socket; 0 when it is in another container."""
-    return credentials(link)[0]
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.wire.liveness import has_hung_up, state_of
-from pibroch.wire.rendezvous import ConnectedPeers, process_at
+from pibroch.wire.alive import has_hung_up, state_behind
+from pibroch.wire.rendezvous import ConnectedPeers
 
 HEADER_BYTES = 64
 LINE_BYTES = 64
@@ -124,7 +124,7 @@ class MpiTransport(LaggedTransport):
         self.slot_bytes = slot_bytes
         self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
         self.peers = tuple(sorted(self._links))
-        self._processes = {p: process_at(link) for p, link in peers.local.items()}
+        self._neighbours = frozenset(peers.local)
         self._mpi = mpi
         self._stride = HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
         self._head_bytes = -(-8 * len(members) // LINE_BYTES) * LINE_BYTES
@@ -244,10 +244,7 @@ class MpiTransport(LaggedTransport):
 
     def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
-        states = {
-            p: "" if has_hung_up(self._links[p]) else state_of(self._processes.get(p, 0))
-            for p in missing
-        }
+        states = {p: state_behind(self._links[p]) for p in missing}
         self.judge(states, {p: int(self._notes[p]) for p in self.peers}, number, policy)
 
     def close(self) -> None:
@@ -321,7 +318,7 @@ class MpiTransport(LaggedTransport):
         word = np.array([text], np.int64)
         for p in self.peers:
             # memory of this host outlives its process
-            if not has_hung_up(self._links[p]) or p in self._processes:
+            if not has_hung_up(self._links[p]) or p in self._neighbours:
                 self._send(word.ctypes.data, 8, p, 8 * self.rank)
                 self._inbox.Flush(p)
 

@@ -27,8 +27,7 @@ from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy
 from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels import ring
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.wire.liveness import has_hung_up, state_of
-from pibroch.wire.rendezvous import process_at
+from pibroch.wire.alive import state_behind
 from pibroch.wire.segment_trade import receive_segment, send_segment
 from pibroch.wire.segments import ForeignSegment, OwnSegment
 
@@ -236,10 +235,7 @@ class SharedMemoryTransport(LaggedTransport):
 
     def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
-        states = {
-            p: "" if has_hung_up(self._sockets[p]) else state_of(self._processes[p])
-            for p in missing
-        }
+        states = {p: state_behind(self._sockets[p]) for p in missing}
         notes = {
             p: int(each.array[NOTE : NOTE + 8].view(np.int64)[0])
             for p, each in self._foreign.items()
@@ -360,7 +356,6 @@ class SharedMemoryTransport(LaggedTransport):
                 send_segment(link, self._inbox)
         inboxes = {p: self._receive_segment(p) for p in self._sockets}
         self._inbox.close_fd()
-        self._processes = {p: process_at(link) for p, link in self._sockets.items()}
         return inboxes
 
     def _receive_segment(self, p: int) -> ForeignSegment:

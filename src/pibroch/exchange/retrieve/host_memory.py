@@ -21,7 +21,7 @@ from pibroch.errors import ConfigError, RankFailedError
 from pibroch.kernels import words
 from pibroch.kernels.arrays import Bytes, Records, Stored
 from pibroch.kernels.memory import empty_rows
-from pibroch.wire.liveness import has_hung_up
+from pibroch.wire.alive import state_behind
 from pibroch.wire.rendezvous import rendezvous
 from pibroch.wire.segment_trade import receive_segment, send_segment
 from pibroch.wire.segments import ForeignSegment, OwnSegment
@@ -147,7 +147,7 @@ class HostMemory:
         start = time.monotonic()
         while words.wait(address, least, LOOK_US) < least:
             # looked at first: a process that has ended has shown all that it will
-            has_ended = has_hung_up(self._links[p])
+            has_ended = state_behind(self._links[p]) == ""
             if words.read(address) >= least:
                 return
             if has_ended or time.monotonic() - start > self._ranks.timeout_s:

@@ -6,6 +6,18 @@ import select
 import socket
 from pathlib import Path
 
+from pibroch.wire.admit import credentials
+
+
+def state_behind(link: socket.socket) -> str:
+    """The state of the process at the other end of a socket, as :func:`state_of` says it.
+
+    Empty when it has hung up; ``?`` of one that does not say so and is on another host.
+    """
+    if has_hung_up(link):
+        return ""
+    return state_of(credentials(link)[0]) if link.family == socket.AF_UNIX else "?"
+
 
 def state_of(process: int) -> str:
     """The state of a process as the system has it: ``T`` when stopped, empty when gone or ended.
