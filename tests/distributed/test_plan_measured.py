@@ -79,6 +79,26 @@ def test_what_a_run_sent_stands_beside_what_was_predicted(data, tmp_path, pibroc
     assert pibroch("plan", "explain", tmp_path / "other", "--run", tmp_path)[0] != 0
 
 
+def test_what_assigning_samples_spared_is_said(data, tmp_path, pibroch):
+    """Under a plan by rows, in the explanation and on the run's page."""
+    made = "--data", data, "--shards", 2, "--mode", "training", "--out", tmp_path / "plan"
+    assert pibroch("plan", *made)[0] == 0
+    placed = f"embedding.exchange.plan='{tmp_path / 'plan'}'"
+    own = ["embedding.exchange=alltoall", "embedding.exchange.assign=rows", placed]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(make_config(data, "train.epochs=2", *own).model_dump()))
+    run = tmp_path / "run"
+    with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
+        assert team.end() == 0, team.output
+    share = json.loads((run / "summary.json").read_text())["transfers_spared"]
+    assert 0 < share < 1
+    _, _, notes = pibroch("plan", "explain", tmp_path / "plan", "--run", run)
+    assert f"assigned by their rows, which spared {share:.1%} of the transfers" in notes
+    assert pibroch("report", run, "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "transfers spared" in page and f"{share:.1%}" in page
+
+
 @pytest.mark.parametrize("num_ranks, replicas", [(2, "gather"), (4, "sparse")])
 def test_what_is_predicted_follows_the_batches_and_the_sums_of_the_run(
     data, tmp_path, pibroch, num_ranks, replicas

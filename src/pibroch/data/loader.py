@@ -225,6 +225,8 @@ def batch_of(
 
 def ids_of(split: Split, samples: NDArray[np.int64]) -> JaggedBatch:
     """As :func:`batch_of`, of ids alone: dense values ``[B, 0]``, labels 0."""
+    if split.files is not None:
+        split.files.check()
     return _batch(split, samples, (torch.empty(len(samples), 0), torch.zeros(len(samples))), None)
 
 
