@@ -74,6 +74,17 @@ def test_losses_differ_by_rounding_alone(worlds, data, tmp_path, exchange):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+def test_rows_that_are_to_follow_the_data_are_refused(worlds, data, tmp_path):
+    """Before the first step."""
+    tables = {f"C{number}": {"kind": "row_wise", "shards": [0, 1]} for number in range(1, 27)}
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"num_shards": 2, "placements": tables}))
+    own = ["embedding.exchange=alltoall", "embedding.exchange.assign=rows", "train.replan_above=2"]
+    config = make_config(data, *own, f"embedding.exchange.plan='{plan}'").model_dump()
+    messages = worlds(2).run(cases.name_what_differs, [config] * 2, str(tmp_path / "run"))
+    assert all("replan_above where samples are assigned" in message for message in messages)
+
+
 def test_killed_and_resumed(data, expected, tmp_path):
     recipe = tmp_path / "recipe.toml"
     config = make_config(data, *COMMON, "train.epochs=4", *ASSIGNED)

@@ -66,6 +66,12 @@ class Replanner:
                 " plan by rows",
                 "make one with `pibroch plan --mode training`",
             )
+        if session.embeddings.exchange.rows_of is not None:
+            raise ConfigError(
+                "train.replan_above where samples are assigned by where rows are",
+                "rows that stay, or samples that stay as they are given",
+                "leave one of train.replan_above and embedding.exchange.assign out",
+            )
         self._features = {table.name: table.features for table in session.embeddings.tables}
         num_rows = sum(table.num_rows for table in session.embeddings.tables)
         self._rows_per_step = max(
