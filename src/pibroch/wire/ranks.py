@@ -131,7 +131,7 @@ def admit(
         else:
             link.close()
 
-    with Reactor("ranks").turned_here() as reactor, ExitStack() as listening:
+    with Reactor("ranks", spin=False).turned_here() as reactor, ExitStack() as listening:
         for server in servers:
             me = Identity(_name(rank, server.getsockname()), rank, 0)
             listener = Listener(

@@ -21,6 +21,8 @@ import itertools
 import logging
 import os
 import select
+import selectors
+import socket
 import threading
 import time
 from collections import deque
@@ -29,13 +31,55 @@ from typing import Self
 
 log = logging.getLogger(__name__)
 
-READ = select.EPOLLIN
-WRITE = select.EPOLLOUT
+READ = 1  # as epoll has them
+WRITE = 4
 _SHUTDOWN_TIMEOUT_S = 10.0
+_WAKE_BYTES = 4096
 # when the next event is due, the loop polls for so long before it sleeps: waking up takes longer
 SPIN_S = 0.0004
 _TAKE_OVER_AFTER_S = 0.002
 _QUIET_ROUNDS = 10  # without users' code, after which the standby thread sleeps until it is woken
+
+
+class _Selection:
+    """What a loop needs of epoll, on systems that have none."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._fds: set[int] = set()
+
+    def register(self, fd: int, events: int) -> None:
+        self._fds.add(fd)
+        self.modify(fd, events)
+
+    def modify(self, fd: int, events: int) -> None:
+        if fd not in self._fds:
+            raise FileNotFoundError(f"descriptor {fd} is not watched")
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(fd)
+        if events:
+            reads = selectors.EVENT_READ if events & READ else 0
+            self._selector.register(fd, reads | (selectors.EVENT_WRITE if events & WRITE else 0))
+
+    def unregister(self, fd: int) -> None:
+        self.modify(fd, 0)
+        self._fds.discard(fd)
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
+        return [
+            (
+                key.fd,
+                (READ if events & selectors.EVENT_READ else 0)
+                | (WRITE if events & selectors.EVENT_WRITE else 0),
+            )
+            for key, events in self._selector.select(timeout_s)
+        ]
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def fileno(self) -> int:
+        raise NotImplementedError("asyncio's loop turns this one by epoll alone")
 
 
 class Reactor:
@@ -51,8 +95,13 @@ class Reactor:
     """
 
     def __init__(self, name: str, *, spin: bool = True, standby: bool = True) -> None:
-        self._epoll = select.epoll()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll() if hasattr(select, "epoll") else _Selection()
+        # where there is no eventfd
+        self._wake_pair = None if hasattr(os, "eventfd") else socket.socketpair()
+        if self._wake_pair is None:
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        else:
+            self._wake_fd = self._wake_pair[0].fileno()
         self._epoll.register(self._wake_fd, READ)
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
@@ -91,8 +140,7 @@ class Reactor:
             yield self
         finally:
             self.stop()
-            os.close(self._wake_fd)  # now, as no other thread may write to it
-            self._wake_fd = -1
+            self._close_wakeup(os.close)  # now, as no other thread may write to it
 
     def turn(self, timeout_s: float | None) -> None:
         """One round, in the calling thread: wait so long for something to do, and do it."""
@@ -228,11 +276,21 @@ class Reactor:
         If ``stop`` closed it, its number could belong to another file by then.
         """
         with contextlib.suppress(AttributeError):  # the constructor had no descriptor left for it
-            if self._wake_fd >= 0:
-                close(self._wake_fd)
+            self._close_wakeup(close)
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        if self._wake_pair is None:
+            os.eventfd_write(self._wake_fd, 1)
+        else:
+            self._wake_pair[1].send(b"\0")
+
+    def _close_wakeup(self, close: Callable[[int], None]) -> None:
+        if self._wake_pair is not None:
+            for each in self._wake_pair:
+                each.close()
+        elif self._wake_fd >= 0:
+            close(self._wake_fd)
+        self._wake_fd = -1
 
     def _wake_standby(self) -> None:
         with contextlib.suppress(RuntimeError):  # it was woken already
@@ -264,7 +322,10 @@ class Reactor:
         """Handle events, functions and timers; whether it was about something long."""
         for fd, events in ready:
             if fd == self._wake_fd:
-                os.eventfd_read(fd)
+                if self._wake_pair is None:
+                    os.eventfd_read(fd)
+                else:
+                    self._wake_pair[0].recv(_WAKE_BYTES)
                 continue
             handler = self._handlers.get(fd)
             if handler is not None:

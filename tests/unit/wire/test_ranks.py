@@ -6,6 +6,7 @@ A stranger reads and writes all that is in the store.
 import json
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -97,6 +98,19 @@ def test_what_follows_the_handshake_stays_in_the_socket(server, threads):
     other = threads.submit(greet)
     with call(server.getsockname()) as link, other.result(TIMEOUT_S):
         assert link.recv(7, socket.MSG_WAITALL) == b"at once"
+
+
+def test_ranks_come_in_where_there_is_no_epoll(server, threads, monkeypatch):
+    monkeypatch.delattr(select, "epoll")
+    monkeypatch.delattr(os, "eventfd")
+    links = threads.submit(admitted, server, 1, 2)
+    with pytest.raises((PibrochError, OSError)):
+        call(server.getsockname(), bytes(32))
+    with call(server.getsockname()) as friend, call(server.getsockname(), rank=2):
+        first, second = (links.result(TIMEOUT_S)[rank] for rank in (1, 2))
+        with closing(first), closing(second):
+            friend.sendall(b"x")
+            assert first.recv(1) == b"x"
 
 
 def test_absent_ranks_are_named(server):
