@@ -15,7 +15,7 @@ from pibroch.torch_backend import register
 from pibroch.version import __version__
 
 if TYPE_CHECKING:
-    from pibroch import metrics, torchrec
+    from pibroch import data, metrics, torchrec
     from pibroch.collectives import data_parallel
     from pibroch.collectives.bounded_lag.options import BoundedLagOptions
     from pibroch.data import JaggedBatch
@@ -75,6 +75,7 @@ __all__ = [
     "Uniform",
     "Zeros",
     "__version__",
+    "data",
     "data_parallel",
     "errors",
     "load",
@@ -100,7 +101,7 @@ _HOMES = {
     "load": "pibroch.train.program",
     "save": "pibroch.train.program",
 }
-_MODULES = ("metrics", "torchrec")
+_MODULES = ("data", "metrics", "torchrec")
 
 
 def __getattr__(name: str) -> Any:

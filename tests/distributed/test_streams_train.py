@@ -9,14 +9,14 @@ import time
 from collections import Counter
 
 import pytest
-from launched_team import Team, steps, wait_until
+from launched_team import Team, wait_until
 
 from kafka_cluster import Cluster
 from pibroch.config import to_toml
 from pibroch.config.recipes import check_config
 from pibroch.data.streams.journal import Journal
 from small_run import files_below, run_command
-from stream_files import SCHEMA, csv_text, events
+from stream_files import SCHEMA, csv_text, events, json_text
 
 EVENTS = 3000
 FILES = 30
@@ -135,17 +135,24 @@ def test_following_ends_when_nothing_has_come_for_long_enough(tmp_path):
     check_each_once(run)
 
 
-def test_a_signal_ends_a_run_that_follows_and_it_goes_on(tmp_path):
+@pytest.mark.parametrize(("ranks", "number"), [(1, "SIGTERM"), (2, "SIGTERM"), (2, "SIGINT")])
+def test_a_signal_ends_a_run_that_follows_and_it_goes_on(tmp_path, ranks, number):
+    """Where it is a terminal's, all processes get it."""
     recipe = write_recipe(tmp_path)
     run = tmp_path / "run"
     fill(tmp_path / "data", files=10)
-    with Team(recipe, "--run-dir", run, "--follow") as team:
-        wait_until(lambda: steps(run) >= 25 or team.process.poll() is not None)
-        os.kill(team.process.pid, signal.SIGTERM)
-        assert team.end() == 0, team.output
+    with Team(recipe, "--run-dir", run, "--follow", "--ranks", ranks) as team:
+        team.wait_for_step(run, 25)
+        wait_until(lambda: len(trained(run)) == 1000 or team.process.poll() is not None)
+        send = os.kill if number == "SIGTERM" else os.killpg
+        send(team.process.pid, getattr(signal, number))
+        stopped = 0 if ranks == 1 else 128 + getattr(signal, number)
+        assert team.end() == stopped, team.output
+    assert "as it was asked to" in team.output
     assert summary(run)["samples"] == 1000
     fill(tmp_path / "data", first=10)
-    again = run_command("train", "--run-dir", run, "--resume", "--until-idle", 1)
+    words = ["--resume", "--until-idle", 1, "--ranks", ranks]
+    again = run_command("train", "--run-dir", run, *words)
     assert again.returncode == 0, again.stderr
     check_each_once(run)
 
@@ -199,3 +206,44 @@ def test_killed_ranks_train_each_message_of_kafka_once_and_to_the_same_bits(tmp_
             assert team.end() == 0, team.output
         check_each_once(run)
         check_same_bits(run, undisturbed(run, 2))
+
+
+def test_other_ranks_go_on_and_leave_nothing_out(tmp_path):
+    recipe = write_recipe(tmp_path)
+    run = tmp_path / "run"
+    for ranks, files in ((2, 10), (1, 20), (3, 30)):
+        fill(tmp_path / "data", files=files, first=files - 10)
+        words = ["--resume", "--run-dir", run, "--ranks", ranks]
+        result = run_command("train", recipe, *words)
+        assert result.returncode == 0, result.stderr
+    check_each_once(run)
+
+
+def test_a_dataset_gives_vocabularies_and_samples_to_validate_with(tmp_path):
+    """Of its dictionary, which stays as it is, unknown users read row 0."""
+    (tmp_path / "known.csv").write_bytes(csv_text(events(0, 200)))
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace('encoding = "raw"', "min_count = 1"))
+    words = ["--schema", tmp_path / "schema.toml", "--out", tmp_path / "known"]
+    words += ["--split", "time:0.5/0.5/0"]
+    prepared = run_command("data", "prepare", "csv", tmp_path / "known.csv", *words)
+    assert prepared.returncode == 0, prepared.stderr
+    (tmp_path / "data").mkdir()
+    rows = events(200, 600)
+    for row in rows[::5]:
+        row["user"] = "nobody"
+    (tmp_path / "data" / "a.jsonl").write_bytes(json_text(rows))
+    without_rows = {**RECIPE["embedding"], "rows": "identity"}
+    train = {**RECIPE["train"], "evaluate_every": 5}
+    data = {"dir": str(tmp_path / "known"), "stream": {"path": str(tmp_path / "data")}}
+    recipe = RECIPE | {"data": data, "embedding": without_rows, "train": train}
+    config = check_config(recipe, "the test's recipe")
+    (tmp_path / "recipe.toml").write_text(to_toml(config.model_dump()))
+    run = tmp_path / "run"
+    words = ["--run-dir", run, "--ranks", 2, "--set", f"train.publish_to={tmp_path / 'models'}"]
+    result = run_command("train", tmp_path / "recipe.toml", *words)
+    assert result.returncode == 0, result.stderr
+    check_each_once(run, 400)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line["step"] for line in lines if line["kind"] == "evaluation"]
+    assert evaluated[:2] == [5, 10] and summary(run)["versions_published"] > 0
+    assert list((tmp_path / "models").iterdir())

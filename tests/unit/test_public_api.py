@@ -108,7 +108,13 @@ SNAPSHOT = {
 def test_names_and_signatures():
     results = {name: getattr(pibroch, name) for name in pibroch.__all__}
     callables = {name: thing for name, thing in results.items() if callable(thing)}
-    assert set(results) - set(callables) == {"__version__", "errors", "metrics", "torchrec"}
+    assert set(results) - set(callables) == {
+        "__version__",
+        "data",
+        "errors",
+        "metrics",
+        "torchrec",
+    }
     signatures = {
         name: str(inspect.signature(thing)).replace("'", "") for name, thing in callables.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from pibroch.train.run_directory import RunDirectory
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
+_SOON_S = 2.0
 _KEPT = 2
 """Newest checkpoints from which a run may have to go on."""
 
@@ -73,23 +75,25 @@ def open_stream(session: Session, run: RunDirectory) -> Stream | None:
 def ended_by_signals(stream: Stream | None) -> Iterator[None]:
     """While a stream is trained, what interrupts or ends a process ends the stream instead.
 
-    All that was trained is saved then. A second signal ends the process.
+    All that was trained is saved then. A further signal ends the process, unless it comes soon: a
+    terminal and a launcher both send one.
     """
     if stream is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def end(number: int, frame: FrameType | None) -> None:
-        restore()
-        logger.info(
-            "the run ends, as it was asked to by signal %d; again, to end it at once", number
-        )
-        stream.end()
+    asked_at: list[float] = []
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked_at.append(time.monotonic())
+        if asked_at[-1] - asked_at[0] > _SOON_S:
+            restore()
+            signal.raise_signal(number)
+        stream.end()
 
     for number in before:
         signal.signal(number, end)
@@ -97,6 +101,8 @@ def ended_by_signals(stream: Stream | None) -> Iterator[None]:
         yield
     finally:
         restore()
+    if asked_at:
+        logger.info("the run has ended, as it was asked to; --resume goes on")
 
 
 def open_source(config: StreamConfig, schema: Schema) -> Source:

@@ -7,6 +7,7 @@ full, or has waited long enough; ranks whose parts are not full give what they h
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from pibroch.data.streams.journal import Journal
 from pibroch.data.writer import EncodedRows
 from pibroch.errors import DataError
 
+logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 Gather = Callable[[Callable[[], Any]], list[Any]]
 """Runs a function on every rank, which gives plain values; returns all, or raises on all."""
@@ -279,6 +281,12 @@ class Stream:
                 return self._taken(), offers
             if verdict is not Verdict.WAIT:
                 self.has_ended = verdict is Verdict.END
+                if self.has_ended and self._position.bad and self._rank == 0:
+                    logger.warning(
+                        "%s of %s records of the stream were bad, and are set aside",
+                        f"{self._position.bad:,}",
+                        f"{self._position.records:,}",
+                    )
                 return None
             self._end.wait(_POLL_S)
 

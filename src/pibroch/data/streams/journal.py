@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pibroch.data.storage import read_json_lines
 from pibroch.data.streams.base import Range
+from pibroch.errors import DataError
 from pibroch.storage import storage_errors
 
 STEPS_PER_FILE = 4096
@@ -41,7 +42,11 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
 
     def steps_after(self, step: int) -> list[tuple[int, list[Range]]]:
-        """The steps that were written down after one, rising; a line cut off by a death is none."""
+        """The steps that were written down after one, rising; a line cut off by a death is none.
+
+        Raises:
+            DataError: when the next one is not there any more, or lines were changed.
+        """
         found = [
             (int(line["step"]), [Range.of_plain(each) for each in line["ranges"]])
             for path in self._files()
@@ -49,7 +54,12 @@ class Journal:
             if line["step"] > step
         ]
         steps = [number for number, _ in found]
-        assert steps == list(range(step + 1, step + 1 + len(steps))), "each step once, in turn"
+        if steps != list(range(step + 1, step + 1 + len(steps))):
+            raise DataError(
+                f"{self._folder} with steps {steps[0]} to {steps[-1]} after step {step}",
+                f"each step from {step + 1} on",
+                "go on from a later checkpoint, or put the journal back as it was",
+            )
         return found
 
     def append(self, step: int, ranges: Sequence[Range]) -> None:

@@ -125,8 +125,6 @@ class KafkaPartition:
         messages: makes text of them.
     """
 
-    order = ""
-
     def __init__(self, consumer: Consumer, topic: str, number: int, messages: _Messages) -> None:
         self.name = str(number)
         self._consumer = consumer
@@ -136,6 +134,12 @@ class KafkaPartition:
         self._offset: int | None = None
         self._is_assigned = False
         self._error: KafkaError | None = None
+        self._num_read = 0
+
+    @property
+    def order(self) -> str:
+        """See :class:`Partition`: in turn, so that none waits for the backlog of another."""
+        return f"{self._num_read:020d}"
 
     @property
     def is_waiting(self) -> bool:
@@ -155,6 +159,7 @@ class KafkaPartition:
             if self._error is not None:
                 raise self._refused(self._error)
             return None
+        self._num_read += len(messages)
         return self._records(messages)
 
     def again(self, range: Range) -> Records:

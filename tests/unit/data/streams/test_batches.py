@@ -7,10 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import pibroch
 from pibroch.data.streams.aside import SetAside
 from pibroch.data.streams.journal import Journal
 from pibroch.errors import CheckpointError, DataError
-from stream_files import all_numbers, csv_text, digest, events, file_bytes, numbers, stream
+from stream_files import (
+    all_numbers,
+    csv_text,
+    digest,
+    events,
+    file_bytes,
+    numbers,
+    schema,
+    stream,
+)
 
 KINDS = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "jsonl.zst", "tsv.zst"]
 
@@ -103,6 +113,8 @@ def test_files_of_the_journal_that_nobody_needs_go(tmp_path, monkeypatch):
     later = stream(tmp_path, journal=Journal(tmp_path / "journal"))
     later.load_state_dict(later.state_at(batch.position))
     assert list(later) == []
+    with pytest.raises(DataError, match="each step from 2 on"):
+        Journal(tmp_path / "journal").steps_after(1)
 
 
 def test_ranks_share_partitions_and_one_without_events_gives_none(tmp_path):
@@ -214,3 +226,24 @@ def on_two_ranks(make):
 
 def bad_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_program_gives_records_itself(tmp_path):
+    rows = events(0, 20)
+    del rows[4]["user"]
+
+    def records(first):
+        yield from rows[first:]
+
+    first = pibroch.data.stream(records, schema(), batch_size=8, folder=tmp_path)
+    batches = list(first)
+    assert all_numbers(batches) == [*range(4), *range(5, 20)]
+    assert [each["line"] for each in bad_lines(tmp_path / "bad" / "rank-0.jsonl")] == [5]
+    later = pibroch.data.stream(records, schema(), batch_size=8)
+    later.load_state_dict(later.state_at(batches[0].position))
+    assert list(map(digest, later)) == list(map(digest, batches[1:]))
+    rows[8]["user"] = "another"  # of the last range
+    changed = pibroch.data.stream(records, schema(), batch_size=8)
+    changed.load_state_dict(changed.state_at(batches[0].position))
+    with pytest.raises(DataError, match="others now"):
+        list(changed)
