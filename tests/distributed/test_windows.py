@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import urllib.request
 
 import pytest
 import training_cases as cases
@@ -13,6 +14,7 @@ from event_clicks import WINDOWS, prepared_events
 from pibroch.config import to_toml
 from pibroch.data.event_sinks import EventFolder, EventFormat, Pace, generate
 from pibroch.data.event_stream import StreamOptions
+from pibroch.ports import free_port
 from pibroch.train.run_directory import RunDirectory
 from small_run import make_config
 
@@ -108,9 +110,12 @@ def test_each_event_of_a_stream_counts_once_in_its_window_whoever_is_killed(tmp_
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(STREAM.format(folder=tmp_path))
     run = tmp_path / "run"
-    with Team(recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9) as team:
+    address = f"127.0.0.1:{free_port()}"
+    line = [recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9]
+    with Team(*line, "--metrics-address", address) as team:
         for number, victim in enumerate((1, 0)):
             wait_until(lambda n=number: newest_step(run) > 15 + 30 * n, 120)
+            wait_until(lambda: "pibroch_run_event_time 1.7" in metrics_at(address), 60)
             os.kill(team.pids()[victim], signal.SIGKILL)
             wait_until(lambda n=number: len(restarts(run)) > n, 60)
         assert team.end() == 0, team.output
@@ -124,6 +129,15 @@ def test_each_event_of_a_stream_counts_once_in_its_window_whoever_is_killed(tmp_
         assert window["auc"] < best["auc"] + 0.02
     assert windows[-1]["auc"] > 0.55
     assert RunDirectory(run).read_json("summary.json")["samples"] == 12_000
+
+
+def metrics_at(address):
+    """What a run says of itself; nothing while it is started again."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
 
 
 def newest_step(run):

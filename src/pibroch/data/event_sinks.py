@@ -97,7 +97,12 @@ class KafkaTopic:
                 "the extra `kafka`",
                 "pip install 'pibroch[kafka]'",
             )
-        settings = {"bootstrap.servers": brokers, "enable.idempotence": True, "linger.ms": 5}
+        settings = {
+            "bootstrap.servers": brokers,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "log_level": 0,
+        }
         self._topic = topic
         self._brokers = brokers
         self._producer: Any = import_module("confluent_kafka").Producer(settings)
@@ -119,6 +124,7 @@ class KafkaTopic:
             self._producer.poll(0)
         left = self._producer.flush(_KAFKA_S)
         if left or self._problem is not None:
+            self._producer.purge()
             why = self._problem or f"{left} messages not taken after {_KAFKA_S:g} s"
             raise StorageError(
                 f"Kafka at {self._brokers}, topic {self._topic}: {why}",

@@ -9,13 +9,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pibroch.data.event_sinks import EventFolder, EventFormat, Pace, generate
+from kafka_cluster import Cluster
+from pibroch.data import event_sinks
+from pibroch.data.event_sinks import EventFolder, EventFormat, KafkaTopic, Pace, generate
 from pibroch.data.event_stream import EventStream, StreamOptions
 from pibroch.data.event_windows import WindowRule
 from pibroch.data.planted import TruthMeter
 from pibroch.data.schema import Schema
+from pibroch.data.streams.kafka import Kafka
 from pibroch.data.synthetic import Generator, SyntheticOptions
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, StorageError
 from served import until
 from small_run import files_below, run_command, start_command
 
@@ -128,6 +131,29 @@ def test_preferences_turn_and_the_best_stays():
         assert np.array_equal(logits, new.logits) and np.array_equal(rows.labels, new.labels)
         assert np.array_equal(rows.dense, np.log1p(new.counts).astype(np.float32))
     assert correlations[0] > 0.98 and abs(correlations[1]) < 0.3 and correlations[2] < -0.95
+
+
+def test_a_topic_has_each_event_once_and_a_lost_broker_is_an_error(tmp_path, monkeypatch):
+    line = ["stream", "generate", "--rate", 100, "--table-rows", 50, "--fast", "--topic", "clicks"]
+    with Cluster() as cluster:
+        line += ["--kafka", cluster.brokers]
+        ended = run_command(*line, "--seconds", 5, "--truth", tmp_path / "truth")
+        assert ended.returncode == 0, ended.stderr
+        schema = Schema.load(tmp_path / "truth" / "schema.toml")
+        source = Kafka(cluster.brokers, "clicks", schema)
+        texts = []
+        for name in source.partitions:
+            partition = source.open(name)
+            while (records := partition.next(1000)) is not None or partition.is_waiting:
+                texts += [] if records is None else records.text.splitlines()
+            partition.close()
+        source.close()
+        assert len(texts) == len(set(texts)) == 500
+        cluster.kill()
+        monkeypatch.setattr(event_sinks, "_KAFKA_S", 2.0)
+        with pytest.raises(StorageError, match=r"Kafka at .*not taken after 2 s"):
+            generate(OPTIONS, KafkaTopic(cluster.brokers, "clicks"), tmp_path / "lost", FAST)
+    assert not list((tmp_path / "lost" / "truth").iterdir()), "it goes on with this part"
 
 
 def test_options_that_make_no_sense(tmp_path):
