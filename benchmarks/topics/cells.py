@@ -37,6 +37,15 @@ MEANINGS = (
         " of every id; training has the optimizer's step, and pibroch's and FBGEMM's is part of"
         " backward"
     ),
+    (
+        "one table with few samples is bound by what a call of ours does in Python: about 19 us"
+        " whatever the batch, of them 4 for its checks, beside 8 of torch's whole call"
+    ),
+    (
+        "row-wise Adagrad on uniform ids is near the goal, not below it: of 13 ns for a row of 128"
+        " bytes that no other id shares, 3 go to its gradient, 5 to the fetch of its record, 5 to"
+        " the update"
+    ),
     "`of_peer`: pibroch's time over the peer's; `of_best`: over the quickest peer's",
     (
         "where nothing else is said: 8 tables of dim 32, 2,048 samples, one id a bag, Zipf ids,"

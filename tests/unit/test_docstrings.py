@@ -14,7 +14,8 @@ MODULES = [
     ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
     for folder in (Path(pibroch.__file__).parent, Path(benchmarks.__file__).parent)
     for path in sorted(folder.rglob("*.py"))
-    if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE)
+    if ".venv" not in path.parts  # that of the benchmarks' peers
+    and re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE)
 ]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
