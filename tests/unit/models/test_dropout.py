@@ -9,8 +9,10 @@ from pibroch.errors import ConfigError
 from pibroch.models import MODELS, Dropout, build_model, set_place
 
 
-def masks(model: torch.nn.Module, x: torch.Tensor, *place: int) -> torch.Tensor:
-    set_place(model, *place)
+def masks(
+    model: torch.nn.Module, x: torch.Tensor, seed: int, step: int, first_sample: int
+) -> torch.Tensor:
+    set_place(model, seed, step, first_sample)
     return model(x)
 
 
