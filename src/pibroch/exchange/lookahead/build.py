@@ -101,6 +101,9 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
         channel,
         {name: getattr(chosen, name) for name in ("lookahead", "cache", "delayed_sync", "oracle")},
     )
+    # in other designs rows are updated at home
+    horizon = _steps(chosen) if chosen.cache == "lrpp" else 0
+    assigned_by = rows_of(setup, chosen.assign, plan, horizon)
     held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
     thread = TaskThread("pibroch-planner")
     planner = _planner(chosen, held, thread)
@@ -119,9 +122,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     exchange = LookaheadExchange(
         unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
     )
-    # in other designs rows are updated at home
-    horizon = _steps(chosen) if chosen.cache == "lrpp" else 0
-    exchange.rows_of = rows_of(setup, chosen.assign, plan, horizon)
+    exchange.rows_of = assigned_by
     return exchange
 
 
