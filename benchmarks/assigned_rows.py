@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from pibroch import JaggedBatch, Plan, Table
+from pibroch.assignment import RowAssigner
 from pibroch.embedding import RowSpace
-from pibroch.exchange.assignment import RowAssigner, RowsOf
+from pibroch.exchange.assigned import rows_under
 from pibroch.exchange.layout import LaneLayout, lay_out
 from pibroch.exchange.lookahead.oracle import Opening, Oracle, StepPlan
 from pibroch.kernels.arrays import Ints
@@ -73,7 +74,7 @@ def count(
     """
     _, num_features, num_samples = ids_NFB.shape
     layout = layout_of(num_features, num_rows, num_ranks)
-    rows = RowsOf.under([layout], num_ranks, lookahead if horizon is None else horizon)
+    rows = rows_under([layout], num_ranks, lookahead if horizon is None else horizon)
     assigner = RowAssigner(rows)
     bounds = [num_samples * rank // num_ranks for rank in range(num_ranks + 1)]
     given = np.repeat(np.arange(num_ranks, dtype=np.int16), np.diff(bounds))

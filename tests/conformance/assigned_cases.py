@@ -5,8 +5,8 @@ import torch
 
 import pibroch as pb
 from cases import as_tensor, pieces_of
+from pibroch.assignment import RankSchedule, Schedule, Verdict
 from pibroch.data import EncodedDataset, Loader
-from pibroch.exchange.assignment import RankSchedule, Schedule, Verdict
 
 BATCH = 37
 

@@ -33,7 +33,7 @@ LAYERS = [
     },
     {"data", "kernels", "observability"},
     {"embedding", "models", "wire"},
-    {"planner", "rpc", "collectives", "state", "exchange.lookahead.oracle"},
+    {"planner", "rpc", "collectives", "state", "assignment", "exchange.lookahead.oracle"},
     {"roles"},
     {"launch"},
     {"servers", "processors"},

@@ -13,11 +13,11 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from pibroch.assignment.rows_of import RowsOf
 from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
-from pibroch.exchange.assignment.rows_of import RowsOf
 from pibroch.planner import Plan
 from pibroch.state.kept_rows import KeptShard
 

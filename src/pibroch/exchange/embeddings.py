@@ -30,7 +30,7 @@ from pibroch.embedding import (
 )
 from pibroch.embedding.row_index import RowChanges
 from pibroch.errors import ConfigError, TrainingError
-from pibroch.exchange.assignment.build import must_be_assigned, schedule_for
+from pibroch.exchange.assigned import must_be_assigned, schedule_for
 from pibroch.exchange.base import Exchange, ExchangeOptions, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, on_device
 from pibroch.exchange.empty_batch import Filler, is_same

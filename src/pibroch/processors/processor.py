@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pibroch.assignment import RankPart, RowAssigner, RowsOf, Schedule
 from pibroch.data import EncodedDataset, Loader, LoaderPosition
 from pibroch.errors import DataError, ProtocolError
-from pibroch.exchange.assignment import RankPart, RowAssigner, RowsOf, Schedule
 from pibroch.processors.source import Plain, Source, to_plain
 
 MOST_LOADERS = 256

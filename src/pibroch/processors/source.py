@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pibroch.assignment import RankSchedule
 from pibroch.data import JaggedBatch, Loader, LoaderPosition
 from pibroch.data.batch import Assigned, one_hot_offsets
 from pibroch.data.dataset import EncodedDataset
-from pibroch.exchange.assignment import RankSchedule
 
 Plain = list[Any]
 

@@ -7,11 +7,12 @@ from benchmarks.assigned_rows import count, layout_of
 from benchmarks.workloads import Workload, criteo_batches, drawn_batches, sample_path
 
 import pibroch as pb
+from pibroch.assignment import RowAssigner, RowsOf, Schedule, Verdict
+from pibroch.assignment.schedule import RESTART_EVERY
 from pibroch.data import Loader, LoaderPosition, Split
 from pibroch.embedding import group_tables
 from pibroch.errors import ProtocolError
-from pibroch.exchange.assignment import RowAssigner, RowsOf, Schedule, Verdict
-from pibroch.exchange.assignment.schedule import RESTART_EVERY
+from pibroch.exchange.assigned import rows_under
 from pibroch.exchange.layout import lay_out
 
 
@@ -52,7 +53,7 @@ def one_hot(ids_FB, keys):
 def test_long_bags_count_by_their_distinct_rows():
     """A bag of one row a hundred times weighs less than two rows."""
     layout = layout_of(1, 8, 2)  # even rows on rank 0
-    assigner = RowAssigner(RowsOf.under([layout], 2, horizon=0))
+    assigner = RowAssigner(rows_under([layout], 2, horizon=0))
     bags = [[0] * 100 + [1, 3], [1] * 100 + [0, 2]]
     values = torch.tensor([row for bag in bags for row in bag])
     offsets = torch.tensor([0, 102, 204])
@@ -64,7 +65,7 @@ def test_rows_that_every_rank_has_count_for_nothing():
     tables = [pb.Table("a", 4, 8), pb.Table("b", 4, 8)]
     plan = pb.Plan.of(tables, 2, {"a": "replicated", "b": "row_wise"})
     (group,) = group_tables(tables, pb.SGD(lr=0.1))
-    rows = RowsOf.under(lay_out(group.space, plan, 0), 2, horizon=0)
+    rows = rows_under(lay_out(group.space, plan, 0), 2, horizon=0)
     verdict = RowAssigner(rows).assign(one_hot([[0, 1, 2, 3], [1, 1, 0, 0]], "ab"), [0, 2, 4])
     assert verdict.ranks.tolist() == [1, 1, 0, 0]
     assert verdict.transfers == 0 and verdict.transfers_given == 4
@@ -73,7 +74,7 @@ def test_rows_that_every_rank_has_count_for_nothing():
 def test_between_hosts_a_row_costs_more():
     """Row 0 is on rank 0, whose host has rank 1 as well."""
     layout = layout_of(2, 8, 4)
-    rows = RowsOf.under([layout], 4, 0, (0, 0, 1, 1))
+    rows = rows_under([layout], 4, 0, (0, 0, 1, 1))
     ids = [[0, 0, 5, 5], [4, 4, 2, 3]]
     verdict = RowAssigner(rows).assign(one_hot(ids, layout.features), [0, 1, 2, 3, 4])
     assert sorted(verdict.ranks[:2].tolist()) == [0, 1]
@@ -83,7 +84,7 @@ def test_between_hosts_a_row_costs_more():
 
 def test_what_another_process_is_sent_says_the_same():
     layout = layout_of(3, 50, 3)
-    rows = RowsOf.under([layout], 3, 7)
+    rows = rows_under([layout], 3, 7)
     other = RowsOf.of_described(rows.described())
     rng = np.random.default_rng(0)
     assigners = RowAssigner(rows), RowAssigner(other)

@@ -13,7 +13,7 @@ from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.assignment.build import rows_of
+from pibroch.exchange.assigned import rows_of
 from pibroch.exchange.base import ExchangeOptions, Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.wire import RowWire

@@ -19,7 +19,7 @@ from pibroch.exchange.alltoall.build import PlacedOptions
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.assignment.build import rows_of
+from pibroch.exchange.assigned import rows_of
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, behind, lay_out, plan_for
 from pibroch.exchange.lookahead.announcement import Announcer, BytesByPurpose

@@ -12,7 +12,7 @@ from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import AllToAll
 from pibroch.exchange.alltoall.copies import WAYS
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
-from pibroch.exchange.assignment.build import rows_of
+from pibroch.exchange.assigned import rows_of
 from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.retrieve.copies import HostCopies, LaneCopies

@@ -5,6 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from pibroch.assignment.assigner import MOST_RANKS, RowAssigner
+from pibroch.assignment.rows_of import LaneRows, RowsOf
+from pibroch.assignment.schedule import RankSchedule, Schedule
 from pibroch.collectives import Channel
 from pibroch.collectives.topology import Topology
 from pibroch.data import JaggedBatch, Loader
@@ -12,11 +15,8 @@ from pibroch.data.loader import ids_of
 from pibroch.embedding.row_index import LearningIndex
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
-from pibroch.exchange.assignment.assigner import MOST_RANKS, RowAssigner
-from pibroch.exchange.assignment.rows_of import RowsOf
-from pibroch.exchange.assignment.schedule import RankSchedule, Schedule
 from pibroch.exchange.base import Setup
-from pibroch.exchange.layout import lay_out
+from pibroch.exchange.layout import LaneLayout, lay_out
 from pibroch.planner import Plan
 
 ASSIGN = ("given", "rows")
@@ -78,7 +78,28 @@ def rows_of(
         )
     if host_of_rank is None:
         host_of_rank = Topology.gather(channel).host_of_rank
-    return RowsOf.under(layouts, num_ranks, horizon, host_of_rank)
+    return rows_under(layouts, num_ranks, horizon, host_of_rank)
+
+
+def rows_under(
+    layouts: Sequence[LaneLayout],
+    num_ranks: int,
+    horizon: int,
+    host_of_rank: Sequence[int] = (),
+) -> RowsOf:
+    """Rows that lie as ``layouts`` say, as rank 0 sees them; see :class:`RowsOf`."""
+    lanes = [
+        LaneRows(
+            layout.features,
+            layout.index,
+            layout.homes,
+            layout.bounds,
+            layout.num_replicated,
+            layout.width,
+        )
+        for layout in layouts
+    ]
+    return RowsOf(tuple(lanes), num_ranks, horizon, tuple(host_of_rank))
 
 
 def schedule_for(loader: Loader, rows: RowsOf, channel: Channel) -> RankSchedule:

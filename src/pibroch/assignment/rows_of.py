@@ -11,7 +11,6 @@ import numpy as np
 
 from pibroch.embedding.row_index import IdentityIndex, ReaderIndices
 from pibroch.errors import ConfigError, ProtocolError
-from pibroch.exchange.layout import LaneLayout
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.route import Homes
 
@@ -55,28 +54,6 @@ class RowsOf:
     num_ranks: int
     horizon: int
     host_of_rank: tuple[int, ...] = ()
-
-    @classmethod
-    def under(
-        cls,
-        layouts: Sequence[LaneLayout],
-        num_ranks: int,
-        horizon: int,
-        host_of_rank: Sequence[int] = (),
-    ) -> Self:
-        """Rows that lie as ``layouts`` say, as rank 0 sees them."""
-        lanes = [
-            LaneRows(
-                layout.features,
-                layout.index,
-                layout.homes,
-                layout.bounds,
-                layout.num_replicated,
-                layout.width,
-            )
-            for layout in layouts
-        ]
-        return cls(tuple(lanes), num_ranks, horizon, tuple(host_of_rank))
 
     @property
     def price(self) -> Ints:

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.assignment.rows_of import RowsOf
 from pibroch.data import JaggedBatch
-from pibroch.exchange.assignment.rows_of import RowsOf
 from pibroch.kernels import assign as kernels
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Array, Ints
@@ -79,14 +79,15 @@ class RowAssigner:
     Example:
         >>> import pibroch as pb, torch
         >>> from pibroch.embedding import RowSpace
+        >>> from pibroch.exchange.assigned import rows_under
         >>> from pibroch.exchange.layout import lay_out
         >>> tables = [pb.Table("a", num_rows=4, dim=2)]  # even rows lie on rank 0
         >>> layouts = lay_out(RowSpace(tables), pb.Plan.of(tables, 2, "row_wise"), rank=0)
         >>> ids = torch.tensor([[1, 3, 0, 2]])
         >>> batch = pb.JaggedBatch.from_one_hot(torch.zeros(4, 0), ["a"], ids, torch.zeros(4))
-        >>> verdict = RowAssigner(RowsOf.under(layouts, 2, horizon=9)).assign(batch, [0, 2, 4])
+        >>> verdict = RowAssigner(rows_under(layouts, 2, horizon=9)).assign(batch, [0, 2, 4])
         >>> verdict.ranks.tolist(), verdict.transfers, verdict.transfers_given
-        ([1, 1, 0, 0], 0, 8)
+        ([1, 1, 0, 0], 0, 4)
     """
 
     def __init__(

@@ -3,9 +3,9 @@
 See docs/lookahead.md, and docs/design/0036-assignment.md for why it is as it is.
 """
 
-from pibroch.exchange.assignment.assigner import Assigner, RowAssigner, Verdict
-from pibroch.exchange.assignment.rows_of import RowsOf
-from pibroch.exchange.assignment.schedule import RankPart, RankSchedule, Schedule
+from pibroch.assignment.assigner import Assigner, RowAssigner, Verdict
+from pibroch.assignment.rows_of import RowsOf
+from pibroch.assignment.schedule import RankPart, RankSchedule, Schedule
 
 __all__ = [
     "Assigner",

@@ -13,12 +13,12 @@ from functools import partial
 
 import numpy as np
 
+from pibroch.assignment.assigner import Assigner, Verdict
+from pibroch.assignment.rows_of import RowsOf
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import Loader, LoaderPosition
 from pibroch.data.batch import Assigned
 from pibroch.data.loader import ids_of
-from pibroch.exchange.assignment.assigner import Assigner, Verdict
-from pibroch.exchange.assignment.rows_of import RowsOf
 from pibroch.observability.trace import span
 
 RESTART_EVERY = 64
