@@ -22,6 +22,7 @@ from pibroch.cli.doctor import doctor
 from pibroch.cli.export import export
 from pibroch.cli.predict import predict
 from pibroch.cli.profile import profile
+from pibroch.cli.recipes import recipes
 from pibroch.cli.report import report
 from pibroch.cli.role_commands import command_of
 from pibroch.cli.serve import serve
@@ -36,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command()(recipes)
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)

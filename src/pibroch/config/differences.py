@@ -16,7 +16,7 @@ def differences(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, 
     >>> differences(before, before.model_copy(update={"seed": 2}))
     {'seed': (1, 2)}
     """
-    old, new = (dict(_settings(config.model_dump(mode="json"), "")) for config in (before, after))
+    old, new = (settings(config.model_dump(mode="json")) for config in (before, after))
     return {
         key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
     }
@@ -31,6 +31,15 @@ def spelled(changes: Mapping[str, object]) -> str:
     return ", ".join(
         f"no `{key}`" if value is None else f"`{key} = {value!r}`" for key, value in changes.items()
     )
+
+
+def settings(table: Mapping[str, object]) -> dict[str, object]:
+    """Nested tables as one, by the keys of a recipe.
+
+    >>> settings({"seed": 2, "model": {"name": "dlrm"}})
+    {'seed': 2, 'model.name': 'dlrm'}
+    """
+    return dict(_settings(table, ""))
 
 
 def _settings(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: when a file is missing or is no TOML, or when a key or a value is wrong.
     """
-    path = find_recipe(name_or_path)
-    raw = merge(_read(path), parse_overrides(overrides))
-    return check_config(raw, path.name)
+    layers = recipe_layers(name_or_path)
+    raw = reduce(merge, (*(said for _, said in layers), parse_overrides(overrides)))
+    return check_config(raw, layers[-1][0].name)
 
 
 def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -168,7 +169,12 @@ def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> di
     return result
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
+def recipe_layers(name_or_path: str) -> list[tuple[Path, dict[str, object]]]:
+    """The files that a recipe is made of and what each says, what all extend first."""
+    return _layers(find_recipe(name_or_path), ())
+
+
+def _layers(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, dict[str, object]]]:
     if path.resolve() in seen:
         raise ConfigError(
             f"{path}, which extends itself", "a chain of recipes that ends", "remove one `extends`"
@@ -185,7 +191,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
         ) from error
     parent = raw.pop("extends", None)
     if parent is None:
-        return raw
+        return [(path, raw)]
     if not isinstance(parent, str):
         raise ConfigError(
             f"extends = {parent!r} in {path}",
@@ -194,7 +200,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
         )
     beside = path.parent / parent
     base = beside if beside.is_file() else find_recipe(parent)
-    return merge(_read(base, (*seen, path.resolve())), raw)
+    return [*_layers(base, (*seen, path.resolve())), (path, raw)]
 
 
 def _toml_value(text: str) -> object:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 
-def to_toml(tables: Mapping[str, object]) -> str:
+def to_toml(tables: Mapping[str, object], comments: Callable[[str], str] | None = None) -> str:
     """TOML text of nested tables of plain values; ``None`` entries are left out.
+
+    ``comments`` says what stands behind a value, by its key with dots.
 
     >>> print(to_toml({"seed": 1, "train": {"steps": 5, "epochs": None}}), end="")
     seed = 1
@@ -15,21 +17,25 @@ def to_toml(tables: Mapping[str, object]) -> str:
     [train]
     steps = 5
     """
-    return "\n".join(_lines(tables, ())) + "\n"
+    return "\n".join(_lines(tables, (), comments)) + "\n"
 
 
-def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
+def _lines(
+    table: Mapping[str, object], path: tuple[str, ...], comments: Callable[[str], str] | None
+) -> Iterator[str]:
     values = {
         key: value
         for key, value in table.items()
         if value is not None and not isinstance(value, Mapping)
     }
     if path and (values or not table):
-        yield f"\n[{'.'.join(path)}]"
-    yield from (f"{_key(key)} = {_value(value)}" for key, value in values.items())
+        yield f"\n[{'.'.join(map(_key, path))}]"
+    for key, value in values.items():
+        comment = "" if comments is None else f"  # {comments('.'.join((*path, key)))}"
+        yield f"{_key(key)} = {_value(value)}{comment}"
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _lines(value, (*path, _key(key)))
+            yield from _lines(value, (*path, key), comments)
 
 
 def _key(name: str) -> str:

@@ -113,6 +113,7 @@ def test_help_names_every_command():
     ended = run_installed("--help")
     assert ended.returncode == 0
     for name in (
+        "recipes",
         "train",
         "evaluate",
         "embedding-server",
