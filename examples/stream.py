@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,34 +89,58 @@ class Answers:
     frozen: tuple[Path, float] | None = None
 
 
+@dataclass
+class Parts:
+    """What runs beside the client."""
+
+    generator: subprocess.Popen[bytes]
+    trainers: subprocess.Popen[bytes]
+    url: str
+
+
 def main(out: Path, seconds: float, rate: float, window: float) -> dict[str, list[float]]:
     """The AUC of each window of event time, by model."""
     events = out / "events"
     models = out / "models"
-    events.mkdir(parents=True)
-    (out / "recipe.toml").write_text(RECIPE.format(out=out, window=window))
     with ExitStack() as processes:
-        generator = start(
-            processes, out, "stream generate",
-            "--out", events, "--truth", out / "truth", "--seconds", seconds, "--rate", rate,
-            "--window", window, "--table-rows", 100, "--turn", 2 * seconds,
-            "--drift", 0.02, "--drift-every", window,
-        )  # fmt: skip
-        wait_for(lambda: (out / "truth" / "schema.toml").exists(), generator)
-        trainers = start(
-            processes, out, "train", out / "recipe.toml", "--run-dir", out / "run",
-            "--ranks", 2, "--follow", "--until-idle", 5,
-        )  # fmt: skip
-        wait_for(lambda: (models / "1").is_dir(), trainers)
-        server = start(processes, out, "serve", models, "--port", 0, "--reload-every", 0.1)
-        url = wait_for(lambda: address(out / "serve.log"), server)
-        answers = ask(f"{url}/score", events, models, generator, seconds)
-        trainers.wait(120)
+        parts = start_all(processes, out, seconds, rate, window)
+        answers = ask(f"{parts.url}/score", events, models, parts.generator, seconds)
+        parts.trainers.wait(120)
     curves = compare(answers, out / "truth" / "windows.jsonl", window)
     delays = event_to_answer(answers)
     print("event to answer: p50 {:.1f} s, p99 {:.1f} s".format(*np.quantile(delays, [0.5, 0.99])))
     draw(curves, out / "stream.svg")
     return curves
+
+
+def start_all(
+    processes: ExitStack,
+    out: Path,
+    seconds: float,
+    rate: float,
+    window: float,
+    table_rows: int = 100,
+    settings: Sequence[str] = (),
+) -> Parts:
+    """The generator, the trainers and a server, with settings of the recipe besides."""
+    events = out / "events"
+    events.mkdir(parents=True)
+    (out / "recipe.toml").write_text(RECIPE.format(out=out, window=window))
+    generator = start(
+        processes, out, "stream generate",
+        "--out", events, "--truth", out / "truth", "--seconds", seconds, "--rate", rate,
+        "--window", window, "--table-rows", table_rows, "--turn", 2 * seconds,
+        "--drift", 0.02, "--drift-every", window,
+    )  # fmt: skip
+    wait_for(lambda: (out / "truth" / "schema.toml").exists(), generator)
+    trainers = start(
+        processes, out, "train", out / "recipe.toml", "--run-dir", out / "run",
+        "--ranks", 2, "--follow", "--until-idle", 5,
+        *(word for setting in settings for word in ("--set", setting)),
+    )  # fmt: skip
+    wait_for(lambda: (out / "models" / "1").is_dir(), trainers)
+    server = start(processes, out, "serve", out / "models", "--port", 0, "--reload-every", 0.1)
+    return Parts(generator, trainers, wait_for(lambda: address(out / "serve.log"), server))
 
 
 def ask(
