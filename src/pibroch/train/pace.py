@@ -13,7 +13,8 @@ class Pace:
     """Every so many seconds, by rank 0's clock, at a step on which all ranks agree.
 
     Agreeing costs a message, so they agree again when half of the time that is left will have
-    passed: some ten messages between two times.
+    passed: some ten messages between two times. Steps of a stream come in bursts, and a burst says
+    little of what comes behind it: a step is taken to be half as long as before at least.
 
     Args:
         control: between the ranks.
@@ -29,6 +30,7 @@ class Pace:
         self._since = self._looked = time.monotonic()
         self._looked_at: int | None = None
         self._look_at = self.num_agreed = 0
+        self._seconds_per_step = 0.0
 
     def restart(self) -> None:
         """Count from now on."""
@@ -49,9 +51,12 @@ class Pace:
             self._looked_at = step
             self._look_at = step + 1
             return False
-        seconds_per_step = max(1e-6, (now - self._looked) / max(1, step - self._looked_at))
+        measured = (now - self._looked) / max(1, step - self._looked_at)
+        self._seconds_per_step = max(1e-6, measured, self._seconds_per_step / 2)
         left = self._since + self.interval_s - now
-        steps = max(1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / seconds_per_step))
+        steps = max(
+            1, int(max(left / 2, min(_SOONEST_S, self.interval_s / 4)) / self._seconds_per_step)
+        )
         reports = self._control.gather([left <= 0, steps, is_ready])
         self._looked = now
         self._looked_at = step
