@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from pibroch.cli.compare import compare
 from pibroch.cli.console import console, leave, leave_with, set_up_logging
 from pibroch.cli.doctor import doctor
 from pibroch.cli.export import export
@@ -47,6 +48,7 @@ for _role in roles():
     app.command(_role.command)(command_of(_role))
 app.command()(profile)
 app.command()(report)
+app.command()(compare)
 app.command()(doctor)
 
 # Groups whose modules take long to import: their help here, their commands when the command line

@@ -1,4 +1,4 @@
-"""The plots of a report and of a plan, each an SVG text that needs nothing outside itself."""
+"""The plots of reports and plans, each an SVG text that needs nothing outside itself."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ MUTED = "#9aa5b1"
 BLUE = "#2563eb"
 ORANGE = "#ea7317"
 GREEN = "#15803d"
+_OF_RUNS = (BLUE, ORANGE, GREEN, "#9333ea", "#be123c", "#0891b2", "#a16207", INK)
+_OF_DATA = ("-", "--", ":", "-.")
 _STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -54,6 +56,40 @@ def auc_plot(evaluations: Records, best_possible: float | None) -> str:
     if best_possible is not None:
         label = f"best possible on test, {best_possible:.4f}"
         axes.axhline(best_possible, color=MUTED, linestyle="--", label=label)
+    return to_svg(figure, axes)
+
+
+def runs_plot(
+    names: Sequence[str],
+    series: Sequence[Sequence[tuple[int, float]]],
+    data: Sequence[int],
+    label: str,
+    *,
+    is_noisy: bool = False,
+) -> str:
+    """A figure of several runs over steps: a colour each, and a line style for each data set.
+
+    Args:
+        names: of the runs.
+        series: steps and values of each; one without any is left out.
+        data: the number of its data set, from 1 on.
+        label: of the values.
+        is_noisy: show running means.
+    """
+    figure, axes = new_axes("step", label)
+    for index, (name, points, number) in enumerate(zip(names, series, data, strict=True)):
+        if points:
+            values = [value for _, value in points]
+            axes.plot(
+                [step for step, _ in points],
+                _smoothed(values) if is_noisy else values,
+                color=_OF_RUNS[index % len(_OF_RUNS)],
+                linestyle=_OF_DATA[(number - 1) % len(_OF_DATA)],
+                marker="" if is_noisy else "o",
+                markersize=3.5,
+                # as it is: neither hidden, as those that begin with _, nor mathematics
+                label=f" {name}".replace("$", r"\$"),
+            )
     return to_svg(figure, axes)
 
 

@@ -31,6 +31,7 @@ class RunRecords:
         restarts: the records of ``restarts.jsonl``.
         summary, evaluation: ``None`` while the run has not ended.
         plan_decay: looks at its plan, the last one last; empty where nobody looked.
+        data: what it was trained on; ``None`` of runs that did not say.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RunRecords:
     evaluation: dict[str, Any] | None
     plan_decay: Sequence[dict[str, Any]] = ()
     windows: Sequence[dict[str, Any]] = ()
+    data: dict[str, Any] | None = None
 
 
 def read_run(folder: Path) -> RunRecords:
@@ -70,6 +72,7 @@ def read_run(folder: Path) -> RunRecords:
             evaluation=_json(folder / "evaluation.json"),
             plan_decay=_json(folder / "plan_decay.json") or (),
             windows=[record for record in records if record["kind"] == "window"],
+            data=_json(folder / "data.json"),
         )
     except ValueError as error:
         raise InputError(
@@ -92,11 +95,11 @@ def write_report(folder: Path, out: Path) -> Path:
 def write_page(
     out: Path, kind: str, option: str, figures: Sequence[Figure], content: Mapping[str, object]
 ) -> Path:
-    """Write a page that needs no other file, by the template of its kind: a run or a plan.
+    """Write a page that needs no other file, by the template of its kind.
 
     Args:
         out: the file.
-        kind: ``run`` or ``plan``.
+        kind: ``run``, ``comparison`` or ``plan``.
         option: that names the file.
         figures: title, explanation and SVG of each.
         content: else, for the template.
@@ -111,7 +114,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["figure"] = _figure
+    environment.filters["figure"] = shown_figure
     shown = [(title, note, Markup(svg)) for title, note, svg in figures]
     page = environment.get_template(f"{kind}.html").render(kind=kind, figures=shown, **content)
     with new_file(out, "a place to write to", f"pass {option} FILE") as file:
@@ -219,10 +222,10 @@ def _decay_tiles(run: RunRecords) -> list[tuple[str, str]]:
     ]
 
 
-def _figure(value: object) -> str:
+def shown_figure(value: object) -> str:
     """A value of a table: digits that mean something, thousands apart."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_figure(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {shown_figure(part)}" for key, part in value.items())
     if isinstance(value, float):
         return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)

@@ -35,7 +35,7 @@ from pibroch.train.metrics import Evaluation, finite_or_none, reported
 from pibroch.train.publishing import Publishing, check_publishing
 from pibroch.train.replanning import Replanner
 from pibroch.train.roles import helper_processes
-from pibroch.train.run_directory import VERSIONS, RunDirectory, Summary, surroundings
+from pibroch.train.run_directory import DATA, VERSIONS, RunDirectory, Summary, surroundings
 from pibroch.train.sameness import check_same_run
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session, build_session
@@ -200,6 +200,15 @@ def _note_surroundings(session: Session, run: RunDirectory, goes_on: bool, step:
     before = (run.read_json(VERSIONS) if goes_on else None) or {}
     warn_of_surroundings(before, here)
     run.note_json(VERSIONS, here | before)
+    data = session.dataset
+    run.note_json(
+        DATA,
+        {
+            "digest": data.digest,
+            "fingerprint": data.fingerprint,
+            "samples": data.samples,
+        },
+    )
     run.note_ranks(session.world.ranks.world_size, step)
 
 

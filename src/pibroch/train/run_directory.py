@@ -28,6 +28,8 @@ except ImportError:  # not on Windows
 LOCK = ".lock"
 """Held by rank 0 while it trains; says who it is. Who can read it can hold it: its owner alone."""
 VERSIONS = "versions.json"
+DATA = "data.json"
+"""Which data: digest of all contents, fingerprint of schema and vocabularies, samples."""
 RESTARTS = "restarts.jsonl"
 """A line for each restart of lost processes of the run."""
 RANKS = "ranks.json"
@@ -49,10 +51,10 @@ def surroundings(**more: int) -> dict[str, object]:
 class RunDirectory:
     """The files of a run.
 
-    ``config.toml`` (a recipe in itself), ``versions.json``, ``metrics.jsonl``, ``checkpoints/``,
-    and at the end ``evaluation.json`` and ``summary.json``; in ``recovery/`` what was saved beside
-    training since the last checkpoint; in ``stream/`` which records of a stream each step had, and
-    the bad ones; in ``lost_ids/`` the ids that lost their rows, when asked
+    ``config.toml`` (a recipe in itself), ``versions.json``, ``data.json``, ``metrics.jsonl``,
+    ``checkpoints/``, and at the end ``evaluation.json`` and ``summary.json``; in ``recovery/`` what
+    was saved beside training since the last checkpoint; in ``stream/`` which records of a stream
+    each step had, and the bad ones; in ``lost_ids/`` the ids that lost their rows, when asked
     for; in ``ranks/`` the metrics and the log of each rank but the
     first, in ``servers/`` and ``processors/`` the logs of embedding servers and data processors
     that the run started; in ``trace/`` each rank's trace, when asked for.

@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import time
 
@@ -34,6 +35,16 @@ def test_train_evaluate_report(recipe, data, tmp_path):
         reported.stdout == f"wrote {run / 'report.html'}\n"
         and (run / "report.html").stat().st_size > 20_000
     )
+    other = shutil.copytree(run, tmp_path / "other" / "run", symlinks=True)
+    compared = run_command("compare", run, other, "--out", tmp_path / "both.html")
+    assert compared.stdout == f"wrote {tmp_path / 'both.html'}\n", compared.stderr
+    page = (tmp_path / "both.html").read_text()
+    assert f"<th>{run}</th><th>{other}</th>" in page and "All runs have the same data" in page
+    for line, got in (([run], "runs"), ([run, run], "runs"), ([run, tmp_path], "holds no run")):
+        refused = run_command("compare", *line, "--out", tmp_path / "none.html")
+        assert refused.returncode == 2 and got in refused.stderr
+    inside = run_command("compare", run, other, "--out", run / "config.toml")
+    assert inside.returncode == 2 and "lies in" in inside.stderr
     again = run_command("train", recipe, "--run-dir", run)
     assert again.returncode == 2 and "--resume" in again.stderr
     other = run_command("train", recipe, "--run-dir", run, "--resume")
@@ -120,6 +131,7 @@ def test_help_names_every_command():
         "oracle",
         "data-processor",
         "report",
+        "compare",
         "doctor",
         "data",
         "bench",

@@ -1,6 +1,7 @@
 """Where nothing can be written, every command says so: exit code 2, and no bug."""
 
 import os
+import shutil
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ COMMANDS = {
     "predict/out": ["predict", "--checkpoint", RUN, "--data", DATA, "--out"],
     "evaluate/predictions": ["evaluate", "--checkpoint", RUN, "--data", DATA, "--predictions"],
     "report/out": ["report", RUN, "--out"],
+    "compare/out": ["compare", RUN, "<other run>", "--out"],
     "profile/out": ["profile", DATA, "--out"],
     "plan/out": ["plan", "--data", DATA, "--shards", 2, "--out"],
     "plan/html": ["plan", "--data", DATA, "--shards", 2, "--out", "<plan>", "--html"],
@@ -77,6 +79,7 @@ def places(data, tmp_path_factory):
         make_config(data, "train.steps=2", "model.batch_norm=false"), folder / "run"
     )
     result = {"<csv>": folder / "a.csv", "<schema>": folder / "s.toml", RUN: run.path, DATA: data}
+    result["<other run>"] = shutil.copytree(run.path, folder / "other", symlinks=True)
     result |= {"<plan>": folder / "plan", "<groups>": folder / "groups.json"}
     made = run_command("plan", "--data", data, "--shards", 2, "--out", result["<plan>"])
     assert made.returncode == 0, made.stderr
