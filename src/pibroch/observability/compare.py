@@ -100,7 +100,7 @@ def _sentences(runs: Sequence[ComparedRun], data: Sequence[int]) -> list[str]:
         sentences.append("All runs have the same data, by the checksums of its files.")
     else:
         sentences.append(
-            "These runs have different data, numbered below: figures of one data set say nothing"
+            "These runs are not known to have the same data. Figures of one data set say nothing"
             " of those of another."
         )
     silent = [run.name for run in runs if run.records.data is None]

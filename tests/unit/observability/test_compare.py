@@ -12,7 +12,7 @@ from pibroch.observability.report import read_run
 from several_labels import prepared
 from small_run import make_config, make_dataset, train_here
 
-CAUTION = "figures of one data set say nothing of those of another"
+CAUTION = "Figures of one data set say nothing of those of another"
 
 
 @pytest.fixture(scope="module")
