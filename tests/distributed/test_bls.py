@@ -61,7 +61,7 @@ def test_a_run_may_be_over_mpi_from_its_first_group_on(choice):
         check=False,
     )
     assert ended.returncode == 0, ended
-    assert ended.stdout.split() == ["MpiTransport"] * 2
+    assert ended.stdout.count("MpiTransport") == 2, "lines of two ranks may run together"
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py is installed")
