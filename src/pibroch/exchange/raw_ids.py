@@ -33,6 +33,7 @@ from pibroch.errors import ConfigError, DataError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.kernels import varint
 from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.kernels.dedupe import dedupe
 
 NO_TIME = np.iinfo(np.int64).min
 READ_BEYOND = 2
@@ -458,19 +459,30 @@ def _encoded(ids: Mapping[str, Ints], is_real: bool, event_time: int | None) -> 
 
     Before them int64: whether the part is real, its event time, and how many ids of each table.
     """
-    counted = [  # rising as unsigned numbers
-        np.unique(each.view(np.uint64), return_counts=True) for each in ids.values()
-    ]
+    counted = [_counted(each) for each in ids.values()]
     sizes = [len(distinct) for distinct, _ in counted]
     time = NO_TIME if event_time is None else event_time
     head = np.array([is_real, time, *sizes], np.int64).view(np.uint8)
     message = np.empty(len(head) + 2 * varint.MAX_BYTES * sum(sizes), np.uint8)
     message[: len(head)] = head
     end = len(head)
-    for distinct, counts in counted:
-        end += varint.encode(distinct, message[end:])
-        end += varint.encode(counts.cumsum(), message[end:])
+    for rising in (numbers for each in counted for numbers in each):
+        end += varint.encode(rising, message[end:])
     return message[:end]
+
+
+def _counted(ids: Ints) -> tuple[NDArray[np.uint64], Ints]:
+    """Distinct ids, rising, and the sums of their counts up to each one, ``[U]`` both.
+
+    From the last negative id to the first other one is a step of unsigned numbers like any other.
+    """
+    num = len(ids)
+    distinct = np.empty(num, np.int64)
+    begins = np.empty(num + 1, np.int32)
+    order = np.empty(num, np.int32)
+    (found,) = dedupe(ids, np.arange(num, dtype=np.int32), [0, num], distinct, begins[:-1], order)
+    begins[found] = num
+    return distinct[:found].view(np.uint64), begins[1 : found + 1].astype(np.int64)
 
 
 def _decoded(messages: Sequence[Bytes], tables: Sequence[str]) -> StepIds:

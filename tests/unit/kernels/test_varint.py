@@ -39,3 +39,12 @@ def test_bytes_that_end_too_early_or_never_are_refused():
     assert numba.decode(encoded([1, 2]), decoded) == -1
     assert numba.decode(np.full(40, 255, np.uint8), decoded) == -1
     assert numba.decode(np.array([1, 128], np.uint8), decoded) == -1
+
+
+def test_negative_numbers_come_before_the_others():
+    numbers = np.array([-(1 << 63), -5, -1, 0, 3, (1 << 63) - 1])
+    out = np.empty(60, np.uint8)
+    num_bytes = numba.encode(numbers.view(np.uint64), out)
+    decoded = np.empty(6, np.int64)
+    assert numba.decode(out[:num_bytes], decoded.view(np.uint64)) == num_bytes
+    assert decoded.tolist() == numbers.tolist()

@@ -16,7 +16,9 @@ MAX_BYTES = 10  # of one number
 
 @kernel
 def encode(numbers: NDArray[np.int64] | NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
-    """Write rising ``numbers``, all at least 0, to ``out`` of ``MAX_BYTES`` bytes each.
+    """Write rising ``numbers`` to ``out`` of ``MAX_BYTES`` bytes each.
+
+    Negative ones, before the others, are numbers modulo 2**64.
 
     Returns how many bytes were written.
     """
