@@ -3,22 +3,35 @@
 Starting them once costs seconds, once a case minutes.
 """
 
+import faulthandler
 import os
 import pickle
+import signal
+import tempfile
+import time
 import traceback
+from multiprocessing.connection import wait
+from pathlib import Path
 
 from forked import context
 from pibroch.ports import free_port
 
 MOST_THREADS = 60  # they would take a tenth of a processor while they wait
 TIMEOUT_S = 180  # the first case compiles kernels, on a loaded machine for long
+GRACE_S = 10  # for the other ranks to answer, after one has failed
 
 
 class World:
-    """``size`` processes in one process group."""
+    """``size`` processes in one process group.
+
+    Attributes:
+        is_broken: whether a rank has failed, so that the others may wait for what it never sends.
+    """
 
     def __init__(self, size):
         self.size = size
+        self.is_broken = False
+        self._stacks = tempfile.TemporaryDirectory()
         port = free_port()
         self._pipes = []
         self._processes = []
@@ -26,7 +39,9 @@ class World:
         for rank in range(size):
             ours, child_pipe = context().Pipe()
             process = context().Process(
-                target=_serve, args=(child_pipe, rank, size, port), daemon=True
+                target=_serve,
+                args=(child_pipe, rank, size, port, self._stacks_of(rank)),
+                daemon=True,
             )
             process.start()
             child_pipe.close()
@@ -37,16 +52,18 @@ class World:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(5)
+            process.join(0.5 if self.is_broken else 5)
             if process.is_alive():
                 process.kill()
+                process.join()
+        self._stacks.cleanup()
 
     def run(self, function, *args, **kwargs):
         """Run ``function(channel, *args, **kwargs)`` on all ranks; results in rank order."""
         self.ask(function, *args, **kwargs)
-        answers = [self._receive(rank) for rank in range(self.size)]
-        self.num_threads = max(num_threads for *_, num_threads in answers)
-        return [self._checked(rank, answer) for rank, answer in enumerate(answers)]
+        answers = self._all_answers()
+        self.num_threads = max(num_threads for *_, num_threads in answers.values())
+        return [answers[rank][0] for rank in range(self.size)]
 
     def ask(self, function, *args, **kwargs):
         """Let all ranks begin."""
@@ -59,22 +76,57 @@ class World:
 
     def answer(self, rank):
         """What the function returned on a rank."""
-        return self._checked(rank, self._receive(rank))
+        if not self._pipes[rank].poll(TIMEOUT_S):
+            self._fail(f"rank {rank} of {self.size} did not answer\n{self._where([rank])}")
+        result, trace, _ = self._receive(rank)
+        if trace is not None:
+            self._fail(f"rank {rank} of {self.size}:\n{trace}")
+        return result
+
+    def _all_answers(self):
+        """The answer of each rank; fails with the first trace, whoever waits for that rank."""
+        answers, traces = {}, []
+        end = time.monotonic() + TIMEOUT_S
+        while missing := [rank for rank in range(self.size) if rank not in answers]:
+            ready = wait([self._pipes[rank] for rank in missing], max(end - time.monotonic(), 0))
+            for rank in [rank for rank in missing if self._pipes[rank] in ready]:
+                answers[rank] = self._receive(rank)
+                if answers[rank][1] is not None:
+                    traces.append(f"rank {rank} of {self.size}:\n{answers[rank][1]}")
+                    end = min(end, time.monotonic() + GRACE_S)
+            if not ready:
+                traces.append(f"ranks {missing} did not answer\n{self._where(missing)}")
+                break
+        if traces:
+            self._fail("\n".join(traces))
+        return answers
 
     def _receive(self, rank):
-        assert self._pipes[rank].poll(TIMEOUT_S), f"rank {rank} of {self.size} did not answer"
-        return pickle.loads(self._pipes[rank].recv_bytes())
+        try:
+            return pickle.loads(self._pipes[rank].recv_bytes())
+        except EOFError:
+            self.is_broken = True
+            raise
 
-    def _checked(self, rank, answer):
-        result, trace, _ = answer
-        assert trace is None, f"rank {rank} of {self.size}:\n{trace}"
-        return result
+    def _fail(self, message):
+        self.is_broken = True
+        raise AssertionError(message)
+
+    def _stacks_of(self, rank):
+        return str(Path(self._stacks.name) / str(rank))
+
+    def _where(self, ranks):
+        """The stacks of all threads of these ranks."""
+        for rank in ranks:
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(1)
+        return "\n".join(f"rank {r}:\n{Path(self._stacks_of(r)).read_text()}" for r in ranks)
 
 
 class Worlds:
     """``worlds(size)`` gives the joined processes of that number.
 
-    Whoever has too many threads is replaced.
+    Whoever has too many threads is replaced, and so is a group of which a rank has failed.
 
     A process group keeps three threads, one of which wakes a hundred times a second, until its
     process ends: nothing else is sure to take them back, because torch's destructor may wait, with
@@ -85,7 +137,8 @@ class Worlds:
         self._started = {}
 
     def __call__(self, size):
-        if size in self._started and self._started[size].num_threads > MOST_THREADS:
+        started = self._started.get(size)
+        if started and (started.is_broken or started.num_threads > MOST_THREADS):
             self._started.pop(size).close()
         if size not in self._started:
             self._started[size] = World(size)
@@ -96,7 +149,9 @@ class Worlds:
             each.close()
 
 
-def _serve(pipe, rank, size, port):
+def _serve(pipe, rank, size, port, stacks):
+    stacks_file = open(stacks, "w")  # noqa: SIM115  open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=stacks_file, all_threads=True)
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
