@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from benchmarks.load import cpu_s
+
 TIMEOUT_S = 600.0
 _POLL_S = 0.01
 VICTIMS = {
@@ -112,6 +114,13 @@ class WatchedRun:
         start = time.monotonic()
         time.sleep(seconds)
         return (self.step() - begin) / (time.monotonic() - start)
+
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes that live, so far."""
+        pids = [self._process.pid]
+        for pid in pids:
+            pids += _children(pid)
+        return cpu_s(pids)
 
     def saved_step(self) -> int:
         """Of the newest checkpoint."""

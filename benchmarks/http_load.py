@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.contender import CHECKOUT, BenchmarkError
-from benchmarks.load import CLOCK_TICKS_PER_S
+from benchmarks.load import cpu_s
 from pibroch.errors import MissingDependencyError
 
 START_S = 120.0
@@ -154,11 +154,7 @@ class HttpServer:
 
     def cpu_s(self) -> float:
         """CPU seconds of all its processes so far."""
-        ticks = 0
-        for pid in self.pids():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / CLOCK_TICKS_PER_S
+        return cpu_s(self.pids())
 
 
 def serve_command(path: Path, *options: object) -> list[str]:

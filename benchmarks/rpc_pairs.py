@@ -15,13 +15,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.contender import Contender, ContenderSpec, Timing, answers
 from benchmarks.lab import Lab
-from benchmarks.load import CLOCK_TICKS_PER_S, ForeignLoad
+from benchmarks.load import ForeignLoad, cpu_s
 from pibroch.ports import free_port
 
 SPIN_LITTLE = {"GOMP_SPINCOUNT": "1000"}
@@ -84,9 +83,10 @@ class Pair:
     def idle(self, seconds: float) -> float:
         """CPU time of all processes, in milliseconds a second, while nothing is asked of them."""
         with self._awake():
-            before = [cpu_ms(member.pid) for member in self.members]
+            before = cpu_s(member.pid for member in self.members)
             time.sleep(seconds)
-            return (sum(cpu_ms(member.pid) for member in self.members) - sum(before)) / seconds
+            used = cpu_s(member.pid for member in self.members) - before
+            return 1e3 * used / seconds
 
     def pause(self, seconds: float) -> None:
         """See :class:`benchmarks.contender.Competitor`."""
@@ -104,7 +104,7 @@ class Pair:
             member.close()
 
     def _callees_cpu_ms(self) -> float:
-        return sum(cpu_ms(member.pid) for member in self._callees)
+        return 1e3 * cpu_s(member.pid for member in self._callees)
 
     def _ask(self, command: dict[str, Any]) -> Any:
         with self._awake():
@@ -125,12 +125,6 @@ class Pair:
 def local_environment(rank: int, port: int) -> dict[str, str]:
     """Where the two processes of one host meet."""
     return {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def cpu_ms(pid: int) -> float:
-    """CPU time of a process so far, in steps of a clock tick (10 ms)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1e3 / CLOCK_TICKS_PER_S
 
 
 @contextmanager

@@ -50,6 +50,8 @@ COLUMNS = [
     "contender",
     "samples_per_second",
     "of_without",
+    "cpu_ms_a_step",
+    "servers_cpu",
     "versions",
     "freshness_p50",
     "freshness_most",
@@ -71,13 +73,13 @@ def run(options: Options) -> Report:
     recipe.write_text(RECIPE)
     case = _Case(recipe, data, options)
     case.make_first_version()
-    rates: dict[str, list[float]] = {WITHOUT: [], ALONE: [], FOLLOWED: []}
+    measured: dict[str, list[_Measured]] = {WITHOUT: [], ALONE: [], FOLLOWED: []}
     clients: list[_Client] = []
     for number in range(rounds):
-        for name in rates:
+        for name in measured:
             options.say(f"{label} rows, {name}, round {number + 1}")
-            rate, asked = case.measure(name, number, seconds)
-            rates[name].append(rate)
+            one, asked = case.measure(name, number, seconds)
+            measured[name].append(one)
             if name == FOLLOWED:
                 clients += asked
     waits = [wait for client in clients for wait in client.waits()]
@@ -85,18 +87,20 @@ def run(options: Options) -> Report:
     num_same = case.check(clients, MOST_CHECKED[options.quick])
     ratios = {
         name: statistics.median(
-            one / other for other, one in zip(rates[WITHOUT], values, strict=True)
+            one.rate / other.rate for other, one in zip(measured[WITHOUT], values, strict=True)
         )
-        for name, values in rates.items()
+        for name, values in measured.items()
     }
     rows: list[Row] = [
         {
             "rows": label,
             "contender": name,
-            "samples_per_second": 2048 * statistics.median(values),
+            "samples_per_second": 2048 * statistics.median(each.rate for each in values),
             "of_without": ratios[name],
+            "cpu_ms_a_step": statistics.median(each.cpu_ms_a_step for each in values),
+            "servers_cpu": statistics.median(each.servers_cpu for each in values),
         }
-        for name, values in rates.items()
+        for name, values in measured.items()
     ]
     rows[-1] |= {
         "versions": num_same,
@@ -112,11 +116,28 @@ def run(options: Options) -> Report:
         " cores; but for the last line they serve an older version all the time",
         f"`versions`: {num_same} that a server answered with, each with the rows and dense layers"
         " of a checkpoint of its step to the bit",
+        "`cpu_ms_a_step`: of the run's processes; `servers_cpu`: of both servers, as a share of one"
+        " core",
         "`freshness`: seconds from the end of the step to the first answer, by server and version",
     ]
     return Report(
         "publishing", "Publishing while training", rows, COLUMNS, PLOT, notes, provenance()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Of one run.
+
+    Attributes:
+        rate: steps a second.
+        cpu_ms_a_step: of the run's processes.
+        servers_cpu: of both servers, cores.
+    """
+
+    rate: float
+    cpu_ms_a_step: float
+    servers_cpu: float
 
 
 @dataclass(slots=True)
@@ -197,8 +218,8 @@ class _Case:
             for place in range(24)
         ]
 
-    def measure(self, name: str, number: int, seconds: float) -> tuple[float, list[_Client]]:
-        """Steps a second, and what the servers answered."""
+    def measure(self, name: str, number: int, seconds: float) -> tuple[_Measured, list[_Client]]:
+        """A run, and what the servers answered."""
         folder = self._scratch / f"run-{len(name)}-{number}"
         models = self._scratch / f"models-{folder.name}"
         more = ["train.steps=1000000", "train.log_every=1"]
@@ -222,7 +243,11 @@ class _Case:
                     client.start()
                 begin = watched.step()
                 watched.wait_for(lambda: watched.step() >= begin + WARM_STEPS)
+                begin, run_s = watched.step(), -watched.cpu_s()
+                servers_s = -sum(server.cpu_s() for server in servers)
                 rate = watched.rate(seconds)
+                num_steps, run_s = watched.step() - begin, run_s + watched.cpu_s()
+                servers_s += sum(server.cpu_s() for server in servers)
             finally:
                 for client in clients:
                     client.end()
@@ -238,7 +263,7 @@ class _Case:
             }
             for client in clients:
                 client.published = ended
-        return rate, clients
+        return _Measured(rate, 1e3 * run_s / num_steps, servers_s / seconds), clients
 
     def check(self, clients: list[_Client], most: int) -> int:
         """Compare versions that were answered with checkpoints of their steps.
