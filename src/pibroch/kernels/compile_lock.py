@@ -7,6 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
 COMPILE_TIMEOUT_S = 120.0
 """How long a process waits for another one that compiles.
 
@@ -35,7 +40,7 @@ def locked(path: str, compiler: AbstractContextManager[object]) -> Iterator[None
             time.sleep(_POLL_S)
     finally:
         if file is not None:
-            os.close(file)
+            _give_back(file)
 
 
 def _open(path: str) -> int | None:
@@ -48,11 +53,17 @@ def _open(path: str) -> int | None:
 
 def _take(file: int) -> bool:
     """Lock a file unless another process has; always done where files have no locks."""
-    try:
-        import fcntl
-    except ImportError:
+    if fcntl is None:
         return True
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def _give_back(file: int) -> None:
+    """Unlock, as a process that was forked meanwhile has the file, too; and close."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)

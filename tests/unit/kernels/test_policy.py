@@ -1,5 +1,10 @@
+import os
 import subprocess
 import sys
+import threading
+import time
+
+from pibroch.kernels.compile_lock import COMPILE_TIMEOUT_S, locked
 
 PROGRAM = """
 import sys
@@ -36,3 +41,22 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path, monkeypa
             process.kill()
             process.wait(10)
     assert sorted(compiled) == [0, 0, 1]
+
+
+def test_a_process_that_is_forked_while_a_kernel_is_compiled_does_not_keep_its_lock(tmp_path):
+    path = str(tmp_path / "kernel.lock")
+    reader, writer = os.pipe()
+    with locked(path, threading.Lock()):
+        child = os.fork()
+        if child == 0:  # lives until the pipe is closed
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+    try:
+        start = time.monotonic()
+        with locked(path, threading.Lock()):
+            assert time.monotonic() - start < COMPILE_TIMEOUT_S / 10
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)
