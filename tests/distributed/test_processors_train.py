@@ -206,6 +206,9 @@ def test_a_stopped_processor_is_waited_for_and_killed_ones_are_started_again(dat
         stopped_at = steps(endless)
         os.kill(started[0], signal.SIGCONT)
         team.wait_for_step(endless, stopped_at + 5)
+        for pid in started.values():  # killed while each owes batches to both ranks
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: stands_still(endless), 60)
         for pid in started.values():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: all(lives(pid) for pid in successors(ranks[0], started)), 60)
