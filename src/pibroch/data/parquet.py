@@ -31,6 +31,11 @@ class ParquetSource:
         has_labels: whether labels are read; else they are 0.
         may_be_empty: whether no rows are enough.
 
+    Attributes:
+        columns: that are read, in the order of their text.
+        integers: those of them whose values are int64 in :meth:`frames`.
+        layout: of the text.
+
     Raises:
         DataError: when the file is missing or no Parquet, lacks a column, or holds in one what a
             feature cannot read.
@@ -60,6 +65,11 @@ class ParquetSource:
         self._binary = [column for column, kind in kinds.items() if _inner(kind) == pl.Binary]
         self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
+        self.integers = tuple(
+            column
+            for column, kind in kinds.items()
+            if _fits_int64(kind, is_time=column == schema.time)
+        )
         if is_whole and not has_labels:
             self.columns = (schema.label_columns[0], *self.columns)
             self._expressions.append(pl.lit("0").alias(schema.label_columns[0]))
@@ -73,17 +83,23 @@ class ParquetSource:
         Raises:
             DataError: when the file is damaged, or an item of a list holds ``ITEM_END``.
         """
-        row = start.offset
-        num_rows = min(_ROWS, max(1, piece_bytes // 256))
+        for frame in self.frames(start.offset, min(_ROWS, max(1, piece_bytes // 256))):
+            end = Place(start.offset + frame.height, start.line + frame.height)
+            yield TextPiece(text_of_rows(frame), start, end, end.offset / self._num_rows)
+            start = end
+
+    def frames(self, row: int, num_rows: int) -> Iterator[pl.DataFrame]:
+        """The columns from a row on, so many rows at a time.
+
+        A value is what :func:`text_of_rows` writes as its text, or an integer.
+
+        Raises:
+            DataError: as :meth:`pieces`.
+        """
         while row < self._num_rows:
             need = min(num_rows, self._num_rows - row)
             try:
                 batch = self._frame.slice(row, need).select(self._expressions).collect()
-                text = (
-                    batch.select(self.columns)
-                    .write_csv(separator=_SEPARATOR, include_header=False)
-                    .encode()
-                )
             except _ERRORS as error:
                 where = f" in rows {row + 1:,} to {row + need:,}"
                 if self._binary and "utf8" in str(error):
@@ -101,9 +117,8 @@ class ParquetSource:
                     "copy or write the file again",
                 )
             self._check_items(batch, row)
-            end = Place(row + need, row + need)
-            yield TextPiece(text, Place(row, row), end, end.offset / self._num_rows)
-            row = end.offset
+            yield batch.select(self.columns)
+            row += need
 
     def _check_items(self, batch: pl.DataFrame, first_row: int) -> None:
         for column in self._lists:
@@ -150,6 +165,17 @@ class ParquetSource:
             schema.text_rules == 1 and kind not in (pl.Boolean, pl.Binary)
         )
         return column if is_written_so else as_string(column).alias(name)
+
+
+def text_of_rows(frame: pl.DataFrame) -> bytes:
+    """Rows of :meth:`ParquetSource.frames` as delimited text."""
+    return frame.write_csv(separator=_SEPARATOR, include_header=False).encode()
+
+
+def _fits_int64(kind: DataType, is_time: bool) -> bool:
+    if is_time and isinstance(kind, pl.Datetime | pl.Date):
+        return True  # a count since 1970
+    return kind.is_integer() and kind not in (pl.UInt64, pl.Int128)
 
 
 def _inner(kind: DataType) -> DataType | DataTypeClass:

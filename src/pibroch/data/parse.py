@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Events, Schema
-from pibroch.data.targets import clicks_of, read_label, read_weight, stored_labels
+from pibroch.data.targets import (
+    checked_labels,
+    checked_weights,
+    clicks_of,
+    named_labels,
+    stored_labels,
+)
 from pibroch.data.transform import (
     FIRST_ROW,
     MISSING_ROW,
@@ -35,6 +41,8 @@ from pibroch.kernels.text import (
     cut_characters,
     find_fields,
     hash_fields,
+    hash_integers,
+    numbers_of_integers,
     parse_numbers,
     split_items,
 )
@@ -51,6 +59,50 @@ class Codes:
 
     values: NDArray[np.uint64]
     lengths: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Columns of whole numbers that need not become text.
+
+    Attributes:
+        columns: their names, C of them.
+        values: int64 ``[R, C]``.
+        is_missing: bool ``[R, C]``; values there are 0.
+    """
+
+    columns: tuple[str, ...]
+    values: NDArray[np.int64]
+    is_missing: NDArray[np.bool_]
+
+    def column(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Of a column values ``[R]``, and which are missing ``[R]``."""
+        place = self.columns.index(name)
+        return self.values[:, place], self.is_missing[:, place]
+
+    def chosen(self, records: NDArray[np.bool_]) -> Integers:
+        """Of some records."""
+        if not self.columns:
+            return self
+        return Integers(self.columns, self.values[records], self.is_missing[records])
+
+
+NO_INTEGERS = Integers((), np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The values of records: fields of a text ``[R, W, 2]``, and integers beside it."""
+
+    buffer: Bytes
+    bounds: Positions
+    integers: Integers
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def chosen(self, records: NDArray[np.bool_]) -> _Cells:
+        return _Cells(self.buffer, self.bounds[records], self.integers.chosen(records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +157,10 @@ class PieceParser:
 
     Args:
         schema: the features wanted.
-        columns: the columns of the source, in order.
+        columns: the columns of the source's text, in order.
         layout: of the source's text; by default as the schema says.
         has_labels: whether labels are read; else all are 0.
+        integers: columns beside the text, of those that :func:`may_be_integers`.
 
     Raises:
         DataError: when the source lacks a column, or has two of that name.
@@ -119,9 +172,10 @@ class PieceParser:
         columns: tuple[str, ...],
         layout: Layout | None = None,
         has_labels: bool = True,
+        integers: tuple[str, ...] = (),
     ) -> None:
         self._layout = layout or Layout(schema.separator, schema.quotes)
-        used = schema.log_columns(has_labels)
+        used = [column for column in schema.log_columns(has_labels) if column not in integers]
         got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
             do = hint_for_header(columns, self._layout.separator, used)
@@ -146,7 +200,7 @@ class PieceParser:
         self._has_labels = has_labels
         if schema.time is not None and has_labels:
             self._times.add(schema.time)
-        if len(columns) == 1:
+        if len(columns) == 1 and not integers:
             raise DataError(
                 f"{got} alone, where a blank line may be a missing value or none",
                 "two columns",
@@ -154,11 +208,15 @@ class PieceParser:
             )
 
     def parse(
-        self, text: bytes, first_line: int = 1, most_bad: int = _SHOWN_BAD_RECORDS
+        self,
+        text: bytes,
+        first_line: int = 1,
+        most_bad: int = _SHOWN_BAD_RECORDS,
+        integers: Integers = NO_INTEGERS,
     ) -> ParsedPiece:
         """Parse whole records; messages count lines, or rows, from ``first_line``.
 
-        At most ``most_bad`` bad records are described.
+        At most ``most_bad`` bad records are described, by their text.
         """
         buffer = np.frombuffer(text, np.uint8).copy()
         capacity = text.count(b"\n") + 1
@@ -167,10 +225,14 @@ class PieceParser:
         separator = ord(self._layout.separator)
         is_text = self._layout.unit == "line"
         count = find_fields(buffer, separator, self._layout.quotes, self._wanted, bounds, records)
-        bounds = bounds[:count]
+        if not self._columns:  # integers alone
+            count = len(integers.values)
+            bounds = np.zeros((count, 0, 2), np.int64)
+            records = np.zeros((count, RECORD_ITEMS), np.int64)
+        cells = _Cells(buffer, bounds[:count], integers)
         records = records[:count]
-        self._empty_nulls(buffer, bounds)
-        numbers, checks = self._numbers(buffer, bounds, records)
+        self._empty_nulls(cells)
+        numbers, checks = self._numbers(cells, records)
         num_inside = np.ones(count, np.int64)
         if is_text and self._layout.quotes:
             numeric = [self._columns.index(column) for column in self._numeric]
@@ -195,35 +257,35 @@ class PieceParser:
             for i in bad[:most_bad]
         )
         if len(bad):
-            bounds = bounds[good]
+            cells = cells.chosen(good)
             numbers = {column: values[good] for column, values in numbers.items()}
         schema = self._schema
         by_label = [
-            numbers[column] if self._has_labels else np.zeros(len(bounds))
+            numbers[column] if self._has_labels else np.zeros(len(cells))
             for column in schema.label_columns
         ]
         labels = stored_labels(by_label, schema.is_binary)
         return ParsedPiece(
             labels,
             tuple(_transformed(feature, numbers[feature.column]) for feature in schema.dense),
-            tuple(self._codes(feature, buffer, bounds, numbers) for feature in schema.categorical),
+            tuple(self._codes(feature, cells, numbers) for feature in schema.categorical),
             int(num_inside[bad].sum()),
             kept,
             {
-                place: self._events(feature, feature.events, buffer, bounds, numbers, labels)
+                place: self._events(feature, feature.events, cells, numbers, labels)
                 for place, feature in enumerate(schema.categorical)
                 if feature.events is not None
             },
-            self._weights(numbers, len(bounds)),
-            self._groups(buffer, bounds),
-            self._event_times(numbers, len(bounds)),
+            self._weights(numbers, len(cells)),
+            self._groups(cells),
+            self._event_times(numbers, len(cells)),
         )
 
-    def _empty_nulls(self, buffer: Bytes, bounds: Positions) -> None:
+    def _empty_nulls(self, cells: _Cells) -> None:
         for column, place in self._place.items() if self._schema.nulls else ():
             if column not in self._schema.label_columns:
-                fields = self._fields(buffer, bounds, column)
-                bounds[:, place, 1] = without_nulls(fields, self._schema.null_texts)[2]
+                fields = self._fields(cells, column)
+                cells.bounds[:, place, 1] = without_nulls(fields, self._schema.null_texts)[2]
 
     def _weights(
         self, numbers: dict[str, NDArray[np.float64]], num_records: int
@@ -234,14 +296,13 @@ class PieceParser:
         weights = numbers[column] if self._has_labels else np.ones(num_records)
         return weights.astype(np.float32)
 
-    def _groups(self, buffer: Bytes, bounds: Positions) -> NDArray[np.uint64] | None:
+    def _groups(self, cells: _Cells) -> NDArray[np.uint64] | None:
         column = self._schema.group
         if column is None:
             return None
         if not self._has_labels:
-            return np.zeros(len(bounds), np.uint64)
-        groups: NDArray[np.uint64] = hash_fields(*self._fields(buffer, bounds, column))
-        return groups
+            return np.zeros(len(cells), np.uint64)
+        return self._hashes(cells, column)
 
     def _event_times(
         self, numbers: dict[str, NDArray[np.float64]], num_records: int
@@ -253,12 +314,31 @@ class PieceParser:
             return np.zeros(num_records, np.int64)
         return milliseconds(numbers[column], self._schema.time_unit)
 
-    def _fields(self, buffer: Bytes, bounds: Positions, column: str) -> Fields:
+    def _fields(self, cells: _Cells, column: str) -> Fields:
         place = self._place[column]
-        return buffer, bounds[:, place, 0], bounds[:, place, 1]
+        return cells.buffer, cells.bounds[:, place, 0], cells.bounds[:, place, 1]
+
+    def _hashes(self, cells: _Cells, column: str) -> NDArray[np.uint64]:
+        if column in cells.integers.columns:
+            hashes: NDArray[np.uint64] = hash_integers(*cells.integers.column(column))
+        else:
+            hashes = hash_fields(*self._fields(cells, column))
+        return hashes
+
+    def _read_numbers(
+        self, cells: _Cells, column: str
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Numbers ``[R]``, and whether each is one or missing ``[R]``."""
+        if column not in cells.integers.columns:
+            numbers: tuple[NDArray[np.float64], NDArray[np.bool_]] = parse_numbers(
+                *self._fields(cells, column)
+            )
+            return numbers
+        values = numbers_of_integers(*cells.integers.column(column))
+        return values, np.ones(len(values), np.bool_)
 
     def _numbers(
-        self, buffer: Bytes, bounds: Positions, records: Positions
+        self, cells: _Cells, records: Positions
     ) -> tuple[
         dict[str, NDArray[np.float64]], list[tuple[NDArray[np.bool_], Callable[[int], str]]]
     ]:
@@ -270,48 +350,67 @@ class PieceParser:
         values: dict[str, NDArray[np.float64]] = {}
 
         def value(i: int, column: str) -> str:
-            start, end = bounds[i, self._place[column]]
-            field = buffer[start : min(end, start + 80)].tobytes().decode("utf-8", "replace")
+            field = self._shown_field(cells, i, column)
             return f"`{shown(field)}` as {column}"
 
         def problem(column: str, need: str, i: int) -> str:
             return f"{value(i, column)}, {need}"
 
         def hint(i: int) -> str:
-            record = buffer[records[i, 0] : records[i, 1]].tobytes().decode("utf-8", "replace")
-            return hint_for_record(record, self._layout.separator, need)
+            record = cells.buffer[records[i, 0] : records[i, 1]].tobytes()
+            return hint_for_record(record.decode("utf-8", "replace"), self._layout.separator, need)
 
         targets = self._schema.targets if self._has_labels else {}
-        weight = self._schema.weight if self._has_labels else None
         for column in dict.fromkeys([*targets, *self._numeric]):
-            fields = self._fields(buffer, bounds, column)
-            if column in targets:
-                values[column], good, what = read_label(targets[column], fields)
-            elif column == weight:
-                values[column], good, what = read_weight(fields)
+            if column in targets and targets[column].values:
+                numbers, good, what = named_labels(targets[column], self._fields(cells, column))
             else:
-                values[column], good = parse_numbers(*fields)
-                if column in self._times:
-                    good &= ~np.isnan(values[column])
-                if column == self._schema.time:
-                    good &= np.abs(values[column]) < _MOST_TIME
-                what = "a finite number is needed"
+                numbers, good = self._read_numbers(cells, column)
+                good, what = self._checked(column, numbers, good)
+            values[column] = numbers
             checks.append((good, partial(problem, column, what)))
         return values, checks
+
+    def _checked(
+        self, column: str, numbers: NDArray[np.float64], good: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], str]:
+        """Which numbers of a column are good, and what they should be."""
+        if self._has_labels and column in self._schema.targets:
+            return checked_labels(self._schema.targets[column], numbers, good)
+        if self._has_labels and column == self._schema.weight:
+            return checked_weights(numbers, good)
+        if column in self._times:
+            good = good & ~np.isnan(numbers)
+        if column == self._schema.time:
+            good = good & (np.abs(numbers) < _MOST_TIME)
+        return good, "a finite number is needed"
+
+    def _shown_field(self, cells: _Cells, record: int, column: str) -> str:
+        """The beginning of a value, for a message."""
+        if column in cells.integers.columns:
+            values, is_missing = cells.integers.column(column)
+            return "" if is_missing[record] else str(values[record])
+        text, starts, ends = self._fields(cells, column)
+        start = starts[record]
+        return text[start : min(ends[record], start + 80)].tobytes().decode("utf-8", "replace")
 
     def _codes(
         self,
         feature: CategoricalFeature,
-        buffer: Bytes,
-        bounds: Positions,
+        cells: _Cells,
         numbers: dict[str, NDArray[np.float64]],
     ) -> Codes:
         if feature.events is not None:
             return Codes(np.empty(0, np.uint64))
         if feature.binning is not None:
             return Codes(bin_rows(numbers[feature.column], feature.binning).astype(np.uint64))
+        if feature.column in cells.integers.columns:
+            if feature.encoding == "integer":
+                values = numbers_of_integers(*cells.integers.column(feature.column))
+                return Codes(_integer_rows(feature, values, np.ones(len(values), np.bool_)))
+            return Codes(self._hashes(cells, feature.column))
         is_list = feature.column in self._layout.lists
-        fields = self._fields(buffer, bounds, feature.column)
+        fields = self._fields(cells, feature.column)
         schema = self._schema
         return field_codes(feature, fields, is_list, schema.text_rules, schema.null_texts)
 
@@ -319,20 +418,31 @@ class PieceParser:
         self,
         feature: CategoricalFeature,
         events: Events,
-        buffer: Bytes,
-        bounds: Positions,
+        cells: _Cells,
         numbers: dict[str, NDArray[np.float64]],
         labels: Array,
     ) -> LoggedEvents:
-        users, items = (
-            self._fields(buffer, bounds, column) for column in (events.user, events.item)
-        )
         return LoggedEvents(
-            hash_fields(*users),
-            item_codes(feature, items, self._schema.text_rules),
+            self._hashes(cells, events.user),
+            item_codes(feature, self._fields(cells, events.item), self._schema.text_rules),
             clicks_of(labels),
             None if events.time is None else numbers[events.time],
         )
+
+
+def may_be_integers(schema: Schema, column: str) -> bool:
+    """Whether a column's whole numbers mean the same as such as by their texts.
+
+    Not where the text itself is looked at: by its characters, items, and names of labels or of
+    missing values.
+    """
+    by_text = any(
+        feature.column == column and (feature.multi_hot or feature.characters is not None)
+        for feature in schema.categorical
+    )
+    by_text = by_text or any(feature.events is not None for feature in schema.categorical)
+    target = schema.targets.get(column)
+    return not (by_text or schema.nulls or (target is not None and target.values))
 
 
 def milliseconds(times: NDArray[np.float64], unit: str) -> NDArray[np.int64]:
@@ -423,15 +533,14 @@ def item_codes(
         else:  # bytes
             starts, ends = np.minimum(starts + first, ends), np.minimum(starts + last, ends)
     if feature.encoding == "integer":
-        return _integer_rows(feature, text, starts, ends)
+        return _integer_rows(feature, *parse_numbers(text, starts, ends))
     codes: NDArray[np.uint64] = hash_fields(text, starts, ends)
     return codes
 
 
 def _integer_rows(
-    feature: CategoricalFeature, text: Bytes, starts: Positions, ends: Positions
+    feature: CategoricalFeature, values: NDArray[np.float64], good: NDArray[np.bool_]
 ) -> NDArray[np.uint64]:
-    values, good = parse_numbers(text, starts, ends)
     inside = (
         good & (values >= 0) & (values < (feature.num_buckets or 0)) & (values == np.floor(values))
     )

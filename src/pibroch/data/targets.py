@@ -14,33 +14,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data.schema import Schema, Target
-from pibroch.kernels.text import Bytes, Positions, hash_fields, parse_numbers
+from pibroch.kernels.text import Bytes, Positions, hash_fields
 
 Fields = tuple[Bytes, Positions, Positions]
 Read = tuple[NDArray[np.float64], NDArray[np.bool_], str]
 """Numbers ``[R]``, whether they are good ``[R]``, and what a bad one should have been."""
 
 
-def read_label(target: Target, fields: Fields) -> Read:
-    """The labels in raw fields ``(text, starts [R], ends [R])``."""
-    if target.values:
-        codes = _codes_of_texts(list(target.values))
-        order = np.argsort(codes)
-        given = hash_fields(*fields)
-        place = np.minimum(np.searchsorted(codes[order], given), len(codes) - 1)
-        numbers = np.array(list(target.values.values()))[order][place]
-        return numbers, codes[order][place] == given, f"a label must be {_listed(target.values)}"
-    numbers, good = parse_numbers(*fields)
+def named_labels(target: Target, fields: Fields) -> Read:
+    """The labels in raw fields ``(text, starts [R], ends [R])`` that a target has names for."""
+    codes = _codes_of_texts(list(target.values))
+    order = np.argsort(codes)
+    given = hash_fields(*fields)
+    place = np.minimum(np.searchsorted(codes[order], given), len(codes) - 1)
+    numbers = np.array(list(target.values.values()))[order][place]
+    return numbers, codes[order][place] == given, f"a label must be {_listed(target.values)}"
+
+
+def checked_labels(
+    target: Target, numbers: NDArray[np.float64], good: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], str]:
+    """Which of some numbers ``[R]`` are labels ``[R]``, and what they should be."""
     if target.kind == "binary":
-        return numbers, good & ((numbers == 0) | (numbers == 1)), "a label must be 0 or 1"
-    return numbers, good & np.isfinite(numbers), "a label must be a finite number"
+        return good & ((numbers == 0) | (numbers == 1)), "a label must be 0 or 1"
+    return good & np.isfinite(numbers), "a label must be a finite number"
 
 
-def read_weight(fields: Fields) -> Read:
-    """The weights of samples in raw fields."""
-    numbers, good = parse_numbers(*fields)
+def checked_weights(
+    numbers: NDArray[np.float64], good: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], str]:
+    """Which of some numbers ``[R]`` are weights of samples ``[R]``, and what they should be."""
     fits = good & (numbers >= 0) & (numbers <= np.finfo(np.float32).max)
-    return numbers, fits, "a weight must be a finite number of at least 0"
+    return fits, "a weight must be a finite number of at least 0"
 
 
 def stored_labels(columns: Sequence[NDArray[np.float64]], is_binary: bool) -> NDArray[np.generic]:

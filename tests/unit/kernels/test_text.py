@@ -18,6 +18,8 @@ from pibroch.kernels.text import (
     complete_records_end,
     find_fields,
     hash_fields,
+    hash_integers,
+    numbers_of_integers,
     parse_numbers,
     split_items,
 )
@@ -119,6 +121,29 @@ def test_hash_is_the_documented_one():
     codes = hash_fields(*packed(texts))
     assert codes.tolist() == [reference_hash(text) for text in texts]
     assert codes[0] == EMPTY_CODE
+
+
+LONGS = [0, 7, -7, 10, 10**17, 10**18 - 1, 10**18, 10**18 + 9, -(10**18) - 9, 2**63 - 1, -(2**63)]
+
+
+def check_integers(numbers):
+    """They mean what their texts mean; a missing one is the empty text."""
+    values = np.array([*numbers, 0], np.int64)
+    is_missing = np.arange(len(values)) == len(numbers)
+    fields = packed([*(str(number).encode() for number in numbers), b""])
+    assert hash_integers(values, is_missing).tolist() == hash_fields(*fields).tolist()
+    read, _ = parse_numbers(*fields)
+    assert numbers_of_integers(values, is_missing).tobytes() == read.tobytes()
+
+
+def test_integers_are_the_documented_texts():
+    check_integers(LONGS)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_integers_are_their_texts(numbers):
+    check_integers(numbers)
 
 
 def test_hash_spreads_over_few_buckets():

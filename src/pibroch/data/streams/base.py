@@ -11,7 +11,10 @@ from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import polars as pl
+
 from pibroch.data.layout import Layout
+from pibroch.data.parse import NO_INTEGERS, Integers
 from pibroch.errors import CheckpointError, DataError
 
 
@@ -25,7 +28,7 @@ class Range:
         begin, end: bytes of uncompressed text, rows or messages of the file before and after them.
         line: lines or rows of the file before them, for messages.
         records: how many, bad ones included.
-        crc: CRC-32 of their text.
+        crc: CRC-32 of their text, and of integers beside it.
     """
 
     partition: str
@@ -67,6 +70,8 @@ class Records:
         layout: of the text.
         bad: reasons by line, of lines that are bad already.
         original: the lines as they were read, where ``text`` is made of them.
+        integers: columns beside the text.
+        rows: of which both are made.
     """
 
     range: Range
@@ -75,6 +80,8 @@ class Records:
     layout: Layout
     bad: Mapping[int, str] = field(default_factory=dict)
     original: bytes | None = None
+    integers: Integers = NO_INTEGERS
+    rows: pl.DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)

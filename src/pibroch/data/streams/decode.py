@@ -13,6 +13,7 @@ from pibroch.data.encode import FeatureEncoder
 from pibroch.data.encoded_pieces import encode_piece
 from pibroch.data.layout import Layout
 from pibroch.data.loader import batch_of
+from pibroch.data.parquet import text_of_rows
 from pibroch.data.parse import PieceParser
 from pibroch.data.schema import Schema
 from pibroch.data.streams.base import BadRecord, Records
@@ -51,7 +52,7 @@ class Decoder:
             )
         self.schema = schema
         self._encoders = list(encoders.values())
-        self._parsers: dict[tuple[tuple[str, ...], Layout], PieceParser] = {}
+        self._parsers: dict[tuple[tuple[str, ...], Layout, tuple[str, ...]], PieceParser] = {}
 
     def decode(self, records: Records) -> Decoded:
         """The samples of a range.
@@ -60,12 +61,16 @@ class Decoder:
             DataError: for columns that lack one of the schema's; names the file.
         """
         first = records.range.line + 1
-        parsed = self._parser(records).parse(records.text, first, records.range.records)
+        parsed = self._parser(records).parse(
+            records.text, first, records.range.records, records.integers
+        )
         bad = dict.fromkeys(records.bad, b"") | {each.line: each.text for each in parsed.bad}
         reasons = {each.line: each.reason for each in parsed.bad} | dict(records.bad)
         if records.original is not None:
             lines = records.original.split(b"\n")
             bad = {line: lines[min(line - first, len(lines) - 1)] for line in bad}
+        if records.rows is not None:
+            bad = {line: text_of_rows(records.rows[line - first]).rstrip() for line in bad}
         described = tuple(
             BadRecord(
                 records.range.file,
@@ -78,11 +83,11 @@ class Decoder:
         return Decoded(encode_piece(parsed, self._encoders), described)
 
     def _parser(self, records: Records) -> PieceParser:
-        key = records.columns, records.layout
+        key = records.columns, records.layout, records.integers.columns
         parser = self._parsers.get(key)
         if parser is None:
             try:
-                parser = PieceParser(self.schema, *key)
+                parser = PieceParser(self.schema, records.columns, records.layout, integers=key[-1])
             except DataError as error:
                 raise DataError(
                     f"{records.range.file} with {error.got.removeprefix('the ')}",

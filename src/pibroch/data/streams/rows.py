@@ -1,23 +1,30 @@
-"""Parquet files, which are read once they are whole."""
+"""Parquet files, which are read once they are whole.
+
+Columns of whole numbers stay numbers: of ids, counts and times nothing becomes text but the few
+values that a message shows. The others become delimited text, as in preparation.
+"""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
-from pibroch.data.parquet import ParquetSource
+from pibroch.data.parquet import ParquetSource, text_of_rows
+from pibroch.data.parse import NO_INTEGERS, Integers, may_be_integers
 from pibroch.data.schema import Schema
-from pibroch.data.sources import Place, TextPiece
 from pibroch.data.streams.base import Range, Records, changed, check_same
-from pibroch.kernels.text import RECORD_ITEMS, find_fields
 
 _MAGIC = b"PAR1"
-_PIECE_BYTES = 1 << 22
-"""As :meth:`ParquetSource.pieces` counts it: 16,384 rows at once."""
+_ROWS = 32_768
+"""At once; a row group of more is decoded again for each."""
+_NO_TEXT = pl.lit("0").alias("")
+"""So that a record whose last text is missing is no blank line."""
 
 
 def is_whole_parquet(path: Path) -> bool:
@@ -53,48 +60,67 @@ class RowsFile:
         self.identity = (stat.st_dev, stat.st_ino)
         self.raw_bytes = stat.st_size
         self._source = ParquetSource(path, schema, may_be_empty=True)
+        self._integers = tuple(
+            column for column in self._source.integers if may_be_integers(schema, column)
+        )
+        texts = [column for column in self._source.columns if column not in self._integers]
+        self._texts: list[str | pl.Expr] = [*texts, _NO_TEXT] if texts else []
+        self._columns = (*texts, "") if texts else ()
         self._begin(0)
 
     def _begin(self, row: int) -> None:
         self._row = row
-        self._pieces: Iterator[TextPiece] = self._source.pieces(Place(row, row), _PIECE_BYTES)
-        self._text = b""
-        self._ends: list[int] = []  # of the records in the text
-        self._start = 0
+        self._frames: Iterator[pl.DataFrame] = self._source.frames(row, _ROWS)
+        self._block = _Block(pl.DataFrame(), NO_INTEGERS)
 
     def next(self, most_records: int) -> Records | None:
         """See :class:`Partition`."""
-        if not self._ends:
-            piece = next(self._pieces, None)
-            if piece is None:
+        block = self._take(most_records)
+        return None if block is None else self._records(block)
+
+    def _take(self, most_rows: int) -> _Block | None:
+        """Rows that come next, at least one; ``None`` behind the last."""
+        if self._block.rows.is_empty():
+            frame = next(self._frames, None)
+            if frame is None:
                 return None
-            self._text = piece.text
-            self._ends = ends_of(piece.text, self._source.layout.separator)
-            self._start = 0
-        count = min(most_records, len(self._ends))
-        end = self._ends[count - 1]
-        text = self._text[self._start : end]
-        where = (self._partition, self._name, self._row, self._row + count, self._row)
-        self._row += count
-        self._start = end
-        self._ends = self._ends[count:]
-        range = Range(*where, count, zlib.crc32(text))
-        return Records(range, text, self._source.columns, self._source.layout)
+            self._block = _Block(frame, _integers_of(frame.select(self._integers)))
+        block = self._block.between(0, most_rows)
+        self._block = self._block.between(most_rows, None)
+        return block
+
+    def _records(self, block: _Block) -> Records:
+        rows, integers = block.rows, block.integers
+        text = text_of_rows(rows.select(self._texts)) if self._texts else b""
+        crc = zlib.crc32(integers.values.data)
+        if integers.is_missing.any():
+            crc = zlib.crc32(integers.is_missing.data, crc)
+        first = self._row
+        self._row += rows.height
+        where = (self._partition, self._name, first, self._row, first)
+        return Records(
+            Range(*where, rows.height, zlib.crc32(text, crc)),
+            text,
+            self._columns,
+            self._source.layout,
+            integers=integers,
+            rows=rows,
+        )
 
     def again(self, range: Range) -> Records:
         """See :class:`Partition`."""
         if range.begin != self._row:
             self._begin(range.begin)
-        parts: list[Records] = []
+        parts: list[_Block] = []
         left = range.records
-        while left and (part := self.next(left)) is not None:
+        while left and (part := self._take(left)) is not None:
             parts.append(part)
-            left -= part.range.records
+            left -= part.rows.height
         if left:
             raise changed(range, f"of which {range.records - left:,} rows are there now")
-        text = b"".join(part.text for part in parts)
-        check_same(range, zlib.crc32(text))
-        return Records(range, text, self._source.columns, self._source.layout)
+        records = self._records(_joined(parts))
+        check_same(range, records.range.crc)
+        return records
 
     def go_on_after(self, range: Range) -> None:
         """See :class:`Partition`."""
@@ -102,17 +128,42 @@ class RowsFile:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._pieces = iter(())
+        self._frames = iter(())
 
 
-def ends_of(text: bytes, separator: str) -> list[int]:
-    """Where each record of a text ends, behind its newline; records may have several lines."""
-    if b'"' not in text:
-        ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
-        return list(map(int, ends))
-    buffer = np.frombuffer(text, np.uint8).copy()
-    records = np.empty((text.count(b"\n") + 1, RECORD_ITEMS), np.int64)
-    bounds = np.empty((len(records), 0, 2), np.int64)
-    nothing = np.empty(0, np.int64)
-    count = find_fields(buffer, ord(separator), True, nothing, bounds, records)
-    return list(map(int, records[:count, 1] + 1))
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows, and their integers."""
+
+    rows: pl.DataFrame
+    integers: Integers
+
+    def between(self, first: int, end: int | None) -> _Block:
+        integers = self.integers
+        values, is_missing = integers.values[first:end], integers.is_missing[first:end]
+        length = None if end is None else end - first
+        return _Block(
+            self.rows.slice(first, length), replace(integers, values=values, is_missing=is_missing)
+        )
+
+
+def _joined(blocks: list[_Block]) -> _Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    values = np.concatenate([block.integers.values for block in blocks])
+    is_missing = np.concatenate([block.integers.is_missing for block in blocks])
+    integers = Integers(blocks[0].integers.columns, values, is_missing)
+    return _Block(pl.concat([block.rows for block in blocks]), integers)
+
+
+def _integers_of(frame: pl.DataFrame) -> Integers:
+    """The integers of a frame, in memory by rows: what a range has does not depend on its cuts."""
+    columns = tuple(frame.columns)
+    if not columns:
+        return Integers((), np.empty((frame.height, 0), np.int64), np.empty((0, 0), np.bool_))
+    is_missing = np.zeros(frame.shape, np.bool_)
+    if any(frame.null_count().row(0)):
+        is_missing = frame.select(pl.all().is_null()).to_numpy(order="c")
+        frame = frame.fill_null(0)
+    values = frame.to_numpy(order="c").astype(np.int64, copy=False)
+    return Integers(columns, np.ascontiguousarray(values), np.ascontiguousarray(is_missing))

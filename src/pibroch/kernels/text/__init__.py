@@ -15,6 +15,8 @@ from pibroch.kernels.text.numba import (
     cut_characters,
     find_fields,
     hash_fields,
+    hash_integers,
+    numbers_of_integers,
     parse_numbers,
     split_items,
 )
@@ -34,6 +36,8 @@ __all__ = [
     "cut_characters",
     "find_fields",
     "hash_fields",
+    "hash_integers",
+    "numbers_of_integers",
     "parse_numbers",
     "split_items",
 ]

@@ -28,6 +28,7 @@ _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 _SHIFT = np.uint64(33)
 _MAX_MANTISSA = 10**17
+_LONGEST_EXACT = 10**18
 _LIST, _LIST_END, _OBJECT, _OBJECT_END, _COMMA, _BACKSLASH = b"[]{},\\"
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_SEEN = range(4)
 
@@ -189,6 +190,61 @@ def hash_fields(text: Bytes, starts: Positions, ends: Positions) -> NDArray[np.u
         code = (code ^ (code >> _SHIFT)) * _MIX_2
         codes[record] = code ^ (code >> _SHIFT)
     return codes
+
+
+@kernel
+def hash_integers(values: NDArray[np.int64], is_missing: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """The codes of integers ``[R]``, those of their decimal texts; missing ones are empty.
+
+    >>> hash_integers(np.array([-12, 0]), np.array([False, True])).tolist()
+    [8399189061408118463, 17280346270528514342]
+    """
+    codes = np.empty(len(values), np.uint64)
+    digits = np.empty(20, np.uint64)
+    for record in range(len(values)):
+        code = _FNV_OFFSET
+        if not is_missing[record]:
+            value = values[record]
+            left = np.uint64(value)
+            if value < 0:
+                code = (code ^ np.uint64(45)) * _FNV_PRIME
+                left = ~left + np.uint64(1)
+            count = 0
+            while count == 0 or left > np.uint64(0):
+                above = left // np.uint64(10)
+                digits[count] = left - above * np.uint64(10) + np.uint64(48)
+                count += 1
+                left = above
+            for place in range(count - 1, -1, -1):
+                code = (code ^ digits[place]) * _FNV_PRIME
+        code = (code ^ (code >> _SHIFT)) * _MIX_1
+        code = (code ^ (code >> _SHIFT)) * _MIX_2
+        codes[record] = code ^ (code >> _SHIFT)
+    return codes
+
+
+@kernel
+def numbers_of_integers(
+    values: NDArray[np.int64], is_missing: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """What :func:`parse_numbers` reads in the decimal texts of integers ``[R]``; missing is NaN.
+
+    The nearest float64 of up to 18 digits. Of 19 the last one is read as 0, as there.
+
+    >>> numbers_of_integers(np.array([7, 0]), np.array([False, True])).tolist()
+    [7.0, nan]
+    """
+    numbers = np.empty(len(values), np.float64)
+    for record in range(len(values)):
+        value = values[record]
+        if is_missing[record]:
+            numbers[record] = np.nan
+        elif -_LONGEST_EXACT < value < _LONGEST_EXACT:
+            numbers[record] = np.float64(value)
+        else:
+            tens = value // 10 if value > 0 else -(value // -10)
+            numbers[record] = np.float64(tens) * 10.0
+    return numbers
 
 
 @kernel
