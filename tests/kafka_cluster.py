@@ -1,18 +1,24 @@
 """librdkafka's mock cluster as a process of its own: brokers of the real protocol, in memory."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import confluent_kafka
 from confluent_kafka import Producer
 
 ANSWER_S = 20
+ALL = -1
+NOBODY = -1
+_BROKERS = 3
+_PRODUCER = 0  # a kind of rd_kafka_t
 
 
 class Cluster:
-    """Brokers that can be stopped, let go on and killed; topics have four partitions."""
+    """Brokers 1, 2 and 3 that can be stopped, let go on and killed; topics have four partitions."""
 
     def __enter__(self):
         self.process = subprocess.Popen(
@@ -36,6 +42,23 @@ class Cluster:
             self._producer.poll(0)
         assert self._producer.flush(ANSWER_S) == 0
 
+    def set_leader(self, topic, partition, broker):
+        """Have a broker lead a partition, or ``NOBODY``."""
+        self._say("leader", topic, partition, broker)
+
+    def set_down(self, broker=ALL):
+        """Have a broker end its connections and take no others."""
+        self._say("down", broker)
+
+    def set_up(self, broker=ALL):
+        """Have it take connections again."""
+        self._say("up", broker)
+
+    def _say(self, *words):
+        self.process.stdin.write((" ".join(map(str, words)) + "\n").encode())
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"0\n", words
+
     def signal(self, number):
         """Stop all brokers (SIGSTOP), or let them go on (SIGCONT)."""
         os.kill(self.process.pid, number)
@@ -46,11 +69,39 @@ class Cluster:
 
 
 def serve():
-    """Be the brokers until nobody holds the other end of standard input."""
-    cluster = Producer({"bootstrap.servers": "in-memory", "test.mock.num.brokers": 3})
-    brokers = cluster.list_topics(timeout=ANSWER_S).brokers.values()
-    print(",".join(f"{each.host}:{each.port}" for each in brokers), flush=True)
-    sys.stdin.read()
+    """Be the brokers until nobody holds the other end of standard input; do what it says."""
+    library = _library()
+    owner = library.rd_kafka_new(_PRODUCER, None, None, 0)
+    cluster = library.rd_kafka_mock_cluster_new(owner, _BROKERS)
+    print(library.rd_kafka_mock_cluster_bootstraps(cluster).decode(), flush=True)
+    for line in sys.stdin:
+        word, *words = line.split()
+        if word == "leader":
+            place = words[0].encode(), int(words[1]), int(words[2])
+            error = library.rd_kafka_mock_partition_set_leader(cluster, *place)
+        else:
+            set_state = getattr(library, f"rd_kafka_mock_broker_set_{word}")
+            error = set_state(cluster, int(words[0]))
+        print(error, flush=True)
+
+
+def _library():
+    """The librdkafka that confluent-kafka brings, whose mock cluster Python does not reach."""
+    folder = Path(confluent_kafka.__file__).parent
+    (path,) = folder.parent.glob("confluent_kafka.libs/librdkafka*")
+    library = ctypes.CDLL(str(path))
+    handle, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
+    for name, result, arguments in (
+        ("new", handle, [ctypes.c_int, handle, text, ctypes.c_size_t]),
+        ("mock_cluster_new", handle, [handle, ctypes.c_int]),
+        ("mock_cluster_bootstraps", text, [handle]),
+        ("mock_partition_set_leader", ctypes.c_int, [handle, text, number, number]),
+        ("mock_broker_set_down", ctypes.c_int, [handle, number]),
+        ("mock_broker_set_up", ctypes.c_int, [handle, number]),
+    ):
+        function = getattr(library, f"rd_kafka_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ class KafkaPartition:
         self._is_assigned = False
         self._error: KafkaError | None = None
         self._num_read = 0
+        self._silent_since: float | None = None
 
     @property
     def order(self) -> str:
@@ -146,6 +147,7 @@ class KafkaPartition:
         """Whether messages are there that have not come yet."""
         low, high = self._consumer.get_watermark_offsets(self._assigned(), cached=True)
         if high < 0:  # not known yet
+            self._warn_of_silence()
             return True
         return (low if self._offset is None else self._offset) < high
 
@@ -204,6 +206,16 @@ class KafkaPartition:
         if not self._is_assigned:
             self._consumer.assign([self._assigned()])
             self._is_assigned = True
+
+    def _warn_of_silence(self) -> None:
+        """Once, of a partition of which no broker has said anything for long."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif self._silent_since < now - ANSWER_S:
+            self._silent_since = float("inf")
+            where = f"partition {self.name} of {self._topic!r}"
+            logger.warning("Kafka: no word of %s, which may have no leader; waiting", where)
 
     def _good(self, messages: list[Message]) -> list[Message]:
         """Messages up to the first error, which is kept."""

@@ -2,11 +2,12 @@
 
 import json
 import signal
+import threading
 import time
 
 import pytest
 
-from kafka_cluster import Cluster
+from kafka_cluster import ALL, NOBODY, Cluster
 from pibroch.data.streams.aside import SetAside
 from pibroch.data.streams.batches import Stream, StreamOptions
 from pibroch.data.streams.journal import Journal
@@ -78,6 +79,60 @@ def test_brokers_that_are_silent_for_a_while_lose_nothing(cluster, topic):
         found += all_numbers(reading)
     reading.close()
     assert sorted(found) == list(range(40))
+
+
+def until(reading, count):
+    """The numbers of so many events."""
+    found = []
+    while len(found) < count:
+        found += all_numbers(reading)
+    return found
+
+
+def test_a_partition_without_leader_holds_no_other_and_goes_on_with_one(cluster, topic):
+    cluster.send(topic, messages(0, 20))
+    cluster.set_leader(topic, 1, NOBODY)
+    reading = stream(cluster, topic, idle_seconds=None, wait_seconds=0.1)
+    assert sorted(until(reading, 15)) == [each for each in range(20) if each % 4 != 1]
+    cluster.set_leader(topic, 1, 2)
+    assert sorted(until(reading, 5)) == [1, 5, 9, 13, 17]
+    reading.end()
+    assert list(reading) == [] and reading.has_ended
+    reading.close()
+
+
+def test_a_partition_of_which_nobody_knows_is_named_once(cluster, topic, monkeypatch, caplog):
+    monkeypatch.setattr("pibroch.data.streams.kafka.ANSWER_S", 0.5)
+    cluster.send(topic, messages(0, 4))
+    cluster.set_leader(topic, 1, NOBODY)
+    partition = Kafka(cluster.brokers, topic, schema()).open("1")
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        assert partition.next(9) is None and partition.is_waiting
+    partition.close()
+    assert caplog.text.count(f"no word of partition 1 of '{topic}'") == 1
+
+
+def test_brokers_that_end_and_begin_again_lose_nothing(cluster, topic):
+    """Connections are closed and refused meanwhile, first of one, then of all."""
+    cluster.send(topic, messages(0, 20))
+    reading = stream(cluster, topic, idle_seconds=None, wait_seconds=0.1)
+    found = until(reading, 20)
+    for broker in (1, ALL):
+        cluster.set_down(broker)
+
+        def begin_again(broker=broker, first=len(found)):
+            cluster.set_up(broker)
+            cluster.send(topic, messages(first, first + 20))
+
+        timer = threading.Timer(1.0, begin_again)
+        timer.start()
+        found += until(reading, 20)
+        timer.join()
+    reading.end()
+    assert list(reading) == []
+    reading.close()
+    assert sorted(found) == list(range(60))
 
 
 def test_messages_that_the_brokers_dropped_are_an_error(cluster, topic):
