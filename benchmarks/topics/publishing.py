@@ -28,7 +28,7 @@ from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
-from benchmarks.topics.recovery import RECIPE, settings
+from benchmarks.small_runs import RECIPE, settings
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.from_delta import open_exported

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
+from benchmarks.small_runs import RECIPE, pibroch, settings
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import MissingDependencyError
 
@@ -43,24 +43,6 @@ ALL_ROLES = [
     "embedding.exchange.oracle=central",
     "data.processors=2",
 ]
-RECIPE = """
-[model]
-name = "dlrm"
-dim = 16
-bottom = [64]
-top = [64]
-[embedding.optimizer]
-name = "rowwise_adagrad"
-lr = 0.05
-[optimizer]
-name = "adam"
-lr = 1e-3
-[train]
-batch_size = 2048
-log_every = 1
-keep = 1
-evaluate_every = 1000000
-"""
 COLUMNS = {
     "deaths": ["rows", "role", "contender", "seconds", "steps_again"],
     "cost": [
@@ -187,11 +169,6 @@ MEANINGS = {
         ),
     ],
 }
-
-
-def settings(*given: str) -> list[str]:
-    """As the command line takes them."""
-    return [word for each in given for word in ("--set", each)]
 
 
 HOW = {
@@ -371,18 +348,8 @@ def cost(label: str, recipe: Path, data: Path, options: Options) -> list[Row]:
                 "train.checkpoint_every=1000000",
                 *settings_of,
             ]
-            given = [
-                str(recipe),
-                "--data",
-                str(data),
-                "--run-dir",
-                str(folder),
-                "--ranks",
-                "2",
-                *settings(*how),
-            ]
-            command = [str(our_python()), "-m", "pibroch", "train", *given]
-            subprocess.run(command, check=True, capture_output=True, timeout=1800)
+            given = [recipe, "--data", data, "--run-dir", folder, "--ranks", 2]
+            pibroch("train", *given, *settings(*how))
             results[name].append(json.loads((folder / "summary.json").read_text()))
     rates = [
         [each["samples_per_second"] for each in summaries]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import statistics
-import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,42 +21,26 @@ import polars as pl
 from examples.stream import Parts, start_all
 
 from benchmarks.contender import BenchmarkError
-from benchmarks.environments import our_python
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
+from benchmarks.served_drift import measure as drift
+from benchmarks.small_runs import BATCH, RECIPE, pibroch, settings
 from pibroch.data.streams.base import Range
 from pibroch.serve.from_delta import open_exported
 from pibroch.state.delta_format import is_delta, read_delta
 
 PREPARED = "prepared dataset"
 FOLLOWED = "Parquet, --follow"
-BATCH = 2048
 WARM_STEPS = 30
 GENERATED_PER_FILE = 10_000
-RECIPE = """
-[model]
-name = "dlrm"
-dim = 16
-bottom = [64]
-top = [64]
-[embedding.rows]
-name = "hashed"
-capacity = 20_000
-[embedding.optimizer]
-name = "rowwise_adagrad"
-lr = 0.05
-[optimizer]
-name = "adam"
-lr = 1e-3
-[train]
-batch_size = 2048
-log_every = 10
-keep = 1
-evaluate_every = 1_000_000
-checkpoint_every = 1_000_000
-"""
+HASHED = settings(
+    "embedding.rows.name=hashed",
+    "embedding.rows.capacity=20_000",
+    "train.log_every=10",
+    "train.checkpoint_every=1_000_000",
+)
 ASKED_EVERY_S = 0.05
 ASKED_ROWS = 24
 PARTS = {
@@ -72,13 +55,15 @@ Times = npt.NDArray[np.float64]
 
 @topic(
     "streams",
-    "following a directory beside a prepared dataset; seconds from an event to the first answer",
-    sections=["throughput", "freshness"],
-    quick_sections=["throughput", "freshness"],
+    "following a directory beside a prepared dataset; seconds from an event to the first answer;"
+    " what the served model is worth while preferences turn",
+    sections=["throughput", "freshness", "drift"],
+    quick_sections=["throughput", "freshness", "drift"],
 )
 def run(options: Options) -> Report:
     """Measure a section."""
-    return {"throughput": throughput, "freshness": freshness}[options.section](options)
+    sections = {"throughput": throughput, "freshness": freshness, "drift": drift}
+    return sections[options.section](options)
 
 
 def throughput(options: Options) -> Report:
@@ -86,24 +71,23 @@ def throughput(options: Options) -> Report:
     num_events, rounds = (400_000, 1) if options.quick else (1_000_000, 3)
     options.say("generating events")
     folder = options.scratch
-    _pibroch(
+    pibroch(
         "stream", "generate", "--out", folder / "events", "--truth", folder / "truth", "--fast",
         "--format", "parquet", "--rate", GENERATED_PER_FILE,
         "--seconds", num_events // GENERATED_PER_FILE,
     )  # fmt: skip
     schema = folder / "truth" / "schema.toml"
     files = sorted((folder / "events").glob("*.parquet"))
-    _pibroch(
+    pibroch(
         "data", "prepare", "parquet", *files, "--schema", schema, "--out", folder / "data",
         "--split", "train",
     )  # fmt: skip
-    stream = {"path": str(folder / "events"), "schema_file": str(schema)}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in stream.items()]
-    (folder / "stream.toml").write_text("\n".join(["[data.stream]", *lines, RECIPE]))
-    (folder / "prepared.toml").write_text(RECIPE)
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    stream = settings(f"data.stream.path={folder / 'events'}", f"data.stream.schema_file={schema}")
     words = {
-        PREPARED: [folder / "prepared.toml", "--data", folder / "data", "--set", "train.epochs=1"],
-        FOLLOWED: [folder / "stream.toml", "--follow", "--until-idle", 1],
+        PREPARED: ["--data", folder / "data", *settings("train.epochs=1")],
+        FOLLOWED: ["--follow", "--until-idle", 1, *stream],
     }
     rates: dict[str, list[float]] = {name: [] for name in words}
     for number in range(rounds):
@@ -111,7 +95,7 @@ def throughput(options: Options) -> Report:
         for name, given in words.items():
             options.say(f"{name}, round {number + 1}")
             run_dir = folder / f"run-{len(name)}-{number}"
-            _pibroch("train", *given, "--run-dir", run_dir)
+            pibroch("train", recipe, *given, *HASHED, "--run-dir", run_dir)
             rates[name].append(_rate(run_dir))
             work[name] = _work(run_dir)
         if work[PREPARED] != work[FOLLOWED] or work[PREPARED][0] != num_events:
@@ -322,10 +306,3 @@ def _work(run_dir: Path) -> tuple[int, dict[str, tuple[int, int]]]:
     return summary["samples"], {
         name: (each["lookups"], each["used"]) for name, each in raw_ids.items()
     }
-
-
-def _pibroch(*words: object) -> None:
-    command = [str(our_python()), "-m", "pibroch", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if done.returncode != 0:
-        raise BenchmarkError(f"{words[0]}: {done.stderr[-2000:]}")
