@@ -70,7 +70,9 @@ class ParquetSource:
             for column, kind in kinds.items()
             if _fits_int64(kind, is_time=column == schema.time)
         )
-        if is_whole and not has_labels:
+        if not is_whole:
+            self._expressions = [pl.all()]
+        elif not has_labels:
             self.columns = (schema.label_columns[0], *self.columns)
             self._expressions.append(pl.lit("0").alias(schema.label_columns[0]))
         self._expressions += [

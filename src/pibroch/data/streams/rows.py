@@ -64,7 +64,8 @@ class RowsFile:
             column for column in self._source.integers if may_be_integers(schema, column)
         )
         texts = [column for column in self._source.columns if column not in self._integers]
-        self._texts: list[str | pl.Expr] = [*texts, _NO_TEXT] if texts else []
+        is_whole = set(schema.log_columns()) <= set(self._source.columns)  # else nobody parses it
+        self._texts: list[str | pl.Expr] = [*texts, _NO_TEXT] if texts and is_whole else []
         self._columns = (*texts, "") if texts else ()
         self._begin(0)
 
@@ -90,7 +91,8 @@ class RowsFile:
         return block
 
     def _records(self, block: _Block) -> Records:
-        rows, integers = block.rows, block.integers
+        rows = block.rows
+        integers = block.integers
         text = text_of_rows(rows.select(self._texts)) if self._texts else b""
         crc = zlib.crc32(integers.values.data)
         if integers.is_missing.any():
@@ -140,7 +142,8 @@ class _Block:
 
     def between(self, first: int, end: int | None) -> _Block:
         integers = self.integers
-        values, is_missing = integers.values[first:end], integers.is_missing[first:end]
+        values = integers.values[first:end]
+        is_missing = integers.is_missing[first:end]
         length = None if end is None else end - first
         return _Block(
             self.rows.slice(first, length), replace(integers, values=values, is_missing=is_missing)
