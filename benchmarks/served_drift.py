@@ -54,7 +54,7 @@ batch_size = 512
 log_every = 100
 checkpoint_every = 1_000_000
 publish_to = "{folder}/models"
-publish_every_seconds = 0.5
+publish_every_seconds = 0.25
 publish_keep_seconds = 1e6
 """
 Floats = npt.NDArray[np.float64]
@@ -88,7 +88,7 @@ def measure(options: Options) -> Report:
     for first in range(0, len(files), per_window):
         window = slice(first, first + per_window)
         minutes = first * FILE_S // 60
-        if minutes < max(60, 20 * hours):  # nothing is an hour old, or frozen, yet
+        if minutes < max(90, 20 * hours):  # what is an hour old has learned little yet
             continue
         options.say(f"scoring from minute {minutes} on")
         figures = _window(files[window], truths[window], versions, frozen_at, scored)

@@ -11,17 +11,22 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
 from examples.stream import start_all
 
-SECONDS = int(os.environ.get("PIBROCH_SOAK_STREAM_S", "24"))
+SECONDS = int(os.environ.get("PIBROCH_SOAK_STREAM_S", "0"))
 OUT = os.environ.get("PIBROCH_SOAK_STREAM_OUT")
 RATE = 500
 EVERY_S = 0.5
 LARGER = 1.05
 LARGER_MB = 24
-"""What memory may be larger by in the last quarter than in the second: allocators settle."""
+LARGER_COUNT = 12
+"""What may be larger in the last quarter than in the second: allocators settle, and a server holds
+the files of up to `publish_compact_every` deltas."""
 
 
+@pytest.mark.skipif(SECONDS < 300, reason="minutes show what grows: PIBROCH_SOAK_STREAM_S=1800")
+@pytest.mark.timeout(SECONDS + 300)
 def test_nothing_grows(tmp_path):
     seen = []
     with ExitStack() as processes:
@@ -54,7 +59,7 @@ def test_nothing_grows(tmp_path):
         assert later, role
         for name in ("descriptors", "threads"):
             most, most_later = (max(each[name] for each in part) for part in (earlier, later))
-            assert most_later <= most + 2, (role, name, most, most_later)
+            assert most_later <= most + LARGER_COUNT, (role, name, most, most_later)
         most, most_later = (max(each["memory_mb"] for each in part) for part in (earlier, later))
         assert most_later <= LARGER * most + LARGER_MB, (role, most, most_later)
 
