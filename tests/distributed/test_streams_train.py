@@ -16,7 +16,7 @@ from pibroch.config import to_toml
 from pibroch.config.recipes import check_config
 from pibroch.data.streams.journal import Journal
 from small_run import files_below, run_command
-from stream_files import SCHEMA, csv_text, events, json_text
+from stream_files import SCHEMA, csv_text, events, file_bytes, json_text
 
 EVENTS = 3000
 FILES = 30
@@ -185,6 +185,31 @@ def test_killed_ranks_train_each_event_once_and_to_the_same_bits(tmp_path, excha
     expected = undisturbed(run, 2)
     assert trained(expected) == trained(run)
     check_same_bits(run, expected)
+
+
+def test_killed_ranks_train_each_row_of_parquet_once_and_to_the_same_bits(tmp_path):
+    recipe = write_recipe(tmp_path)
+    run = tmp_path / "run"
+    per_file = EVENTS // FILES
+
+    def fill_rows():
+        for place in range(FILES):
+            path = tmp_path / "data" / f"part-{place:04d}.parquet"
+            rows = events(place * per_file, (place + 1) * per_file)
+            path.with_suffix(".tmp").write_bytes(file_bytes("parquet", rows))
+            path.with_suffix(".tmp").rename(path)
+            time.sleep(0.05)
+
+    writer = threading.Thread(target=fill_rows)
+    words = ["--ranks", 2, "--restarts", 9, "--until-idle", 4]
+    with Team(recipe, "--run-dir", run, *words) as team:
+        writer.start()
+        for rank, at in ((1, 10), (0, 30)):
+            kill(team, run, rank, at)
+        writer.join()
+        assert team.end() == 0, team.output
+    check_each_once(run)
+    check_same_bits(run, undisturbed(run, 2))
 
 
 def test_killed_ranks_train_each_message_of_kafka_once_and_to_the_same_bits(tmp_path):
