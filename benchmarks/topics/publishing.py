@@ -35,6 +35,7 @@ from pibroch.serve.from_delta import open_exported
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.row_files import MappedRows
 from pibroch.state.delta_format import is_delta, read_delta
+from pibroch.state.export_format import read_export
 
 WITHOUT = "without"
 ALONE = "publishing"
@@ -275,7 +276,7 @@ class _Case:
             for version, (_, scores) in client.first.items():
                 answered.setdefault(version, []).append(scores)
         folders = {
-            open_exported(path).version: path
+            _version_of(path): path
             for models in self._scratch.glob("models-*")
             for path in models.iterdir()
             if path.name.isdecimal()
@@ -310,6 +311,10 @@ def _are_equal(one: Path, other: Path) -> bool:
     return np.array_equal(rows[0].stored(everything), rows[1].stored(everything)) and all(
         torch.equal(states[0][name], states[1][name]) for name in states[1]
     )
+
+
+def _version_of(folder: Path) -> str:
+    return read_delta(folder)[0].version if is_delta(folder) else read_export(folder).version
 
 
 def _finish(command: list[str]) -> None:
