@@ -253,8 +253,8 @@ def lookahead() -> list[Setting]:
 
 def assigned() -> list[Setting]:
     """On two hosts where bytes decide, and where they do not; then on four."""
-    (first, *others) = everybody(LENGTH)
-    entries = (first, ours("assigned", assign="rows"), *others)
+    (_, *others) = everybody(LENGTH)
+    entries = (ours(assign="given"), ours("assigned", assign="rows"), *others)
     slow = Setting(ASSIGNED, entries, dim=64)
     if sample_path():
         slow = replace(slow, ids="criteo", num_batches=CRITEO_BATCHES)

@@ -57,8 +57,8 @@ def build_on(case: Case, exchange: str, are_hashed: bool = False) -> RankSubject
     if not are_hashed:
         load_pieces(embeddings, case)
     parts = ours.parts(case)
-    if case.exchange_options.get("assign") == "rows":
-        batches = assigned_batches(case, embeddings)
+    if "assign" in case.exchange_options:
+        batches = loaded_batches(case, embeddings)
     else:
         own = ours.jagged_batches(*rank_batches(case))
         batches = (own[number] for number in batch_order(len(own)))
@@ -107,8 +107,11 @@ def train(
         yield loss.detach()
 
 
-def assigned_batches(case: Case, embeddings: pb.Embeddings) -> Iterator[pb.JaggedBatch]:
-    """This rank's samples in the order of :func:`batch_order`, from loaders over all of them."""
+def loaded_batches(case: Case, embeddings: pb.Embeddings) -> Iterator[pb.JaggedBatch]:
+    """This rank's samples in the order of :func:`batch_order`, from loaders over all of them.
+
+    Given and assigned samples are read alike.
+    """
     arrays = Arrays.load(case.data)
     num_batches = len(arrays)
     world_size = embeddings.ranks.world_size

@@ -15,7 +15,7 @@ import numpy as np
 
 from pibroch.assignment.assigner import Assigner, Verdict
 from pibroch.assignment.rows_of import RowsOf
-from pibroch.collectives.task_thread import TaskThread
+from pibroch.collectives.task_thread import AHEAD_OF_TIME, TaskThread
 from pibroch.data import Loader, LoaderPosition
 from pibroch.data.batch import Assigned
 from pibroch.data.loader import ids_of
@@ -105,7 +105,7 @@ class RankSchedule:
 
     def at(self, position: LoaderPosition) -> Assigned:
         """See :class:`pibroch.data.loader.Assignment`."""
-        self._thread = self._thread or TaskThread("pibroch-assignment")
+        self._thread = self._thread or TaskThread("pibroch-assignment", nice=AHEAD_OF_TIME)
         if not self._coming or self._coming[0][0] != position:
             self._coming.clear()
         following = self._coming[-1][0] if self._coming else None

@@ -8,7 +8,9 @@ BBR at 200 Mbit/s: 3.8 MB took 290 ms after having shared the link, 155 ms other
 from __future__ import annotations
 
 import atexit
+import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -21,6 +23,8 @@ from pibroch.errors import InputError
 T = TypeVar("T")
 Task = tuple[Callable[[], Any], "Future[Any]"]
 
+AHEAD_OF_TIME = 10
+"""``nice`` of threads whose work nobody waits for yet: they take a core while others wait."""
 END_S = 5.0
 """How long a program that ends waits for tasks that are under way."""
 
@@ -35,11 +39,15 @@ class TaskThread:
 
     Args:
         name: of the thread.
+        nice: how much it gives way to other threads that want its core, as :func:`os.nice` counts;
+            where threads have no such numbers of their own, not at all.
     """
 
-    def __init__(self, name: str = "pibroch-communication") -> None:
+    def __init__(self, name: str = "pibroch-communication", nice: int = 0) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+        self.thread = threading.Thread(
+            target=_work, args=(self._tasks, nice), name=name, daemon=True
+        )
         self.thread.start()
         self.end = weakref.finalize(self, self._tasks.put, None)
         self.end.atexit = False  # then `_finish` does it
@@ -83,7 +91,10 @@ def _finish() -> None:
         each.thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+def _work(tasks: queue.SimpleQueue[Task | None], nice: int) -> None:
+    if nice and sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, 19))
     failure: BaseException | None = None
     while (given := tasks.get()) is not None:
         task, future = given

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from pibroch.collectives import Channel
-from pibroch.collectives.task_thread import TaskThread
+from pibroch.collectives.task_thread import AHEAD_OF_TIME, TaskThread
 from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
 from pibroch.errors import StorageError
@@ -174,7 +174,7 @@ class BesideTraining(ABC, Generic[Copied, Written]):
             logger.info("training waits for the %s: no memory for all rows", self.kind)
         copied = self.copy(progress)
         if self._thread is None:
-            self._thread = TaskThread(f"pibroch-{self.marks}")
+            self._thread = TaskThread(f"pibroch-{self.marks}", nice=AHEAD_OF_TIME)
             self._channel = self._session.world.ranks.patient(CONTROL_TIMEOUT_S).open_channel()
         self.count += 1
         rows = shards if copies is None else copies

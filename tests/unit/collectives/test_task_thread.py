@@ -1,4 +1,6 @@
 import gc
+import os
+import sys
 import threading
 
 import pytest
@@ -57,3 +59,12 @@ def test_the_thread_ends_with_its_object():
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have numbers of their own there")
+def test_a_nice_thread_gives_way_and_others_do_not():
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    ask = lambda: os.getpriority(os.PRIO_PROCESS, 0)  # noqa: E731
+    nice, plain = TaskThread("nice", nice=10), TaskThread("plain")
+    assert nice.submit(ask).result(10) == min(own + 10, 19)
+    assert plain.submit(ask).result(10) == own == os.getpriority(os.PRIO_PROCESS, 0)
