@@ -103,3 +103,34 @@ def test_every_exchange_trains_two_tasks_to_the_same_bits(worlds, two_labels, tm
         results = run(worlds(2), config, tmp_path / exchange)
         outcomes += [[result[name] for name in RUN] for result in results]
     assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+PAIRS = (
+    *PLAIN,
+    *SGD,
+    "model={name='two_tower', item_features=['item'], top=[8], vector_width=4}",
+    "loss.name=in_batch_softmax",
+)
+
+
+@pytest.mark.parametrize("batch_size", [50, 3])
+def test_the_softmax_of_a_batch_is_the_same_at_any_number_of_ranks(
+    worlds, clicks, tmp_path, batch_size
+):
+    """Of three samples one of four ranks has none."""
+    config = make_config(clicks, *PAIRS, f"train.batch_size={batch_size}")
+    single, _ = train_here(config, tmp_path / "1")
+    losses = [r["loss"] for r in single.metrics() if r["kind"] == "training"]
+    assert len(losses) == 7
+    for size in (2, 4):
+        for result in run(worlds(size), config, tmp_path / str(size)):
+            assert result["losses"] == pytest.approx(losses, rel=1e-4)
+
+
+def test_every_exchange_trains_two_towers_to_the_same_bits(worlds, clicks, tmp_path):
+    outcomes = []
+    for exchange in ("alltoall", "lookahead", "retrieve", "towers"):
+        config = make_config(clicks, *PAIRS, f"embedding.exchange={exchange}")
+        results = run(worlds(2), config, tmp_path / exchange)
+        outcomes += [[result[name] for name in RUN] for result in results]
+    assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -59,6 +59,17 @@ class SoftmaxConfig(LossConfig):
     name: Literal["softmax"] = "softmax"
 
 
+class InBatchSoftmaxConfig(LossConfig):
+    """Settings of :class:`pibroch.models.InBatchSoftmax`.
+
+    Attributes:
+        correct_bias: take the logarithm of an item's share of the samples from its logits.
+    """
+
+    name: Literal["in_batch_softmax"] = "in_batch_softmax"
+    correct_bias: bool = True
+
+
 class TaskConfig(Section):
     """The ``[tasks.LABEL]`` table, of data with several labels.
 
@@ -92,5 +103,11 @@ SPECS = (
         "the share of the positives in their group",
         SoftmaxConfig,
         "pibroch.models.ranking_losses:GroupSoftmax",
+    ),
+    Spec(
+        "in_batch_softmax",
+        "a user's item among all items of the batch",
+        InBatchSoftmaxConfig,
+        "pibroch.models.in_batch_softmax:InBatchSoftmax",
     ),
 )

@@ -27,7 +27,10 @@ MODELS = Registry(
     "pibroch.models",
     Spec,
     "pibroch.models.base:Model",
-    [f"pibroch.config.{name}:SPECS" for name in ("model", "model_zoo", "model_sequences")],
+    [
+        f"pibroch.config.{name}:SPECS"
+        for name in ("model", "model_zoo", "model_sequences", "model_two_tower")
+    ],
 )
 
 

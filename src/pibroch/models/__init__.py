@@ -13,6 +13,7 @@ from pibroch.models.finalmlp import FinalMLP
 from pibroch.models.finalnet import FinalNet
 from pibroch.models.flops import training_flops
 from pibroch.models.gdcn import GDCN
+from pibroch.models.in_batch_softmax import InBatchSoftmax
 from pibroch.models.interaction import dot_interaction
 from pibroch.models.linear import Linear
 from pibroch.models.losses import BinaryCrossEntropy, Focal, Loss, SquaredError
@@ -34,6 +35,7 @@ from pibroch.models.towers import (
     TowerModule,
     Towers,
 )
+from pibroch.models.two_tower import TwoTower
 from pibroch.models.wide import DeepFM, WideAndDeep
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "GroupSoftmax",
     "HiddenOptions",
     "History",
+    "InBatchSoftmax",
     "Linear",
     "LinearTower",
     "Loss",
@@ -78,6 +81,7 @@ __all__ = [
     "TowerModel",
     "TowerModule",
     "Towers",
+    "TwoTower",
     "WideAndDeep",
     "build_model",
     "dot_interaction",

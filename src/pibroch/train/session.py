@@ -29,6 +29,7 @@ from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class, pooling_of
 from pibroch.process import threads_of_rank
 from pibroch.train.criterion import Criterion
+from pibroch.train.in_batch import InBatchCriterion
 from pibroch.train.optimizers import (
     build_dense_optimizer,
     build_sparse_optimizer,
@@ -71,7 +72,7 @@ class Session:
     world: World
     processors: Processors | None = None
     has_rows: bool = True
-    criterion: Criterion = field(init=False)
+    criterion: Criterion | InBatchCriterion = field(init=False)
     windows: ProgressiveWindows | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -79,7 +80,11 @@ class Session:
         if settings is not None or self.dataset.schema.time is not None:
             channel = self.world.control
             self.windows = ProgressiveWindows(self.dataset.schema, settings, channel)
-        self.criterion = Criterion(self.config, self.dataset.schema, self.world.control)
+        channel = self.world.control
+        if self.config.loss.name == "in_batch_softmax":
+            self.criterion = InBatchCriterion(self.config, self.dataset, self.model, channel)
+        else:
+            self.criterion = Criterion(self.config, self.dataset.schema, channel)
 
     def fill_rows(self) -> None:
         """Make the rows what the seed makes of them, unless they are, or were."""

@@ -6,12 +6,12 @@ from benchmarks.cases import Case
 from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.plain_models import PLAIN_MODELS, plain_model
 
-from pibroch.config import model_sequences, model_zoo
+from pibroch.config import model_sequences, model_two_tower, model_zoo
 from pibroch.models.build import MODELS
 
 
 def test_every_model_without_towers_but_dlrm_and_the_zoo_has_a_plain_one():
-    others = (*model_zoo.SPECS, *model_sequences.SPECS)
+    others = (*model_zoo.SPECS, *model_sequences.SPECS, *model_two_tower.SPECS)
     left_out = {"dlrm", "tower_dlrm", "tower_dcn", *(spec.name for spec in others)}
     assert set(PLAIN_MODELS) == set(MODELS) - left_out
 

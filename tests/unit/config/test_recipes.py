@@ -2,7 +2,15 @@ import tomllib
 
 import pytest
 
-from pibroch.config import embedding, load_recipe, model_sequences, model_zoo, recipe_names, to_toml
+from pibroch.config import (
+    embedding,
+    load_recipe,
+    model_sequences,
+    model_two_tower,
+    model_zoo,
+    recipe_names,
+    to_toml,
+)
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError
 
@@ -268,7 +276,8 @@ def test_shipped_recipes_survive_being_written(name):
 
 
 def test_each_recipe_comes_for_each_model():
-    zoo = [spec.name for spec in (*model_zoo.SPECS, *model_sequences.SPECS)]
+    specs = (*model_zoo.SPECS, *model_sequences.SPECS, *model_two_tower.SPECS)
+    zoo = [spec.name for spec in specs]
     assert [load_recipe(f"synthetic_small_{name}").model.name for name in zoo] == zoo
     others = ("dcnv2", "deepfm", "wide_deep", "lookahead", "raw", "retrieve", "towers", *zoo)
     variants = tuple(f"_{name}" for name in others)

@@ -1,0 +1,139 @@
+"""Two towers: a user's vector and an item's, whose product is the logit.
+
+Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys
+2019, Sec. 3: ``s(x, y) = <u(x), v(y)>``, of vectors of length 1 and divided by a temperature where
+the recipe says so (Sec. 5.1). Item vectors need no user, so that an index can hold them.
+
+Shape legend: B samples, n dense features, F categorical features, D embedding width, E width of a
+vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pibroch.config.model_two_tower import TwoTowerConfig
+from pibroch.errors import ConfigError
+from pibroch.models.base import Model
+from pibroch.models.mlp import MLP, HiddenOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What the towers made of a batch.
+
+    Attributes:
+        users: ``[B, E]``, divided by the temperature.
+        items: ``[B, E]``.
+    """
+
+    users: Tensor
+    items: Tensor
+
+
+class TwoTower(Model):
+    """A network over user and dense features, and one over item features.
+
+    Args:
+        num_dense: as for :class:`Model`; the user's.
+        num_features: all.
+        config: its section.
+        features: their names, by which the section says which are the item's; without them the last
+            one is.
+
+    Raises:
+        ConfigError: for item features that are none, or all.
+
+    Attributes:
+        keeps_pairs: whether training keeps the vectors of a forward pass for :meth:`take_pairs`.
+    """
+
+    section = TwoTowerConfig
+
+    def __init__(
+        self,
+        num_dense: int,
+        num_features: int,
+        config: TwoTowerConfig,
+        features: Sequence[str] = (),
+    ) -> None:
+        super().__init__(num_dense, num_features, config)
+        names = features or [f"feature {number}" for number in range(num_features)]
+        wanted = config.item_features or (names[-1],)
+        if unknown := [name for name in wanted if name not in names]:
+            raise ConfigError(
+                f"the item feature {unknown[0]!r}",
+                f"one of {', '.join(names)[:400]}",
+                "correct model.item_features",
+            )
+        users = [number for number, name in enumerate(names) if name not in wanted]
+        if not users and not num_dense:
+            raise ConfigError(
+                "a two_tower all of whose features are the item's",
+                "features of the user",
+                "leave some out of model.item_features",
+            )
+        self.item_id = wanted[0]
+        self.item_features = tuple(wanted)
+        self._users = users
+        self._items = [names.index(name) for name in wanted]
+        self.keeps_pairs = False
+        self.temperature = config.temperature
+        self.normalize = config.normalize
+        self.vector_width = config.vector_width
+        self._pairs: Pairs | None = None
+        options = HiddenOptions.of(config)
+        ends = (*config.top, config.vector_width)
+        self.user = MLP((num_dense + len(users) * config.dim, *ends), options)
+        self.item = MLP((len(wanted) * config.dim, *ends), options)
+
+    @classmethod
+    def build(
+        cls,
+        num_dense: int,
+        num_features: int,
+        config: TwoTowerConfig,  # type: ignore[override]
+        features: Sequence[str],
+    ) -> Self:
+        """See :meth:`Model.build`."""
+        return cls(num_dense, num_features, config, features)
+
+    def user_vectors(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """``[B, E]`` of ``dense`` ``[B, n]`` and embeddings ``[B, F, D]``; item features not read.
+
+        Divided by the temperature.
+        """
+        inputs = torch.cat([dense, vectors[:, self._users].flatten(1)], 1)
+        return self._scaled(self.user(inputs)) / self.temperature
+
+    def item_vectors(self, vectors: Tensor) -> Tensor:
+        """``[B, E]`` of embeddings ``[B, F, D]``; user features are not read."""
+        return self._scaled(self.item(vectors[:, self._items].flatten(1)))
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return functional.normalize(vectors, dim=1) if self.normalize else vectors
+
+    @property
+    def interaction_products(self) -> int:
+        """See :class:`Model`."""
+        return self.vector_width
+
+    def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
+        vectors = embeddings()
+        pairs = Pairs(self.user_vectors(dense, vectors), self.item_vectors(vectors))
+        if self.training and self.keeps_pairs:
+            self._pairs = pairs
+        return (pairs.users * pairs.items).sum(1)
+
+    def take_pairs(self) -> Pairs:
+        """The vectors of the last forward pass in training, once."""
+        pairs = self._pairs
+        self._pairs = None
+        assert pairs is not None, "asked once, after a forward pass"
+        return pairs

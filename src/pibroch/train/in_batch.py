@@ -1,0 +1,85 @@
+"""The softmax over a global batch's items as what a step minimises: see ``InBatchSoftmax``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pibroch.collectives import Channel
+from pibroch.config import RunConfig
+from pibroch.config.loss import InBatchSoftmaxConfig
+from pibroch.data import EncodedDataset, JaggedBatch
+from pibroch.errors import ConfigError, DataError
+from pibroch.models.in_batch_softmax import InBatchSoftmax, Positives
+from pibroch.models.two_tower import TwoTower
+
+
+class InBatchCriterion:
+    """In place of :class:`pibroch.train.criterion.Criterion`, for a :class:`TwoTower`.
+
+    Args:
+        config: has the loss.
+        dataset: whose training split is counted.
+        model: what is trained.
+        channel: to the other ranks.
+
+    Raises:
+        ConfigError: for another model, or data of several labels.
+        DataError: for items with raw ids, which nobody counted, where the bias is corrected.
+    """
+
+    def __init__(
+        self, config: RunConfig, dataset: EncodedDataset, model: nn.Module, channel: Channel
+    ) -> None:
+        if not isinstance(model, TwoTower):
+            raise ConfigError(
+                f"loss 'in_batch_softmax' for the model {config.model.name!r}",
+                "vectors of users and items",
+                'set model.name = "two_tower", or choose another loss',
+            )
+        assert isinstance(config.loss, InBatchSoftmaxConfig)
+        self._model = model
+        self._channel = channel
+        self._item = (model.item_id,)
+        self._log_q: Tensor | None = None
+        if config.loss.correct_bias:
+            schema = dataset.schema
+            table = schema.categorical[schema.keys.index(model.item_id)].table
+            counts = np.maximum(dataset.access_counts(table), 1)
+            self._log_q = torch.from_numpy(np.log(counts / counts.sum())).float()
+        model.keeps_pairs = True
+
+    def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
+        """The loss of this rank's part of a batch, whose gradient is that of the global batch.
+
+        It is multiplied with ``B / b``, as it is weighted with ``b / B`` afterwards. Every rank
+        calls this at the same time, and it waits for the others.
+
+        Raises:
+            DataError: for a sample without exactly one item.
+        """
+        pairs = self._model.take_pairs()
+        users = pairs.users.float()
+        items = pairs.items.float()
+        size = batch.batch_size
+        bags = batch.select(self._item)
+        if size and not bool((bags.lengths() == 1).all()):
+            raise DataError(
+                f"a sample with several or no ids of {self._item[0]!r}",
+                "one item a sample",
+                "name a feature without multi_hot first in model.item_features",
+            )
+        ids = bags.values
+        rewards = batch.labels.clamp(min=0)
+        if batch.sample_weights is not None:
+            rewards = rewards * batch.sample_weights
+        log_q = torch.zeros(size) if self._log_q is None else self._log_q[ids]
+        own = Positives(users.detach(), items.detach(), ids, log_q, rewards)
+        gather = self._channel.gather_tensors
+        value, by_users, by_items = InBatchSoftmax.of_vectors(own, gather, self._channel.ranks.rank)
+        scale = sum(self._channel.gather(size)) / max(1, size)
+        if not size:
+            return logits.sum()
+        slope: Tensor = ((users * by_users).sum() + (items * by_items).sum()) * scale
+        return slope - slope.detach() + value
