@@ -52,6 +52,12 @@ def serve(
     data: Annotated[
         Path | None, _model(help="A checkpoint's dataset, whose dictionaries raw rows need.")
     ] = None,
+    items: Annotated[
+        Path | None,
+        _model(
+            help="Of a two_tower model: a row an item (Parquet, CSV), to be found by /retrieve."
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None, _access(help=f"Holds the token that requests must bear; or set {TOKEN}.")
     ] = None,
@@ -154,6 +160,7 @@ def serve(
     tune_process(is_alone=workers == 1)
     import torch
 
+    from pibroch.serve.retrieval import Items
     from pibroch.serve.server import ServerOptions
     from pibroch.serve.settings import ServerLimits
     from pibroch.serve.store import ModelStore, newest_run
@@ -193,12 +200,15 @@ def serve(
         logger.warning(
             "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN
         )
+    split = _split(part, rows_at or [], options.rows, workers)
+    if items is not None and not split.is_whole:
+        raise ConfigError("--items with --part or --rows-at", "tables that are here whole")
     num_threads = threads or max(1, num_processors() // workers)
     # one that forks must have no other thread
     torch.set_num_threads(num_threads if workers == 1 else 1)
     _run(
         ModelStore(
-            path or newest_run(), data, name, _split(part, rows_at or [], options.rows, workers)
+            path or newest_run(), data, name, split, None if items is None else Items.read(items)
         ),
         options,
         workers,

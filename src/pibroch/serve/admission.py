@@ -168,7 +168,7 @@ def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
     if path.endswith("/infer"):
         return "infer"
-    return {"/score": "score", "/embed": "embed"}.get(path, "other")
+    return {"/score": "score", "/embed": "embed", "/retrieve": "retrieve"}.get(path, "other")
 
 
 def error_body(reason: str) -> bytes:

@@ -10,6 +10,7 @@ from pibroch.serve.settings import Refusal
 
 SCORE_PATH = "/score"
 EMBED_PATH = "/embed"
+RETRIEVE_PATH = "/retrieve"
 _MODELS = "/v2/models/"
 
 

@@ -23,18 +23,26 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from pibroch.data.targets import scores_of_logits
-from pibroch.errors import CheckpointError
+from pibroch.errors import CheckpointError, DamagedCheckpointError, InputError
 from pibroch.serve.admission import JSON_TYPE, App, error_body
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import EMBED_PATH, SCORE_PATH, Answering, Direct, DirectRequest, Reply
+from pibroch.serve.direct import (
+    EMBED_PATH,
+    RETRIEVE_PATH,
+    SCORE_PATH,
+    Answering,
+    Direct,
+    DirectRequest,
+    Reply,
+)
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw
+from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
 from pibroch.serve.row_service import RowService
-from pibroch.serve.settings import Refusal
+from pibroch.serve.settings import Refusal, ServerLimits
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
 from pibroch.version import __version__
@@ -64,6 +72,8 @@ class Service:
         self.store = store
         self.metrics = metrics
         self._parser = ThreadPoolExecutor(1, "pibroch-parse")  # starts when it is first needed
+        self._retrieving = ThreadPoolExecutor(1, "pibroch-retrieve")  # likewise
+        self._users_waiting = 0
         self.batcher: Batcher | None = None
         self.is_ready = False
         self.gauges: Callable[[], Mapping[str, float]] = dict
@@ -127,6 +137,36 @@ class Service:
         return self._json(
             predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}
         )
+
+    async def retrieve(self, request: DirectRequest) -> Reply:
+        """The best items of all for users: `{"rows": [...], "k": 10}` or `{"columns": {...}}`.
+
+        Rows have the columns of the user's features. Answers hold for each the ids of its `items`,
+        best first, and their `scores`, logits.
+        """
+        retriever = self.store.retriever  # from here on the request is this version's
+        if retriever is None:
+            raise Refusal(404, "got /retrieve where no items are served; need `--items FILE`")
+        limits = self._batcher.limits
+        parse = partial(
+            parse_users, request.body, retriever.user_columns, limits.rows, limits.items
+        )
+        users, k = await self._parsed(request, parse)
+        count = len(next(iter(users.values())))
+        if self._users_waiting and self._users_waiting + count > limits.queue_rows:
+            got = f"got {count} rows with {self._users_waiting} waiting already"
+            raise Refusal(429, f"{got}; try again", {"retry-after": "1"})
+        self._users_waiting += count
+        try:
+            loop = asyncio.get_running_loop()
+            items, scores = await loop.run_in_executor(self._retrieving, retriever, users, k)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
+        except DamagedCheckpointError as error:
+            raise Refusal(503, str(error)) from error
+        finally:
+            self._users_waiting -= count
+        return self._json(retriever.predictor, {"items": items, "scores": scores})
 
     async def live(self, _: Request) -> Response:
         """Whether the process answers."""
@@ -253,11 +293,15 @@ def build_app(service: Service, open_connections: OpenConnections) -> App:
     """What answers a service's requests, where there is room for the answers."""
     routed = _routed(service)
     split = service.store.split
-    answers: dict[str, Answering] = {SCORE_PATH: service.score, EMBED_PATH: service.embed}
+    answers: dict[str, Answering] = {
+        SCORE_PATH: service.score,
+        EMBED_PATH: service.embed,
+        RETRIEVE_PATH: service.retrieve,
+    }
     infer: Answering = service.infer
     if split.part is not None and not split.scores:
         refuse = RowService(service.store, split.part, service.metrics).refuse
-        answers = {SCORE_PATH: refuse, EMBED_PATH: refuse}
+        answers = dict.fromkeys(answers, refuse)
         infer = refuse
     return Direct(routed, answers, infer, open_connections.check_bytes)
 
@@ -279,6 +323,7 @@ def _routed(service: Service) -> Starlette:
         ("/v2/models/{model}/versions/{version}/infer", service.infer, _INFER_BODY),
         (SCORE_PATH, service.score, raw),
         (EMBED_PATH, service.embed, raw),
+        (RETRIEVE_PATH, service.retrieve, _users_body(service)),
     ]
     paths = {path: {"get": _operation(path, function)} for path, function in get}
     paths |= {
@@ -373,6 +418,21 @@ def _raw_body(service: Service) -> dict[str, Any]:
         "required": True,
         "content": {"application/json": {"schema": form}, "text/csv": {"schema": lines}},
     }
+
+
+def _users_body(service: Service) -> dict[str, Any]:
+    retriever = service.store.retriever
+    columns = [] if retriever is None else list(retriever.user_columns)
+    row = {"type": "object", "additionalProperties": True, "required": columns}
+    most = ServerLimits().items
+    form = {
+        "type": "object",
+        "properties": {
+            "rows": {"type": "array", "items": row},
+            "k": {"type": "integer", "minimum": 1, "maximum": most, "default": 10},
+        },
+    }
+    return {"required": True, "content": {"application/json": {"schema": form}}}
 
 
 _TENSOR = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
@@ -163,6 +163,11 @@ class Predictor:
         A call then waits for them, and may raise WorkerLostError.
         """
         return self._model.is_remote
+
+    @property
+    def dense(self) -> nn.Module:
+        """The layers above the embeddings, which are not to be changed."""
+        return self._dense
 
     @property
     def features(self) -> tuple[str, ...]:

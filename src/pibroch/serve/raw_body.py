@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ LARGE_BODY_BYTES = 1 << 18
 
 It is parsed beside the event loop, and its rows are counted before.
 """
+_NEED_USERS = '{"rows": [{column: value, ...}, ...], "k": 10}, or `columns` in place of `rows`'
 _SINGLE = frozenset({str, int, float, bool, type(None)})
 
 
@@ -60,6 +62,34 @@ def warm_parsers(schema: Schema, columns: Sequence[str]) -> None:
     fields_of_lines(line, schema, columns, 1)
 
 
+def parse_users(
+    body: bytes, columns: Sequence[str], max_rows: int, max_items: int
+) -> tuple[RawColumns, int]:
+    """The needed columns of users, B values each, and how many items each wants.
+
+    Args:
+        body: JSON, ``{"rows": [...], "k": 10}`` or ``{"columns": {...}, "k": 10}``; 10 when absent.
+        columns: that are read for users.
+        max_rows: more are refused.
+        max_items: as ``k``.
+
+    Raises:
+        Refusal: for a body that is not such.
+    """
+    if len(body) > LARGE_BODY_BYTES:
+        _refuse_rows(body, columns, max_rows)
+    content = _decoded(body, _NEED_USERS)
+    k = content.pop("k", 10) if isinstance(content, dict) else None
+    if type(k) is not int or not 1 <= k <= max_items:
+        got = f"got {str(k)[:40]} as `k`" if isinstance(content, dict) else "got no JSON object"
+        raise Refusal(400, f"{got}; need a whole number from 1 to {max_items} in {_NEED_USERS}")
+    users = _columns_in(content, columns, f"need {_NEED_USERS}")
+    count = len(next(iter(users.values())))
+    if not 1 <= count <= max_rows:
+        raise Refusal(400, f"got {count} rows; need 1 to {max_rows} in a request")
+    return users, k
+
+
 def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
     """Refuse JSON of too many rows, or of more lists and objects than rows can have."""
     num_items, num_nested = count_json(np.frombuffer(body, np.uint8))
@@ -75,10 +105,17 @@ def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:
         'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of'
         " rows"
     )
+    return _columns_in(_decoded(body, need), columns, need)
+
+
+def _decoded(body: bytes, need: str) -> Any:
     try:
-        content = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise Refusal(400, f"got a body that is no JSON: {error}; {need}") from error
+
+
+def _columns_in(content: object, columns: Sequence[str], need: str) -> RawColumns:
     if isinstance(content, dict) and len(content) == 1:
         if isinstance(content.get("rows"), list):
             return _of_rows(content["rows"], columns)

@@ -15,6 +15,7 @@ from pathlib import Path
 from pibroch.errors import CheckpointError, PibrochError, WorkerLostError
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.raw_body import warm_parsers
+from pibroch.serve.retrieval import Items, Retriever
 from pibroch.serve.row_files import MappedRows
 from pibroch.serve.split_rows import RowSplit
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -116,9 +117,12 @@ class ModelStore:
         data: the dataset of a checkpoint, see :meth:`Predictor.open`.
         name: of the model; the path's by default.
         split: where the rows are.
+        items: of which the best are retrieved.
 
     Attributes:
         current: what answers.
+        retriever: what retrieves items, made of one version, the current one but for the moment in
+            which another takes its place; ``None`` without items.
         is_warm: whether it has scored; false only while other hosts, which have some of its rows,
             do not answer.
 
@@ -132,6 +136,7 @@ class ModelStore:
         data: Path | None = None,
         name: str | None = None,
         split: RowSplit | None = None,
+        items: Items | None = None,
     ) -> None:
         self._path = path
         self._data = data
@@ -142,7 +147,9 @@ class ModelStore:
         self._coming: tuple[Target, Predictor] | None = None
         self._held: tuple[Predictor, ...] = ()
         self._target = find_target(path)
+        self._items = items
         self.current: Predictor = self._opened(self._target)
+        self.retriever = self._retriever_of(self.current)
         self._coming = None
         self.num_loaded = 1
         self.num_failed = 0
@@ -177,6 +184,7 @@ class ModelStore:
             try:
                 opened = self._opened(target)
                 _warm(opened, self.split)
+                retriever = self._retriever_of(opened)
             except WorkerLostError as error:
                 if is_new:
                     logger.warning(
@@ -190,6 +198,7 @@ class ModelStore:
                 return False
             before = self.current
             self.current = opened
+            self.retriever = retriever
             self._target = target
             self._coming = None
             self._refused = None
@@ -235,6 +244,9 @@ class ModelStore:
         if self.split.part is not None:
             self._held = (*self._held, opened)[-HELD_VERSIONS:]
         return opened
+
+    def _retriever_of(self, predictor: Predictor) -> Retriever | None:
+        return None if self._items is None else Retriever(predictor, self._items)
 
     def _refuse(self, target: Target, error: PibrochError) -> None:
         """Leave what cannot be opened for a while, unless it was replaced meanwhile.

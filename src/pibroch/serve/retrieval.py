@@ -1,0 +1,175 @@
+"""The best items of all for a user, by the vectors of a two-tower model.
+
+Shape legend: B users, N items, E width of a vector, k items that are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from pibroch.data import JaggedBatch
+from pibroch.errors import ConfigError, DataError
+from pibroch.models.two_tower import TwoTower
+from pibroch.serve.predictor import Predictor
+
+NUMBERS_AT_ONCE = 1 << 24
+"""Products of users and items that are held at once."""
+_ITEMS_AT_ONCE = 8192
+RawColumns = Mapping[str, Sequence[object]]
+
+
+class ItemIndex(Protocol):
+    """Finds the items whose vectors have the largest products with a user's."""
+
+    def search(self, users: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Products, float32 ``[B, k]``, falling, and the items' places, int64 ``[B, k]``.
+
+        Args:
+            users: float32 ``[B, E]``.
+            k: at most N.
+        """
+
+
+class ExactIndex:
+    """Compares with every item: ``B N E`` products.
+
+    Args:
+        items: float32 ``[N, E]``.
+
+    Example:
+        >>> index = ExactIndex(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]))
+        >>> [each.tolist() for each in index.search(torch.tensor([[1.0, 1.0]]), 2)]
+        [[[3.0, 2.0]], [[2, 1]]]
+    """
+
+    def __init__(self, items: Tensor) -> None:
+        self._items = items
+
+    def search(self, users: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :class:`ItemIndex`."""
+        at_once = max(1, NUMBERS_AT_ONCE // len(self._items))
+        best = [(some @ self._items.T).topk(k) for some in users.split(at_once)]
+        return torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Raw columns of N items, at least one.
+
+    Attributes:
+        source: where they are from, for messages.
+        columns: of N values each.
+    """
+
+    source: str
+    columns: dict[str, list[object]]
+
+    @classmethod
+    def read(cls, path: Path) -> Items:
+        """A Parquet file, or a CSV file with a header, all of whose values are text.
+
+        Raises:
+            DataError: where it cannot be read, or has no rows.
+        """
+        try:
+            is_text = path.suffix.lower() in (".csv", ".txt")
+            frame = pl.read_csv(path, infer_schema=False) if is_text else pl.read_parquet(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise DataError(
+                f"items in {path} that cannot be read: {error}",
+                "a Parquet file, or a CSV file with a header",
+                "write one row for each item, with the columns of the item's features",
+            ) from error
+        if not len(frame):
+            raise DataError(f"no rows in {path}", "one for each item", "write them")
+        return cls(str(path), {name: frame[name].to_list() for name in frame.columns})
+
+
+class Retriever:
+    """A version's user tower, and the index of what its item tower makes of all items.
+
+    Nothing of it changes after it was made; any number of threads may ask it.
+
+    Args:
+        predictor: of a two-tower model, whose dictionaries are known.
+        items: of which the best are found.
+
+    Raises:
+        ConfigError: for another model.
+        DataError: for items without a column that the model reads, or the same item twice.
+
+    Attributes:
+        predictor: whose towers these are.
+        user_columns: of raw rows, those that are read for users.
+        num_items: N.
+    """
+
+    def __init__(self, predictor: Predictor, items: Items) -> None:
+        towers = predictor.dense
+        if not isinstance(towers, TwoTower):
+            raise ConfigError(
+                f"items for version {predictor.version}, a {type(towers).__name__}",
+                "a two_tower model",
+                "leave --items out, or serve such a model",
+            )
+        self.predictor = predictor
+        self._towers = towers
+        features = predictor.schema.categorical
+        column_of = {feature.name: feature.column for feature in features}
+        of_item = {column_of[name] for name in towers.item_features}
+        of_user = {column_of[name] for name in column_of if name not in towers.item_features}
+        of_user |= {feature.column for feature in predictor.schema.dense}
+        if missing := sorted(of_item - items.columns.keys()):
+            raise DataError(
+                f"items in {items.source} without the column `{missing[0]}`",
+                f"the columns {', '.join(sorted(of_item))}",
+                "add it",
+            )
+        self.user_columns = tuple(name for name in predictor.columns if name in of_user)
+        self.ids = items.columns[column_of[towers.item_id]]
+        if len({*map(str, self.ids)}) < len(self.ids):
+            raise DataError(
+                f"items in {items.source}, of which two have one id",
+                f"each `{column_of[towers.item_id]}` once",
+                "leave the others out",
+            )
+        self.num_items = len(self.ids)
+        vectors = []
+        for first in range(0, self.num_items, _ITEMS_AT_ONCE):
+            some = slice(first, first + _ITEMS_AT_ONCE)
+            batch = self._encoded({name: items.columns[name][some] for name in of_item})
+            with torch.inference_mode():
+                vectors.append(towers.item_vectors(predictor.embed(batch)).float())
+        self._index: ItemIndex = ExactIndex(torch.cat(vectors))
+
+    def __call__(self, users: RawColumns, k: int) -> tuple[list[list[object]], list[list[float]]]:
+        """The ids of the k best items for each user, or of all where there are fewer, and logits.
+
+        Best first. Logits are those that the model gives the pair, within rounding.
+
+        Args:
+            users: raw values of B users by column, all of :attr:`user_columns`.
+            k: at least 1.
+
+        Raises:
+            DataError: as :meth:`Predictor.encode`.
+        """
+        batch = self._encoded(users)
+        with torch.inference_mode():
+            embedded = self.predictor.embed(batch)
+            vectors = self._towers.user_vectors(batch.dense, embedded).float()
+            scores, places = self._index.search(vectors, min(k, self.num_items))
+        return [[self.ids[place] for place in row] for row in places.tolist()], scores.tolist()
+
+    def _encoded(self, columns: RawColumns) -> JaggedBatch:
+        """A batch; what belongs to the other tower is missing in it."""
+        count = len(next(iter(columns.values())))
+        others = {name: [None] * count for name in self.predictor.columns if name not in columns}
+        return self.predictor.encode({**columns, **others})

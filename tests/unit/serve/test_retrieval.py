@@ -1,0 +1,157 @@
+"""The best items for users: against all scores, over HTTP, and while versions change."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import pibroch as pb
+from pibroch.errors import ConfigError, DataError
+from pibroch.serve import retrieval
+from pibroch.serve.delta import export_delta
+from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.retrieval import ExactIndex, Items, Retriever
+from served import serving, until
+from several_labels import prepared
+from small_run import make_config, train_here
+
+CLICK = """
+label = "click"
+[target.click]
+values = { no = 0, yes = 1 }
+[dense.age]
+transform = "identity"
+[categorical.user]
+min_count = 1
+[categorical.item]
+min_count = 1
+"""
+USERS = [{"user": f"u{number}", "age": str(number / 40)} for number in range(40)]
+ITEMS = [f"i{number}" for number in range(25)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with an export of an early step and a delta to its last one."""
+    folder = tmp_path_factory.mktemp("retrieval")
+    config = make_config(
+        prepared(folder, CLICK, count=3000),
+        "model={name='two_tower', dim=8, item_features=['item'], top=[16], vector_width=8}",
+        "loss.name=in_batch_softmax",
+        "train.epochs=none",
+        "train.steps=60",
+        "train.checkpoint_every=30",
+        "train.evaluate_every=60",
+        "train.full_checkpoint_every=2",
+    )
+    run, _ = train_here(config, folder / "run")
+    steps = run.path / "checkpoints"
+    export_checkpoint(steps / "step-00000030", folder / "versions" / "1", ExportOptions())
+    export_delta(steps / "step-00000060", folder / "versions" / "1", folder / "2")
+    items = folder / "items.csv"
+    pl.DataFrame({"item": ITEMS}).write_csv(items)
+    return SimpleNamespace(folder=folder, run=run, items=items, first=folder / "versions" / "1")
+
+
+def expected(predictor, k):
+    """The best items by the scores of all pairs, and these."""
+    pairs = [{**user, "item": item} for user in USERS for item in ITEMS]
+    logits = predictor.logits(predictor.encode(pairs)).reshape(len(USERS), -1)
+    best = logits.topk(k)
+    return [[ITEMS[place] for place in row] for row in best.indices.tolist()], best.values.numpy()
+
+
+def columns_of(users):
+    return {name: [user[name] for user in users] for name in ("user", "age")}
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 60])
+def test_the_best_are_those_that_score_best(trained, monkeypatch, at_once):
+    monkeypatch.setattr(retrieval, "NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(retrieval, "_ITEMS_AT_ONCE", 8)
+    predictor = pb.Predictor.open(trained.first)
+    retriever = Retriever(predictor, Items.read(trained.items))
+    assert set(retriever.user_columns) == {"user", "age"} and retriever.num_items == 25
+    items, scores = retriever(columns_of(USERS), 5)
+    right, values = expected(predictor, 5)
+    assert items == right
+    np.testing.assert_allclose(scores, values, rtol=1e-4, atol=1e-5)
+    everything, _ = retriever(columns_of(USERS), 1000)
+    assert all(sorted(row) == sorted(ITEMS) for row in everything)
+
+
+def test_exact_search_in_parts_is_that_of_the_whole(monkeypatch):
+    torch.manual_seed(3)
+    index = ExactIndex(torch.randn(50, 4))
+    users = torch.randn(9, 4)
+    whole = index.search(users, 7)
+    monkeypatch.setattr(retrieval, "NUMBERS_AT_ONCE", 100)
+    for part, right in zip(index.search(users, 7), whole, strict=True):
+        torch.testing.assert_close(part, right)
+
+
+def test_items_that_do_not_fit_are_refused(trained, tmp_path):
+    predictor = pb.Predictor.open(trained.first)
+    with pytest.raises(DataError, match="without the column `item`"):
+        Retriever(predictor, Items("here", {"film": ["i1"]}))
+    with pytest.raises(DataError, match="two have one id"):
+        Retriever(predictor, Items("here", {"item": ["i1", "i2", "i1"]}))
+    with pytest.raises(DataError, match="cannot be read"):
+        Items.read(tmp_path / "absent.parquet")
+    (tmp_path / "none.csv").write_text("item\n")
+    with pytest.raises(DataError, match="no rows"):
+        Items.read(tmp_path / "none.csv")
+
+
+def test_items_of_another_model_are_refused(clicks, tmp_path):
+    with pytest.raises(ConfigError, match="need a two_tower model"):
+        Retriever(pb.Predictor.open(clicks.run), Items("here", {"item": ["i1"]}))
+
+
+def test_a_server_retrieves_and_follows_versions(trained, tmp_path):
+    versions = shutil.copytree(trained.folder / "versions", tmp_path / "versions")
+    predictors = [pb.Predictor.open(trained.first)]
+    shutil.copytree(trained.folder / "2", tmp_path / "coming")
+    with serving(versions, "--items", trained.items, "--reload-every", 0.05) as server:
+
+        def retrieve():
+            return server.ask("POST", "/retrieve", {"rows": USERS, "k": 4}).json
+
+        def check(answer, predictor):
+            items, scores = expected(predictor, 4)
+            assert answer["model_version"] == predictor.version
+            assert answer["items"] == items
+            np.testing.assert_allclose(answer["scores"], scores, rtol=1e-4, atol=1e-5)
+
+        check(retrieve(), predictors[0])
+        for body, reason in (
+            ({"rows": USERS, "k": 0}, "got 0 as `k`; need a whole number from 1 to 1000"),
+            ({"rows": USERS, "k": True}, "got True as `k`"),
+            ({"rows": USERS, "k": 1001}, "got 1001 as `k`"),
+            ([*USERS], "got no JSON object"),
+            ({"rows": []}, "got 0 rows; need 1 to 8192"),
+            ({"rows": [{"user": "u1"}]}, "got row 0 without `age`"),
+            ({"rows": [{"user": "u1", "age": "old"}]}, "age"),
+            ({"rows": USERS, "n": 5}, "got JSON of another form"),
+        ):
+            answer = server.ask("POST", "/retrieve", body)
+            assert answer.status == 400 and reason in answer.reason, answer.reason
+        one = server.ask("POST", "/retrieve", {"columns": columns_of(USERS[:1])}).json
+        assert len(one["items"]) == 1 and len(one["items"][0]) == 10
+        (tmp_path / "coming").rename(versions / "2")
+        predictors.append(pb.Predictor.open(versions / "2"))
+        assert expected(predictors[0], 4)[0] != expected(predictors[1], 4)[0]
+        until(lambda: retrieve()["model_version"] == predictors[1].version)
+        check(retrieve(), predictors[1])
+        page = json.loads(server.ask("GET", "/openapi.json").body)
+        assert "/retrieve" in page["paths"]
+
+
+def test_a_server_without_items_says_so(trained):
+    with serving(trained.first) as server:
+        answer = server.ask("POST", "/retrieve", {"rows": USERS})
+        assert answer.status == 404 and "need `--items FILE`" in answer.reason
