@@ -13,6 +13,7 @@ from pibroch.data import EncodedDataset, Loader
 from pibroch.data.schema import Target
 from pibroch.embedding import SGD
 from pibroch.errors import CheckpointError
+from pibroch.score.all_items import figures_over_all_items
 from pibroch.score.split import check_out, opened_split, write_predictions
 from pibroch.serve.predictor import Predictor
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -55,6 +56,9 @@ def evaluate_checkpoint(
     if out is not None:
         write_predictions(predictions, dataset, out)
     evaluation = predictions.result()
+    top_k = predictor.config.train.top_k
+    (label, *_) = evaluation.tasks
+    evaluation.tasks[label].update(figures_over_all_items(predictor, dataset, opened, top_k))
     check_finite(evaluation, split)
     for label, figures in evaluation.tasks.items():
         if math.isnan(figures.get("auc", 0.0)):

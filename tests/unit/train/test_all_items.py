@@ -1,0 +1,103 @@
+"""Two towers on data whose best hit rate is known, and figures over all items."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import pibroch as pb
+from pibroch.data import EncodedDataset, Loader
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.schema import Schema
+from pibroch.data.sources import TextSource
+from pibroch.score.all_items import figures_over_all_items
+from pibroch.score.checkpoint import evaluate_checkpoint
+from small_run import make_config, run_command, train_here
+
+SCHEMA = """
+label = "click"
+[categorical.user]
+min_count = 1
+[categorical.item]
+min_count = 1
+"""
+NUM_USERS = 30
+NUM_ITEMS = 40
+NUM_SAMPLES = 20_000
+K = 5
+SETTINGS = (
+    "model={name='two_tower', dim=16, item_features=['item'], top=[32], vector_width=16}",
+    "loss.name=in_batch_softmax",
+    "train.epochs=8",
+    "train.batch_size=500",
+    "train.evaluate_every=none",
+    "train.checkpoint_every=none",
+    "train.top_k=[5]",
+    "train.monitor=logloss",
+)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """Clicks drawn from each user's own shares of items, some of which all like."""
+    folder = tmp_path_factory.mktemp("planted")
+    rng = np.random.default_rng(5)
+    liking = rng.normal(size=(NUM_USERS, 4)) @ rng.normal(size=(4, NUM_ITEMS)) / 2
+    shares = np.exp(liking + 1.5 * rng.normal(size=NUM_ITEMS))
+    shares /= shares.sum(1, keepdims=True)
+    users = rng.integers(0, NUM_USERS, NUM_SAMPLES)
+    items = [rng.choice(NUM_ITEMS, p=shares[user]) for user in users]
+    lines = [f"1,u{user},i{item}" for user, item in zip(users, items, strict=True)]
+    (folder / "clicks.csv").write_text("\n".join(["click,user,item", *lines]) + "\n")
+    schema = Schema.from_toml(SCHEMA)
+    source = TextSource(folder / "clicks.csv", schema.separator, schema.quotes, schema.columns)
+    prepare([source], schema, folder / "data", PrepareOptions())
+    best = np.sort(shares, 1)[:, -K:].sum(1).mean()
+    run, _ = train_here(make_config(folder / "data", *SETTINGS), folder / "run")
+    return SimpleNamespace(data=folder / "data", run=run.path, best=best, folder=folder)
+
+
+def test_the_planted_structure_is_learned(planted):
+    """Without the correction frequent items come too late."""
+    dataset = EncodedDataset.open(planted.data)
+    found = evaluate_checkpoint(planted.run, dataset, "test").tasks["click"]
+    config = make_config(planted.data, *SETTINGS, "loss.correct_bias=false")
+    run, _ = train_here(config, planted.folder / "uncorrected")
+    uncorrected = evaluate_checkpoint(run.path, dataset, "test").tasks["click"]
+    assert found["all_hr@5"] > planted.best - 0.03
+    assert uncorrected["all_hr@5"] < found["all_hr@5"] - 0.03
+
+
+def test_figures_are_those_of_all_pairs(planted):
+    dataset = EncodedDataset.open(planted.data)
+    predictor = pb.Predictor.open(planted.run)
+    (batch,) = Loader(dataset.split("test"), NUM_SAMPLES)
+    users, wanted = (batch.select((name,)).values for name in ("user", "item"))
+    known = np.unique(
+        np.concatenate(
+            [each.select(("item",)).values.numpy() for each in Loader(dataset.split("train"), 1000)]
+        )
+    )
+    gains = []
+    for user, item in zip(users.tolist(), wanted.tolist(), strict=True):
+        ids = np.stack([np.full(len(known), user), known])
+        pairs = pb.JaggedBatch.from_one_hot(
+            batch.dense[:1].expand(len(known), -1),
+            batch.keys,
+            torch.from_numpy(ids),
+            batch.labels[:1].expand(len(known)),
+        )
+        scores = predictor.logits(pairs).numpy()
+        place = int((scores > scores[known == item] + 1e-6).sum()) if item in known else K
+        gains.append(1 / np.log2(place + 2) if place < K else 0.0)
+    figures = figures_over_all_items(predictor, dataset, dataset.split("test"), [K])
+    assert figures["all_hr@5"] == pytest.approx(np.mean(np.array(gains) > 0), abs=2e-3)
+    assert figures["all_ndcg@5"] == pytest.approx(np.mean(gains), abs=2e-3)
+
+
+def test_evaluate_prints_them(planted):
+    arguments = ("evaluate", "--checkpoint", planted.run, "--data", planted.data, "--json")
+    told = json.loads(run_command(*arguments).stdout)["tasks"]["click"]
+    assert 0 < told["all_ndcg@5"] < told["all_hr@5"] < 1
