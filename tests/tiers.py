@@ -32,6 +32,7 @@ TIERS = {
     "tests/unit/serve/test_reload.py": "full",
     "tests/unit/serve/test_rollback.py": "full",
     "tests/unit/test_examples.py::test_stream": "full",
+    "tests/unit/test_examples.py::test_two_towers": "full",
     "tests/unit/serve/test_split_rows.py": "full",
     "tests/unit/test_portability.py": "full",
     "tests/unit/test_retries.py": "full",

@@ -81,6 +81,13 @@ def test_sequences_learns_and_so_it_does_on_two_ranks():
     assert max(losses) < 0.2
 
 
+def test_two_towers_retrieve_items_of_the_users_kind(tmp_path):
+    with Program(EXAMPLES / "two_towers.py", tmp_path / "out") as program:
+        ran = program.end(200)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout.split()[-1]) > 0.99, ran.stdout
+
+
 def test_stream_serves_what_it_has_learned_a_moment_ago(tmp_path):
     line = ["--seconds", 36, "--rate", 400, "--window", 4]
     with Program(EXAMPLES / "stream.py", tmp_path / "out", *line) as program:

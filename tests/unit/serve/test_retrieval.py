@@ -147,8 +147,10 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path):
         assert expected(predictors[0], 4)[0] != expected(predictors[1], 4)[0]
         until(lambda: retrieve()["model_version"] == predictors[1].version)
         check(retrieve(), predictors[1])
+        assert server.metric('pibroch_requests_total{endpoint="retrieve",status="400"}') == 8
         page = json.loads(server.ask("GET", "/openapi.json").body)
         assert "/retrieve" in page["paths"]
+        assert "Traceback" not in server.complaints()
 
 
 def test_a_server_without_items_says_so(trained):
