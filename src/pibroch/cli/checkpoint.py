@@ -15,7 +15,8 @@ from rich.table import Table
 
 from pibroch.cli.console import results, say
 from pibroch.cli.progress import counted
-from pibroch.embedding.hashed import Hashed, counters_in
+from pibroch.embedding.hashed import Hashed
+from pibroch.embedding.hashed_index import counters_in
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.observability.records import RawIdsRecord, figure, shown_time
 from pibroch.overlap import refuse_overlap

@@ -9,7 +9,8 @@ from pibroch.embedding.groups import (
     names_of_readers,
     optimizers_of,
 )
-from pibroch.embedding.hashed import Hashed, HashedIndex
+from pibroch.embedding.hashed import Hashed
+from pibroch.embedding.hashed_index import HashedIndex
 from pibroch.embedding.initializers import Initializer, Normal, Uniform, Zeros
 from pibroch.embedding.optimizers import (
     SGD,

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -149,23 +150,9 @@ class LearningIndex(RowIndex):
         return self.learn(ids, counts, same_step), self.rows_of(ids)
 
     @classmethod
-    def learn_together(
-        cls,
-        indices: Sequence[Self],
-        ids: Sequence[Ints],
-        counts: Sequence[NDArray[np.int32]] | None,
-    ) -> list[tuple[RowChanges, Ints]]:
-        """As :meth:`learn_rows` of several indices, for what is quicker at once.
-
-        Args:
-            indices: of this class.
-            ids: of each one's step, not more than it has rows, so that none is refused.
-            counts: of each one's ids; once when absent.
-        """
-        return [
-            index.learn_rows(each, None if counts is None else counts[place])
-            for place, (index, each) in enumerate(zip(indices, ids, strict=True))
-        ]
+    def joint(cls, indices: Sequence[Self]) -> JointLearner:
+        """What has several indices of this class learn at once."""
+        return JointLearner(indices)
 
     @abstractmethod
     def insert(self, ids: Ints) -> Ints:
@@ -201,6 +188,67 @@ class LearningIndex(RowIndex):
 
         Runs report what has a name in :class:`pibroch.observability.records.RawIdsRecord`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedIds:
+    """What a step of several tables changed.
+
+    Attributes:
+        changes: in each one's index.
+        rows: of all ids, of one table after the other, ``-1`` for none, int64 ``[V]``.
+    """
+
+    changes: Sequence[RowChanges]
+    rows: Ints
+
+
+class JointLearner:
+    """Has several indices learn a step, for what is quicker at once.
+
+    No step may be refused: none has more ids for an index than it has rows for.
+
+    Args:
+        indices: of one class.
+    """
+
+    def __init__(self, indices: Sequence[LearningIndex]) -> None:
+        self._indices = indices
+
+    def learn(
+        self, ids: Ints, counts: NDArray[np.int32] | None, bounds: Sequence[int]
+    ) -> LearnedIds:
+        """As :meth:`LearningIndex.learn_rows` of each.
+
+        Args:
+            ids: of one index after the other, int64 ``[V]``.
+            counts: how often each stands in the batch, ``[V]``; once when absent.
+            bounds: of each index's ids.
+        """
+        parts = [slice(*ends) for ends in pairwise(bounds)]
+        learned = [
+            index.learn_rows(ids[part], None if counts is None else counts[part])
+            for index, part in zip(self._indices, parts, strict=True)
+        ]
+        rows = np.concatenate([_NOTHING, *(rows for _, rows in learned)])
+        return LearnedIds([changes for changes, _ in learned], rows)
+
+    def follow(
+        self,
+        ids: Ints,
+        counts: NDArray[np.int32] | None,
+        bounds: Sequence[int],
+        learned: LearnedIds,
+    ) -> None:
+        """Learn a step that other indices, which were as these are, have learned.
+
+        Args:
+            ids: as they got them.
+            counts: likewise.
+            bounds: likewise.
+            learned: what it changed there.
+        """
+        self.learn(ids, counts, bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,9 @@ from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.loss_scale import Scaler, report_finite, scaler_of_pass, unscaled
 from pibroch.exchange.output import EmbeddingOutput, OutputForm
-from pibroch.exchange.raw_ids import RawIds, learns, with_absent_ids, without_absent_ids
+from pibroch.exchange.raw_ids import RawIds, learns
 from pibroch.exchange.recomputation import KeptLookups, backward_pass, hidden, may_be_repeated
+from pibroch.exchange.rows_of_batch import with_absent_ids, without_absent_ids
 from pibroch.exchange.states import TableStates
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ begins anew, and know nothing of ids.
 
 A feed reads ahead, so its batches need indices that have learned steps which are not trained yet.
 There is a second copy of each index for them; the first one, which lookups without training and
-checkpoints see, learns a step's ids when the step begins. A feed that is left takes its copy with
-it: what its batches changed there never happened.
+checkpoints see, follows when the step begins: what the copy has found and decided is not searched
+and decided again. A feed that is left takes its copy with it: what its batches changed there never
+happened.
 """
 
 from __future__ import annotations
@@ -15,134 +16,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
 from pibroch.data.batch import FreshRows
 from pibroch.embedding import Frozen, TableGroup
-from pibroch.embedding.row_index import LearningIndex, RowChanges
-from pibroch.errors import ConfigError, DataError
+from pibroch.embedding.row_index import LearnedIds, LearningIndex, RowChanges
+from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.kernels import varint
-from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.kernels.dedupe import dedupe
+from pibroch.exchange.learning import Learners
+from pibroch.exchange.rows_of_batch import RowsOfBatch, looked_up
+from pibroch.exchange.step_ids import BatchLayout, OwnIds, StepIds, event_time_of, gathered
+from pibroch.kernels.arrays import Ints
 
-NO_TIME = np.iinfo(np.int64).min
 READ_BEYOND = 2
 """Batches whose ids are gathered before the exchange asks for them."""
 T = TypeVar("T")
-Indices = Mapping[str, LearningIndex]
 Watcher = Callable[[Mapping[str, RowChanges]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class StepIds:
-    """The ids of a global batch, by table.
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """The ids of all ranks' parts of a batch.
 
     Attributes:
-        ids: int64 ``[V]``.
-        counts: how often each stands there, int32 ``[V]``; ``None`` where they repeat.
-        is_real: whether some rank has samples of its own, and not a filler after its last batch.
-        event_time: the greatest of the batch, in milliseconds; ``None`` where it has none.
+        ids: of the global batch.
+        own_rows: given the row of each of these, the row of each id of this rank's part.
     """
 
-    ids: Mapping[str, Ints]
-    counts: Mapping[str, NDArray[np.int32]] | None
-    is_real: bool
-    event_time: int | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsOfBatch:
-    """A batch as exchanges take it.
-
-    Attributes:
-        given: the batch, with ids.
-        rows: the same with rows, without the ids that have none.
-        kept: the positions of the batch's ids that have rows, int64; ``None`` where all have.
-    """
-
-    given: JaggedBatch
-    rows: JaggedBatch
-    kept: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        batch: JaggedBatch,
-        features: Mapping[str, str],
-        indices: Indices,
-        known: Mapping[str, Ints],
-        fresh: FreshRows | None,
-    ) -> RowsOfBatch:
-        """Look up the rows of a batch's ids.
-
-        Args:
-            batch: with ids.
-            features: of raw ids, with the table that each reads.
-            indices: of these tables.
-            known: the rows of all ids of a table, where somebody has looked them up.
-            fresh: what begins anew with the batch.
-        """
-        size = batch.batch_size
-        values: Ints = batch.values.numpy()
-        rows = np.empty(len(values), np.int64)
-        bounds = batch.offsets.numpy()[:: max(1, size)].tolist()
-        spans = []
-        num_taken = dict.fromkeys(indices, 0)
-        for place, feature in enumerate(batch.keys if size else ()):
-            here = slice(bounds[place], bounds[place + 1])
-            if feature not in features:
-                rows[here] = values[here]
-            else:
-                spans.append(here)
-                table = features[feature]
-                if table in known:
-                    first = num_taken[table]
-                    num_taken[table] += here.stop - here.start
-                    rows[here] = known[table][first : num_taken[table]]
-                else:
-                    rows[here] = indices[table].rows_of(values[here])
-        has_row = rows >= 0
-        if not has_row.all() and len(spans) < len(batch.keys):  # others are refused later
-            is_raw = np.zeros(len(rows), np.bool_)
-            for here in spans:
-                is_raw[here] = True
-            has_row |= ~is_raw
-        if has_row.all():
-            whole = replace(batch, values=torch.from_numpy(rows), fresh=fresh)
-            return cls(batch, whole, None)
-        (kept,) = np.nonzero(has_row)
-        num_kept = np.concatenate([[0], np.cumsum(has_row)])
-        positions = torch.from_numpy(kept)
-        left = replace(
-            batch,
-            values=torch.from_numpy(rows[kept]),
-            offsets=torch.from_numpy(num_kept[batch.offsets.numpy()]),
-            weights=None if batch.weights is None else batch.weights[positions],
-            fresh=fresh,
-        )
-        return cls(batch, left, positions)
-
-    def positions_of(self, features: tuple[str, ...]) -> Tensor | None:
-        """Among the ids of some features, those that have rows, int64; ``None`` where all have."""
-        if self.kept is None:
-            return None
-        has_row = torch.zeros(len(self.given.values), dtype=torch.bool)
-        has_row[self.kept] = True
-        size = self.given.batch_size
-        bounds = self.given.offsets[:: max(1, size)]
-        places = [self.given.keys.index(feature) for feature in features]
-        spans = [has_row[bounds[place] : bounds[place + 1]] for place in places]
-        return torch.cat(spans).nonzero().squeeze(1)
+    ids: StepIds
+    own_rows: Callable[[Ints], Ints]
 
 
 @dataclass(slots=True, eq=False)
@@ -152,10 +61,12 @@ class _Ahead:
     Attributes:
         batch: as exchanges take it, once its ids are learned.
         ids: of the global batch.
+        learned: what they changed in the indices that are ahead; ``None`` for a filler.
     """
 
     batch: RowsOfBatch
     ids: StepIds
+    learned: LearnedIds | None
 
 
 class RawIds:
@@ -188,16 +99,21 @@ class RawIds:
             if isinstance(each.optimizer, Frozen)
             for table in each.space.tables
         }
-        self._learned_features = {
-            feature: table for feature, table in self.features.items() if table not in frozen
-        }
+        self._learned = {name: index for name, index in self._indices.items() if name not in frozen}
         self._begin(channel)
 
     def _begin(self, channel: Channel) -> None:
         """Make what a copy has anew."""
         self._channel = channel
         self._thread = TaskThread("pibroch-ids") if self._channel.ranks.world_size > 1 else None
-        self._ahead_indices: Indices | None = None
+        self._learners = Learners(self._learned)
+        self._frozen = {
+            feature: self._indices[table]
+            for feature, table in self.features.items()
+            if table not in self._learned
+        }
+        self._learners_ahead: Learners | None = None
+        self._layout_of = lru_cache(maxsize=4)(self._new_layout)
         self._ahead: deque[_Ahead] = deque()
         self._given: deque[RowsOfBatch] = deque()
         self._feed = 0
@@ -206,7 +122,7 @@ class RawIds:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``copy.deepcopy``, of one process."""
-        names = ("_indices", "features", "_learned_features")
+        names = ("_indices", "features", "_learned")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -220,13 +136,13 @@ class RawIds:
 
     def forget(self) -> None:
         """Leave the feed under way: its batches are prepared anew when they are looked up."""
-        if self._ahead_indices is None:
+        if self._learners_ahead is None:
             return
         self._feed += 1
         if self._thread is not None:
             self._thread.flush()
         self._ahead.clear()
-        self._ahead_indices = None
+        self._learners_ahead = None
 
     def feed(
         self, batches: Iterable[JaggedBatch], features: tuple[str, ...]
@@ -239,19 +155,17 @@ class RawIds:
             batches: of this rank, with ids.
             features: of all tables.
         """
-        if self._ahead or self._ahead_indices is None:
+        if self._ahead or self._learners_ahead is None:
             self.forget()
-            learned = set(self._learned_features.values())
-            self._ahead_indices = {
-                name: index.copy() if name in learned else index
-                for name, index in self._indices.items()
-            }
+            self._learners_ahead = Learners(
+                {name: index.copy() for name, index in self._learned.items()}
+            )
         self._feed += 1
         feed = self._feed
-        indices = self._ahead_indices
+        learners = self._learners_ahead
         waiting: deque[Future[_Ahead]] = deque()
         for batch, is_real in and_then_fillers(batches, features):
-            waiting.append(self._prepare_ahead(batch, is_real, indices, feed))
+            waiting.append(self._prepare_ahead(batch, is_real, learners, feed))
             while len(waiting) > (READ_BEYOND if self._thread else 0):
                 ahead = waiting.popleft().result()
                 if not ahead.ids.is_real:
@@ -280,15 +194,17 @@ class RawIds:
         same_step = self._is_open
         if not same_step and self._ahead and self._ahead[0].batch.given is batch:
             ahead = self._ahead.popleft()
+            assert ahead.learned is not None, "real"
             self._is_open = True
-            self._tell(_learn(self._indices, ahead.ids).changes)
+            self._learners.follow(ahead.ids, ahead.learned)
+            self._tell(ahead.learned)
             return ahead.batch
         self.forget()
-        ids = self._gather(batch, True)()
-        learned = _learn(self._indices, ids, same_step)
+        given = self._gather(batch, True)()
+        learned = self._learners.learn(given.ids, same_step)
         self._is_open = True
-        self._tell(learned.changes)
-        return self._as_rows(batch, self._indices, ids, learned)
+        self._tell(learned)
+        return self._as_rows(batch, given, learned)
 
     def end(self) -> None:
         """The rows of a lookup were updated, or it was dropped."""
@@ -296,41 +212,58 @@ class RawIds:
 
     def read(self, batch: JaggedBatch) -> RowsOfBatch:
         """A batch of ids as exchanges take it; nothing is learned."""
-        return RowsOfBatch.of(batch, self.features, self._indices, {}, None)
+        readers = {feature: self._indices[table] for feature, table in self.features.items()}
+        return RowsOfBatch.of(batch, looked_up(batch, readers), None)
 
     def _prepare_ahead(
-        self, batch: JaggedBatch, is_real: bool, indices: Indices, feed: int
+        self, batch: JaggedBatch, is_real: bool, learners: Learners, feed: int
     ) -> Future[_Ahead]:
         """A batch of a feed; once that was left, only whether it goes on is of interest."""
-        gathered = self._gather(batch, is_real)
+        gather = self._gather(batch, is_real)
 
         def prepare() -> _Ahead:
-            ids = gathered()
-            if ids.is_real and feed == self._feed:
-                return _Ahead(self._as_rows(batch, indices, ids, _learn(indices, ids)), ids)
-            return _Ahead(RowsOfBatch.of(batch, self.features, indices, {}, None), ids)
+            given = gather()
+            if given.ids.is_real and feed == self._feed:
+                learned = learners.learn(given.ids)
+                return _Ahead(self._as_rows(batch, given, learned), given.ids, learned)
+            return _Ahead(self.read(batch), given.ids, None)
 
         return self._submit(prepare)
 
-    def _gather(self, batch: JaggedBatch, is_real: bool) -> Callable[[], StepIds]:
+    def _gather(self, batch: JaggedBatch, is_real: bool) -> Callable[[], _Gathered]:
         """The ids of all ranks' parts of a batch, for who calls what is returned.
 
         The communication thread sends them, in the order of its other messages, which the training
         thread decides.
         """
+        layout = self._layout_of(batch.keys)
         if self._thread is None:
-            ids = _ids_by_table(batch, self._learned_features)
-            return lambda: StepIds(ids, None, is_real, _event_time_of(batch))
+            ids, bounds = layout.taken(batch)
+            step = StepIds(ids, bounds, None, is_real, event_time_of(batch))
+            return lambda: _Gathered(step, lambda rows: rows)
         own = self._thread.submit(
-            lambda: _encoded(
-                _ids_by_table(batch, self._learned_features), is_real, _event_time_of(batch)
-            )
+            lambda: OwnIds(*layout.taken(batch), is_real, event_time_of(batch))
         )
-        gathered = self._channel.ranks.communication.submit(
-            lambda: self._channel.gather_tensors(torch.from_numpy(own.result()))
+        received = self._channel.ranks.communication.submit(
+            lambda: self._channel.gather_tensors(torch.from_numpy(own.result().message))
         )
-        tables = tuple(dict.fromkeys(self._learned_features.values()))
-        return lambda: _decoded([each.numpy() for each in gathered.result()], tables)
+        rank = self._channel.ranks.rank
+
+        def result() -> _Gathered:
+            messages = [each.numpy() for each in received.result()]
+            step, places = gathered(messages, len(self._learners.tables))
+            here = own.result()
+            return _Gathered(step, lambda rows: here.rows_in(rows, places[rank]))
+
+        return result
+
+    def _new_layout(self, keys: tuple[str, ...]) -> BatchLayout:
+        """Where the ids that are learned stand in batches of these features."""
+        tables: dict[str, list[str]] = {name: [] for name in self._learners.tables}
+        for feature in keys:
+            if self.features.get(feature) in tables:
+                tables[self.features[feature]].append(feature)
+        return BatchLayout(keys, tables)
 
     def _submit(self, task: Callable[[], T]) -> Future[T]:
         """Run a task on the thread of ids, where there is one."""
@@ -340,71 +273,33 @@ class RawIds:
         done.set_result(task())
         return done
 
-    def _as_rows(
-        self, batch: JaggedBatch, indices: Indices, ids: StepIds, learned: Learned
-    ) -> RowsOfBatch:
+    def _as_rows(self, batch: JaggedBatch, given: _Gathered, learned: LearnedIds) -> RowsOfBatch:
         """A batch whose step's ids were learned."""
-        fresh = {name: each for name, each in learned.changes.items() if len(each.fresh_rows)}
+        found = given.own_rows(learned.rows)
+        parts = self._layout_of(batch.keys).parts(batch, found)
+        parts += looked_up(batch, self._frozen)
+        fresh = {
+            name: changes
+            for name, changes in zip(self._learners.tables, learned.changes, strict=True)
+            if len(changes.fresh_rows)
+        }
         begins = FreshRows(
             {name: each.fresh_rows for name, each in fresh.items()},
             {name: each.fresh_ids for name, each in fresh.items()},
             self.seed,
         )
-        rows = learned.rows if ids.counts is None else {}
-        return RowsOfBatch.of(batch, self.features, indices, rows, begins if fresh else None)
+        return RowsOfBatch.of(batch, parts, begins if fresh else None)
 
-    def _tell(self, changes: Mapping[str, RowChanges]) -> None:
-        for watcher in self.watchers:
-            watcher(changes)
+    def _tell(self, learned: LearnedIds) -> None:
+        if self.watchers:
+            changes = dict(zip(self._learners.tables, learned.changes, strict=True))
+            for watcher in self.watchers:
+                watcher(changes)
 
 
 def learns(groups: Sequence[TableGroup]) -> bool:
     """Whether some table's row index learns its ids."""
     return bool(_learning(groups))
-
-
-def with_absent_ids(
-    groups: Sequence[TableGroup], batch: RowsOfBatch, embeddings: Sequence[Tensor]
-) -> list[Tensor]:
-    """Embeddings of each group, with zeros for ids that have no row where a vector an id is given.
-
-    Args:
-        groups: of tables.
-        batch: that was looked up.
-        embeddings: of each group, as an exchange gives them.
-    """
-    if batch.kept is None:
-        return list(embeddings)
-    return [
-        _spread(batch, each.space.features, vectors)
-        if batch.rows.by_id or not each.space.is_pooled
-        else vectors
-        for each, vectors in zip(groups, embeddings, strict=True)
-    ]
-
-
-def _spread(batch: RowsOfBatch, features: tuple[str, ...], vectors: Tensor) -> Tensor:
-    positions = batch.positions_of(features)
-    assert positions is not None, "some are absent"
-    num_ids = int(batch.given.offsets_of(features)[-1])
-    return torch.zeros(num_ids, vectors.shape[1]).index_copy_(0, positions, vectors)
-
-
-def without_absent_ids(
-    groups: Sequence[TableGroup], batch: RowsOfBatch, gradients: Sequence[Tensor]
-) -> list[Tensor]:
-    """The inverse of :func:`with_absent_ids`, for gradients."""
-    if batch.kept is None:
-        return list(gradients)
-    of_groups = []
-    for each, gradient in zip(groups, gradients, strict=True):
-        if batch.rows.by_id or not each.space.is_pooled:
-            positions = batch.positions_of(each.space.features)
-            assert positions is not None, "some are absent"
-            of_groups.append(gradient[positions])
-        else:
-            of_groups.append(gradient)
-    return of_groups
 
 
 def _learning(groups: Sequence[TableGroup]) -> dict[str, LearningIndex]:
@@ -416,7 +311,7 @@ def _learning(groups: Sequence[TableGroup]) -> dict[str, LearningIndex]:
     }
 
 
-def _readers(groups: Sequence[TableGroup], indices: Indices) -> dict[str, str]:
+def _readers(groups: Sequence[TableGroup], indices: Mapping[str, LearningIndex]) -> dict[str, str]:
     """The features that read tables which learn, and the table of each."""
     tables: dict[str, list[str]] = {}
     for each in groups:
@@ -431,142 +326,3 @@ def _readers(groups: Sequence[TableGroup], indices: Indices) -> dict[str, str]:
                 "give the other table a feature of its own",
             )
     return {feature: names[0] for feature, names in tables.items() if names[0] in indices}
-
-
-def _ids_by_table(batch: JaggedBatch, features: Mapping[str, str]) -> dict[str, Ints]:
-    """This rank's ids of a batch, as they stand there."""
-    values: Ints = batch.values.numpy()
-    bounds = batch.offsets.numpy()[:: max(1, batch.batch_size)]
-    parts: dict[str, list[Ints]] = {table: [] for table in features.values()}
-    for place, feature in enumerate(batch.keys):
-        if feature in features and batch.batch_size:
-            parts[features[feature]].append(values[bounds[place] : bounds[place + 1]])
-    nothing = np.empty(0, np.int64)
-    return {
-        table: each[0] if len(each) == 1 else np.concatenate([nothing, *each])
-        for table, each in parts.items()
-    }
-
-
-def _event_time_of(batch: JaggedBatch) -> int | None:
-    """The greatest of a rank's part of a batch."""
-    times = batch.event_times
-    return int(times.max()) if times is not None and len(times) else None
-
-
-def _encoded(ids: Mapping[str, Ints], is_real: bool, event_time: int | None) -> Bytes:
-    """A rank's distinct ids and their counts in few bytes: distances of rising numbers.
-
-    Before them int64: whether the part is real, its event time, and how many ids of each table.
-    """
-    counted = [_counted(each) for each in ids.values()]
-    sizes = [len(distinct) for distinct, _ in counted]
-    time = NO_TIME if event_time is None else event_time
-    head = np.array([is_real, time, *sizes], np.int64).view(np.uint8)
-    message = np.empty(len(head) + 2 * varint.MAX_BYTES * sum(sizes), np.uint8)
-    message[: len(head)] = head
-    end = len(head)
-    for rising in (numbers for each in counted for numbers in each):
-        end += varint.encode(rising, message[end:])
-    return message[:end]
-
-
-def _counted(ids: Ints) -> tuple[NDArray[np.uint64], Ints]:
-    """Distinct ids, rising, and the sums of their counts up to each one, ``[U]`` both.
-
-    From the last negative id to the first other one is a step of unsigned numbers like any other.
-    """
-    num = len(ids)
-    distinct = np.empty(num, np.int64)
-    begins = np.empty(num + 1, np.int32)
-    order = np.empty(num, np.int32)
-    (found,) = dedupe(ids, np.arange(num, dtype=np.int32), [0, num], distinct, begins[:-1], order)
-    begins[found] = num
-    return distinct[:found].view(np.uint64), begins[1 : found + 1].astype(np.int64)
-
-
-def _decoded(messages: Sequence[Bytes], tables: Sequence[str]) -> StepIds:
-    """The ids of all ranks from what each has encoded."""
-    ids: dict[str, list[Ints]] = {name: [] for name in tables}
-    counts: dict[str, list[NDArray[np.int32]]] = {name: [] for name in tables}
-    are_real = False
-    event_time = NO_TIME
-    for message in messages:
-        place = 8 * (2 + len(tables))
-        is_real, time, *sizes = message[:place].copy().view(np.int64).tolist()
-        are_real |= bool(is_real)
-        event_time = max(event_time, time)
-        for name, size in zip(tables, sizes, strict=True):
-            distinct = np.empty(size, np.int64)
-            ends = np.empty(size, np.int64)
-            for numbers in (distinct.view(np.uint64), ends):
-                place += varint.decode(message[place:], numbers)
-            ids[name].append(distinct)
-            counts[name].append(np.diff(ends, prepend=0).astype(np.int32))
-    return StepIds(
-        {name: np.concatenate(parts) for name, parts in ids.items()},
-        {name: np.concatenate(parts) for name, parts in counts.items()},
-        are_real,
-        None if event_time == NO_TIME else event_time,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a step's ids changed, by table.
-
-    Attributes:
-        changes: of each index.
-        rows: of the step's ids, int64 ``[V]``.
-    """
-
-    changes: Mapping[str, RowChanges]
-    rows: Mapping[str, Ints]
-
-
-def _learn(indices: Indices, ids: StepIds, same_step: bool = False) -> Learned:
-    """Let all indices learn, or none."""
-    for name, each in ids.ids.items():
-        index = indices[name]
-        index.event_time = ids.event_time
-        if index.needs_event_times and ids.event_time is None and len(each):
-            raise DataError(
-                f"a batch without event times for table {name!r}, whose ids expire by them",
-                "the time of each sample's event",
-                "name the column of times in the data's schema, or let ids expire by steps",
-            )
-    may_be_refused = [
-        name
-        for name, each in ids.ids.items()
-        if same_step or len(each) > indices[name].capacity - indices[name].has_unknown_row
-    ]
-    learned: dict[str, tuple[RowChanges, Ints]] = {}
-    if may_be_refused:
-        for name in may_be_refused if len(ids.ids) > 1 else ():
-            _learn_table(name, indices[name].copy(), ids, same_step)
-        learned = {name: _learn_table(name, indices[name], ids, same_step) for name in ids.ids}
-    else:
-        kinds: dict[type[LearningIndex], list[str]] = {}
-        for name in ids.ids:
-            kinds.setdefault(type(indices[name]), []).append(name)
-        for kind, names in kinds.items():
-            results = kind.learn_together(
-                [indices[name] for name in names],
-                [ids.ids[name] for name in names],
-                None if ids.counts is None else [ids.counts[name] for name in names],
-            )
-            learned |= zip(names, results, strict=True)
-    return Learned(
-        {name: changes for name, (changes, _) in learned.items()},
-        {name: rows for name, (_, rows) in learned.items()},
-    )
-
-
-def _learn_table(
-    name: str, index: LearningIndex, ids: StepIds, same_step: bool
-) -> tuple[RowChanges, Ints]:
-    counts = None if ids.counts is None else ids.counts[name]
-    try:
-        return index.learn_rows(ids.ids[name], counts, same_step)
-    except DataError as error:
-        raise DataError(f"table {name!r}: {error.got}", error.need, error.do) from error

@@ -1,10 +1,12 @@
 """Indices of hashed tables against dictionaries, by schedules of steps."""
 
+import copy
 import json
 from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_hashed import NaiveIndex
@@ -306,20 +308,49 @@ def test_scores_of_another_type_are_refused():
         index.learn(np.array([3]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(schedules, kinds), min_size=1, max_size=5), st.booleans())
-def test_indices_that_learn_together_do_what_each_does_alone(parts, are_counted):
-    alone = [kind.index(each.capacity + kind.unknown_row) for each, kind in parts]
-    together = [kind.index(each.capacity + kind.unknown_row) for each, kind in parts]
+def test_indices_that_learn_together_or_follow_do_what_each_does_alone(parts, are_counted):
+    alone, together, behind = (
+        [kind.index(each.capacity + kind.unknown_row) for each, kind in parts] for _ in range(3)
+    )
+    ahead, follower = HashedIndex.joint(together), HashedIndex.joint(behind)
     for step in zip(*(each.steps() for each, _ in parts), strict=True):
         steps = [ids[: each.capacity] for ids, (each, _) in zip(step, parts, strict=True)]
-        counts = [np.arange(1, len(ids) + 1, dtype=np.int32) for ids in steps]
-        found = HashedIndex.learn_together(together, steps, counts if are_counted else None)
-        for place, (index, ids) in enumerate(zip(alone, steps, strict=True)):
-            changes, rows = index.learn_rows(ids, counts[place] if are_counted else None)
+        bounds = np.cumsum([0, *map(len, steps)]).tolist()
+        for (each, _), *indices in zip(parts, alone, together, behind, strict=True):
+            for index in indices:
+                index.event_time = each.event_time
+        ids = np.concatenate(steps)
+        counts = 1 + np.arange(len(ids), dtype=np.int32) % 5 if are_counted else None
+        found = ahead.learn(ids, counts, bounds)
+        follower.follow(ids, counts, bounds, found)
+        for place, index in enumerate(alone):
+            part = slice(*bounds[place : place + 2])
+            changes, rows = index.learn_rows(ids[part], counts[part] if are_counted else None)
             for field in fields(changes):
                 name = field.name
-                assert getattr(found[place][0], name).tolist() == getattr(changes, name).tolist()
-            assert found[place][1].tolist() == rows.tolist()
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_equal(saved(one), saved(other))
+                assert (
+                    getattr(found.changes[place], name).tolist() == getattr(changes, name).tolist()
+                )
+            assert found.rows[part].tolist() == rows.tolist()
+        for indices in zip(alone, together, behind, strict=True):
+            one, *others = map(saved, indices)
+            for other in others:
+                np.testing.assert_equal(one, other)
+    for one, other in zip(alone, behind, strict=True):
+        rows, ids = one.entries()
+        assert other.rows_of(ids).tolist() == rows.tolist()
+
+
+def test_a_deep_copy_learns_for_itself():
+    embeddings = pb.Embeddings([pb.Table("user", 9, 2, rows=pb.Hashed())], optimizer=pb.SGD(lr=1.0))
+    batch = pb.JaggedBatch.from_one_hot(
+        torch.zeros(2, 0), ["user"], torch.tensor([[5, 6]]), torch.zeros(2)
+    )
+    embeddings(batch).sum().backward()
+    before = saved(embeddings.row_indices["user"])
+    copied = copy.deepcopy(embeddings)
+    copied(batch).sum().backward()
+    np.testing.assert_equal(saved(embeddings.row_indices["user"]), before)
+    assert copied.row_indices["user"].counters()["steps"] == 2

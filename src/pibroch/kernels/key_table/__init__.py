@@ -76,14 +76,14 @@ def find(table: KeyTable, keys: Ints) -> Ints:
 
 
 def touch(
-    table: KeyTable, keys: Ints, counts: NDArray[np.int32], step: int, half_life: int = 0
+    table: KeyTable, keys: Ints, counts: NDArray[np.int32] | None, step: int, half_life: int = 0
 ) -> tuple[Ints, NDArray[np.int32]]:
     """Find keys, and note for those that are there that they were seen in this step.
 
     Args:
         table: is written to.
         keys: int64 ``[V]``, may repeat.
-        counts: ``[V]``, how often each was seen.
+        counts: ``[V]``, how often each was seen; once when absent.
         step: from 1 on.
         half_life: counts are halved at each multiple of so many steps; 0 for never.
 
@@ -92,47 +92,58 @@ def touch(
     """
     rows = np.empty(len(keys), np.int64)
     misses = np.empty(len(keys), np.int32)
-    num = numba.visit(table, keys, counts, step, half_life, rows, misses, 0, len(keys))
+    each = _NONE_32 if counts is None else counts
+    num = numba.visit(table, keys, each, step, half_life, rows, misses, 0, len(keys))
     return rows, misses[:num]
 
 
-def place_of(table: KeyTable) -> Ints:
-    """Where a table lies, for :func:`touch_tables`: slots, how many, entries, how many."""
+def place_of(table: KeyTable, totals: Ints, first_row: int) -> Ints:
+    """Where a table lies, for :func:`touch_tables`, int64 ``[6]``.
+
+    Args:
+        table: it.
+        totals: int64, at least 3: steps, keys in them, and of these those that were there.
+        first_row: the number of the table's first row.
+    """
     slots, entries, *_ = table
-    return np.array([slots.ctypes.data, len(slots), entries.ctypes.data, len(entries)], np.int64)
+    ends = (slots.ctypes.data, len(slots), entries.ctypes.data, len(entries))
+    return np.array([*ends, totals.ctypes.data, first_row], np.int64)
 
 
 def touch_tables(
     places: Ints,
     keys: Ints,
-    counts: NDArray[np.int32],
+    counts: NDArray[np.int32] | None,
     bounds: Ints,
-    steps: Ints,
     half_lives: Ints,
+    known_rows: Ints | None = None,
 ) -> tuple[Ints, NDArray[np.int32], Ints]:
     """As :func:`touch` of several tables, each with keys of its own; tables are shared by threads.
 
+    A step begins in each of them, and their totals grow.
+
     Args:
-        places: ``[T, 4]``, of tables that the caller holds, see :func:`place_of`.
+        places: ``[T, 6]``, of tables that the caller holds, see :func:`place_of`.
         keys: ``[V]``, of one table after the other.
-        counts: ``[V]``.
+        counts: ``[V]``; once each when absent.
         bounds: ``[T + 1]``, of each table's keys.
-        steps: ``[T]``.
         half_lives: ``[T]``.
+        known_rows: ``[V]``, what tables that were like these have returned, and then given to those
+            that were absent: no key is searched.
 
     Returns:
         Rows ``[V]``, room for positions of absent keys ``[V]`` in which those of a table begin
         where its keys do and count from there, and how many there are by table ``[T]``.
     """
-    rows = np.empty(len(keys), np.int64)
+    rows = np.empty(len(keys), np.int64) if known_rows is None else known_rows
     misses = np.empty(len(keys), np.int32)
-    num_misses = np.zeros(len(places), np.int64)
+    num_misses = np.empty(len(places), np.int64)
     num_parts = max(1, min(parallel.num_threads(), len(keys) // KEYS_PER_THREAD))
     wanted = [len(keys) * part // num_parts for part in range(1, num_parts)]
     cuts = [0, *np.searchsorted(bounds, wanted).tolist(), len(places)]
     parallel.run_ranges(
-        numba.visit_tables, cuts, places, keys, counts, bounds, steps, half_lives, rows, misses,
-        num_misses, _NO_SLOTS,
+        numba.visit_tables, cuts, places, keys, _NONE_32 if counts is None else counts, bounds,
+        half_lives, rows, known_rows is not None, misses, num_misses, _NO_SLOTS,
     )  # fmt: skip
     return rows, misses, num_misses
 

@@ -131,7 +131,7 @@ def visit(
     Args:
         table: only read where ``step`` is 0, then by several threads at a time.
         keys: ``[V]``, may repeat.
-        counts: ``[V]``, how often each was seen; not read where ``step`` is 0.
+        counts: ``[V]``, how often each was seen, or empty for once; not read where ``step`` is 0.
         step: that is now, or 0.
         half_life: counts are halved at each multiple of so many steps; 0 for never.
         rows: ``[V]``.
@@ -150,51 +150,110 @@ def visit(
     some = np.empty(BLOCK, np.uint64)
     num_misses = np.uint64(0)
     halving = last_halving(step, half_life)
+    is_counted = len(counts) > 0
     for begin in range(start, stop, BLOCK):
         first = np.uint64(begin)
         num = np.uint64(min(BLOCK, stop - begin))
-        for i in range(num):
+        for i in range(num):  # apart, for several keys in one instruction
             hashes[i] = hash_of(keys[first + i])
             places[i] = home_of(hashes[i], num_slots)
+        for i in range(num):
             prefetch(slots, np.int64(places[i]))
-            some[i] = i
-        num_left = num
-        distance = np.uint64(0)
+        num_left = np.uint64(0)
+        for i in range(num):  # at home most are found, or known to be absent
+            slot = slots[places[i]]
+            is_same = slot >> HALF == hashes[i]
+            row = np.int64(slot & LOW_HALF) - 1 if is_same else -1
+            rows[first + i] = row
+            prefetch(entries, 2 * max(row, 0))
+            some[num_left] = i
+            num_left += np.uint64(0) if is_same | (slot == 0) else ONE
+        distance = ONE
         while num_left > 0:  # each time one slot of those that are not found yet
             num_read = num_left
             num_left = np.uint64(0)
             for k in range(num_read):
                 i = some[k]
-                at = places[i]
+                at = places[i] + ONE
+                at = np.uint64(0) if at == num_slots else at
+                places[i] = at
                 slot = slots[at]
                 is_same = slot >> HALF == hashes[i]
                 is_last = is_same | (slot == 0) | (distance_of(slot, at, num_slots) < distance)
                 row = np.int64(slot & LOW_HALF) - 1 if is_same else -1
                 rows[first + i] = row
                 prefetch(entries, 2 * max(row, 0))
-                at += ONE
-                places[i] = np.uint64(0) if at == num_slots else at
                 some[num_left] = i
                 num_left += np.uint64(0) if is_last else ONE
             distance += ONE
-        num_hits = np.uint64(0)
         for i in range(num):
+            key = keys[first + i]
             row = rows[first + i]
-            if row >= 0 and entries[np.uint64(row), 0] != keys[first + i]:
-                row = search(slots, entries, hashes[i], keys[first + i])
+            if row >= 0 and entries[np.uint64(row), 0] != key:
+                row = search(slots, entries, hashes[i], key)
                 rows[first + i] = row
-            if step > 0:
+            if step > 0:  # an absent key leaves the first row's entry as it is
+                place = np.uint64(max(row, 0))
+                seen = entries[place, 1]
+                more = int(counts[first + i]) if is_counted else 1
+                again = seen_again(seen, more, step, halving, half_life)
+                entries[place, 1] = again if row >= 0 else seen
                 misses[num_misses] = first + i
-            some[num_hits] = i
             num_misses += ONE if row < 0 else np.uint64(0)
-            num_hits += ONE if row >= 0 else np.uint64(0)
-        for k in range(num_hits if step > 0 else np.uint64(0)):
-            i = first + some[k]
-            place = np.uint64(rows[i])
-            seen = entries[place, 1]
-            count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, halving, half_life)
-            entries[place, 1] = (step << 32) | min(count + int(counts[i]), MOST_COUNT)
     return int(np.int64(num_misses))  # a team of threads takes no unsigned number
+
+
+@kernel
+def seen_again(seen: int, more: int, step: int, halving: int, half_life: int) -> int:
+    """The second number of an entry whose key was seen ``more`` times in a step."""
+    count = decayed(seen & np.int64(0xFFFFFFFF), seen >> 32, halving, half_life)
+    return (step << 32) | min(count + more, MOST_COUNT)
+
+
+@kernel
+def visit_again(
+    entries: Ints,
+    keys: Ints,
+    counts: NDArray[np.int32],
+    step: int,
+    half_life: int,
+    rows: Ints,
+    first_row: int,
+    misses: NDArray[np.int32],
+) -> int:
+    """As :func:`visit` in a step, where another table that was like this one has learned it.
+
+    Nothing is searched: the row that a key has there after the step is the one that it has here, or
+    it has none yet.
+
+    Args:
+        entries: of this table.
+        keys: ``[V]``.
+        counts: ``[V]``, or empty.
+        step: that is now.
+        half_life: see :func:`visit`.
+        rows: ``[V]``, after the step, less than ``first_row`` for none.
+        first_row: the number of the table's first row.
+        misses: ``[V]``, receives the positions of absent keys, rising.
+
+    Returns:
+        How many are absent.
+    """
+    num_misses = 0
+    halving = last_halving(step, half_life)
+    is_counted = len(counts) > 0
+    final = len(keys) - 1
+    for i in range(len(keys)):
+        prefetch(entries, 2 * max(rows[min(i + AHEAD, final)] - first_row, 0))
+        row = np.uint64(max(rows[i] - first_row, 0))
+        seen = entries[row, 1]
+        if rows[i] >= first_row and seen != 0 and entries[row, 0] == keys[i]:
+            more = int(counts[i]) if is_counted else 1
+            entries[row, 1] = seen_again(seen, more, step, halving, half_life)
+        else:
+            misses[num_misses] = i
+            num_misses += 1
+    return num_misses
 
 
 @kernel
@@ -203,25 +262,25 @@ def visit_tables(
     keys: Ints,
     counts: NDArray[np.int32],
     bounds: Ints,
-    steps: Ints,
     half_lives: Ints,
     rows: Ints,
+    known: bool,
     misses: NDArray[np.int32],
     num_misses: Ints,
     slots: NDArray[np.uint64],
     start: int,
     stop: int,
 ) -> None:
-    """As :func:`visit` of the tables ``start`` to ``stop``, each with keys of its own.
+    """A step of the tables ``start`` to ``stop``, each with keys of its own.
 
     Args:
-        places: ``[T, 4]``, of each table: see :func:`pibroch.kernels.key_table.place_of`.
+        places: ``[T, 6]``, of each table: see :func:`pibroch.kernels.key_table.place_of`.
         keys: ``[V]``, of one table after the other.
-        counts: ``[V]``, how often each was seen.
+        counts: ``[V]``, how often each was seen, or empty for once.
         bounds: ``[T + 1]``, of each table's keys.
-        steps: ``[T]``, that is now, not 0.
         half_lives: ``[T]``, see :func:`visit`.
-        rows: ``[V]``.
+        rows: ``[V]``, receives those of each key, or has them, see :func:`visit_again`.
+        known: whether it has them.
         misses: ``[V]``, receives among each table's keys the positions of absent ones.
         num_misses: ``[T]``, receives how many there are.
         slots: empty; for its type.
@@ -229,21 +288,36 @@ def visit_tables(
         stop: of the tables.
     """
     for number in range(start, stop):
-        here = slice(bounds[number], bounds[number + 1])
+        begin = bounds[number]
+        end = bounds[number + 1]
         place = places[number]
         entries = numbers_at(keys, place[2], 2 * place[3]).reshape((place[3], 2))
-        table = KeyTable(numbers_at(slots, place[0], place[1]), entries, keys[:0], keys[:0])
-        num_misses[number] = visit(
-            table,
-            keys[here],
-            counts[here],
-            steps[number],
-            half_lives[number],
-            rows[here],
-            misses[here],
-            0,
-            here.stop - here.start,
-        )
+        totals = numbers_at(keys, place[4], 3)
+        totals[0] += 1
+        step = totals[0]
+        own = counts[begin:end] if len(counts) > 0 else counts
+        num = end - begin
+        if len(counts) > 0:
+            num = 0
+            for count in own:
+                num += count
+        some = misses[begin:end]
+        if known:
+            absent = visit_again(
+                entries, keys[begin:end], own, step, half_lives[number], rows[begin:end],
+                place[5], some,
+            )  # fmt: skip
+        else:
+            table = KeyTable(numbers_at(slots, place[0], place[1]), entries, keys[:0], keys[:0])
+            absent = visit(
+                table, keys[begin:end], own, step, half_lives[number], rows[begin:end], some,
+                0, end - begin,
+            )  # fmt: skip
+        num_misses[number] = absent
+        totals[1] += num
+        totals[2] += num
+        for i in range(absent):
+            totals[2] -= own[some[i]] if len(counts) > 0 else 1
 
 
 @kernel

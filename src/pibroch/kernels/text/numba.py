@@ -197,7 +197,7 @@ def hash_integers(values: NDArray[np.int64], is_missing: NDArray[np.bool_]) -> N
     """The codes of integers ``[R]``, those of their decimal texts; missing ones are empty.
 
     >>> hash_integers(np.array([-12, 0]), np.array([False, True])).tolist()
-    [8399189061408118463, 17280346270528514342]
+    [1886727270008260528, 17280346270528514342]
     """
     codes = np.empty(len(values), np.uint64)
     digits = np.empty(20, np.uint64)
