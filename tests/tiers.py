@@ -57,6 +57,7 @@ TIERS = {
     "tests/unit/exchange/lookahead/test_oracle.py::test_the_window_may_need": "full",
     "tests/unit/kernels/test_policy.py": "full",
     "tests/unit/planner/test_drift.py": "full",
+    "tests/unit/train/test_all_items.py": "full",
     "tests/unit/planner/test_make.py::test_hundreds_of_shards": "full",
     "tests/unit/planner/test_make.py::test_no_baseline": "full",
     "tests/unit/planner/test_search.py": "full",
