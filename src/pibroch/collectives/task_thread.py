@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pibroch.errors import InputError
@@ -93,8 +94,9 @@ def _finish() -> None:
 
 def _work(tasks: queue.SimpleQueue[Task | None], nice: int) -> None:
     if nice and sys.platform == "linux":
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, 19))
+        with suppress(OSError):  # where the system forbids it
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, 19))
     failure: BaseException | None = None
     while (given := tasks.get()) is not None:
         task, future = given
