@@ -175,6 +175,7 @@ def go_on(channel, kind, exchange, folder, first, stop, **options):
         ).backward()
     if folder is not None:
         pb.save(folder, embeddings, step=stop)
+    embeddings.exchange.flush()
     states = {name: index.state() for name, index in embeddings.row_indices.items()}
     return given, states
 
