@@ -74,9 +74,11 @@ def transform_dense(
     >>> transform_dense(np.array([0.0, np.e - 1, 1 - np.e, np.nan, -np.inf])).round(1).tolist()
     [0.0, 1.0, -1.0, 0.0, -709.7999877929688]
     """
-    finite = np.nan_to_num(np.asarray(values, np.float64), nan=0.0)
+    finite = np.asarray(values, np.float64)
+    if not np.isfinite(finite).all():
+        finite = np.nan_to_num(finite, nan=0.0)
     if transform == "log":
-        finite = np.copysign(np.log1p(np.abs(finite)), finite)
+        return np.copysign(np.log1p(np.abs(finite)), finite).astype(np.float32)
     limit = np.finfo(np.float32).max
     return np.clip(finite, -limit, limit).astype(np.float32)
 

@@ -87,6 +87,25 @@ class EncodedRows:
             None if self.event_times is None else self.event_times[mask],
         )
 
+    def between(self, first: int, end: int) -> EncodedRows:
+        """Samples ``first`` to ``end``, of which nothing is copied."""
+        bags = {}
+        for name, (lengths, values) in self.bags.items():
+            start = int(lengths[:first].sum())
+            stop = start + int(lengths[first:end].sum())
+            bags[name] = lengths[first:end], values[start:stop]
+        some = slice(first, end)
+        return EncodedRows(
+            self.labels[some],
+            self.dense[some],
+            self.ids[some],
+            bags,
+            None if self.raw_ids is None else self.raw_ids[some],
+            None if self.sample_weights is None else self.sample_weights[some],
+            None if self.groups is None else self.groups[some],
+            None if self.event_times is None else self.event_times[some],
+        )
+
     def add_counts(self, schema: Schema, counts: Mapping[str, NDArray[np.int64]]) -> None:
         """Add to ``counts`` how often each row of some tables is accessed."""
         columns = dict(zip(schema.single_keys(raw=False), self.ids.T, strict=True))

@@ -72,6 +72,7 @@ class Records:
         original: the lines as they were read, where ``text`` is made of them.
         integers: columns beside the text.
         rows: of which both are made.
+        whole: of a file's records, more that lie together, with these among them; decoded once.
     """
 
     range: Range
@@ -82,6 +83,7 @@ class Records:
     original: bytes | None = None
     integers: Integers = NO_INTEGERS
     rows: pl.DataFrame | None = None
+    whole: Records | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from pibroch.errors import DataError
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.02
+_AHEAD = 4
+"""Parts of steps to come that are filled while a step is trained: opening a file takes as long."""
 Gather = Callable[[Callable[[], Any]], list[Any]]
 """Runs a function on every rank, which gives plain values; returns all, or raises on all."""
 
@@ -189,8 +191,10 @@ class Stream:
         self._partitions: dict[str, Partition] | None = None
         self._planned: deque[list[Range]] = deque()
         self._thread = ThreadPoolExecutor(1, "pibroch-stream")
-        self._filling: Future[_Part] | None = None
-        self._part = _Part()
+        self._filling: Future[None] | None = None
+        self._full: deque[_Part] = deque()  # of the next steps
+        self._part = _Part()  # behind these; its own thread fills it
+        self._offered = self._part
         self._last_record_at = time.monotonic()
         self._end = threading.Event()
 
@@ -293,30 +297,31 @@ class Stream:
     def _again(self, ranges: Sequence[Range]) -> dict[str, Any]:
         """Fill the part with what a step was decided to have."""
         assert self._partitions is not None
-        self._part = _Part()
         for each in ranges:
             if each.partition in self._partitions:
                 records = self._partitions[each.partition].again(each)
                 self._part.add(each, self._decoder.decode(records))
-        return self._described()
+        return self._describe(self._part)
 
     def _offer(self) -> dict[str, Any]:
-        """Fill the part as far as records are there, and describe it."""
-        if self._filling is None:
-            self._filling = self._thread.submit(self._fill, self._part)
-        self._part = self._filling.result()
-        if self._part.samples < self._share:  # it was begun earlier, and more may be there now
-            self._part = self._thread.submit(self._fill, self._part).result()
-        return self._described()
+        """Fill the next part as far as records are there, and describe it."""
+        if not self._full and self._filling is not None:
+            self._filling.result()
+        if not self._full:  # more may be there now
+            self._filling = self._thread.submit(self._fill)
+            self._filling.result()
+        return self._describe(self._full[0] if self._full else self._part)
 
-    def _fill(self, part: _Part) -> _Part:
-        """On the thread that reads; the oldest first."""
-        while part.samples < self._share and self._fill_once(part):
+    def _fill(self) -> None:
+        """Fill parts, on the thread that reads, as far as records are there."""
+        while len(self._full) < _AHEAD and self._fill_once(self._part):
             self._last_record_at = time.monotonic()
-        return part
+            if self._part.samples >= self._share:
+                part, self._part = self._part, _Part()
+                self._full.append(part)
 
     def _fill_once(self, part: _Part) -> bool:
-        """Take records of the first partition that has some; whether one has."""
+        """Take records of the partition with the oldest that has some; whether one has."""
         assert self._partitions is not None
         for partition in sorted(self._partitions.values(), key=lambda each: each.order):
             records = partition.next(self._share - part.samples)
@@ -325,8 +330,8 @@ class Stream:
                 return True
         return False
 
-    def _described(self) -> dict[str, Any]:
-        part = self._part
+    def _describe(self, part: _Part) -> dict[str, Any]:
+        self._offered = part
         now = time.monotonic()
         partitions = (self._partitions or {}).values()
         offer = Offer(
@@ -353,16 +358,19 @@ class Stream:
         """What a step has, and what it leaves out, before it is trained."""
         step = self._position.step + 1
         if self._aside is not None:
-            self._aside.add(step, self._part.bad)
+            self._aside.add(step, self._offered.bad)
         if self._journal is not None:
             self._journal.append(step, _ranges_of(offers))
 
     def _taken(self) -> _Part:
-        """The part, in place of which another one fills from now on."""
-        part = self._part
-        self._part = _Part()
-        self._filling = None if self._planned else self._thread.submit(self._fill, self._part)
-        return part
+        """The part that was offered, behind which others fill from now on."""
+        if self._full:
+            self._full.popleft()
+        else:
+            self._part = _Part()
+        if not self._planned and (self._filling is None or _succeeded(self._filling)):
+            self._filling = self._thread.submit(self._fill)
+        return self._offered
 
     def _batch(self, part: _Part, offers: Sequence[Offer]) -> JaggedBatch:
         counts = [offer.samples for offer in offers]
@@ -384,6 +392,10 @@ class Stream:
             groups=groups,
             event_times=times,
         )
+
+
+def _succeeded(future: Future[None]) -> bool:
+    return future.done() and future.exception() is None
 
 
 def _ranges_of(offers: Sequence[Offer]) -> list[Range]:

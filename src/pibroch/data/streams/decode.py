@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from pibroch.data.loader import batch_of
 from pibroch.data.parquet import text_of_rows
 from pibroch.data.parse import PieceParser
 from pibroch.data.schema import Schema
-from pibroch.data.streams.base import BadRecord, Records
+from pibroch.data.streams.base import BadRecord, Range, Records
 from pibroch.data.writer import EncodedRows
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
@@ -30,6 +31,14 @@ class Decoded:
 
     rows: EncodedRows
     bad: tuple[BadRecord, ...]
+
+    def part(self, of: Range, range: Range) -> Decoded:
+        """Of what a range ``of`` gave, what one within it gives."""
+        lines = [each.line for each in self.bad]  # rising
+        first, end = range.line, range.line + range.records  # without the one, with the other
+        num_before, num_bad = bisect_right(lines, first), bisect_right(lines, end)
+        rows = self.rows.between(first - of.line - num_before, end - of.line - num_bad)
+        return Decoded(rows, self.bad[num_before:num_bad])
 
 
 class Decoder:
@@ -53,6 +62,7 @@ class Decoder:
         self.schema = schema
         self._encoders = list(encoders.values())
         self._parsers: dict[tuple[tuple[str, ...], Layout, tuple[str, ...]], PieceParser] = {}
+        self._wholes: dict[str, tuple[Records, Decoded]] = {}  # the newest of each partition
 
     def decode(self, records: Records) -> Decoded:
         """The samples of a range.
@@ -60,6 +70,15 @@ class Decoder:
         Raises:
             DataError: for columns that lack one of the schema's; names the file.
         """
+        if records.whole is None:
+            return self._decode(records)
+        kept = self._wholes.get(records.range.partition)
+        if kept is None or kept[0] is not records.whole:
+            kept = records.whole, self._decode(records.whole)
+            self._wholes[records.range.partition] = kept
+        return kept[1].part(kept[0].range, records.range)
+
+    def _decode(self, records: Records) -> Decoded:
         first = records.range.line + 1
         parsed = self._parser(records).parse(
             records.text, first, records.range.records, records.integers

@@ -73,11 +73,13 @@ class RowsFile:
         self._row = row
         self._frames: Iterator[pl.DataFrame] = self._source.frames(row, _ROWS)
         self._block = _Block(pl.DataFrame(), NO_INTEGERS)
+        self._whole: Records | None = None
 
     def next(self, most_records: int) -> Records | None:
         """See :class:`Partition`."""
+        first = self._row
         block = self._take(most_records)
-        return None if block is None else self._records(block)
+        return None if block is None else replace(self._records(first, block), whole=self._whole)
 
     def _take(self, most_rows: int) -> _Block | None:
         """Rows that come next, at least one; ``None`` behind the last."""
@@ -86,27 +88,31 @@ class RowsFile:
             if frame is None:
                 return None
             self._block = _Block(frame, _integers_of(frame.select(self._integers)))
+            self._whole = None if self._texts else self._records_of(self._row, self._block, b"", 0)
         block = self._block.between(0, most_rows)
         self._block = self._block.between(most_rows, None)
+        self._row += block.rows.height
         return block
 
-    def _records(self, block: _Block) -> Records:
-        rows = block.rows
+    def _records(self, first: int, block: _Block) -> Records:
         integers = block.integers
-        text = text_of_rows(rows.select(self._texts)) if self._texts else b""
-        crc = zlib.crc32(integers.values.data)
+        text = text_of_rows(block.rows.select(self._texts)) if self._texts else b""
+        crc = 0
+        for column in integers.values.T:
+            crc = zlib.crc32(np.ascontiguousarray(column).data, crc)
         if integers.is_missing.any():
-            crc = zlib.crc32(integers.is_missing.data, crc)
-        first = self._row
-        self._row += rows.height
-        where = (self._partition, self._name, first, self._row, first)
+            crc = zlib.crc32(np.ascontiguousarray(integers.is_missing).data, crc)
+        return self._records_of(first, block, text, zlib.crc32(text, crc))
+
+    def _records_of(self, first: int, block: _Block, text: bytes, crc: int) -> Records:
+        where = (self._partition, self._name, first, first + block.rows.height, first)
         return Records(
-            Range(*where, rows.height, zlib.crc32(text, crc)),
+            Range(*where, block.rows.height, crc),
             text,
             self._columns,
             self._source.layout,
-            integers=integers,
-            rows=rows,
+            integers=block.integers,
+            rows=block.rows,
         )
 
     def again(self, range: Range) -> Records:
@@ -120,7 +126,7 @@ class RowsFile:
             left -= part.rows.height
         if left:
             raise changed(range, f"of which {range.records - left:,} rows are there now")
-        records = self._records(_joined(parts))
+        records = self._records(range.begin, _joined(parts))
         check_same(range, records.range.crc)
         return records
 
@@ -160,13 +166,13 @@ def _joined(blocks: list[_Block]) -> _Block:
 
 
 def _integers_of(frame: pl.DataFrame) -> Integers:
-    """The integers of a frame, in memory by rows: what a range has does not depend on its cuts."""
+    """The integers of a frame, in memory by columns."""
     columns = tuple(frame.columns)
     if not columns:
         return Integers((), np.empty((frame.height, 0), np.int64), np.empty((0, 0), np.bool_))
-    is_missing = np.zeros(frame.shape, np.bool_)
+    is_missing = np.zeros(frame.shape, np.bool_, order="F")
     if any(frame.null_count().row(0)):
-        is_missing = frame.select(pl.all().is_null()).to_numpy(order="c")
+        is_missing = frame.select(pl.all().is_null()).to_numpy()
         frame = frame.fill_null(0)
-    values = frame.to_numpy(order="c").astype(np.int64, copy=False)
-    return Integers(columns, np.ascontiguousarray(values), np.ascontiguousarray(is_missing))
+    values = frame.to_numpy().astype(np.int64, copy=False)
+    return Integers(columns, np.asfortranarray(values), np.asfortranarray(is_missing))

@@ -66,7 +66,7 @@ def test_it_goes_on_at_any_batch_and_after_a_death_with_the_same_steps(cluster, 
 
 def test_brokers_that_are_silent_for_a_while_lose_nothing(cluster, topic):
     cluster.send(topic, messages(0, 20))
-    reading = stream(cluster, topic, idle_seconds=2.0, wait_seconds=0.1)
+    reading = stream(cluster, topic, idle_seconds=5.0, wait_seconds=0.1)
     found = []
     for number, batch in enumerate(reading):
         found += all_numbers([batch])

@@ -52,6 +52,24 @@ multi_hot = true
 [categorical.huge]
 encoding = "raw"
 """
+INTEGERS = """
+label = "y"
+weight = "w"
+group = "g"
+time = "at"
+[dense.count]
+[categorical.raw]
+encoding = "raw"
+[categorical.hashed]
+encoding = "hash"
+num_buckets = 50
+[categorical.number]
+encoding = "integer"
+num_buckets = 9
+[categorical.hour]
+column = "at"
+binning = "hour"
+"""
 EDGES = [0, -1, 9, 10, 10**15, 10**17 + 1, 10**18 - 1, 10**18, -(10**18) - 9, 2**63 - 1, -(2**63)]
 
 
@@ -100,14 +118,15 @@ def codes_of(texts):
     return hash_fields(np.frombuffer(fields, np.uint8), starts, ends)
 
 
-@pytest.fixture
-def schema():
-    return Schema.from_toml(SCHEMA)
+@pytest.fixture(params=[SCHEMA, INTEGERS], ids=["mixed", "integers alone"])
+def schema(request):
+    return Schema.from_toml(request.param)
 
 
 @pytest.fixture
 def decoder(schema):
     words = {"word": codes_of(["a", 'b"c', "é"]), "old": codes_of(["4", "1", "0"])}
+    words = {name: codes for name, codes in words.items() if name in schema.keys}
     return Decoder(schema, Vocabularies(schema, "", words).encoders())
 
 
@@ -149,6 +168,26 @@ def test_rows_by_column_are_those_of_their_text(tmp_path, schema, decoder, most,
     parts = read(path, schema, decoder, most)
     same(decoder.joined([part.rows for _, part in parts]), expected.rows)
     assert [bad for _, part in parts for bad in part.bad] == list(expected.bad)
+
+
+@pytest.mark.parametrize("at_once", [23, 1000])
+def test_what_follows_a_range_that_is_read_again(tmp_path, schema, decoder, monkeypatch, at_once):
+    path = tmp_path / "t.parquet"
+    table().write_parquet(path, row_group_size=50)
+    wanted = read(path, schema, decoder, 100)
+    monkeypatch.setattr(rows, "_ROWS", at_once)
+    file = RowsFile(path, "t.parquet", "0", schema)
+    same(decoder.decode(file.again(wanted[1][0])).rows, wanted[1][1].rows)
+    parts = []
+    while (records := file.next(30)) is not None:
+        parts.append(decoder.decode(records))
+    same(
+        decoder.joined([part.rows for part in parts]),
+        decoder.joined([part.rows for _, part in wanted[2:]]),
+    )
+    assert [bad for part in parts for bad in part.bad] == [
+        bad for _, part in wanted[2:] for bad in part.bad
+    ]
 
 
 def test_a_range_is_the_same_however_a_file_is_cut(tmp_path, schema, decoder, monkeypatch):
