@@ -144,7 +144,7 @@ class RowWorker:
     def _open(self) -> None:
         self._process = os.getpid()
         self.is_closed = self._is_started = False
-        self.reactor = Reactor("rows", standby=False)
+        self.reactor = Reactor("rows")
         self._pool = Pool("rows-worker", 2, self.reactor)
         self._requests = Requests(self.info, self.reactor, Callables(()))
         # with ``on_message`` these make it an ``Inbox``

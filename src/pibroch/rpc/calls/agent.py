@@ -59,7 +59,7 @@ class Agent:
         self.ids = IdSource()
         # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
-        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin, standby=POLICIES.standby_thread)
+        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin)
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(
             Codec(callables, options.allow_pickle, reference_type), options.device_maps
