@@ -21,10 +21,6 @@ MEANINGS = (
         " that of a pair with all of them"
     ),
     (
-        "`standby_thread` is there for functions that take long for once: here it can only cost,"
-        " what it gives is in `tests/distributed/rpc/test_standby_thread.py`"
-    ),
-    (
         "policies act on each other: a caller that reads its own answer spins there and not in the"
         " loop"
     ),

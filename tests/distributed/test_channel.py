@@ -120,7 +120,7 @@ def test_groups_of_ranks_that_do_not_exist_are_refused(groups):
 
 def test_ranks_of_one_machine_share_a_host(worlds):
     for topology in worlds(3).run(cases.topology):
-        assert topology.is_one_host and topology.ranks_by_host == ((0, 1, 2),)
+        assert topology.ranks_by_host == ((0, 1, 2),)
 
 
 def test_one_process_needs_no_group():

@@ -14,12 +14,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+import msgspec
+
+from pibroch.collectives.peer_link import (
+    Ended,
+    Message,
+    PeerLink,
+    Present,
+    RankFailure,
+    RollCall,
+    Step,
+)
 from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
-from pibroch.wire.peer_link import Message, PeerLink
 from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import listen
 
@@ -46,38 +55,12 @@ _LONGEST_REASON = 1000
 OnStuck = Callable[[RankFailedError], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """What became of a rank.
-
-    Attributes:
-        rank, step, reason: as in :class:`RankFailedError`.
-        exit_code: with which its process ends.
-        stopped: whether it was told to stop, and did not fail.
-        is_loss: see :class:`PibrochError`.
-    """
-
-    rank: int
-    step: int | None
-    reason: str
-    exit_code: int = 1
-    stopped: bool = False
-    is_loss: bool = False
-
-    def error(self) -> RankFailedError:
-        """The error that this is on all other ranks."""
-        error = RankFailedError(self.rank, self.step, self.reason)
-        error.exit_code = self.exit_code
-        error.is_loss = self.is_loss
-        return error
-
-
 class FailureDetector:
     """This rank's end of the links, with a thread that listens to them.
 
     Open it with :meth:`over`; close it.
 
-    The step that a rank is in costs a line of 15 bytes to rank 0, and rank 0 one to each other
+    The step that a rank is in costs a line of a dozen bytes to rank 0, and rank 0 one to each other
     rank.
 
     Args:
@@ -150,7 +133,7 @@ class FailureDetector:
         """Say that this rank is in a step from now on."""
         self._steps[self.rank] = step
         for link in self._links.values():
-            link.send({"step": step})
+            link.send(Step(step))
 
     def explain(self, error: Exception) -> Exception:
         """The error to raise in place of a collective's: the failure that broke it.
@@ -187,7 +170,7 @@ class FailureDetector:
         with self._roll:
             self._there.clear()
         for rank in peers:
-            self._links[rank].send({"roll": True})
+            self._links[rank].send(RollCall())
         with self._roll:
             self._roll.wait_for(lambda: self._there.issuperset(peers), ROLL_S)
             silent = [rank for rank in peers if rank not in self._there]
@@ -229,7 +212,7 @@ class FailureDetector:
         From then on it learns nothing about other ranks.
         """
         for link in self._links.values():
-            link.send({"ended": True})
+            link.send(Ended())
         self._wake.close()
         self._thread.join(2.0)
         for link in self._links.values():
@@ -263,7 +246,7 @@ class FailureDetector:
             messages = self._links[rank].receive()
             for message in messages or []:
                 self._take(rank, message)
-        except (ValueError, TypeError, KeyError):
+        except ValueError:
             messages = None
         if messages is None and rank not in self._ended:
             reason = "its process ended without a word, or its host was lost"
@@ -271,19 +254,20 @@ class FailureDetector:
         return messages is not None
 
     def _take(self, rank: int, message: Message) -> None:
-        if "step" in message:
-            self._steps[rank] = int(message["step"])
-        elif "failure" in message:
-            failure = RankFailure(**message["failure"])
-            self._tell(failure if rank == 0 else replace(failure, rank=rank))
-        elif "roll" in message:
-            self._links[rank].send({"there": True})
-        elif "there" in message:
-            with self._roll:
-                self._there.add(rank)
-                self._roll.notify_all()
-        elif "ended" in message:
-            self._ended.add(rank)
+        match message:
+            case Step(step=step):
+                self._steps[rank] = step
+            case RankFailure():
+                of = message.rank if rank == 0 else rank
+                self._tell(msgspec.structs.replace(message, rank=of))
+            case RollCall():
+                self._links[rank].send(Present())
+            case Present():
+                with self._roll:
+                    self._there.add(rank)
+                    self._roll.notify_all()
+            case Ended():
+                self._ended.add(rank)
 
     def _tell(self, failure: RankFailure) -> None:
         """Keep the first failure, and tell those who hear of it from here."""
@@ -294,7 +278,7 @@ class FailureDetector:
         self._has_failure.set()
         for rank, link in self._links.items():
             if rank != failure.rank and (self.rank == 0 or failure.rank == self.rank):
-                link.send({"failure": asdict(failure)})
+                link.send(failure)
 
     def _give_up(self) -> None:
         failure = self.failure()

@@ -97,7 +97,6 @@ class Mailbox:
             from now on.
         rank, world_size: of the group, in which ranks of other hosts may be.
         timeout_s: for all to send their segments.
-        num_slots: see :data:`NUM_SLOTS`.
     """
 
     def __init__(
@@ -106,16 +105,15 @@ class Mailbox:
         rank: int,
         world_size: int,
         timeout_s: float,
-        num_slots: int = NUM_SLOTS,
     ) -> None:
         self._links = links
         self.peers = tuple(links)
         slots = COUNTERS + -(-world_size * LINE // 4096) * 4096
-        self._room = -(-(slots + num_slots * queue.SLOT_BYTES) // 4096) * 4096
+        self._room = -(-(slots + NUM_SLOTS * queue.SLOT_BYTES) // 4096) * 4096
         self._own = OwnSegment.create(self._room + ROOM_BYTES)
         self.futex = self._own.address
         self._free_slots = [
-            slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, num_slots))
+            slots + each * queue.SLOT_BYTES for each in reversed(range(world_size, NUM_SLOTS))
         ]
         self._arena = Arena()
         self._arena.add_segment(0, ROOM_BYTES)

@@ -72,7 +72,7 @@ class _Process:
     """
 
     num_ranks: int
-    explain: Explain | None
+    explain: Explain | None = None
     traffic: Traffic = field(default_factory=Traffic)
     communication: TaskThread | None = None
 
@@ -84,26 +84,18 @@ class Ranks:
         rank: of this process.
         world_size: number of processes.
         timeout_s: how long a collective may wait.
-        explain: turns a collective's failure into the error to raise, e.g.
-            :class:`RankFailedError`.
 
     Attributes:
         rank, world_size: within the group.
         members: the group's ranks, each by its number in the run, in the group's order.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        explain: Explain | None = None,
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.members = tuple(range(world_size))
-        self._process = _Process(world_size, explain)
+        self._process = _Process(world_size)
 
     @classmethod
     def alone(cls) -> Ranks:
@@ -190,7 +182,10 @@ class Ranks:
 
     @property
     def explain(self) -> Explain | None:
-        """Turns a collective's failure into the error to raise; one for all groups."""
+        """Turns a collective's failure into the error to raise, e.g. RankFailedError.
+
+        One for all groups.
+        """
         return self._process.explain
 
     @explain.setter

@@ -52,11 +52,6 @@ class Topology:
         return len(self.ranks_by_host)
 
     @property
-    def is_one_host(self) -> bool:
-        """Whether all ranks can share memory."""
-        return self.num_hosts <= 1
-
-    @property
     def ranks_per_host(self) -> int | None:
         """The same on every host, or ``None``."""
         sizes = {len(ranks) for ranks in self.ranks_by_host}
@@ -76,10 +71,3 @@ class Topology:
         return tuple(
             tuple(ranks[i] for ranks in self.ranks_by_host if i < len(ranks)) for i in range(most)
         )
-
-    def peer_order(self) -> tuple[int, ...]:
-        """All ranks by (local rank, host).
-
-        With L consecutive ranks a host these are DMT's (rank mod L, rank div L).
-        """
-        return tuple(rank for peers in self.peers() for rank in peers)

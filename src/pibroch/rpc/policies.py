@@ -14,8 +14,6 @@ class LatencyPolicies:
     Attributes:
         spin: when the next event is due, poll for it for a moment before sleeping
             (``wire/reactor.py``, ``stream.py``).
-        standby_thread: another thread takes the loop over from a function that holds it up
-            (``wire/reactor.py``).
         run_on_loop: functions that were short lately run on the loop, not on the pool
             (``calls/service.py``).
         caller_reads: a caller that waits for an answer on the only stream of a connection reads it
@@ -23,7 +21,6 @@ class LatencyPolicies:
     """
 
     spin: bool = True
-    standby_thread: bool = True
     run_on_loop: bool = True
     caller_reads: bool = True
 

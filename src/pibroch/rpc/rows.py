@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError, WorkerLostError
 from pibroch.kernels.arrays import Ints
-from pibroch.rpc.calls.packing import Packer
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.info import WorkerInfo
@@ -33,8 +32,8 @@ from pibroch.rpc.transport.frames import Frame, Kind
 from pibroch.rpc.transport.membership import Record
 from pibroch.rpc.transport.peers import Peers
 from pibroch.rpc.values.callables import Callables
-from pibroch.rpc.values.codec import Codec
 from pibroch.rpc.values.failures import encode_failure
+from pibroch.rpc.values.messages import encode
 from pibroch.wire.reactor import Reactor
 
 AT_ONCE = 4096
@@ -107,25 +106,6 @@ class _Connection(Connection):
             raise ProtocolError(f"a frame of kind {frame.kind.name}", "one about rows")
 
 
-class _Packer(Packer):
-    """Requests for rows as they travel (``calls.requests``)."""
-
-    def send(
-        self,
-        connection: Connection,
-        kind: Kind,
-        number: int,
-        body: msgspec.Raw,
-        value: object,
-        context: int | None,
-        before: Callable[[], None] = lambda: None,
-    ) -> None:
-        """See :meth:`Packer.send`."""
-        assert isinstance(value, np.ndarray)
-        before()
-        connection.send(kind, number, bytes(body), [_bytes_of(value).data])
-
-
 class RowWorker:
     """A process that gives rows, or reads those of others, or both.
 
@@ -164,11 +144,9 @@ class RowWorker:
     def _open(self) -> None:
         self._process = os.getpid()
         self.is_closed = self._is_started = False
-        self.reactor = Reactor("rows", standby=False)
+        self.reactor = Reactor("rows")
         self._pool = Pool("rows-worker", 2, self.reactor)
-        callables = Callables(())
-        packer = _Packer(Codec(callables), {})
-        self._requests = Requests(self.info, packer, self.reactor, callables)
+        self._requests = Requests(self.info, self.reactor, Callables(()))
         # with ``on_message`` these make it an ``Inbox``
         self.on_failure = self._requests.on_failure
         self.on_lost = self._requests.lose
@@ -284,7 +262,9 @@ class RowWorker:
     def ask(self, reading: _Reading, timeout_s: float) -> None:
         """Send a request, whose outcome ``reading`` gets."""
         connection = self._peers.connection_to(reading.worker)
-        self._requests.ask(connection, reading, reading.wanted, reading.rows, timeout_s, None)
+        rows = _bytes_of(reading.rows)
+        number = self._requests.expect(connection, reading, timeout_s)
+        connection.send(Kind.REQUEST, number, encode(reading.wanted), [rows.data])
 
 
 class _Reading:

@@ -91,10 +91,9 @@ class Reactor:
     Args:
         name: of the thread.
         spin: whether to poll for a moment for the next event when it is due.
-        standby: whether there is a standby thread.
     """
 
-    def __init__(self, name: str, *, spin: bool = True, standby: bool = True) -> None:
+    def __init__(self, name: str, *, spin: bool = True) -> None:
         self._epoll = select.epoll() if hasattr(select, "epoll") else _Selection()
         # where there is no eventfd
         self._wake_pair = None if hasattr(os, "eventfd") else socket.socketpair()
@@ -120,17 +119,15 @@ class Reactor:
         # ``is_reading`` of it is set in a thread that reads its own answer (``stream.py``)
         self.reader = threading.local()
         self._name = name
-        self._has_standby = standby
+        self._has_standby = False  # it is started when users' code first runs on the loop
         self._asyncio: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the loop's thread and the standby thread."""
+        """Start the loop's thread."""
         self._thread.start()
-        if self._has_standby:
-            self._start_standby()
 
     @contextlib.contextmanager
     def turned_here(self) -> Iterator[Self]:
@@ -343,7 +340,9 @@ class Reactor:
             function = self._completions.popleft()
             self._user_code_since = time.monotonic()
             self._num_user_calls += 1
-            if self._standby_sleeps:
+            if not self._has_standby:
+                self._guarded(self._start_standby)
+            elif self._standby_sleeps:
                 self._standby_sleeps = False
                 self._wake_standby()
             self._guarded(function)
@@ -353,6 +352,7 @@ class Reactor:
 
     def _start_standby(self) -> None:
         threading.Thread(target=self._stand_by, name=f"{self._name}-standby", daemon=True).start()
+        self._has_standby = True
 
     def _stand_by(self) -> None:
         """Run the standby thread: take the loop over when users' code runs on it for long.

@@ -8,7 +8,6 @@ whose process is at the other end.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -16,6 +15,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
@@ -31,8 +32,7 @@ class KeyStore(Protocol):
     def get(self, key: str, /) -> bytes: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, array_like=True):
     """A rank as it presents itself.
 
     Attributes:
@@ -95,9 +95,9 @@ def _rendezvous(
     if rank == 0:
         store.set("key", published_key(own_key))
     with _listening(*ways) as (servers, here):
-        store.set(f"member{rank}", json.dumps([here.machine, here.unix, here.host, here.port]))
+        store.set(f"member{rank}", msgspec.json.encode(here).decode())
         everybody = {
-            each: Member(*json.loads(store.get(f"member{each}")))
+            each: msgspec.json.decode(store.get(f"member{each}"), type=Member)
             for each in range(size)
             if each != rank
         }

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from pibroch.collectives import failure_detector as watching
-from pibroch.collectives.failure_detector import FailureDetector, RankFailure
+from pibroch.collectives.failure_detector import FailureDetector
+from pibroch.collectives.peer_link import MAX_LINE_BYTES, PeerLink, RankFailure
 from pibroch.errors import DataError, RankFailedError, TrainingError
-from pibroch.wire.peer_link import MAX_LINE_BYTES, PeerLink
 from pibroch.wire.sockets import listen
 
 TIMEOUT_S = 60.0
@@ -167,7 +167,7 @@ def test_a_stopped_rank_that_is_waited_for_in_vain_is_named_by_all(three, monkey
 
 
 @pytest.mark.parametrize(
-    "line", [b"nonsense\n", b"[1]\n", b'{"failure": 5}\n', b"x" * (MAX_LINE_BYTES + 1)]
+    "line", [b"nonsense\n", b"[1]\n", b'["failure",5]\n', b"x" * (MAX_LINE_BYTES + 1)]
 )
 def test_garbage_counts_as_death(three, line):
     three.ends[1][0]._socket.sendall(line)

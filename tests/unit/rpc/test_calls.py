@@ -12,7 +12,7 @@ class Outcome:
 
 
 def call(number, peer="peer", timeout_s=10.0):
-    return PendingCall(number, peer, Outcome(), timeout_s, None)
+    return PendingCall(number, peer, Outcome(), timeout_s)
 
 
 def test_a_call_is_taken_once_and_by_its_peer_only():

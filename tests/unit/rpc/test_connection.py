@@ -78,9 +78,8 @@ def test_a_request_that_meets_a_lost_connection_says_why_it_was_lost():
     connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF)
     failures = []
     connection.lose("it does not listen")
-    packer = SimpleNamespace(send=lambda *args: args[-1]())
     loop = SimpleNamespace(call_at=lambda *_: None)
-    requests = Requests(WorkerInfo("me", 0), packer, loop, None)
-    requests.ask(connection, SimpleNamespace(fail=failures.append), Answer(), None, 10.0, None)
+    requests = Requests(WorkerInfo("me", 0), loop, None)
+    requests.expect(connection, SimpleNamespace(fail=failures.append), 10.0)
     assert ["it does not listen" in str(error) for error in failures] == [True]
     assert requests.num_pending == 0

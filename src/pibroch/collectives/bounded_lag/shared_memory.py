@@ -36,7 +36,6 @@ NOTE = 128
 """Place in the head: number of the rank that this one gave up for, plus one; or CLOSED."""
 SLEEP_US = 100_000
 """The longest sleep between two looks at the others."""
-SOCKET_TIMEOUT_S = 5.0
 SEGMENT_STEP = 1 << 16
 MANY_CORES = (400, 1000, 2000, 0, 32)
 FEW_CORES = (20, 1000, 50, 0, 32)

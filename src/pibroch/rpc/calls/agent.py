@@ -7,6 +7,7 @@ requests are sent by whichever thread makes them. A caller on the same host may 
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import os
 import threading
@@ -33,7 +34,10 @@ from pibroch.rpc.transport.membership import Membership, Record, Rendezvous
 from pibroch.rpc.transport.peers import Peers
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Codec
+from pibroch.rpc.values.messages import encode
 from pibroch.wire.reactor import Reactor
+
+log = logging.getLogger(__name__)
 
 _END_S = 2.0  # threads of the pool have this long to finish
 
@@ -55,7 +59,7 @@ class Agent:
         self.ids = IdSource()
         # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
-        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin, standby=POLICIES.standby_thread)
+        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin)
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self._packer = Packer(
             Codec(callables, options.allow_pickle, reference_type), options.device_maps
@@ -66,7 +70,7 @@ class Agent:
         self.info = WorkerInfo(
             name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id()
         )
-        self._requests = Requests(self.info, self._packer, self.reactor, callables)
+        self._requests = Requests(self.info, self.reactor, callables)
         self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
         # with ``on_message`` these make the agent an ``Inbox``
         self.on_failure = self._requests.on_failure
@@ -224,20 +228,15 @@ class Agent:
         connection = self.ask(waiter, to, body, value, timeout_s, context)
         return waiter.wait(self.pool, timeout_s, connection.only_stream)
 
-    def notify(
-        self,
-        to: WorkerInfo,
-        body: msgspec.Struct,
-        value: object = None,
-        *,
-        context: int | None = None,
-    ) -> None:
+    def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None) -> None:
         """Send a note, which has no answer; does not block.
 
         When the worker is lost, so is the note.
         """
         if not self._is_closed:
-            self._requests.notify(self._connection_to(to), body, value, context)
+            connection = self._connection_to(to)
+            packed = self._packer.pack(connection, msgspec.Raw(encode(body)), value, None)
+            self._packer.send(connection, Kind.NOTE, 0, packed)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop; takes no lock, so the garbage collector may call it."""
@@ -292,7 +291,9 @@ class Agent:
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
         connection = self._connection_to(to)
-        self._requests.ask(connection, receiver, body, value, timeout_s, context)
+        packed = self._packer.pack(connection, msgspec.Raw(encode(body)), value, context)
+        number = self._requests.expect(connection, receiver, timeout_s)
+        self._packer.send(connection, Kind.REQUEST, number, packed)
         return connection
 
     def _connection_to(self, worker: WorkerInfo) -> Connection:
@@ -323,9 +324,26 @@ class Agent:
     def on_message(self, connection: Connection, message: Message) -> None:
         """Handle a message: an answer, a request or a note (``connection.Inbox``)."""
         if message.kind == Kind.ANSWER:
-            self._requests.on_answer(connection, message)
+            self._on_answer(connection, message)
         elif not self._is_closed:  # the caller will see that this worker has left
             self._service.on_message(connection, message)
+
+    def _on_answer(self, connection: Connection, message: Message) -> None:
+        call = self._requests.taken(connection, message.number)
+        origin = connection.peer
+        try:
+            references = self._packer.references_in(
+                message.envelope, origin, connection.incarnation
+            )
+            if call is None:
+                log.debug("an answer that arrived too late")
+                return
+            value = self._packer.unpack(message, origin, references)
+        except Exception as error:
+            if call is not None:
+                call.receiver.fail(error)
+            return
+        call.receiver.succeed(value)
 
 
 def _settle_torch() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -11,6 +11,7 @@ import torch
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.transport.stream import Buffer
 from pibroch.rpc.values.codec import Codec
 from pibroch.rpc.values.devices import DeviceMap
 from pibroch.rpc.values.messages import Envelope, encode
@@ -49,6 +50,14 @@ class Recorder(Protocol):
         """Record tensors that arrived, and return them as parts of the graph."""
 
 
+class PackedMessage(NamedTuple):
+    """A message as it travels: metadata, tensors' bytes, and the forms of its references."""
+
+    metadata: bytes
+    payload: Sequence[Buffer]
+    wires: list[Any]
+
+
 class Packer:
     """Packs and unpacks messages for one worker."""
 
@@ -58,30 +67,10 @@ class Packer:
         self.references: ReferenceTable | None = None
         self.recorder: Recorder | None = None
 
-    def send(
-        self,
-        connection: Connection,
-        kind: Kind,
-        number: int,
-        body: msgspec.Raw,
-        value: object,
-        context: int | None,
-        before: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Pack a value, call ``before()`` and send the message.
-
-        If the connection is lost by then, the references in it are released.
-        """
-        metadata, payload, wires = self._pack(connection, body, value, context)
-        before()
-        connection.send(kind, number, metadata, payload)
-        if connection.is_lost:
-            self._unsend(wires)
-
-    def _pack(
+    def pack(
         self, connection: Connection, body: msgspec.Raw, value: object, context: int | None
-    ) -> tuple[bytes, list[Any], list[Any]]:
-        """A message's metadata, payload and references."""
+    ) -> PackedMessage:
+        """A message that ``send`` is to send next; its references count from now on."""
         raw, tensors, references = self._codec.encode(value)
         wires: list[object] = []
         graph = None
@@ -93,7 +82,14 @@ class Packer:
         except BaseException:
             self._unsend(wires)
             raise
-        return encode(_envelope(body, raw, infos, context, graph, wires)), payload, wires
+        metadata = encode(_envelope(body, raw, infos, context, graph, wires))
+        return PackedMessage(metadata, payload, wires)
+
+    def send(self, connection: Connection, kind: Kind, number: int, packed: PackedMessage) -> None:
+        """Send a message; if the connection is lost by then, the references in it are released."""
+        connection.send(kind, number, packed.metadata, packed.payload)
+        if connection.is_lost:
+            self._unsend(packed.wires)
 
     def references_in(self, envelope: Envelope, origin: WorkerInfo, incarnation: int) -> list[Any]:
         """The references of a message, which count from now on even if the message fails.

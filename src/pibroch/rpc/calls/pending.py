@@ -25,7 +25,6 @@ class PendingCall:
     peer: object
     receiver: Receiver
     timeout_s: float
-    context: int | None
 
 
 class PendingCalls:

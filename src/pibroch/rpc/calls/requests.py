@@ -1,54 +1,45 @@
 """Requests of this worker to others, and their outcomes: answer, failure, loss or timeout.
 
-Threads: ``ask`` and ``notify`` are called from any thread; answers are handled where frames are
-read, on the loop or in a caller that reads its own answer; deadlines by the loop's timer. ``_lock``
-guards the deadlines. The thread that takes a call out of the table of pending calls completes it.
+What they say is others' business: ``agent.py`` sends Python values, ``rpc/rows.py`` rows.
+
+Threads: ``expect`` is called from any thread; answers are handled where frames are read, on the
+loop or in a caller that reads its own answer; deadlines by the loop's timer. ``_lock`` guards the
+deadlines. The thread that takes a call out of the table of pending calls completes it.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
+import math
 import threading
 import time
 
-import msgspec
-
 from pibroch.errors import RpcTimeoutError, WorkerLostError
-from pibroch.rpc.calls.packing import Packer
 from pibroch.rpc.calls.pending import PendingCall, PendingCalls, Receiver
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.transport.connection import Connection, Message
-from pibroch.rpc.transport.frames import Kind
+from pibroch.rpc.transport.connection import Connection
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.failures import decode_failure
-from pibroch.rpc.values.messages import encode
 from pibroch.wire.reactor import Reactor
-
-log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Requests under way, and notes.
+    """Requests under way.
 
     Args:
         me: this worker.
-        packer: makes messages of bodies and values, and values of answers.
         reactor: the loop, which checks the deadlines.
         callables: resolves types of exceptions in answers.
     """
 
-    def __init__(
-        self, me: WorkerInfo, packer: Packer, reactor: Reactor, callables: Callables
-    ) -> None:
+    def __init__(self, me: WorkerInfo, reactor: Reactor, callables: Callables) -> None:
         self._me = me
-        self._packer = packer
         self._reactor = reactor
         self._callables = callables
         self._calls = PendingCalls()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._planned = float("inf")  # when the deadlines are checked next
+        self._planned = math.inf  # when the deadlines are checked next
         self.num_started = 0  # since this worker joined
 
     @property
@@ -56,57 +47,30 @@ class Requests:
         """The number of requests that wait for their answers."""
         return len(self._calls)
 
-    def ask(
-        self,
-        connection: Connection,
-        receiver: Receiver,
-        body: msgspec.Struct,
-        value: object,
-        timeout_s: float,
-        context: int | None,
-    ) -> None:
-        """Send a request, whose outcome ``receiver`` gets; ``timeout_s`` of 0 means none."""
-        number = next(self._numbers)
-        packed = msgspec.Raw(encode(body))
-        call = PendingCall(number, connection, receiver, timeout_s, context)
-        self._packer.send(
-            connection, Kind.REQUEST, number, packed, value, context, lambda: self._expect(call)
-        )
-        if connection.is_lost:
-            self.lose(connection, connection.loss)
+    def expect(self, connection: Connection, receiver: Receiver, timeout_s: float) -> int:
+        """The number of a request that is to be sent next, whose outcome ``receiver`` gets.
 
-    def notify(
-        self, connection: Connection, body: msgspec.Struct, value: object, context: int | None
-    ) -> None:
-        """Send a note, which has no answer."""
-        packed = msgspec.Raw(encode(body))
-        self._packer.send(connection, Kind.NOTE, 0, packed, value, context)
+        ``timeout_s`` of 0 means none.
+        """
+        call = PendingCall(next(self._numbers), connection, receiver, timeout_s)
+        with self._lock:
+            self.num_started += 1
+            deadline = self._calls.add(call, time.monotonic()) or math.inf
+            is_next = deadline < self._planned
+            self._planned = min(self._planned, deadline)
+        if is_next:
+            self._reactor.call_at(deadline, self._expire)
+        if connection.is_lost:  # perhaps before the request was listed
+            self.lose(connection, connection.loss)
+        return call.number
 
     def taken(self, connection: Connection, number: int) -> PendingCall | None:
         """The request that an answer is for, which no longer waits; ``None`` when it came late."""
         return self._calls.take(number, connection)
 
-    def on_answer(self, connection: Connection, message: Message) -> None:
-        """Handle the answer to a request."""
-        call = self.taken(connection, message.number)
-        origin = connection.peer
-        try:
-            references = self._packer.references_in(
-                message.envelope, origin, connection.incarnation
-            )
-            if call is None:
-                log.debug("an answer that arrived too late")
-                return
-            value = self._packer.unpack(message, origin, references)
-        except Exception as error:
-            if call is not None:
-                call.receiver.fail(error)
-            return
-        call.receiver.succeed(value)
-
     def on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
         """Handle an error in place of an answer."""
-        call = self._calls.take(number, connection)
+        call = self.taken(connection, number)
         if call is not None:
             call.receiver.fail(decode_failure(metadata, connection.peer, self._callables))
 
@@ -120,20 +84,11 @@ class Requests:
         for call in self._calls.take_all():
             call.receiver.fail(WorkerLostError(self._me.name, reason))
 
-    def _expect(self, call: PendingCall) -> None:
-        with self._lock:
-            self.num_started += 1
-            deadline = self._calls.add(call, time.monotonic())
-            if deadline is None or deadline >= self._planned:
-                return
-            self._planned = deadline
-        self._reactor.call_at(deadline, self._expire)
-
     def _expire(self) -> None:
         with self._lock:
             late = self._calls.expire(time.monotonic())
             following = self._calls.next_deadline()
-            self._planned = float("inf") if following is None else following
+            self._planned = math.inf if following is None else following
         if following is not None:
             self._reactor.call_at(following, self._expire)
         for call in late:

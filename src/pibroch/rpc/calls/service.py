@@ -159,7 +159,8 @@ class RequestService:
             if message.kind != Kind.REQUEST:
                 return
             self._check_answers(connection)
-            self.packer.send(connection, Kind.ANSWER, message.number, _ANSWER_BODY, value, context)
+            packed = self.packer.pack(connection, _ANSWER_BODY, value, context)
+            self.packer.send(connection, Kind.ANSWER, message.number, packed)
         except Exception as error:
             self._answer_failure(connection, message, error)
         finally:

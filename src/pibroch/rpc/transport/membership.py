@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # groups that this process has joined: a second group must not read the records of the first
 _num_joined = 0
 KILLED_S = 3.0  # the kernel closes a killed worker's socket within this time
+PROBE_S = 1.0
 _NUM_STATIC = "pibroch_rpc_static"
 _NUM_DYNAMIC = "pibroch_rpc_dynamic"
 
@@ -367,15 +368,15 @@ def _goes_on_listening(record: Record) -> bool:
     return False
 
 
-def is_listening(record: Record, timeout_s: float = 1.0) -> bool:
+def is_listening(record: Record) -> bool:
     """Whether a process listens at a record's address, here or on another machine.
 
-    Blocks for at most ``timeout_s``.
+    Blocks for a second at most.
     """
     if record.address.is_reached_locally(this_machine()):
         return _listens(record)
     try:
-        socket.create_connection((record.host, record.port), timeout_s).close()
+        socket.create_connection((record.host, record.port), PROBE_S).close()
     except OSError:
         return False
     return True
@@ -386,5 +387,5 @@ def _listens(record: Record) -> bool:
     if record.unix is None:
         return False
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(PROBE_S)
         return probe.connect_ex("\0" + record.unix) == 0

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -29,6 +29,7 @@ from pibroch.errors import ProtocolError
 from pibroch.rpc.transport.frames import Kind, header
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
 from pibroch.wire.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
+from pibroch.wire.reactor import Reactor
 from pibroch.wire.segments import ForeignSegment, OwnSegment, view, write
 
 log = logging.getLogger(__name__)
@@ -41,16 +42,6 @@ _MAX_SEGMENTS = 1 << 16
 
 _freed_decoder = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _size_decoder = msgspec.msgpack.Decoder(int)
-
-
-class Loop(Protocol):
-    """The part of the reactor that is used here."""
-
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop; takes no lock."""
-
-    def call_at(self, when: float, function: Callable[[], None]) -> None:
-        """Run ``function`` on the loop at ``when`` (``time.monotonic()``)."""
 
 
 class Sharing:
@@ -67,7 +58,7 @@ class Sharing:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: Reactor,
         send: Callable[[list[bytes], list[OwnSegment]], None],
         discard: Callable[[object], None],
         max_tensor_bytes: int,

@@ -1,0 +1,122 @@
+"""A link between two failure detectors: a socket that carries what they tell each other.
+
+Its end says that the other one is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import msgspec
+
+from pibroch.errors import RankFailedError
+from pibroch.wire.sockets import notice_lost_host
+
+MAX_LINE_BYTES = 1 << 14
+SEND_TIMEOUT_S = 1.0
+LOST_HOST_S = 6
+"""After so long without an answer a host counts as lost; a process that ends is noticed at once."""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """The sender is in this step from now on."""
+
+    step: int
+
+
+class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """What became of a rank.
+
+    Attributes:
+        rank, step, reason: as in :class:`RankFailedError`.
+        exit_code: with which its process ends.
+        stopped: whether it was told to stop, and did not fail.
+        is_loss: see :class:`PibrochError`.
+    """
+
+    rank: int
+    step: int | None
+    reason: str
+    exit_code: int = 1
+    stopped: bool = False
+    is_loss: bool = False
+
+    def error(self) -> RankFailedError:
+        """The error that this is on all other ranks."""
+        error = RankFailedError(self.rank, self.step, self.reason)
+        error.exit_code = self.exit_code
+        error.is_loss = self.is_loss
+        return error
+
+
+class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll"):
+    """Answered by :class:`Present`, by a process that is neither stopped nor hangs."""
+
+
+class Present(msgspec.Struct, frozen=True, array_like=True, tag="there"):
+    """The sender is there."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """The sender says nothing more, and has not failed."""
+
+
+Message = Step | RankFailure | RollCall | Present | Ended
+_decoder = msgspec.json.Decoder(Message)
+
+
+class PeerLink:
+    """Messages, one a line, over a connected TCP socket, which the link then owns."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        connection.settimeout(SEND_TIMEOUT_S)
+        notice_lost_host(connection, LOST_HOST_S)
+        os.set_inheritable(connection.fileno(), False)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, by which selectors take a link."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send a message, from any thread; false when nobody hears it."""
+        try:
+            with self._lock:
+                self._socket.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Message] | None:
+        """Messages that have come, waiting up to a second for some.
+
+        ``None`` when the other end is gone.
+
+        Raises:
+            ValueError: for what is no message.
+        """
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        if max(map(len, [*lines, rest])) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        try:
+            return [_decoder.decode(line) for line in lines]
+        except msgspec.DecodeError as error:
+            raise ValueError(f"a line that is no message: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._socket.close()
