@@ -62,7 +62,7 @@ def write_comparison(out: Path, runs: Sequence[ComparedRun]) -> Path:
         StorageError: when the page cannot be written.
     """
     data = _data_sets(runs)
-    changes = _differing([run.settings for run in runs])
+    final, changes = figures_and_settings(runs)
     versions = _rows([run.records.versions for run in runs])
     columns = ["", *(run.name for run in runs)]
     content = {
@@ -70,17 +70,57 @@ def write_comparison(out: Path, runs: Sequence[ComparedRun]) -> Path:
         "tiles": [
             ("runs", f"{len(runs)}"),
             ("data sets", f"{len(set(data))}"),
-            ("settings that differ", f"{len(changes)}"),
+            ("settings that differ", f"{len(changes[1])}"),
         ],
         "sentences": _sentences(runs, data),
         "tables": [
-            ("Final figures", columns, _final_figures(runs, data)),
-            ("Settings that differ", columns, changes),
+            *((title, columns, rows) for title, rows in (final, changes)),
             ("Trained on", columns, _trained_on(runs, data)),
             ("Versions and machine", columns, versions),
         ],
     }
     return write_page(out, "comparison", "--out", _plots(runs, data), content)
+
+
+def figures_and_settings(runs: Sequence[ComparedRun]) -> list[tuple[str, list[list[str]]]]:
+    """What stands first on the page, as titles and rows.
+
+    Each row is a name and a cell a run.
+    """
+    differing = _differing([run.settings for run in runs])
+    return [
+        ("Final figures", _final_figures(runs, _data_sets(runs))),
+        ("Settings that differ", differing),
+    ]
+
+
+def plain_comparison(runs: Sequence[ComparedRun]) -> dict[str, Any]:
+    """The page's figures and settings in values that JSON has, a list entry a run.
+
+    Runs whose ``data_set`` is the same number have the same data.
+    """
+    differing = {key for key, *_ in _differing([run.settings for run in runs])}
+    compared = [
+        {
+            "name": run.name,
+            "data_set": number,
+            "data": run.records.data,
+            "is_finished": run.records.summary is not None,
+            "steps": run.records.training[-1]["step"] if run.records.training else 0,
+            "validation": _by_label(run.kept()),
+            "test": _by_label(run.tested()),
+            "settings": {key: value for key, value in run.settings.items() if key in differing},
+        }
+        for run, number in zip(runs, _data_sets(runs), strict=True)
+    ]
+    return {"runs": compared}
+
+
+def _by_label(figures: Mapping[Metric, float | None]) -> dict[str, dict[str, float | None]]:
+    nested: dict[str, dict[str, float | None]] = {}
+    for (label, name), value in figures.items():
+        nested.setdefault(label, {})[name] = value
+    return nested
 
 
 def _data_sets(runs: Sequence[ComparedRun]) -> list[int]:

@@ -37,7 +37,7 @@ def test_train_evaluate_report(recipe, data, tmp_path):
     )
     other = shutil.copytree(run, tmp_path / "other" / "run", symlinks=True)
     compared = run_command("compare", run, other, "--out", tmp_path / "both.html")
-    assert compared.stdout == f"wrote {tmp_path / 'both.html'}\n", compared.stderr
+    assert compared.stdout.endswith(f"\nwrote {tmp_path / 'both.html'}\n"), compared.stderr
     page = (tmp_path / "both.html").read_text()
     assert f"<th>{run}</th><th>{other}</th>" in page and "All runs have the same data" in page
     for line, got in (([run], "runs"), ([run, run], "runs"), ([run, tmp_path], "holds no run")):

@@ -10,7 +10,7 @@ from pibroch.config.differences import settings
 from pibroch.observability.compare import ComparedRun, write_comparison
 from pibroch.observability.report import read_run
 from several_labels import prepared
-from small_run import make_config, make_dataset, train_here
+from small_run import make_config, make_dataset, run_command, train_here
 
 CAUTION = "Figures of one data set say nothing of those of another"
 
@@ -114,6 +114,30 @@ def test_other_losses_and_a_run_that_goes_on(runs, tmp_path):
     (going_on / "config.toml").write_text(config)
     other = page_of(tmp_path / "page.html", runs["crossed"], going_on)
     assert "the losses differ" in other and "the losses differ" not in text
+
+
+def test_the_terminal_says_it_too(runs, tmp_path):
+    folders = [runs["_plain $x$ <b>"], runs["crossed"], runs["elsewhere"]]
+    shown = run_command("compare", *folders, "--out", tmp_path / "page.html")
+    assert shown.returncode == 0, shown.stderr
+    rows = [re.split(r"  +", line.strip()) for line in shown.stdout.splitlines()]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in folders]
+    assert ["Final figures", "_plain $x$ <b>", "crossed", "elsewhere"] in rows
+    assert ["data", "data 1", "data 1", "data 2"] in rows
+    assert ["test AUC", *(f"{each['auc']:.4f}" for each in summaries)] in rows
+    assert ["train.epochs", "2", "1", "2"] in rows
+    assert rows[-1] == [f"wrote {tmp_path / 'page.html'}"]
+
+    asked = run_command("compare", *folders, "--out", tmp_path / "page.html", "--json")
+    assert asked.returncode == 0 and "wrote" in asked.stderr
+    plain = json.loads(asked.stdout)["runs"]
+    assert [each["data_set"] for each in plain] == [1, 1, 2]
+    assert [each["test"] for each in plain] == [each["tasks"] for each in summaries]
+    assert [each["steps"] for each in plain] == [each["steps"] for each in summaries]
+    assert all(each["is_finished"] and each["validation"] for each in plain)
+    assert plain[1]["settings"]["model.name"] == "dcnv2"
+    assert plain[1]["data"]["samples"]["train"] == 2100
+    assert "seed" not in plain[0]["settings"]
 
 
 def test_several_labels(tmp_path):
