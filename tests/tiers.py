@@ -43,6 +43,7 @@ TIERS = {
     "tests/golden/test_curves.py::test_the_planted_truth": "full",
     "tests/unit/cli/test_commands.py::test_doctor_compiles": "full",
     "tests/unit/cli/test_output_places.py": "full",
+    "tests/unit/cli/test_search.py": "full",
     "tests/unit/collectives/test_lag_window.py": "full",
     "tests/unit/data/test_batch.py::test_no_malformed_batch": "full",
     "tests/unit/data/test_prepare.py::test_killed_anywhere": "full",

@@ -26,6 +26,7 @@ from pibroch.cli.profile import profile
 from pibroch.cli.recipes import recipes
 from pibroch.cli.report import report
 from pibroch.cli.role_commands import command_of
+from pibroch.cli.search import search
 from pibroch.cli.serve import serve
 from pibroch.cli.train import evaluate, train
 from pibroch.errors import ConfigError, PibrochError, StorageError
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(recipes)
 app.command()(train)
 app.command()(evaluate)
+app.command()(search)
 app.command()(predict)
 app.command()(export)
 app.command()(serve)

@@ -60,6 +60,7 @@ class TrainConfig(Section):
         batch_size: samples a step, over all ranks.
         evaluate_batch_size: samples a batch when evaluating, over all ranks.
         evaluate_every: validation interval; the end of each epoch when absent.
+        evaluate_test: whether the run reads the test split, to evaluate its best model at the end.
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the figure that says which model is best, as ``auc``, or ``LABEL:auc`` of another
             label than the first.
@@ -100,6 +101,7 @@ class TrainConfig(Section):
     batch_size: int = Field(default=1024, ge=1)
     evaluate_batch_size: int = Field(default=8192, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
+    evaluate_test: bool = True
     early_stop_patience: int | None = Field(default=None, ge=1)
     monitor: str = "auc"
     top_k: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = (10,)

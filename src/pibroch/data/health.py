@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,14 +82,16 @@ def unknown_ids(dataset: EncodedDataset) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def click_rates(dataset: EncodedDataset) -> dict[str, dict[str, float | None]]:
+def click_rates(
+    dataset: EncodedDataset, splits: Sequence[str] = SPLITS
+) -> dict[str, dict[str, float | None]]:
     """By binary label, its mean in each split, ``None`` where there are none; reads all labels."""
     targets = dataset.schema.targets
     rates: dict[str, dict[str, float | None]] = {
         label: {} for label, target in targets.items() if target.kind == "binary"
     }
-    for name in SPLITS:
-        labels = dataset.split(name).labels  # type: ignore[arg-type]  # a tuple of these names
+    for name in splits:
+        labels = dataset.split(name).labels  # type: ignore[arg-type]  # one of SPLITS
         means = labels.mean(0, dtype=np.float64).reshape(-1) if len(labels) else None
         for place, label in enumerate(targets):
             if label in rates:

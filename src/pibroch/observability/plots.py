@@ -93,6 +93,17 @@ def runs_plot(
     return to_svg(figure, axes)
 
 
+def trials_plot(
+    points: Sequence[tuple[float, float]], x_label: str, label: str, *, is_log: bool = False
+) -> str:
+    """A figure of trials: a point each, ``(x, worth)``."""
+    figure, axes = new_axes(x_label, label)
+    axes.plot([x for x, _ in points], [y for _, y in points], "o", color=_OF_RUNS[0], markersize=4)
+    if is_log:
+        axes.set_xscale("log")
+    return to_svg(figure, axes)
+
+
 def windows_plot(windows: Records) -> str:
     """AUC and calibration of windows of event time, over minutes since the first."""
     figure, axes = new_axes("minutes of event time", "AUC")

@@ -52,7 +52,7 @@ _CONSEQUENCES = {
 def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
     """Whether a run can do with the samples of its splits; logs what it will leave out.
 
-    Reads all labels.
+    Reads all labels, those of the test split unless it is left out.
 
     Raises:
         DataError: without training samples.
@@ -67,9 +67,11 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
     schema = dataset.schema
     check_monitor(config.train, schema)
     label, figure = monitored(config.train.monitor, schema)
+    read = ["train", "validation"]
+    read += ["test"] if config.train.evaluate_test else []
     alike = {
         (of_label, split): rate
-        for of_label, rates in click_rates(dataset).items()
+        for of_label, rates in click_rates(dataset, read).items()
         for split, rate in rates.items()
         if rate in (0.0, 1.0)
     }
@@ -104,7 +106,7 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
             "no validation samples in %s: nothing chooses a best model, so the last one is kept",
             dataset.path,
         )
-    if "test" in empty:
+    if "test" in empty and config.train.evaluate_test:
         logger.warning("no test samples in %s: the run ends without an evaluation", dataset.path)
 
 

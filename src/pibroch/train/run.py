@@ -231,7 +231,7 @@ def _conclude(session: Session, run: RunDirectory, trainer: Trainer, sink: Sink)
     tested: dict[str, Any] = {}
     evaluation = None
     by_link = session.world.control.gather(trainer.bytes_sent_to_each)
-    if session.dataset.samples["test"]:
+    if session.config.train.evaluate_test and session.dataset.samples["test"]:
         evaluation = evaluate(session, "test")
         step = trainer.monitor.best_step or trainer.step
         record = evaluation_record(step, "test", evaluation, True)

@@ -1,0 +1,133 @@
+"""`pibroch search`: chosen on validation, resumed without repeating, the test split untouched."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pibroch.config import load_recipe, to_toml
+from pibroch.errors import ConfigError
+from pibroch.train.search import Search, read_space
+from small_run import make_config, run_command, start_command
+
+SPACE = "optimizer.lr = {low = 1e-5, high = 1e-1, log = true}\nmodel.top = [[8], [16, 8]]\n"
+
+
+@pytest.fixture
+def recipe(data, tmp_path):
+    """Of data whose test split lies nowhere: a run that opened it would fail."""
+    without = shutil.copytree(data, tmp_path / "data")
+    files = list((without / "test").iterdir())
+    assert files
+    for file in files:
+        size = file.stat().st_size
+        file.write_bytes(b"\xff" * size)
+    path = tmp_path / "small.toml"
+    config = make_config(without).model_dump()
+    config["train"] |= {"epochs": 1}
+    path.write_text(to_toml(config))
+    (tmp_path / "space.toml").write_text(SPACE)
+    return path
+
+
+def trials(folder):
+    files = sorted((folder / "trials").glob("*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def test_the_best_on_validation_becomes_a_recipe(recipe, tmp_path):
+    out = tmp_path / "out"
+    line = ["search", recipe, "--space", tmp_path / "space.toml", "--out", out, "--parallel", 2]
+    done = run_command(*line, "--trials", 4)
+    assert done.returncode == 0, done.stderr
+    found = trials(out)
+    assert len(found) == 4 and all(len(each["figures"]) == 1 for each in found)
+    best = max(found, key=lambda each: each["figures"])
+    config = load_recipe(str(out / "best.toml"))
+    assert config.optimizer.lr == best["settings"]["optimizer.lr"]
+    assert list(config.model.top) == best["settings"]["model.top"]
+    assert config.train.evaluate_test
+    assert done.stdout.startswith(f"trial {best['number']}  auc {best['figures'][0]:.5f}")
+    page = (out / "search.html").read_text()
+    assert page.count("<svg") == 2 and "the test split was not read" in page
+    for each in found:
+        run = out / "runs" / f"{each['number']:04}-seed-{config.seed}"
+        records = map(json.loads, (run / "metrics.jsonl").open())
+        evaluations = [one for one in records if one["kind"] == "evaluation"]
+        assert {one["split"] for one in evaluations} == {"validation"}
+        kept = [one for one in evaluations if one["is_best"]]
+        assert kept[-1]["auc"] == each["figures"][0]
+        assert "auc" not in json.loads((run / "evaluation.json").read_text())
+
+    written = {file: file.stat().st_mtime_ns for file in (out / "trials").iterdir()}
+    more = run_command(*line, "--trials", 5)
+    assert more.returncode == 0 and "4 trials are done" in more.stderr
+    assert len(trials(out)) == 5
+    assert all(file.stat().st_mtime_ns == at for file, at in written.items())
+    other = run_command(*line, "--trials", 5, "--seeds", 2)
+    assert other.returncode == 2 and "another seeds" in other.stderr
+
+
+def test_a_search_that_is_stopped_goes_on_with_its_open_trials(recipe, tmp_path):
+    out = tmp_path / "out"
+    line = ["search", recipe, "--space", tmp_path / "space.toml", "--out", out, "--trials", 3]
+    with start_command(*line, "--seeds", 2) as process:
+        deadline = time.monotonic() + 120
+        while not list((out / "runs").glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.end().returncode == 130
+    begun = trials(out)
+    assert begun and not begun[-1]["figures"]
+    ours = f"--run-dir {out / 'runs'}".encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        assert ours not in words, "a run that goes on without its search"
+    done = run_command(*line, "--seeds", 2)
+    assert done.returncode == 0, done.stderr
+    found = trials(out)
+    assert len(found) == 3 and all(len(each["figures"]) == 2 for each in found)
+    assert [each["settings"] for each in found[: len(begun)]] == [
+        each["settings"] for each in begun
+    ]
+
+
+@pytest.mark.parametrize(
+    ("space", "got"),
+    [
+        ("", "empty"),
+        ("optimizer.lr = 0.1", "optimizer.lr"),
+        ("optimizer.lr = []", "optimizer.lr"),
+        ("optimizer.lr = {low = 1, high = 0.1}", "optimizer.lr"),
+        ("optimizer.lr = {low = 0.0, high = 0.1, log = true}", "optimizer.lr"),
+        ("optimizer.lr = {low = 0.1, high = 0.2, steps = 3}", "optimizer.lr"),
+        ('optimizer.lr = {low = "a", high = 0.2}', "numbers"),
+        ("optimizer.rate = [0.1]", "rate"),
+        ("model.dim = {low = 0, high = 8}", "model.dim"),
+        ("seed = [1, 2]", "--seeds"),
+        ("train.evaluate_test = [true]", "test split"),
+        ("this is no TOML", "TOML"),
+    ],
+)
+def test_a_space_that_makes_no_sense(tmp_path, space, got):
+    path = tmp_path / "space.toml"
+    path.write_text(space)
+    with pytest.raises(ConfigError, match="(?s)" + got):
+        Search("synthetic_small", (), read_space(path), 1, tmp_path / "out")
+
+
+def test_trials_that_fail_are_said_and_end_a_search_of_nothing_else(recipe, tmp_path):
+    (tmp_path / "space.toml").write_text("embedding.optimizer.lr = [1e30, 1e31]\n")
+    out = tmp_path / "out"
+    done = run_command(
+        "search", recipe, "--space", tmp_path / "space.toml", "--out", out, "--trials", 9
+    )
+    assert done.returncode == 1 and "5 trials that failed" in done.stderr
+    assert all(each["problem"] for each in trials(out))
