@@ -15,6 +15,7 @@ from forked import Program
 from pibroch.config import load_recipe
 from pibroch.data import Schema
 from pibroch.planner.topology import ClusterTopology
+from pibroch.train.search import Search, read_space
 
 EXCERPTS = {
     "docs/extending.md": "own_exchange.py",
@@ -96,6 +97,9 @@ def test_toml_is_a_recipe_or_what_the_page_says(tmp_path, monkeypatch):
             return
         if {"label", "labels"} & parsed.keys():
             Schema.load(path)
+            return
+        if "low = " in block.text:
+            Search("synthetic_small", (), read_space(path), 1, tmp_path / "search")
             return
         if "hosts" in parsed:
             assert ClusterTopology.load(path).num_ranks == 8
@@ -258,6 +262,7 @@ def test_files_that_a_page_names_are_there():
         "first_call.py",
         "schema.toml",
         "recipe.toml",
+        "best.toml",
     }
     assert not [
         f"{path.relative_to(ROOT)}: {name}"

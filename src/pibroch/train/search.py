@@ -26,8 +26,9 @@ from pibroch.errors import ConfigError, TrainingError
 from pibroch.observability import plots
 from pibroch.observability.report import read_run, shown_figure, write_page
 from pibroch.process import num_processors
-from pibroch.storage import new_file
+from pibroch.storage import new_file, storage_errors
 from pibroch.train.monitored import LOWER_IS_BETTER
+from pibroch.train.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -183,7 +184,7 @@ class Search:
         self.threads = config.train.threads
         self._check_folder()
         for path in sorted((self.folder / "trials").glob("*.json")):
-            said = json.loads(path.read_text("utf-8"))
+            said = _read(path)
             trial = Trial(**said | {"figures": tuple(said["figures"])})
             self.trials[trial.number] = trial
 
@@ -212,15 +213,16 @@ class Search:
             "space": {key: repr(each) for key, each in self.space.items()},
         }
         path = self.folder / "search.json"
-        if path.exists() and (before := json.loads(path.read_text("utf-8"))) != about:
+        if path.exists() and (before := _read(path)) != about:
             other = next(key for key in about if before.get(key) != about[key])
             raise ConfigError(
                 f"another {other} than the search in {self.folder} has",
                 str(before.get(other))[:300],
                 "pass another --out",
             )
-        (self.folder / "trials").mkdir(parents=True, exist_ok=True)
-        (self.folder / "runs").mkdir(exist_ok=True)
+        with storage_errors(self.folder):
+            (self.folder / "trials").mkdir(parents=True, exist_ok=True)
+            (self.folder / "runs").mkdir(exist_ok=True)
         self._write("search.json", about)
 
     def _write(self, name: str, content: object) -> None:
@@ -236,7 +238,10 @@ class Search:
 
         Raises:
             TrainingError: when the first few fail all.
+            ConfigError: while another search goes on in the folder.
         """
+        claimed = RunDirectory(self.folder)
+        claimed.claim()
         study = self._study()
         left = [trial for trial in self.trials.values() if trial.is_open]
         asked: dict[Future[Trial], Any] = {}
@@ -434,6 +439,14 @@ class Search:
         with new_file(path) as file:
             file.write_text(comment + to_toml(config.model_dump(mode="json")), "utf-8")
         return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", "what a search wrote there", "remove it") from error
+    return said
 
 
 def _spread(trial: Trial) -> float | None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "train/run_dir": ["train", "synthetic_small", "--data", DATA, "--run-dir"],
     "predict/out": ["predict", "--checkpoint", RUN, "--data", DATA, "--out"],
     "evaluate/predictions": ["evaluate", "--checkpoint", RUN, "--data", DATA, "--predictions"],
+    "search/out": ["search", "synthetic_small", "--space", "<space>", "--out"],
     "report/out": ["report", RUN, "--out"],
     "compare/out": ["compare", RUN, "<other run>", "--out"],
     "profile/out": ["profile", DATA, "--out"],
@@ -81,6 +82,8 @@ def places(data, tmp_path_factory):
     result = {"<csv>": folder / "a.csv", "<schema>": folder / "s.toml", RUN: run.path, DATA: data}
     result["<other run>"] = shutil.copytree(run.path, folder / "other", symlinks=True)
     result |= {"<plan>": folder / "plan", "<groups>": folder / "groups.json"}
+    result["<space>"] = folder / "space.toml"
+    result["<space>"].write_text("optimizer.lr = [1e-3, 1e-2]\n")
     made = run_command("plan", "--data", data, "--shards", 2, "--out", result["<plan>"])
     assert made.returncode == 0, made.stderr
     return result

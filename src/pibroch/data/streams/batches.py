@@ -317,8 +317,9 @@ class Stream:
         while len(self._full) < _AHEAD and self._fill_once(self._part):
             self._last_record_at = time.monotonic()
             if self._part.samples >= self._share:
-                part, self._part = self._part, _Part()
-                self._full.append(part)
+                full = self._part
+                self._part = _Part()
+                self._full.append(full)
 
     def _fill_once(self, part: _Part) -> bool:
         """Take records of the partition with the oldest that has some; whether one has."""

@@ -35,9 +35,10 @@ class Decoded:
     def part(self, of: Range, range: Range) -> Decoded:
         """Of what a range ``of`` gave, what one within it gives."""
         lines = [each.line for each in self.bad]  # rising
-        first, end = range.line, range.line + range.records  # without the one, with the other
-        num_before, num_bad = bisect_right(lines, first), bisect_right(lines, end)
-        rows = self.rows.between(first - of.line - num_before, end - of.line - num_bad)
+        last = range.line + range.records  # the first one is the one behind `range.line`
+        num_before = bisect_right(lines, range.line)
+        num_bad = bisect_right(lines, last)
+        rows = self.rows.between(range.line - of.line - num_before, last - of.line - num_bad)
         return Decoded(rows, self.bad[num_before:num_bad])
 
 
