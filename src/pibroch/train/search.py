@@ -8,6 +8,7 @@ Optuna's choice (Akiba et al., KDD 2019; tree-structured Parzen estimator).
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from pibroch.config.toml import to_toml
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.observability import plots
 from pibroch.observability.report import read_run, shown_figure, write_page
-from pibroch.process import num_processors
+from pibroch.process import LAUNCHER, num_processors
 from pibroch.storage import new_file, storage_errors
 from pibroch.train.monitored import LOWER_IS_BETTER
 from pibroch.train.run_directory import RunDirectory
@@ -345,8 +346,10 @@ class Search:
         ]
         if self.parallel > 1 and self.threads is None:
             changes.append(f"train.threads={max(1, num_processors() // self.parallel)}")
-        words = [word for change in changes for word in ("--set", change)]
-        command = [sys.executable, "-m", "pibroch", "train", self.recipe, *words]
+        words = [self.recipe, *(word for change in changes for word in ("--set", change))]
+        if (run_dir / "config.toml").exists():
+            words = []  # as it was begun
+        command = [sys.executable, "-m", "pibroch", "train", *words]
         log = run_dir.with_suffix(".log")
         with log.open("ab") as output, self._lock:
             if self._stop.is_set():
@@ -354,6 +357,7 @@ class Search:
             process = subprocess.Popen(
                 [*command, "--run-dir", str(run_dir), "--resume"],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env={**os.environ, LAUNCHER: str(os.getpid())},  # ends when this process does
             )  # fmt: skip
             self._running.add(process)
         try:
