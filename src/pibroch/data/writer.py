@@ -76,16 +76,7 @@ class EncodedRows:
             name: (lengths[mask], values[np.repeat(mask, lengths)])
             for name, (lengths, values) in self.bags.items()
         }
-        return EncodedRows(
-            self.labels[mask],
-            self.dense[mask],
-            self.ids[mask],
-            bags,
-            None if self.raw_ids is None else self.raw_ids[mask],
-            None if self.sample_weights is None else self.sample_weights[mask],
-            None if self.groups is None else self.groups[mask],
-            None if self.event_times is None else self.event_times[mask],
-        )
+        return self._of(mask, bags)
 
     def between(self, first: int, end: int) -> EncodedRows:
         """Samples ``first`` to ``end``, of which nothing is copied."""
@@ -94,7 +85,13 @@ class EncodedRows:
             start = int(lengths[:first].sum())
             stop = start + int(lengths[first:end].sum())
             bags[name] = lengths[first:end], values[start:stop]
-        some = slice(first, end)
+        return self._of(slice(first, end), bags)
+
+    def _of(
+        self,
+        some: NDArray[np.bool_] | slice,
+        bags: dict[str, tuple[NDArray[np.int64], Array]],
+    ) -> EncodedRows:
         return EncodedRows(
             self.labels[some],
             self.dense[some],
