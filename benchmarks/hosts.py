@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -68,6 +68,23 @@ def measure_at(rate: str, lab: Lab, running: list[Team], schedule: Schedule) -> 
     return Outcome(
         rate, times, links, {team.spec.label: loopback_mb(team.carried) for team in running}
     )
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """What the same line-up gave in several sets of processes, as if in one."""
+    first = outcomes[0]
+    times = {label: Times() for label in first.times}
+    for label, own in times.items():
+        for each in outcomes:
+            own.extend(each.times[label])
+
+    links = {}
+    loopback = {}
+    for label in times:
+        sent, most = np.mean([each.link_mb[label] for each in outcomes], axis=0).tolist()
+        links[label] = (sent, most)
+        loopback[label] = mean(each.loopback_mb[label] for each in outcomes)
+    return Outcome(first.rate, times, links, loopback)
 
 
 def link_mb(carried: Sequence[Carried]) -> tuple[float, float]:

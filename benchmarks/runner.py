@@ -65,6 +65,13 @@ class Times:
         self.rounds_ms.append(timing.step_ms)
         self.cpu_ms.append(timing.cpu_ms_per_step)
 
+    def extend(self, other: Times) -> None:
+        """Add the rounds of another set of processes, which report the same figures."""
+        self.rounds_ms += other.rounds_ms
+        self.cpu_ms += other.cpu_ms
+        for name, values in other.figures.items():
+            self.figures.setdefault(name, []).extend(values)
+
     def percentile(self, percent: float) -> float:
         """Over all steps of all rounds, in milliseconds."""
         return float(np.percentile(np.concatenate(self.rounds_ms), percent))
