@@ -56,6 +56,7 @@ from benchmarks.results import Report, Row
 from benchmarks.runner import Schedule
 from benchmarks.team import Team, teams
 from benchmarks.workloads import Workload
+from pibroch.exchange.lookahead.window import MORE_AHEAD_A_STEP
 from pibroch.models.build import MODELS
 
 SCHEDULE = Schedule(rounds=3, steps_per_round=10, warmup_steps=2, pause_s=0.3)
@@ -290,9 +291,14 @@ def check(running: list[Team]) -> list[Agreement]:
 
 
 def warm_up(setting: Setting, running: list[Team]) -> None:
-    """Fill the caches: as many steps as are looked ahead, or all batches once."""
+    """Fill the caches, and let feeds come to read as far ahead as they will.
+
+    The first takes as many steps as are looked ahead, or all batches once. A feed reads two batches
+    further with each step: until then a step reads, announces and assigns three batches, not one.
+    """
     for team in running:
-        steps = min(entry_of(setting, team).lookahead, setting.num_batches)
+        lookahead = entry_of(setting, team).lookahead
+        steps = max(min(lookahead, setting.num_batches), -(-lookahead // MORE_AHEAD_A_STEP))
         if steps:
             team.run("step", 0, steps)
             team.pause(SCHEDULE.pause_s)
