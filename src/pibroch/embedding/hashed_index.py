@@ -332,6 +332,10 @@ class JointHashedLearner(JointLearner):
             [key_table.place_of(each._table, each._counters, each._first) for each in indices]
         )
         self._half_lives = np.array([each._policy.decay_steps for each in indices])
+        # where ids that have no row are given one, and nothing else happens while rows are free
+        self._are_open = np.array(
+            [each._is_quiet and each._admission.count == 1 for each in indices]
+        )
 
     def learn(
         self, ids: Ints, counts: NDArray[np.int32] | None, bounds: Sequence[int]
@@ -356,30 +360,34 @@ class JointHashedLearner(JointLearner):
         bounds: Sequence[int],
         known: LearnedIds | None,
     ) -> LearnedIds:
+        limits = np.array(bounds)
         rows, misses, num_misses = key_table.touch_tables(
-            self._places,
-            ids,
-            counts,
-            np.array(bounds),
-            self._half_lives,
+            self._places, ids, counts, limits, self._half_lives,
             None if known is None else known.rows,
+        )  # fmt: skip
+        given = key_table.admit_tables(
+            self._places, ids, counts, limits, self._are_open, rows, misses, num_misses
         )
         changes = []
-        spans = zip(pairwise(bounds), num_misses.tolist(), strict=True)
-        for place, (index, ((first, end), num)) in enumerate(zip(self._hashed, spans, strict=True)):
+        spans = zip(pairwise(bounds), num_misses.tolist(), given, strict=True)
+        for place, (index, ((first, end), num, fresh)) in enumerate(
+            zip(self._hashed, spans, strict=True)
+        ):
             index._asked = end - first
             if not num and index._is_quiet:
                 changes.append(NO_CHANGES)
-                continue
-            changes.append(
-                index._settle(
-                    ids[first:end],
-                    None if counts is None else counts[first:end],
-                    rows[first:end],
-                    misses[first : first + num],
-                    None if known is None else known.changes[place],
+            elif fresh is not None:
+                changes.append(RowChanges(*fresh, *_NOTHING, *_NOTHING))
+            else:
+                changes.append(
+                    index._settle(
+                        ids[first:end],
+                        None if counts is None else counts[first:end],
+                        rows[first:end],
+                        misses[first : first + num],
+                        None if known is None else known.changes[place],
+                    )
                 )
-            )
         return LearnedIds(changes, rows)
 
 

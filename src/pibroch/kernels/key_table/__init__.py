@@ -22,6 +22,7 @@ __all__ = [
     "MOST_COUNT",
     "MOST_ROWS",
     "KeyTable",
+    "admit_tables",
     "copy_of",
     "count_distances",
     "empty_table",
@@ -98,16 +99,18 @@ def touch(
 
 
 def place_of(table: KeyTable, totals: Ints, first_row: int) -> Ints:
-    """Where a table lies, for :func:`touch_tables`, int64 ``[6]``.
+    """Where a table lies, for :func:`touch_tables` and :func:`admit_tables`, int64 ``[8]``.
 
     Args:
         table: it.
-        totals: int64, at least 3: steps, keys in them, and of these those that were there.
+        totals: int64, at least 4: steps, keys in them, of these those that were there, and how
+            many were given rows.
         first_row: the number of the table's first row.
     """
-    slots, entries, *_ = table
+    slots, entries, free, counts = table
     ends = (slots.ctypes.data, len(slots), entries.ctypes.data, len(entries))
-    return np.array([*ends, totals.ctypes.data, first_row], np.int64)
+    more = (free.ctypes.data, counts.ctypes.data)
+    return np.array([*ends, totals.ctypes.data, first_row, *more], np.int64)
 
 
 def touch_tables(
@@ -123,7 +126,7 @@ def touch_tables(
     A step begins in each of them, and their totals grow.
 
     Args:
-        places: ``[T, 6]``, of tables that the caller holds, see :func:`place_of`.
+        places: ``[T, 8]``, of tables that the caller holds, see :func:`place_of`.
         keys: ``[V]``, of one table after the other.
         counts: ``[V]``; once each when absent.
         bounds: ``[T + 1]``, of each table's keys.
@@ -146,6 +149,51 @@ def touch_tables(
         half_lives, rows, known_rows is not None, misses, num_misses, _NO_SLOTS,
     )  # fmt: skip
     return rows, misses, num_misses
+
+
+def admit_tables(
+    places: Ints,
+    keys: Ints,
+    counts: NDArray[np.int32] | None,
+    bounds: Ints,
+    wanted: NDArray[np.bool_],
+    rows: Ints,
+    misses: NDArray[np.int32],
+    num_misses: Ints,
+) -> list[tuple[Ints, Ints] | None]:
+    """Give absent keys rows, as :func:`insert` of several tables; tables are shared by threads.
+
+    Args:
+        places: as for :func:`touch_tables`, with its other arguments and what it returned.
+        keys: ``[V]``.
+        counts: ``[V]``; once each when absent.
+        bounds: ``[T + 1]``.
+        wanted: ``[T]``, which tables are meant.
+        rows: ``[V]``, receives those of absent keys.
+        misses: ``[V]``.
+        num_misses: ``[T]``.
+
+    Returns:
+        By table the distinct keys that were absent, rising, and their rows; ``None`` where nothing
+        was done: for tables that are not meant, and those that may have fewer free rows.
+    """
+    ends = np.cumsum(num_misses)
+    total = int(ends[-1])
+    fresh_keys = np.empty(total, np.int64)
+    fresh_rows = np.empty(total, np.int64)
+    num_fresh = np.empty(len(places), np.int64)
+    begins = ends - num_misses
+    num_parts = max(1, min(parallel.num_threads(), total // KEYS_PER_THREAD))
+    marks = [total * part // num_parts for part in range(1, num_parts)]
+    cuts = [0, *np.searchsorted(begins, marks).tolist(), len(places)]
+    parallel.run_ranges(
+        numba.admit_tables, cuts, places, keys, _NONE_32 if counts is None else counts, bounds,
+        wanted, rows, misses, num_misses, begins, fresh_keys, fresh_rows, num_fresh, _NO_SLOTS,
+    )  # fmt: skip
+    return [
+        (fresh_keys[begin : begin + num], fresh_rows[begin : begin + num]) if num >= 0 else None
+        for begin, num in zip(begins.tolist(), num_fresh.tolist(), strict=True)
+    ]
 
 
 def older_than(table: KeyTable, bound: int, step: int) -> Ints:

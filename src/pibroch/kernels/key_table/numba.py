@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.bits import lowest
+from pibroch.kernels.dedupe.numba import dedupe
 from pibroch.kernels.memory import numbers_at, prefetch
 from pibroch.kernels.policy import kernel
 
@@ -274,7 +275,7 @@ def visit_tables(
     """A step of the tables ``start`` to ``stop``, each with keys of its own.
 
     Args:
-        places: ``[T, 6]``, of each table: see :func:`pibroch.kernels.key_table.place_of`.
+        places: ``[T, 8]``, of each table: see :func:`pibroch.kernels.key_table.place_of`.
         keys: ``[V]``, of one table after the other.
         counts: ``[V]``, how often each was seen, or empty for once.
         bounds: ``[T + 1]``, of each table's keys.
@@ -399,6 +400,87 @@ def insert(table: KeyTable, keys: Ints, counts: Ints, step: int, rows: Ints) -> 
         put(slots, hash_, np.int64(row))
     table.counts[0] += len(keys)
     table.counts[1] = word
+
+
+@kernel
+def admit_tables(
+    places: Ints,
+    keys: Ints,
+    counts: NDArray[np.int32],
+    bounds: Ints,
+    wanted: NDArray[np.bool_],
+    rows: Ints,
+    misses: NDArray[np.int32],
+    num_misses: Ints,
+    begins: Ints,
+    fresh_keys: Ints,
+    fresh_rows: Ints,
+    num_fresh: Ints,
+    slots: NDArray[np.uint64],
+    start: int,
+    stop: int,
+) -> None:
+    """Give the absent keys of the tables ``start`` to ``stop`` rows, after :func:`visit_tables`.
+
+    Args:
+        places: ``[T, 8]``, see :func:`pibroch.kernels.key_table.place_of`.
+        keys: ``[V]``, of one table after the other.
+        counts: ``[V]``, how often each was seen, or empty for once.
+        bounds: ``[T + 1]``, of each table's keys.
+        wanted: ``[T]``, which tables are meant.
+        rows: ``[V]``, receives those of absent keys.
+        misses: ``[V]``, among each table's keys the positions of absent ones.
+        num_misses: ``[T]``, how many there are.
+        begins: ``[T]``, where each table's fresh keys go.
+        fresh_keys: receives the distinct keys that were absent, rising.
+        fresh_rows: receives their rows.
+        num_fresh: ``[T]``, receives how many there are, -1 where nothing was done: for tables that
+            are not meant, and those that may have fewer free rows.
+        slots: empty; for its type.
+        start: of the tables.
+        stop: of the tables.
+    """
+    for number in range(start, stop):
+        num = num_misses[number]
+        place = places[number]
+        in_use = numbers_at(keys, place[7], 2)
+        num_fresh[number] = -1
+        if not wanted[number] or place[3] - in_use[0] < num:
+            continue
+        num_fresh[number] = 0
+        if num == 0:
+            continue
+        table = KeyTable(
+            numbers_at(slots, place[0], place[1]),
+            numbers_at(keys, place[2], 2 * place[3]).reshape((place[3], 2)),
+            numbers_at(keys, place[6], -(-place[3] // 64)),
+            in_use,
+        )
+        own = keys[bounds[number] : bounds[number + 1]]
+        own_counts = counts[bounds[number] : bounds[number + 1]] if len(counts) > 0 else counts
+        own_rows = rows[bounds[number] : bounds[number + 1]]
+        begin = begins[number]
+        new = fresh_keys[begin : begin + num]
+        new_rows = fresh_rows[begin : begin + num]
+        segments = np.empty(num + 1, np.int32)
+        order = np.empty(num, np.int32)
+        found = dedupe(own, misses[bounds[number] :], new, segments, order, 0, num)
+        segments[found] = num
+        totals = np.empty(found, np.int64)
+        for i in range(found):
+            totals[i] = segments[i + 1] - segments[i]
+            if len(counts) > 0:
+                totals[i] = 0
+                for k in range(segments[i], segments[i + 1]):
+                    totals[i] += own_counts[order[k]]
+        counters = numbers_at(keys, place[4], 4)
+        insert(table, new[:found], totals, counters[0], new_rows)
+        for i in range(found):
+            new_rows[i] += place[5]
+            for k in range(segments[i], segments[i + 1]):
+                own_rows[order[k]] = new_rows[i]
+        counters[3] += found
+        num_fresh[number] = found
 
 
 @kernel
