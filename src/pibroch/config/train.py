@@ -58,6 +58,8 @@ class TrainConfig(Section):
             has none: ``epochs`` is then not looked at, and without ``steps`` there is no end.
         steps: stop after this many steps instead.
         batch_size: samples a step, over all ranks.
+        accumulate: so many times ``batch_size`` samples make a step, in as many passes through the
+            dense layers: one update of them and of each row, as of one large batch.
         evaluate_batch_size: samples a batch when evaluating, over all ranks.
         evaluate_every: validation interval; the end of each epoch when absent.
         evaluate_test: whether the run reads the test split, to evaluate its best model at the end.
@@ -99,6 +101,7 @@ class TrainConfig(Section):
     epochs: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=1024, ge=1)
+    accumulate: int = Field(default=1, ge=1)
     evaluate_batch_size: int = Field(default=8192, ge=1)
     evaluate_every: int | None = Field(default=None, ge=1)
     evaluate_test: bool = True
@@ -123,3 +126,8 @@ class TrainConfig(Section):
     publish_keep_seconds: float = Field(default=300.0, ge=0)
     windows: WindowsConfig | None = None
     threads: int | None = Field(default=None, ge=1)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Over all ranks."""
+        return self.batch_size * self.accumulate

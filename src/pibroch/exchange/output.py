@@ -144,6 +144,36 @@ class EmbeddingOutput(Mapping[str, "Tensor | JaggedEmbeddings"]):
         pooled = self._pooled()
         return KeyedTensor(list(pooled), [place.dim for place in pooled.values()], self.cat())
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What holds the embeddings: one tensor for all that are pooled, and one a group else."""
+        return list({id(each): each for each in self._groups}.values())
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> EmbeddingOutput:
+        """The same features in other :attr:`tensors`."""
+        place = {id(each): number for number, each in enumerate(self.tensors)}
+        groups = [tensors[place[id(each)]] for each in self._groups]
+        return EmbeddingOutput(self._places, groups, self._offsets)
+
+    def split(self, sizes: Sequence[int]) -> list[EmbeddingOutput]:
+        """Of so many samples each, in their order, as ``torch.split`` does it.
+
+        Args:
+            sizes: that sum up to B.
+        """
+        if len(sizes) == 1:
+            return [self]
+        of_tensor = {
+            id(group): [(part, None) for part in group.split(list(sizes))]
+            if offsets is None
+            else _split_jagged(group, offsets, sizes)
+            for group, offsets in zip(self._groups, self._offsets, strict=True)
+        }
+        return [
+            EmbeddingOutput(self._places, *zip(*parts, strict=True))
+            for parts in zip(*(of_tensor[id(group)] for group in self._groups), strict=True)
+        ]
+
     def _pooled(self) -> dict[str, ReaderPlace]:
         return {
             name: place
@@ -256,6 +286,22 @@ class OutputForm:
             joined if each.space.is_pooled and joined is not None else embeddings
             for each, embeddings in zip(self._groups, embeddings_of_groups, strict=True)
         ]
+
+
+def _split_jagged(
+    values: Tensor, offsets: Tensor, sizes: Sequence[int]
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Vectors of several readers, and their offsets, by parts of so many samples."""
+    lengths = (offsets[1:] - offsets[:-1]).view(-1, sum(sizes)).split(list(sizes), 1)
+    counts = torch.stack([part.sum(1) for part in lengths], 1)
+    vectors = values.split(counts.view(-1).tolist())
+    return [
+        (
+            torch.cat(vectors[number :: len(sizes)]),
+            torch.cat([offsets[:1] * 0, part.reshape(-1).cumsum(0)]),
+        )
+        for number, part in enumerate(lengths)
+    ]
 
 
 def _jagged(values: Tensor, offsets: Tensor, num_readers: int) -> list[JaggedEmbeddings]:

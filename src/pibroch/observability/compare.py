@@ -167,7 +167,7 @@ def _plots(runs: Sequence[ComparedRun], data: Sequence[int]) -> list[Figure]:
         for run, number in zip(runs, data, strict=True)
     ]
     caution = "; different data: compare within one data set alone" if several else ""
-    if len({run.settings.get("train.batch_size") for run in runs}) > 1:
+    if len({_samples_per_step(run.settings) for run in runs}) > 1:
         caution += "; batch sizes differ, a step is not as many samples"
     figures: list[Figure] = []
     losses = [_points(run.records.training, "loss") for run in runs]
@@ -183,6 +183,10 @@ def _plots(runs: Sequence[ComparedRun], data: Sequence[int]) -> list[Figure]:
         svg = plots.runs_plot(names, [each.get(metric, []) for each in series], data, title)
         figures.append((title, "of the validation split" + caution, svg))
     return figures
+
+
+def _samples_per_step(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("train.batch_size", 0) * settings.get("train.accumulate", 1))
 
 
 def _final_figures(runs: Sequence[ComparedRun], data: Sequence[int]) -> list[list[str]]:

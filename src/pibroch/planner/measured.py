@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def for_run(assignment: Assignment, prediction: PlanPrediction, run: Path) -> Pl
             "make it again",
         )
     config = _config(run)
-    batch_size = config.get("train", {}).get("batch_size", 0) / prediction.num_shards
+    batch_size = _samples_per_step(config) / prediction.num_shards
     replicas = config.get("embedding", {}).get("exchange", {}).get("replicas", "gather")
     payload = payload_of_batches(
         assignment, prediction.reads, batch_size or prediction.batch_size, replicas
@@ -70,7 +71,6 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
     if not config:
         return ["the run's configuration cannot be read, so it may be of another plan"]
     exchange = config.get("embedding", {}).get("exchange", {})
-    train = config.get("train", {})
     differences = []
     used = exchange.get("plan")
     if used is None or Path(used).resolve() != plan.resolve():
@@ -81,7 +81,7 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
         differences.append(f"its exchange is {exchange.get('name')}, predicted is alltoall")
     if exchange.get("wire", "float32") != "float32" or exchange.get("compress"):
         differences.append("its rows travel narrower than float32, which is predicted")
-    batch_size = train.get("batch_size", 0) / prediction.num_shards
+    batch_size = _samples_per_step(config) / prediction.num_shards
     if batch_size != prediction.batch_size:
         differences.append(
             f"predicted for the run's batches of {batch_size:g} samples a rank; "
@@ -94,6 +94,11 @@ def notes(prediction: PlanPrediction, plan: Path, run: Path) -> list[str]:
             " that their given order would take"
         )
     return differences
+
+
+def _samples_per_step(config: Mapping[str, Any]) -> int:
+    train = config.get("train", {})
+    return int(train.get("batch_size", 0) * train.get("accumulate", 1))
 
 
 def _summary(run: Path) -> dict[str, Any]:

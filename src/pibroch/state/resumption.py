@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _FOR_GOOD = ("model", "optimizer.name", "embedding.optimizer.name", "train.average")
 """Without these, by the beginnings of keys, saved weights and state mean something else."""
-_ONCE_BEGUN = ("seed", "train.batch_size", "train.monitor")
+_ONCE_BEGUN = ("seed", "train.batch_size", "train.accumulate", "train.monitor")
 """Settings by which the position in the data, the steps left and the best value are counted."""
 _WITHOUT_EFFECT = (
     "data",

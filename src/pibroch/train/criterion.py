@@ -33,6 +33,9 @@ class Criterion:
     Raises:
         ConfigError: for a task that is none, or a loss that does not fit its label or cannot take
             the weights of the data.
+
+    Attributes:
+        compares: whether a sample's loss depends on other samples.
     """
 
     def __init__(self, config: RunConfig, schema: Schema, channel: Channel) -> None:
@@ -46,7 +49,7 @@ class Criterion:
             _loss_of(task.loss or config.loss, label, schema)
             for task, label in zip(tasks, schema.targets, strict=True)
         ]
-        self._compares = any(isinstance(loss, RankingLoss) for loss in self._losses)
+        self.compares = any(isinstance(loss, RankingLoss) for loss in self._losses)
 
     def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
         """The loss of this rank's part of a batch.
@@ -58,7 +61,7 @@ class Criterion:
             logits: float32 ``[B_r]``, or ``[B_r, T]`` of several tasks.
             batch: of which these are, perhaps without samples.
         """
-        shared = self._gather(logits, batch) if self._compares else None
+        shared = self._gather(logits, batch) if self.compares else None
         if batch.batch_size == 0:
             return logits.sum()
         total: Tensor | None = None

@@ -29,6 +29,8 @@ class InBatchCriterion:
         DataError: for items with raw ids, which nobody counted, where the bias is corrected.
     """
 
+    compares = True
+
     def __init__(
         self, config: RunConfig, dataset: EncodedDataset, model: nn.Module, channel: Channel
     ) -> None:

@@ -292,7 +292,7 @@ def _loader_of(session: Session) -> Loader:
     ranks = session.world.ranks
     return Loader(
         session.dataset.split("train"),
-        session.config.train.batch_size,
+        session.config.train.samples_per_step,
         shuffle=True,
         seed=session.config.seed,
         part=(ranks.rank, ranks.world_size),
@@ -305,7 +305,7 @@ def total_steps(session: Session) -> int | None:
     if settings.steps is not None or session.config.data.stream is not None:
         return settings.steps
     return (settings.epochs or 0) * math.ceil(
-        session.dataset.samples["train"] / settings.batch_size
+        session.dataset.samples["train"] / settings.samples_per_step
     )
 
 

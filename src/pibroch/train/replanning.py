@@ -120,7 +120,8 @@ class Replanner:
             session.embeddings.tables, session.embeddings.optimizers if mode == "training" else None
         )
         topology = ClusterTopology.of({"host_of_rank": list(prediction.hosts)}, str(path))
-        batch_size = max(1, session.config.train.batch_size // session.world.ranks.world_size)
+        num_ranks = session.world.ranks.world_size
+        batch_size = max(1, session.config.train.samples_per_step // num_ranks)
         return DriftWatch(assignment, sizes, topology, options, batch_size)
 
     def _decide(self, step: int) -> str | None:

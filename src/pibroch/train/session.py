@@ -28,6 +28,7 @@ from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class, pooling_of
 from pibroch.process import threads_of_rank
+from pibroch.train.accumulation import Passes, check_accumulation
 from pibroch.train.criterion import Criterion
 from pibroch.train.in_batch import InBatchCriterion
 from pibroch.train.optimizers import (
@@ -58,6 +59,7 @@ class Session:
         processors: that make the batches; this process does when absent.
         has_rows: whether the rows are what the seed makes of them, or were; else somebody is to
             write them all.
+        passes: in which the dense layers take a step's samples; ``None`` for one.
         criterion: what training minimises.
         windows: what predictions of steps are worth, by event time; ``None`` where the data have no
             event times.
@@ -72,6 +74,7 @@ class Session:
     world: World
     processors: Processors | None = None
     has_rows: bool = True
+    passes: Passes | None = None
     criterion: Criterion | InBatchCriterion = field(init=False)
     windows: ProgressiveWindows | None = field(init=False, default=None)
 
@@ -85,6 +88,8 @@ class Session:
             self.criterion = InBatchCriterion(self.config, self.dataset, self.model, channel)
         else:
             self.criterion = Criterion(self.config, self.dataset.schema, channel)
+        if self.passes is not None:
+            check_accumulation(self.model, self.criterion.compares)
 
     def fill_rows(self) -> None:
         """Make the rows what the seed makes of them, unless they are, or were."""
@@ -98,12 +103,21 @@ class Session:
 
         Its backward updates the rows.
         """
-        places = None if batch.assigned is None else batch.assigned.places
-        set_place(self.model, self.config.seed, step, batch.first_sample, places)
-        logits = self._logits(self.model, batch)
+        if self.passes is None:
+            logits = self._training_logits(step, batch, partial(self.embeddings, batch))
+            loss = self.criterion(logits, batch)
+        else:
+            embedded = self.embeddings(batch)
+            logits_of = partial(self._training_logits, step)
+            loss, logits = self.passes.run(batch, embedded, logits_of, self.criterion)
         if self.windows is not None:
             self.windows.add(step, logits, batch)
-        return self.criterion(logits, batch)
+        return loss
+
+    def _training_logits(self, step: int, batch: JaggedBatch, embedded: object) -> Tensor:
+        places = None if batch.assigned is None else batch.assigned.places
+        set_place(self.model, self.config.seed, step, batch.first_sample, places)
+        return self._logits(self.model, batch.dense, embedded)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""
@@ -125,7 +139,10 @@ class Session:
         self.set_training(False)
         try:
             with torch.inference_mode(), averaged:
-                yield partial(self._logits, model.eval())
+                model.eval()
+                yield lambda batch: self._logits(
+                    model, batch.dense, partial(self.embeddings, batch)
+                )
         finally:
             self.set_training(True)
 
@@ -134,9 +151,9 @@ class Session:
         self.model.train(training)
         self.embeddings.train(training)
 
-    def _logits(self, model: nn.Module, batch: JaggedBatch) -> Tensor:
+    def _logits(self, model: nn.Module, dense: Tensor, embedded: object) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.bf16):
-            logits: Tensor = model(batch.dense, partial(self.embeddings, batch))
+            logits: Tensor = model(dense, embedded)
         return logits.float()
 
     def set_learning_rates(self, step: int, total_steps: int | None, plateaus: int) -> None:
@@ -192,12 +209,17 @@ def build_session(
     )
     num_tasks = len(schema.label_columns)
     model = build_model(config.model, len(schema.dense), len(names), names, num_tasks)
-    model = data_parallel(place_towers(model, embeddings), world.ranks)
+    model = place_towers(model, embeddings)
+    passes = None
+    if config.train.accumulate > 1:
+        passes = Passes(model, -(-config.train.batch_size // world.ranks.world_size))
+    count = None if passes is None else passes.samples_of_call
+    model = data_parallel(model, world.ranks, num_samples=count)
     optimizer = build_dense_optimizer(config.optimizer, model.parameters())
     averages = _averages(model, config.train.average)
     processors = _processors(helpers.processors, world)
     return Session(
-        config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows
+        config, dataset, embeddings, model, optimizer, averages, world, processors, has_rows, passes
     )
 
 

@@ -62,7 +62,10 @@ def open_stream(session: Session, run: RunDirectory) -> Stream | None:
         source,
         Decoder(schema, session.dataset.encoders),
         StreamOptions(
-            settings.batch_size, config.wait_seconds, config.idle_seconds, config.most_bad_share
+            settings.samples_per_step,
+            config.wait_seconds,
+            config.idle_seconds,
+            config.most_bad_share,
         ),
         (ranks.rank, ranks.world_size),
         _gather(channel),
