@@ -16,11 +16,13 @@ from rich.table import Table
 from pibroch.cli.progress import stages
 from pibroch.data import health
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.npy import NpySource
 from pibroch.data.parquet import ParquetSource
 from pibroch.data.prepare import PrepareOptions, PrepareReport, prepare
-from pibroch.data.presets import avazu_schema, criteo_schema
+from pibroch.data.presets import avazu_schema, criteo_npy_schema, criteo_schema
 from pibroch.data.schema import Schema
 from pibroch.data.sources import RawSource, TextSource
+from pibroch.data.sparse_text import SparseTextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.errors import ConfigError
@@ -41,12 +43,18 @@ class RawFormat(StrEnum):
     AVAZU = "avazu"
     CSV = "csv"
     PARQUET = "parquet"
+    LIBSVM = "libsvm"
+    LIBFFM = "libffm"
+    CRITEO_NPY = "criteo-npy"
 
 
 @app.command("prepare")
 def prepare_command(
     format_: Annotated[
-        RawFormat, typer.Argument(metavar="FORMAT", help="criteo, avazu, csv or parquet.")
+        RawFormat,
+        typer.Argument(
+            metavar="FORMAT", help=f"{', '.join(list(RawFormat)[:-1])} or {list(RawFormat)[-1]}."
+        ),
     ],
     sources: Annotated[
         list[Path],
@@ -56,7 +64,7 @@ def prepare_command(
     schema: Annotated[
         Path | None,
         typer.Option(
-            help="TOML schema; needed for csv and parquet, else replaces the inferred one."
+            help="TOML schema; in place of the inferred one of criteo, criteo-npy and avazu."
         ),
     ] = None,
     min_count: Annotated[
@@ -125,6 +133,10 @@ def prepare_command(
 
         pibroch data prepare csv old.csv --validation new.csv --test newest.csv --schema
         clicks.toml --out data/mine
+
+        pibroch data prepare libffm train.ffm --schema ffm.toml --out data/ffm
+
+        pibroch data prepare criteo-npy day_*_dense.npy --out data/tb
 
         pibroch data prepare criteo day_1.gz --vocabularies runs/first --out data/tomorrow
     """
@@ -326,6 +338,8 @@ def _sources(
     schema = prepared if schema_path is None else Schema.load(schema_path)
     if schema is None and format_ is RawFormat.CRITEO:
         schema = criteo_schema(bins=bins)
+    if schema is None and format_ is RawFormat.CRITEO_NPY:
+        schema = criteo_npy_schema()
     if schema is None and format_ is RawFormat.AVAZU:
         header, *records = TextSource(paths[0], ",", True).first_records(2)
         schema = avazu_schema(header, records[0] if records else [])
@@ -337,6 +351,11 @@ def _sources(
         )
     if format_ is RawFormat.PARQUET:
         return schema, [ParquetSource(path, schema, has_labels) for path in paths]
+    if format_ is RawFormat.CRITEO_NPY:
+        return schema, [NpySource(path, has_labels) for path in paths]
+    if format_ in (RawFormat.LIBSVM, RawFormat.LIBFFM):
+        has_fields = format_ is RawFormat.LIBFFM
+        return schema, [SparseTextSource(path, schema, has_fields, has_labels) for path in paths]
     return schema, [_text_source(path, schema, has_labels) for path in paths]
 
 

@@ -14,7 +14,7 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, TextPiece, existing
 from pibroch.errors import DataError
 
-_SEPARATOR = ","
+SEPARATOR = ","
 _ROWS = 65_536
 _CHECK = "has item end: "  # before the name of a list column
 _ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
@@ -45,6 +45,7 @@ class ParquetSource:
         self, path: Path, schema: Schema, has_labels: bool = True, may_be_empty: bool = False
     ) -> None:
         self.path = existing(path)
+        self.files: tuple[Path, ...] = (path,)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
             types = self._frame.collect_schema()
@@ -63,7 +64,7 @@ class ParquetSource:
             column for column, kind in kinds.items() if isinstance(kind, pl.List | pl.Array)
         ]
         self._binary = [column for column, kind in kinds.items() if _inner(kind) == pl.Binary]
-        self.layout = Layout(_SEPARATOR, True, "row", frozenset(self._lists))
+        self.layout = Layout(SEPARATOR, True, "row", frozenset(self._lists))
         self._expressions = [self._as_text(column, kind, schema) for column, kind in kinds.items()]
         self.integers = tuple(
             column
@@ -171,7 +172,7 @@ class ParquetSource:
 
 def text_of_rows(frame: pl.DataFrame) -> bytes:
     """Rows of :meth:`ParquetSource.frames` as delimited text."""
-    return frame.write_csv(separator=_SEPARATOR, include_header=False).encode()
+    return frame.write_csv(separator=SEPARATOR, include_header=False).encode()
 
 
 def _fits_int64(kind: DataType, is_time: bool) -> bool:

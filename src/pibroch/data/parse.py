@@ -7,7 +7,7 @@ known: the 64-bit hash of its bytes (vocabulary, hash, raw) or already its row (
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -150,6 +150,15 @@ class ParsedPiece:
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
     event_times: NDArray[np.int64] | None = None
+
+    def with_bad(self, records: Sequence[BadRecord]) -> ParsedPiece:
+        """With further bad records, which were left out before."""
+        if not records:
+            return self
+        bad = sorted((*self.bad, *records), key=lambda record: record.line)
+        return replace(
+            self, num_bad=self.num_bad + len(records), bad=tuple(bad[:_SHOWN_BAD_RECORDS])
+        )
 
 
 class PieceParser:

@@ -174,7 +174,8 @@ def _signature(
     A file's time of change (``ctime``) is the kernel's: whoever writes other bytes and sets the
     time of modification back leaves his mark there, at no cost of reading what was read before.
     """
-    stats = [(source.path.resolve(), source.path.stat()) for source in sources]
+    paths = [path for source in sources for path in source.files]
+    stats = [(path.resolve(), path.stat()) for path in paths]
     files = [
         [str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
         for path, stat in stats
@@ -280,7 +281,7 @@ def _parse(
         parser = PieceParser(schema, source.columns, source.layout, options.has_labels)
         start = last.end if last is not None and number == last.source else Place()
         for piece in source.pieces(start, options.piece_bytes):
-            parsed = parser.parse(piece.text, piece.start.line + 1)
+            parsed = parser.parse(piece.text, piece.start.line + 1).with_bad(piece.bad)
             spool.append(parsed, number, f"{source.path} {source.layout.unit}", piece.end)
             if parsed.num_bad > _HOPELESS * (parsed.num_bad + len(parsed.labels)):
                 _refuse_bad(spool, options.max_bad_fraction)

@@ -39,6 +39,17 @@ def criteo_schema(*, bins: bool = True, min_count: int = 2) -> Schema:
     )
 
 
+def criteo_npy_schema(*, min_count: int = 2) -> Schema:
+    """The arrays of ``torchrec.datasets.criteo``, whose dense values have their logarithm taken.
+
+    Args:
+        min_count: frequency cut of the 26 vocabularies.
+    """
+    schema = criteo_schema(bins=False, min_count=min_count)
+    dense = tuple(each.model_copy(update={"transform": "identity"}) for each in schema.dense)
+    return schema.model_copy(update={"dense": dense})
+
+
 def avazu_schema(
     header: Sequence[str], first_record: Sequence[str], *, min_count: int = 2
 ) -> Schema:

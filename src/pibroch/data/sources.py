@@ -18,6 +18,7 @@ import numpy as np
 import zstandard
 
 from pibroch.data.layout import Layout
+from pibroch.data.parse import BadRecord
 from pibroch.errors import DataError
 from pibroch.kernels.text import RECORD_ITEMS, complete_records_end, find_fields
 
@@ -54,12 +55,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Whole records as text, where they begin, and where the next piece begins."""
+    """Whole records as text, where they begin, and where the next piece begins.
+
+    ``bad`` are records that could not become text, in whose place is a blank line.
+    """
 
     text: bytes
     start: Place
     end: Place
     fraction: float
+    bad: tuple[BadRecord, ...] = ()
 
 
 class RawSource(Protocol):
@@ -67,11 +72,13 @@ class RawSource(Protocol):
 
     Attributes:
         path: of the file.
+        files: all that are read, it among them.
         columns: names of the columns of the text, in their order.
         layout: of the text.
     """
 
     path: Path
+    files: tuple[Path, ...]
     columns: tuple[str, ...]
     layout: Layout
 
@@ -97,6 +104,7 @@ class TextSource:
         self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None
     ) -> None:
         self.path = path
+        self.files: tuple[Path, ...] = (path,)
         self.layout = Layout(separator, quotes)
         self._size = existing(path).stat().st_size
         self._start = Place()
