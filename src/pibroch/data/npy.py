@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from pibroch.data.layout import Layout
 from pibroch.data.parquet import SEPARATOR, text_of_rows
 from pibroch.data.presets import NUM_CRITEO_CATEGORICAL, NUM_CRITEO_DENSE
 from pibroch.data.sources import Place, TextPiece, existing
 from pibroch.errors import DataError
+from pibroch.kernels.arrays import Array
 
 _DENSE = "_dense.npy"
 _LABELS = "_labels.npy"
@@ -60,7 +60,7 @@ class NpySource:
         sparse = _opened(path.with_name(stem + _SPARSE), "int32", NUM_CRITEO_CATEGORICAL)
         self._arrays = {"I": dense, "C": sparse}
         self.files: tuple[Path, ...] = (path, path.with_name(stem + _SPARSE))
-        self._labels: NDArray[np.int32] | None = None
+        self._labels: Array | None = None
         if has_labels:
             self.files += (path.with_name(stem + _LABELS),)
             self._labels = _opened(self.files[-1], "int32", 1)
@@ -99,10 +99,10 @@ class NpySource:
         return frame.fill_nan(None)  # a missing value
 
 
-def _opened(path: Path, dtype: str, num_columns: int) -> NDArray[np.generic]:
+def _opened(path: Path, dtype: str, num_columns: int) -> Array:
     """A mapped array ``[n, num_columns]``."""
     try:
-        array = np.load(existing(path), mmap_mode="r", allow_pickle=False)
+        array: Array = np.load(existing(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path}: {reason}", "a sound .npy file without pickles", _DO) from error
