@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -202,8 +203,12 @@ class FanOut:
 
 
 def figure(value: float | None, digits: int = 4) -> str:
-    """A figure of an evaluation as people read it."""
-    return "undefined" if value is None else f"{value:.{digits}f}"
+    """A figure of an evaluation as people read it.
+
+    >>> figure(0.75), figure(math.nan), figure(None)
+    ('0.7500', 'undefined', 'undefined')
+    """
+    return "undefined" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def shown_time(event_time: int) -> str:

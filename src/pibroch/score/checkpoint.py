@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pibroch.data import EncodedDataset, Loader
+from pibroch.data.health import click_rates
 from pibroch.data.schema import Target
 from pibroch.embedding import SGD
 from pibroch.errors import CheckpointError
@@ -60,12 +61,17 @@ def evaluate_checkpoint(
     (label, *_) = evaluation.tasks
     evaluation.tasks[label].update(figures_over_all_items(predictor, dataset, opened, top_k))
     check_finite(evaluation, split)
-    for label, figures in evaluation.tasks.items():
-        if math.isnan(figures.get("auc", 0.0)):
-            which = f" ({label})" if len(evaluation.tasks) > 1 else ""
-            logger.warning(
-                "all labels%s of the %s split are alike: AUC is not defined", which, split
-            )
+    undefined = [name for name, each in evaluation.tasks.items() if math.isnan(each.get("auc", 0))]
+    rates = click_rates(dataset, [split]) if undefined else {}
+    for label in undefined:
+        which = f" ({label})" if len(evaluation.tasks) > 1 else ""
+        logger.warning(
+            "all labels%s of the %s split are %.0f: AUC, which compares samples of label 1 with"
+            " those of label 0, is not defined",
+            which,
+            split,
+            rates[label][split],
+        )
     return evaluation
 
 

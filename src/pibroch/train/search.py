@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+from pibroch.config import RunConfig
 from pibroch.config.origins import resolve
 from pibroch.config.recipes import load_recipe
 from pibroch.config.toml import to_toml
@@ -28,7 +29,7 @@ from pibroch.observability import plots
 from pibroch.observability.report import read_run, shown_figure, write_page
 from pibroch.process import LAUNCHER, num_processors
 from pibroch.storage import new_file, storage_errors
-from pibroch.train.monitored import LOWER_IS_BETTER
+from pibroch.train.monitored import LOWER_IS_BETTER, monitored
 from pibroch.train.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -94,6 +95,35 @@ def read_space(path: Path) -> dict[str, BaseDistribution]:
     if not space:
         raise ConfigError(f"--space {path}, which is empty", "settings with what to choose from")
     return space
+
+
+def check_validation(config: RunConfig) -> None:
+    """Open a run's data and look whether their validation split says which model is best.
+
+    Raises:
+        DataError: for data that cannot be opened.
+        ConfigError: without validation samples, or where all their labels are alike and AUC, which
+            they do not define, is to choose.
+    """
+    from pibroch.data.health import click_rates
+    from pibroch.train.data_source import open_dataset
+
+    dataset = open_dataset(config.data)
+    if not dataset.samples["validation"]:
+        raise ConfigError(
+            f"no validation samples in {dataset.path}",
+            "a validation split, on which a search goes by",
+            "prepare the data with --split time:0.8/0.1/0.1, or with --validation FILE",
+        )
+    label, figure = monitored(config.train.monitor, dataset.schema)
+    rate = click_rates(dataset, ["validation"]).get(label, {}).get("validation")
+    if figure == "auc" and rate in (0.0, 1.0):
+        raise ConfigError(
+            f"validation labels that are all {rate:.0f} in {dataset.path}, by which AUC is not"
+            " defined",
+            "a figure that says which model is best",
+            "pass --set train.monitor=logloss",
+        )
 
 
 def _leaves(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -169,17 +199,20 @@ class Search:
     folder: Path
     parallel: int = 1
     trials: dict[int, Trial] = field(default_factory=dict)
+    _configs: list[RunConfig] = field(init=False)
     _stop: Event = field(default_factory=Event)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         config = load_recipe(self.recipe, self.overrides)
+        self._configs = [] if any(key.startswith("data.") for key in self.space) else [config]
         for key, distribution in self.space.items():
             for value in _extremes(distribution):
-                load_recipe(
-                    self.recipe, [*self.overrides, f"{key}={_spelled(distribution, value)}"]
-                )
+                change = f"{key}={_spelled(distribution, value)}"
+                changed = load_recipe(self.recipe, [*self.overrides, change])
+                if key.startswith("data."):
+                    self._configs.append(changed)
         self.monitor = config.train.monitor
         self.first_seed = config.seed
         self.threads = config.train.threads
@@ -239,8 +272,13 @@ class Search:
 
         Raises:
             TrainingError: when the first few fail all.
-            ConfigError: while another search goes on in the folder.
+            ConfigError: while another search goes on in the folder; before the first trial, for
+                data whose validation split does not say which model is best.
+            DataError: likewise, for data that cannot be opened.
         """
+        if not self.done:
+            for config in self._configs:
+                check_validation(config)
         claimed = RunDirectory(self.folder)
         claimed.claim()
         study = self._study()

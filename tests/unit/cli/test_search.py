@@ -141,3 +141,25 @@ def test_trials_that_fail_are_said_and_end_a_search_of_nothing_else(recipe, tmp_
     )
     assert done.returncode == 1 and "5 trials that failed" in done.stderr
     assert all(each["problem"] for each in trials(out))
+
+
+@pytest.mark.parametrize(
+    ("split", "num_mixed", "reason"),
+    [("none", 300, "no validation samples"), ("time:0.6/0.2/0.2", 60, "that are all 0")],
+)
+def test_data_that_choose_nothing_are_refused_before_a_trial(tmp_path, split, num_mixed, reason):
+    lines = [f"{int(k % 3 == 0 and k < num_mixed)},town{k % 9}" for k in range(300)]
+    (tmp_path / "clicks.csv").write_text("click,city\n" + "\n".join(lines))
+    (tmp_path / "schema.toml").write_text('label = "click"\n[categorical.city]\nmin_count = 1\n')
+    made = run_command(
+        "data", "prepare", "csv", tmp_path / "clicks.csv", "--schema", tmp_path / "schema.toml",
+        "--split", split, "--out", tmp_path / "data",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "small.toml").write_text(to_toml(make_config(tmp_path / "data").model_dump()))
+    (tmp_path / "space.toml").write_text(SPACE)
+    space = ("--space", tmp_path / "space.toml", "--out", tmp_path / "out")
+    done = run_command("search", tmp_path / "small.toml", *space)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert not trials(tmp_path / "out")

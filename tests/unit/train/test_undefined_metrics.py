@@ -18,7 +18,7 @@ from pibroch.errors import NonFiniteLossError
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.state.checkpoint_folder import CheckpointFolder
 from pibroch.train.metrics import Predictions
-from small_run import make_config, train_here
+from small_run import make_config, run_command, train_here
 
 SETTINGS = [
     "model.bottom=[4]",
@@ -105,3 +105,14 @@ def test_auc_of_what_is_no_number_is_none():
     predictions.add(np.array([0.1, np.nan, 2.0], np.float32), np.array([0, 1, 1], np.float32))
     result = predictions.result().metrics
     assert math.isnan(result.auc) and math.isnan(result.logloss)
+
+
+def test_evaluate_says_in_words_that_auc_is_undefined(prepare_clicks, tmp_path):
+    data = prepare_clicks(200)
+    run, _ = train_here(make_config(data, *SETTINGS, "train.epochs=1"), tmp_path / "run")
+    done = run_command("evaluate", "--checkpoint", run.path, "--data", data)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("test AUC undefined  logloss 0.")
+    assert "nan" not in done.stdout
+    said = " ".join(done.stderr.split())
+    assert "all labels of the test split are 0: AUC, which compares" in said
