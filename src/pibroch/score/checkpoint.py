@@ -66,8 +66,8 @@ def evaluate_checkpoint(
     for label in undefined:
         which = f" ({label})" if len(evaluation.tasks) > 1 else ""
         logger.warning(
-            "all labels%s of the %s split are %.0f: AUC, which compares samples of label 1 with"
-            " those of label 0, is not defined",
+            "all labels%s of the %s split are %.0f: AUC is not defined, as it compares samples of"
+            " label 1 with those of label 0",
             which,
             split,
             rates[label][split],
