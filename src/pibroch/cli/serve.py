@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +22,21 @@ from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
 from pibroch.title import show_as
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pibroch.serve.retrieval import ItemIndex
     from pibroch.serve.row_hosts import RowAccess
     from pibroch.serve.server import ServerOptions
     from pibroch.serve.split_rows import RowSplit
     from pibroch.serve.store import ModelStore
+
+
+class ItemsIndex(StrEnum):
+    """How the best items are found."""
+
+    EXACT = "exact"
+    GRAPH = "graph"
+
 
 TOKEN = "PIBROCH_SERVE_TOKEN"
 logger = logging.getLogger(__name__)
@@ -58,6 +71,10 @@ def serve(
             help="Of a two_tower model: a row an item (Parquet, CSV), to be found by /retrieve."
         ),
     ] = None,
+    items_index: Annotated[
+        ItemsIndex,
+        _model(help="exact, or graph: faster, with some of the best missed (extra retrieval)."),
+    ] = ItemsIndex.EXACT,
     token_file: Annotated[
         Path | None, _access(help=f"Holds the token that requests must bear; or set {TOKEN}.")
     ] = None,
@@ -160,7 +177,7 @@ def serve(
     tune_process(is_alone=workers == 1)
     import torch
 
-    from pibroch.serve.retrieval import Items
+    from pibroch.serve.retrieval import ExactIndex, Items
     from pibroch.serve.server import ServerOptions
     from pibroch.serve.settings import ServerLimits
     from pibroch.serve.store import ModelStore, newest_run
@@ -203,17 +220,20 @@ def serve(
     split = _split(part, rows_at or [], options.rows, workers)
     if items is not None and not split.is_whole:
         raise ConfigError("--items with --part or --rows-at", "tables that are here whole")
+    if items is None and items_index is not ItemsIndex.EXACT:
+        raise ConfigError(f"--items-index {items_index} without --items", "both, or none")
+    index: Callable[[Tensor], ItemIndex] = ExactIndex
+    if items_index is ItemsIndex.GRAPH:
+        from pibroch.serve.graph_index import GraphIndex, need_faiss
+
+        need_faiss()
+        index = GraphIndex
     num_threads = threads or max(1, num_processors() // workers)
     # one that forks must have no other thread
     torch.set_num_threads(num_threads if workers == 1 else 1)
-    _run(
-        ModelStore(
-            path or newest_run(), data, name, split, None if items is None else Items.read(items)
-        ),
-        options,
-        workers,
-        num_threads,
-    )
+    retrieved = None if items is None else Items.read(items, index)
+    store = ModelStore(path or newest_run(), data, name, split, retrieved)
+    _run(store, options, workers, num_threads)
 
 
 def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: int) -> None:

@@ -5,7 +5,7 @@ Shape legend: B users, N items, E width of a vector, k items that are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -66,14 +66,20 @@ class Items:
     Attributes:
         source: where they are from, for messages.
         columns: of N values each.
+        index: makes of each version's vectors, float32 ``[N, E]``, what finds the best.
     """
 
     source: str
     columns: dict[str, list[object]]
+    index: Callable[[Tensor], ItemIndex] = ExactIndex
 
     @classmethod
-    def read(cls, path: Path) -> Items:
+    def read(cls, path: Path, index: Callable[[Tensor], ItemIndex] = ExactIndex) -> Items:
         """A Parquet file, or a CSV file with a header, all of whose values are text.
+
+        Args:
+            path: of the file.
+            index: see :attr:`index`.
 
         Raises:
             DataError: where it cannot be read, or has no rows.
@@ -89,7 +95,8 @@ class Items:
             ) from error
         if not len(frame):
             raise DataError(f"no rows in {path}", "one for each item", "write them")
-        return cls(str(path), {name: frame[name].to_list() for name in frame.columns})
+        columns = {name: frame[name].to_list() for name in frame.columns}
+        return cls(str(path), columns, index)
 
 
 class Retriever:
@@ -147,7 +154,7 @@ class Retriever:
             batch = self._encoded({name: items.columns[name][some] for name in of_item})
             with torch.inference_mode():
                 vectors.append(towers.item_vectors(predictor.embed(batch)).float())
-        self._index: ItemIndex = ExactIndex(torch.cat(vectors))
+        self._index = items.index(torch.cat(vectors))
 
     def __call__(self, users: RawColumns, k: int) -> tuple[list[list[object]], list[list[float]]]:
         """The ids of the k best items for each user, or of all where there are fewer, and logits.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 import torch
 
 import pibroch as pb
-from pibroch.errors import ConfigError, DataError
+from pibroch.errors import ConfigError, DataError, MissingDependencyError
 from pibroch.serve import retrieval
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.graph_index import GraphIndex
 from pibroch.serve.retrieval import ExactIndex, Items, Retriever
 from served import serving, until
 from several_labels import prepared
-from small_run import make_config, train_here
+from small_run import make_config, run_command, train_here
 
 CLICK = """
 label = "click"
@@ -94,6 +96,59 @@ def test_exact_search_in_parts_is_that_of_the_whole(monkeypatch):
         torch.testing.assert_close(part, right)
 
 
+@pytest.mark.parametrize("kind", ["alike", "of one length", "of many lengths", "in clusters"])
+def test_a_graph_finds_nearly_all_of_the_best(kind):
+    generator = torch.Generator().manual_seed(5)
+    items = torch.randn(5000, 16, generator=generator)
+    users = torch.randn(100, 16, generator=generator)
+    if kind == "of one length":
+        items = torch.nn.functional.normalize(items)
+    elif kind == "of many lengths":
+        items *= torch.empty(5000, 1).exponential_(generator=generator)
+    elif kind == "in clusters":
+        centres = torch.randn(20, 16, generator=generator)
+        items = items / 2 + centres[torch.arange(5000) % 20]
+        users = users / 2 + centres[torch.arange(100) % 20]
+    scores, places = GraphIndex(items).search(users, 10)
+    best_scores, best = ExactIndex(items).search(users, 10)
+    hits = sum(len({*a} & {*b}) for a, b in zip(places.tolist(), best.tolist(), strict=True))
+    assert hits / 1000 >= 0.95
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    torch.testing.assert_close(scores, (users[:, None] * items[places]).sum(2))
+    same = (places == best).all(1)
+    assert same.any()
+    torch.testing.assert_close(scores[same], best_scores[same])
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+def test_a_graph_finds_all_where_all_are_wanted(count):
+    torch.manual_seed(6)
+    items = torch.randn(count, 4)
+    users = torch.randn(7, 4)
+    _, places = GraphIndex(items).search(users, count)
+    assert all(sorted(row) == list(range(count)) for row in places.tolist())
+
+
+def test_items_that_are_all_alike_are_found_by_a_graph():
+    scores, places = GraphIndex(torch.ones(200, 4)).search(torch.ones(1, 4), 200)
+    assert scores.unique().tolist() == [4.0]
+    assert sorted(places[0].tolist()) == list(range(200))
+
+
+def test_a_graph_without_its_extra_is_refused(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingDependencyError, match=r"pibroch\[retrieval\]"):
+        GraphIndex(torch.ones(2, 2))
+    retriever = Retriever(pb.Predictor.open(trained.first), Items.read(trained.items))
+    assert retriever(columns_of(USERS), 2)[0], "exact search needs no extra"
+
+
+def test_a_graph_of_no_items_is_refused(trained):
+    done = run_command("serve", trained.first, "--items-index", "graph")
+    assert done.returncode == 2
+    assert "--items-index graph without --items" in done.stderr
+
+
 def test_items_that_do_not_fit_are_refused(trained, tmp_path):
     predictor = pb.Predictor.open(trained.first)
     with pytest.raises(DataError, match="without the column `item`"):
@@ -112,11 +167,14 @@ def test_items_of_another_model_are_refused(clicks, tmp_path):
         Retriever(pb.Predictor.open(clicks.run), Items("here", {"item": ["i1"]}))
 
 
-def test_a_server_retrieves_and_follows_versions(trained, tmp_path):
+@pytest.mark.parametrize("index", ["exact", "graph"])
+def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
+    """Of 25 items a graph finds the best ones, too."""
     versions = shutil.copytree(trained.folder / "versions", tmp_path / "versions")
     predictors = [pb.Predictor.open(trained.first)]
     shutil.copytree(trained.folder / "2", tmp_path / "coming")
-    with serving(versions, "--items", trained.items, "--reload-every", 0.05) as server:
+    options = ("--items", trained.items, "--items-index", index, "--reload-every", 0.05)
+    with serving(versions, *options) as server:
 
         def retrieve():
             return server.ask("POST", "/retrieve", {"rows": USERS, "k": 4}).json
@@ -151,6 +209,14 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path):
         page = json.loads(server.ask("GET", "/openapi.json").body)
         assert "/retrieve" in page["paths"]
         assert "Traceback" not in server.complaints()
+
+
+def test_workers_that_are_forked_retrieve_by_a_graph(trained):
+    options = ("--items", trained.items, "--items-index", "graph", "--workers", 2)
+    with serving(trained.first, *options) as server:
+        for _ in range(8):
+            answer = server.ask("POST", "/retrieve", {"rows": USERS, "k": 4}).json
+            assert answer["items"] == expected(pb.Predictor.open(trained.first), 4)[0]
 
 
 def test_a_server_without_items_says_so(trained):
