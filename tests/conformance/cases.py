@@ -26,6 +26,8 @@ from pibroch.exchange.lookahead.announcement import (
     Prepared,
     PreparedLane,
 )
+from pibroch.exchange.messages import together
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels import varint
 from pibroch.state.tensor_file import write_tensors
 
@@ -270,7 +272,7 @@ def announce(channel, num_rows):
         lane = PreparedLane(None, SimpleNamespace(rows=rows[rank]), None, encoded, None)
         here = Prepared([lane], number + rank, 0, None)
         sent.append(0)
-        heard = announcer.announce(here, rank == 0)
+        (heard,) = together(RowWire(counting), [announcer.announce(here, rank == 0)])
         is_right &= heard.is_real and all(map(np.array_equal, heard.rows[0], rows))
         is_right &= heard.share == (number + rank) / max(1, sum(number + r for r in range(size)))
     return is_right, sent

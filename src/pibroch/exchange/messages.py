@@ -93,6 +93,25 @@ def together(wire: RowWire, generators: Sequence[Messages[T]]) -> list[T]:
     Raises:
         Exception: what one of them raises, at the same place on all ranks; the others end there.
     """
+    run = joined(generators)
+    try:
+        messages = next(run)
+        while True:
+            messages = run.send(_carried(wire, messages))
+    except StopIteration as end:
+        results: list[T] = end.value
+        return results
+    finally:
+        run.close()
+
+
+def joined(
+    generators: Sequence[Messages[T]],
+) -> Generator[list[Message], Sequence[Received], list[T]]:
+    """One generator of several lanes': it yields messages of one kind that travel as one.
+
+    It gets an answer to each of them.
+    """
     results: dict[int, T] = {}
     waiting: dict[int, Message] = {}
 
@@ -113,7 +132,7 @@ def together(wire: RowWire, generators: Sequence[Messages[T]]) -> list[T]:
                 kind for kind in _KINDS if any(isinstance(each, kind) for each in waiting.values())
             )
             chosen = [number for number in sorted(waiting) if isinstance(waiting[number], kind)]
-            answers = _carried(wire, [waiting[number] for number in chosen])
+            answers = yield [waiting[number] for number in chosen]
             for number, answer in zip(chosen, answers, strict=True):
                 go_on(number, answer)
     finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pibroch.embedding import TableGroup
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.copies import WAYS
@@ -90,22 +91,36 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
     ranks = setup.channel.ranks
     plan = chosen.plan_of(setup, ranks.world_size, "ranks")
 
-    def groups_under(of: Plan, seed: int | None = None) -> list[GroupLanes]:
-        groups = []
-        for each in setup.groups:
-            lanes = [
-                lane_type(layout)(layout, each, seed, wire)
-                for layout in lay_out(each.space, of, ranks.rank)
-            ]
-            for lane in lanes:
-                if isinstance(lane, RowLane):
-                    lane.replicas = chosen.replicas
-            groups.append(GroupLanes(each, lanes))
-        return groups
-
     def checked(of: Plan) -> list[GroupLanes]:
-        return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
+        fitting = plan_for(setup.tables, of, ranks.world_size, "ranks")
+        return groups_under(setup.groups, fitting, None, wire, chosen.replicas)
 
-    exchange = AllToAllExchange(groups_under(plan, setup.seed), wire, checked)
+    groups = groups_under(setup.groups, plan, setup.seed, wire, chosen.replicas)
+    exchange = AllToAllExchange(groups, wire, checked)
     exchange.rows_of = rows_of(setup, chosen.assign, plan)
     return exchange
+
+
+def groups_under(
+    tables: Sequence[TableGroup], plan: Plan, seed: int | None, wire: RowWire, replicas: str
+) -> list[GroupLanes]:
+    """The lanes of a rank for all groups of tables, where a plan places the rows.
+
+    Args:
+        tables: in groups.
+        plan: of them all.
+        seed: of the rows; ``None`` to leave them to who writes them.
+        wire: of all lanes; its channel says which rank this is.
+        replicas: see :class:`AllToAll`.
+    """
+    groups = []
+    for each in tables:
+        lanes = [
+            lane_type(layout)(layout, each, seed, wire)
+            for layout in lay_out(each.space, plan, wire.channel.ranks.rank)
+        ]
+        for lane in lanes:
+            if isinstance(lane, RowLane):
+                lane.replicas = replicas
+        groups.append(GroupLanes(each, lanes))
+    return groups

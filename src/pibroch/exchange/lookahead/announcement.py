@@ -24,6 +24,7 @@ from pibroch.errors import DataError, ProtocolError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.fresh_rows import FreshRecords
+from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, group
 from pibroch.kernels import route as routing
 from pibroch.kernels import varint
@@ -157,15 +158,14 @@ class Announcer:
         self._world_size = channel.ranks.world_size
         self._room = np.zeros(self._world_size, np.int64)  # for each rank's rows
 
-    def announce(self, here: Prepared, is_real: bool) -> Announcement:
+    def announce(self, here: Prepared, is_real: bool) -> Messages[Announcement]:
         """Send this rank's part of a batch, and receive the others'.
 
         Args:
             here: this rank's part.
             is_real: unless it is a filler after this rank's last batch.
         """
-        with span("announce"):
-            heads, encoded = self._exchange(here, is_real)
+        heads, encoded = yield from self._exchange(here, is_real)
         rows = self._decoded(here, heads, encoded) if self._announces_rows else []
         problem: DataError | None = here.problem
         if (heads[:, 0] < 0).any():
@@ -178,7 +178,7 @@ class Announcer:
             here, rows, share, bool(heads[:, 1].any()), problem, int(heads[:, 2].max())
         )
 
-    def _exchange(self, here: Prepared, is_real: bool) -> tuple[Ints, list[Bytes]]:
+    def _exchange(self, here: Prepared, is_real: bool) -> Messages[tuple[Ints, list[Bytes]]]:
         """The numbers that head each rank's message, and its encoded rows."""
         size = self._world_size
         encoded = np.concatenate([lane.encoded for lane in here.lanes])
@@ -195,13 +195,15 @@ class Announcer:
         message = np.zeros(head.nbytes + room, np.uint8)
         message[: head.nbytes] = head.view(np.uint8)
         message[head.nbytes : head.nbytes + len(encoded)] = encoded[:room]
-        received = self._to_all(message, head.nbytes + self._room)
+        received = yield from self._to_all(message, head.nbytes + self._room)
         heads = np.stack([each[: head.nbytes].view(np.int64) for each in received])
         if not self._announces_rows:
             return heads, []
         num_bytes = heads[:, 4::2].sum(1)
         rest = np.maximum(num_bytes - self._room, 0)
-        more = self._to_all(encoded[room:], rest) if rest.any() else [encoded[:0]] * size
+        more = [encoded[:0]] * size
+        if rest.any():
+            more = yield from self._to_all(encoded[room:], rest)
         self._room = num_bytes + num_bytes // 16
         return heads, [
             np.concatenate([first[head.nbytes :], second])
@@ -210,12 +212,12 @@ class Announcer:
             for first, second, count in zip(received, more, num_bytes.tolist(), strict=True)
         ]
 
-    def _to_all(self, message: Bytes, sizes: Ints) -> list[Bytes]:
+    def _to_all(self, message: Bytes, sizes: Ints) -> Messages[list[Bytes]]:
         """Send ``message`` to every rank; returns what each rank sent, of these sizes."""
         size = self._world_size
         sent = torch.from_numpy(message if size == 1 else np.tile(message, size))
-        received = self._channel.all_to_all(sent, [len(message)] * size, sizes.tolist())
-        return [piece.numpy() for piece in received.split(sizes.tolist())]
+        answer = yield Values(sent, [len(message)] * size, sizes.tolist())
+        return [piece.numpy() for piece in answer.tensor.split(sizes.tolist())]
 
     def _decoded(self, here: Prepared, heads: Ints, encoded: list[Bytes]) -> list[list[Ints]]:
         """The rows of all lanes and ranks."""

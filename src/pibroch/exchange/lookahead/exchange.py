@@ -504,7 +504,10 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 self._planner.add(step.feed, announced)
 
     def _announce(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
-        return self._announcer.announce(prepared.result(), is_real)
+        here = prepared.result()
+        with span("announce"):
+            (announcement,) = together(self._wire, [self._announcer.announce(here, is_real)])
+        return announcement
 
     def _open(self, step: Step) -> None:
         """Fetch rows of the first planned step and of its successor, all records being at home."""

@@ -1,0 +1,192 @@
+"""All ranks of an exchange in one process: their generators of messages, side by side.
+
+What a lane, a carrier or an announcer does between two messages is what it does in a run; only the
+network is left out: an answer is made of what the other ranks' generators have yielded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.transport import Transport, Wait
+from pibroch.errors import PibrochError
+from pibroch.exchange.messages import (
+    Counts,
+    Message,
+    Messages,
+    MixedRows,
+    Received,
+    Rows,
+    Values,
+    joined,
+)
+from pibroch.exchange.wire import RowWire
+from pibroch.kernels.arrays import Ints
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+FEATURES = ("ids", "rows_in", "bytes_in", "rows_out", "bytes_out")
+"""What the cost of a part depends on, beside a constant; rows and bytes of its messages."""
+
+
+class _NoNetwork(Transport):
+    """For channels whose messages never leave the process."""
+
+    def post(self, going: Sequence[Tensor], coming: Sequence[Tensor]) -> Wait:
+        raise PibrochError("a message of a simulated rank", "generators that run in lockstep")
+
+    def reduce(self, tensor: Tensor) -> Wait:
+        raise PibrochError("a sum of a simulated rank", "generators that run in lockstep")
+
+    def close(self) -> None:
+        pass
+
+
+def virtual_wire(rank: int, num_ranks: int, name: str = "float32") -> RowWire:
+    """The wire of one of so many ranks that all are in this process."""
+    return RowWire(Channel(Ranks(rank, num_ranks), _NoNetwork()), name)
+
+
+@dataclass(slots=True)
+class Operation:
+    """What one call of all ranks did: parts of work, and messages between them.
+
+    Attributes:
+        name: of the operation.
+        parts: float64 ``[W, len(FEATURES)]`` each, in their order: work before the first message,
+            between two, after the last.
+        sent: int64 ``[W, W]`` each: bytes from rank to rank of the messages, nothing to itself.
+        seconds: float64 ``[W]`` each, that the parts took where a clock was given.
+    """
+
+    name: str
+    parts: list[NDArray[np.float64]] = field(default_factory=list)
+    sent: list[Ints] = field(default_factory=list)
+    seconds: list[NDArray[np.float64]] = field(default_factory=list)
+
+
+def lockstep(
+    name: str,
+    wire: RowWire,
+    generators: Sequence[Sequence[Messages[T]]],
+    ids: Sequence[int],
+    clock: Clock | None = None,
+) -> tuple[list[list[T]], Operation]:
+    """Run all ranks' generators; returns what those of each rank return, and what was done.
+
+    Args:
+        name: of the operation.
+        wire: any rank's, which says in which type rows travel.
+        generators: of each rank, of all lanes.
+        ids: of each rank, that the operation is about.
+        clock: in seconds, to time the parts.
+    """
+    size = len(generators)
+    runs = [joined(of_rank) for of_rank in generators]
+    operation = Operation(name)
+    results: list[list[T] | None] = [None] * size
+    answers: list[list[Received]] | None = None
+    while True:
+        part = np.zeros((size, len(FEATURES)))
+        part[:, 0] = ids if answers is None else 0
+        seconds = np.zeros(size)
+        messages: list[list[Message]] = []
+        for rank, run in enumerate(runs):
+            begin = clock() if clock else 0.0
+            yielded = _go_on(run, None if answers is None else answers[rank], results, rank)
+            seconds[rank] = clock() - begin if clock else 0.0
+            if answers is not None:
+                part[rank, 1:3] = _size([answer.tensor for answer in answers[rank]])
+            if yielded is not None:
+                messages.append(yielded)
+                part[rank, 3:5] = _size([_tensor(message) for message in yielded])
+        operation.parts.append(part)
+        operation.seconds.append(seconds)
+        if not messages:
+            return [result or [] for result in results], operation
+        assert len(messages) == size, "all ranks yield the same kinds of messages"
+        answers, sent = _exchanged(messages, wire)
+        operation.sent.append(sent)
+
+
+def _go_on(
+    run: Generator[list[Message], Sequence[Received], list[T]],
+    answers: Sequence[Received] | None,
+    results: list[list[T] | None],
+    rank: int,
+) -> list[Message] | None:
+    try:
+        return next(run) if answers is None else run.send(answers)
+    except StopIteration as end:
+        results[rank] = end.value
+        return None
+
+
+def _tensor(message: Message) -> Tensor:
+    if isinstance(message, Counts):
+        return message.numbers
+    return torch.from_numpy(message.message) if isinstance(message, MixedRows) else message.values
+
+
+def _size(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Rows and bytes; flat messages of records have no rows."""
+    return sum(map(len, tensors)), sum(tensor.nbytes for tensor in tensors)
+
+
+def _exchanged(
+    messages: Sequence[Sequence[Message]], wire: RowWire
+) -> tuple[list[list[Received]], Ints]:
+    """The answers of each rank to its messages, and bytes from rank to rank."""
+    size = len(messages)
+    sent = np.zeros((size, size), np.int64)
+    answers: list[list[Received]] = [[] for _ in range(size)]
+    for of_lane in zip(*messages, strict=True):
+        first = of_lane[0]
+        if isinstance(first, Counts):
+            numbers = torch.stack([each.numbers for each in of_lane if isinstance(each, Counts)])
+            sent += numbers.shape[2] * numbers.itemsize
+            for rank in range(size):
+                answers[rank].append(Received(numbers[:, rank]))
+            continue
+        pieces = [_pieces(each) for each in of_lane]  # [from][to]
+        for to in range(size):
+            whole = torch.cat([pieces[source][to] for source in range(size)])
+            answers[to].append(Received(_received(of_lane[to], whole, wire)))
+        sent += [[_num_bytes(each, to, pieces[source][to], wire) for to in range(size)]
+                 for source, each in enumerate(of_lane)]
+    np.fill_diagonal(sent, 0)
+    return answers, sent
+
+
+def _pieces(message: Message) -> Sequence[Tensor]:
+    if isinstance(message, MixedRows):
+        whole = torch.from_numpy(message.message)
+        return whole.split([sum(span) for span in message.send_spans])
+    assert isinstance(message, Values | Rows)
+    return message.values.split(list(message.send_counts))
+
+
+def _received(message: Message, whole: Tensor, wire: RowWire) -> Tensor:
+    if isinstance(message, MixedRows):
+        message.received[:] = whole.numpy()
+        return torch.from_numpy(message.received)
+    if isinstance(message, Rows):
+        whole = whole.to(wire.dtype).float()
+        return whole if message.out is None else message.out.copy_(whole)
+    return whole
+
+
+def _num_bytes(message: Message, to: int, piece: Tensor, wire: RowWire) -> int:
+    narrow = wire.dtype.itemsize
+    if isinstance(message, MixedRows):  # records stay as they are
+        records, weights = message.send_spans[to]
+        return 4 * records + narrow * weights
+    return piece.numel() * (narrow if isinstance(message, Rows) else piece.itemsize)
