@@ -9,7 +9,7 @@ the work is timed, which is how such a machine is calibrated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -30,6 +30,8 @@ T = TypeVar("T")
 BatchOf = Callable[[int, int], JaggedBatch]
 """Gives the part of a rank of the global batch of a step."""
 LEARNING_RATE = 1e-3
+GRADIENT = 1e-3
+"""Of each embedding, so that updates do what they always do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,81 +60,63 @@ class Job:
         return self.plan.num_shards
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepCount:
     """One step of all ranks.
 
     Attributes:
-        operations: by name.
-        num_slots: records whose home is elsewhere, on each rank.
+        operations: that it takes.
+        num_slots: records whose home is elsewhere, on each rank, after it.
     """
 
-    operations: dict[str, Operation] = field(default_factory=dict)
+    operations: Sequence[Operation]
     num_slots: NDArray[np.int64] | None = None
 
-    def add(self, operation: Operation) -> None:
-        """Note what was done."""
-        self.operations[operation.name] = operation
+    def __getitem__(self, name: str) -> Operation:
+        """The operation of this name."""
+        return next(each for each in self.operations if each.name == name)
 
     @property
     def sent(self) -> NDArray[np.int64]:
         """Bytes from rank to rank, ``[W, W]``, dense gradients left out."""
-        parts = [sent for each in self.operations.values() for sent in each.sent]
+        parts = [sent for each in self.operations for sent in each.sent]
         return np.sum(parts, axis=0, dtype=np.int64)
 
 
-def count_alltoall(
-    job: Job, num_steps: int, first_step: int = 0, clock: Clock | None = None
-) -> list[StepCount]:
+def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list[StepCount]:
     """Steps of ``alltoall``, one by one."""
     ranks = range(job.num_ranks)
     wires = [virtual_wire(rank, job.num_ranks, job.wire) for rank in ranks]
     groups = [groups_under(job.groups, job.plan, job.seed, wire, job.replicas) for wire in wires]
     lanes: list[list[Lane]] = [[lane for each in own for lane in each.lanes] for own in groups]
+    width = float(np.mean([lane.layout.width for lane in lanes[0]]))
+    run = partial(lockstep, wire=wires[0], width=width, clock=clock)
     steps = []
-    for number in range(first_step, first_step + num_steps):
-        count = StepCount()
-        batches, read = timed("read", lambda rank, step=number: job.batch_of(step, rank), ranks, clock)
+    for number in range(num_steps):
+        batches, read = timed("read", partial(job.batch_of, number), ranks, clock)
         ids = [batch.values.numel() for batch in batches]
         read.parts[0][:, 0] = ids
-        count.add(read)
-        routes, routed = lockstep(
+        routes, routed = run(
             "route",
-            wires[0],
-            [[lane.route(batch) for lane in own] for own, batch in zip(lanes, batches, strict=True)],
-            ids,
-            clock,
+            generators=[[lane.route(batches[rank]) for lane in lanes[rank]] for rank in ranks],
+            ids=ids,
         )
-        count.add(routed)
-        rows, fetched = lockstep(
-            "fetch", wires[0], [[route.fetch(None) for route in own] for own in routes], ids, clock
+        rows, fetched = run(
+            "fetch", generators=[[route.fetch(None) for route in own] for own in routes], ids=ids
         )
-        count.add(fetched)
         pooled, pools = timed("pool", partial(_pooled, job, batches, routes, rows), ranks, clock)
-        gradients = [
-            [torch.zeros_like(part) for part in own] if clock is None else
-            [torch.full_like(part, 1e-3) for part in own]
-            for own in pooled
-        ]
+        gradients = [[torch.full_like(part, GRADIENT) for part in own] for own in pooled]
         sums, combined = timed("combine", partial(_combined, routes, gradients), ranks, clock)
-        for operation in (pools, combined):
-            operation.parts[0][:] = [
-                (num_ids, sum(map(len, of_rank)), sum(part.nbytes for part in of_rank), 0, num_ids * _row_bytes(own))
-                for num_ids, of_rank, own in zip(ids, rows, lanes, strict=True)
-            ]
-            count.add(operation)
-        _, updated = lockstep(
-            "update",
-            wires[0],
-            [
-                [route.update(total, LEARNING_RATE, number + 1) for route, total in zip(own, totals, strict=True)]
-                for own, totals in zip(routes, sums, strict=True)
-            ],
-            ids,
-            clock,
-        )
-        count.add(updated)
-        steps.append(count)
+        for rank in ranks:
+            of_rows = sum(map(len, rows[rank]))
+            about = ids[rank], of_rows, 4 * width * of_rows, 0, 4 * width * ids[rank]
+            pools.parts[0][rank] = combined.parts[0][rank] = about
+        updates = [
+            [route.update(total, LEARNING_RATE, number + 1) for route, total in pairs]
+            for pairs in map(partial(zip, strict=True), routes, sums)
+        ]
+        _, updated = run("update", generators=updates, ids=ids)
+        steps.append(StepCount([read, routed, fetched, pools, combined, updated]))
     return steps
 
 
@@ -165,8 +149,3 @@ def _combined(
 ) -> list[Tensor]:
     pairs = zip(routes[rank], gradients[rank], strict=True)
     return [route.combine(gradient) for route, gradient in pairs]
-
-
-def _row_bytes(lanes: Sequence[Lane]) -> float:
-    """Of the mean lane's rows."""
-    return 4 * float(np.mean([lane.layout.width for lane in lanes]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -20,17 +22,23 @@ from pibroch.exchange.lookahead.announcement import (
     Announcement,
     Announcer,
     BytesByPurpose,
-    Prepared,
     prepare,
 )
 from pibroch.exchange.lookahead.build import check_whole_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, StepPlan
+from pibroch.exchange.messages import Messages
 from pibroch.exchange.rows import pool, room_for
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window import Transfer
-from pibroch.sim.counting import LEARNING_RATE, Job, StepCount, timed
+from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, timed
+from pibroch.exchange.wire import RowWire
 from pibroch.sim.lockstep import Clock, Operation, lockstep, virtual_wire
+
+T = TypeVar("T")
+Generators = list[Messages[T]]
+READ_BEYOND = 2
+"""Batches that are read beyond those that a plan needs, see ``LookaheadExchange.feed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +58,12 @@ class Ahead:
 
 
 @dataclass(slots=True)
-class _Rank:
-    """What a rank holds."""
-
-    lanes: list[RowLane]
-    carriers: list[Carrier]
-    announcer: Announcer
-    oracle: JointOracle
-
-
-@dataclass(slots=True)
 class _Batch:
-    """A step that was announced, for each rank."""
+    """A step that was announced, of each rank."""
 
     batches: list[JaggedBatch]
     announced: list[Announcement]
     ids: list[int]
-    operations: list[Operation]
 
 
 def count_lookahead(
@@ -81,7 +78,10 @@ def count_lookahead(
         warm_up: steps before them.
         clock: to time the work.
     """
-    return _Ranks(job, ahead, clock).count(num_steps, warm_up)
+    ranks = _Ranks(job, ahead, clock)
+    ranks.open()
+    steps = [ranks.step(number + 1) for number in range(warm_up + num_steps)]
+    return steps[warm_up:]
 
 
 class _Ranks:
@@ -92,138 +92,209 @@ class _Ranks:
         self._ahead = ahead
         self._clock = clock
         self._ranks = range(job.num_ranks)
-        self._all = [_rank(job, ahead, rank) for rank in self._ranks]
-        self._wire = self._all[0].lanes[0].wire
+        wires = [virtual_wire(rank, job.num_ranks, job.wire) for rank in self._ranks]
+        self._lanes = [_lanes(job, ahead, rank, wires[rank]) for rank in self._ranks]
+        self._width = float(np.mean([lane.layout.width for lane in self._lanes[0]]))
+        purposes = [BytesByPurpose() for _ in self._ranks]
+        self._carriers = [
+            [Carrier(lane, own) for lane in lanes]
+            for lanes, own in zip(self._lanes, purposes, strict=True)
+        ]
+        self._announcers = [
+            Announcer(wire.channel, True, own) for wire, own in zip(wires, purposes, strict=True)
+        ]
+        self._oracles = [
+            JointOracle(
+                [
+                    Oracle(
+                        lane.layout.bounds,
+                        rank,
+                        ahead.lookahead,
+                        len(lane.shard.space) - len(lane.shard.records),
+                        ahead.design,
+                        ahead.delayed,
+                    )
+                    for lane in lanes
+                ]
+            )
+            for rank, lanes in enumerate(self._lanes)
+        ]
+        self._wire = wires[0]
         self._known: deque[_Batch] = deque()
+        self._places: list[list[Ints]] = []
         self._num_read = 0
 
-    def count(self, num_steps: int, warm_up: int) -> list[StepCount]:
-        """See :func:`count_lookahead`."""
-        while len(self._known) < self._ahead.lookahead + 2:
+    def open(self) -> None:
+        """Read as far ahead as a feed does, and fetch the rows of the first steps."""
+        while len(self._known) < self._ahead.lookahead + READ_BEYOND:
             self._read()
-        opened, _ = timed("open", lambda rank: self._all[rank].oracle.open(), self._ranks, None)
+        opened = [oracle.open() for oracle in self._oracles]
         self._carry("open", [[each.now for each in own] for own in opened])
-        if all(each.prefetch is not None for own in opened for each in own):
-            self._carry("open", [[each.prefetch for each in own] for own in opened])
-        places = [[each.places for each in own] for own in opened]
-        counts = []
-        for number in range(warm_up + num_steps):
-            count, places = self._step(number + 1, places)
-            if number >= warm_up:
-                counts.append(count)
-        return counts
+        early = [[each.prefetch for each in own if each.prefetch is not None] for own in opened]
+        if all(early):
+            self._carry("open", early)
+        self._places = [[each.places for each in own] for own in opened]
 
-    def _step(
-        self, number: int, places: list[list[Ints]]
-    ) -> tuple[StepCount, list[list[Ints]]]:
-        count = StepCount()
+    def step(self, number: int) -> StepCount:
+        """Take a step."""
         step = self._known.popleft()
-        plans, planned = timed(
-            "plan", lambda rank: self._all[rank].oracle.plan(), self._ranks, self._clock
-        )
-        touched = [sum(len(rows) for lane in each.rows for rows in lane) for each in step.announced]
-        planned.parts[0][:, 0] = touched
-        pooled, pools = timed("pool", lambda rank: self._pooled(step, places, rank), self._ranks, self._clock)
-        gradients = [[part.fill_(1e-3) for part in own] for own in pooled]
-        sums, combined = timed(
-            "combine", lambda rank: self._sums(step, gradients, plans, rank), self._ranks, self._clock
-        )
-        for operation in (pools, combined):
-            for rank, of_rank in enumerate(self._all):
-                rows = sum(map(len, places[rank]))
-                width = 4 * float(np.mean([lane.layout.width for lane in of_rank.lanes]))
-                operation.parts[0][rank] = step.ids[rank], rows, rows * width, 0, step.ids[rank] * width
-        _, local = timed(
-            "local", lambda rank: self._local(plans[rank], sums[rank], number), self._ranks, self._clock
-        )
+        places = self._places
+        plans, planned = self._timed("plan", lambda rank: self._oracles[rank].plan())
+        planned.parts[0][:, 0] = [_num_touched(each) for each in step.announced]
+        pooled, pools = self._timed("pool", partial(self._pooled, step))
+        gradients = [[part.fill_(GRADIENT) for part in own] for own in pooled]
+        sums, combined = self._timed("combine", partial(self._sums, step, gradients, plans))
+        _, local = self._timed("local", partial(self._update_local, plans, sums, number))
         for rank in self._ranks:
+            rows = sum(map(len, places[rank]))
+            about = step.ids[rank], rows, 4 * self._width * rows, 0, 4 * self._width * step.ids[rank]
+            pools.parts[0][rank] = combined.parts[0][rank] = about
             rows = sum(len(plan.local.places) for plan in plans[rank])
-            local.parts[0][rank, 1:3] = rows, sum(
-                len(plan.local.places) * 4 * lane.layout.width
-                for plan, lane in zip(plans[rank], self._all[rank].lanes, strict=True)
-            )
-        for operation in (pools, combined, planned, local):
-            count.add(operation)
-        num_sums = [[len(lane.grouped.rows) for lane in each.here.lanes] for each in step.announced]
-        count.add(self._run("critical", lambda rank: [
-            carrier.update(plan.critical, own, first, carrier.hyper(LEARNING_RATE, number), number, "critical", None)
-            for carrier, plan, own, first in zip(self._all[rank].carriers, plans[rank], sums[rank], num_sums[rank], strict=True)
-        ]))
-        settle = self._run("settle", lambda rank: [
-            carrier.settle(plan, own, carrier.hyper(LEARNING_RATE, number), number, None)
-            for carrier, plan, own in zip(self._all[rank].carriers, plans[rank], sums[rank], strict=True)
-        ]) if plans[0][0].is_tight else None
+            local.parts[0][rank, 1:3] = rows, 4 * self._width * rows
+        firsts = [[len(lane.grouped.rows) for lane in each.here.lanes] for each in step.announced]
+        critical = self._run("critical", partial(self._critical, plans, sums, firsts, number))
+        is_tight = [[plan.is_tight for plan in own] for own in plans]
+        settle = partial(self._settle, plans, sums, number)
+        tight = self._run("settle tight", partial(settle, True))
         deliver = self._carry("deliver", [[plan.next_step for plan in own] for own in plans])
-        _count_rows(deliver, [[[plan.next_step] for plan in own] for own in plans])
-        count.add(deliver)
-        if settle is None:
-            settle = self._run("settle", lambda rank: [
-                carrier.settle(plan, own, carrier.hyper(LEARNING_RATE, number), number, None)
-                for carrier, plan, own in zip(self._all[rank].carriers, plans[rank], sums[rank], strict=True)
-            ])
-        count.add(settle)
-        for operation in self._read():
-            count.add(operation)
-        count.num_slots = np.array([sum(c.num_cached for c in each.carriers) for each in self._all])
-        return count, [[plan.places for plan in own] for own in plans]
+        later = self._run("settle", partial(settle, False))
+        self._places = [[plan.places for plan in own] for own in plans]
+        read = self._read()
+        num_slots = [sum(each.num_cached for each in own) for own in self._carriers]
+        done = [planned, pools, combined, local, critical, deliver, later, *read]
+        if any(map(any, is_tight)):
+            done.append(tight)
+        return StepCount(done, np.array(num_slots))
 
     def _read(self) -> list[Operation]:
         """Read, prepare and announce one more batch, and give it to the oracles."""
-        batches, read = timed(
-            "read", lambda rank: self._job.batch_of(self._num_read, rank), self._ranks, self._clock
-        )
+        number = self._num_read
+        self._num_read += 1
+        batches, read = self._timed("read", partial(self._job.batch_of, number))
         ids = [batch.values.numel() for batch in batches]
-        prepared, grouped = timed(
-            "prepare", lambda rank: prepare(self._all[rank].lanes, batches[rank]), self._ranks, self._clock
+        prepared, grouped = self._timed(
+            "prepare", lambda rank: prepare(self._lanes[rank], batches[rank])
         )
-        for operation in (read, grouped):
-            operation.parts[0][:, 0] = ids
-        announced, operation = lockstep(
+        read.parts[0][:, 0] = grouped.parts[0][:, 0] = ids
+        announced, told = lockstep(
             "announce",
             self._wire,
-            [[each.announcer.announce(own, True)] for each, own in zip(self._all, prepared, strict=True)],
-            ids,
+            [[self._announcers[rank].announce(prepared[rank], True)] for rank in self._ranks],
+            [0] * len(self._ranks),
+            self._width,
             self._clock,
         )
-        own = [each[0] for each in announced]
-        _, added = timed("add", lambda rank: self._all[rank].oracle.add(own[rank].rows), self._ranks, self._clock)
-        added.parts[0][:, 0] = [sum(len(rows) for lane in each.rows for rows in lane) for each in own]
-        operations = [read, grouped, operation, added]
-        self._known.append(_Batch(batches, own, ids, operations))
-        self._num_read += 1
-        return operations
+        each_announced = [own[0] for own in announced]
+        _, added = self._timed(
+            "add", lambda rank: self._oracles[rank].add(each_announced[rank].rows)
+        )
+        added.parts[0][:, 0] = list(map(_num_touched, each_announced))
+        self._known.append(_Batch(batches, each_announced, ids))
+        return [read, grouped, told, added]
 
-    def _pooled(self, step: _Batch, places: list[list[Ints]], rank: int) -> list[Tensor]:
+    def _pooled(self, step: _Batch, rank: int) -> list[Tensor]:
         room = room_for(self._job.groups, step.batches[rank])
+        here = step.announced[rank].here.lanes
         return [
-            pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
-            for carrier, here, rows in zip(
-                self._all[rank].carriers, step.announced[rank].here.lanes, places[rank], strict=True
+            pool(lane.ids, *carrier.read(rows, lane.row_of_position), carrier.shard.dim, room)
+            for carrier, lane, rows in zip(
+                self._carriers[rank], here, self._places[rank], strict=True
             )
         ]
 
     def _sums(
-        self, step: _Batch, gradients: list[list[Tensor]], plans: Sequence[Sequence[StepPlan]], rank: int
+        self,
+        step: _Batch,
+        gradients: Sequence[Sequence[Tensor]],
+        plans: Sequence[Sequence[StepPlan]],
+        rank: int,
     ) -> list[Records]:
         announced = step.announced[rank]
         return [
-            carrier.sums(here.grouped, here.ids.gradient_rows(gradient), announced.share, plan)
-            for carrier, here, gradient, plan in zip(
-                self._all[rank].carriers, announced.here.lanes, gradients[rank], plans[rank], strict=True
+            carrier.sums(lane.grouped, lane.ids.gradient_rows(gradient), announced.share, plan)
+            for carrier, lane, gradient, plan in zip(
+                self._carriers[rank], announced.here.lanes, gradients[rank], plans[rank], strict=True
             )
         ]
 
-    def _local(self, plans: Sequence[StepPlan], sums: Sequence[Records], number: int) -> None:
-        raise NotImplementedError
+    def _update_local(
+        self,
+        plans: Sequence[Sequence[StepPlan]],
+        sums: Sequence[Sequence[Records]],
+        number: int,
+        rank: int,
+    ) -> None:
+        for carrier, plan, own in zip(self._carriers[rank], plans[rank], sums[rank], strict=True):
+            hyper = carrier.hyper(LEARNING_RATE, number)
+            carrier.apply(plan.local, own, hyper, number, "local", None)
 
-    def _run(self, name: str, generators: Callable[[int], list]) -> Operation:
-        _, operation = lockstep(
-            name, self._wire, [generators(rank) for rank in self._ranks], [0] * len(self._ranks), self._clock
-        )
-        return operation
+    def _critical(
+        self,
+        plans: Sequence[Sequence[StepPlan]],
+        sums: Sequence[Sequence[Records]],
+        firsts: Sequence[Sequence[int]],
+        number: int,
+        rank: int,
+    ) -> Generators[None]:
+        return [
+            carrier.update(
+                plan.critical,
+                own,
+                first,
+                carrier.hyper(LEARNING_RATE, number),
+                number,
+                "critical",
+                None,
+            )
+            for carrier, plan, own, first in zip(
+                self._carriers[rank], plans[rank], sums[rank], firsts[rank], strict=True
+            )
+        ]
 
-    def _carry(self, name: str, transfers: list[list[Transfer]]) -> Operation:
-        return self._run(name, lambda rank: [
-            carrier.carry({name: transfer})
-            for carrier, transfer in zip(self._all[rank].carriers, transfers[rank], strict=True)
-        ])
+    def _settle(
+        self,
+        plans: Sequence[Sequence[StepPlan]],
+        sums: Sequence[Sequence[Records]],
+        number: int,
+        is_tight: bool,
+        rank: int,
+    ) -> Generators[None]:
+        return [
+            carrier.settle(plan, own, carrier.hyper(LEARNING_RATE, number), number, None)
+            for carrier, plan, own in zip(
+                self._carriers[rank], plans[rank], sums[rank], strict=True
+            )
+            if plan.is_tight == is_tight
+        ]
+
+    def _timed(self, name: str, work: Callable[[int], T]) -> tuple[list[T], Operation]:
+        return timed(name, work, self._ranks, self._clock)
+
+    def _run(self, name: str, generators: Callable[[int], Generators[None]]) -> Operation:
+        of_ranks = list(map(generators, self._ranks))
+        ids = [0] * len(self._ranks)
+        return lockstep(name, self._wire, of_ranks, ids, self._width, self._clock)[1]
+
+    def _carry(self, name: str, transfers: Sequence[Sequence[Transfer]]) -> Operation:
+        def generators(rank: int) -> Generators[None]:
+            pairs = zip(self._carriers[rank], transfers[rank], strict=True)
+            return [carrier.carry({name: transfer}) for carrier, transfer in pairs]
+
+        return self._run(name, generators)
+
+
+def _lanes(job: Job, ahead: Ahead, rank: int, wire: RowWire) -> list[RowLane]:
+    lanes = []
+    for group in job.groups:
+        for layout in lay_out(group.space, job.plan, rank):
+            check_whole_rows(layout)
+            most = int(layout.bounds[-1])
+            spare = most if ahead.cache_rows is None else min(most, ahead.cache_rows)
+            alone = job.num_ranks == 1
+            lanes.append(RowLane(layout, group, job.seed, wire, 0 if alone else spare))
+    return lanes
+
+
+def _num_touched(announced: Announcement) -> int:
+    """Rows of all ranks, a row once for each rank that reads it."""
+    return sum(len(rows) for lane in announced.rows for rows in lane)

@@ -78,6 +78,7 @@ def lockstep(
     wire: RowWire,
     generators: Sequence[Sequence[Messages[T]]],
     ids: Sequence[int],
+    width: float,
     clock: Clock | None = None,
 ) -> tuple[list[list[T]], Operation]:
     """Run all ranks' generators; returns what those of each rank return, and what was done.
@@ -87,6 +88,7 @@ def lockstep(
         wire: any rank's, which says in which type rows travel.
         generators: of each rank, of all lanes.
         ids: of each rank, that the operation is about.
+        width: floats of a row, by which flat messages of records are counted as rows.
         clock: in seconds, to time the parts.
     """
     size = len(generators)
@@ -104,10 +106,10 @@ def lockstep(
             yielded = _go_on(run, None if answers is None else answers[rank], results, rank)
             seconds[rank] = clock() - begin if clock else 0.0
             if answers is not None:
-                part[rank, 1:3] = _size([answer.tensor for answer in answers[rank]])
+                part[rank, 1:3] = _size([answer.tensor for answer in answers[rank]], width)
             if yielded is not None:
                 messages.append(yielded)
-                part[rank, 3:5] = _size([_tensor(message) for message in yielded])
+                part[rank, 3:5] = _size([_tensor(message) for message in yielded], width)
         operation.parts.append(part)
         operation.seconds.append(seconds)
         if not messages:
@@ -136,9 +138,13 @@ def _tensor(message: Message) -> Tensor:
     return torch.from_numpy(message.message) if isinstance(message, MixedRows) else message.values
 
 
-def _size(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """Rows and bytes; flat messages of records have no rows."""
-    return sum(map(len, tensors)), sum(tensor.nbytes for tensor in tensors)
+def _size(tensors: Sequence[Tensor], width: float) -> tuple[float, int]:
+    """Rows and bytes."""
+    rows = sum(
+        len(tensor) / (width if tensor.ndim == 1 and tensor.is_floating_point() else 1)
+        for tensor in tensors
+    )
+    return rows, sum(tensor.nbytes for tensor in tensors)
 
 
 def _exchanged(
