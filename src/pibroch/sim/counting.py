@@ -76,6 +76,10 @@ class StepCount:
         """The operation of this name."""
         return next(each for each in self.operations if each.name == name)
 
+    def has(self, name: str) -> bool:
+        """Whether there is an operation of this name."""
+        return any(each.name == name for each in self.operations)
+
     @property
     def sent(self) -> NDArray[np.int64]:
         """Bytes from rank to rank, ``[W, W]``, dense gradients left out."""

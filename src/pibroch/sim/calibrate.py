@@ -1,0 +1,340 @@
+"""Measures what a machine takes: rows, dense models, links; by as many processes at once as ranks.
+
+Each process runs the ranks' own work (:mod:`pibroch.sim.counting`) with a clock, so that memory and
+caches are shared as in a run. Costs are fitted to the times, none below zero.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.optimize import nnls
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from pibroch.collectives.gradients import GradientReducer
+from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.transports import TRANSPORT_VARIABLE
+from pibroch.errors import PibrochError
+from pibroch.models.base import Model
+from pibroch.models.flops import training_flops
+from pibroch.observability.memory import rss_bytes
+from pibroch.sim.counting import Job, StepCount, count_alltoall
+from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+from pibroch.sim.lockstep import FEATURES, virtual_wire
+from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
+
+Say = Callable[[str], None]
+MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
+ROUNDS = 12
+STEPS = 8
+WARM_UP = 3
+LOOKAHEAD = 8
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Something to measure.
+
+    Attributes:
+        key: of the dense model, see :func:`model_key`.
+        job: makes the rows and batches of two ranks; ``None`` to measure the model alone.
+        model: makes the dense model.
+        batch_sizes: of a rank; the first one is that of the job's batches.
+    """
+
+    key: str
+    job: Callable[[int], Job] | None
+    model: Callable[[], Model]
+    batch_sizes: Sequence[int]
+
+
+def calibrate(samples: Sequence[Sample], name: str, say: Say, num_processes: int = 2) -> Machine:
+    """Measure this machine; it should do nothing else meanwhile. Blocks.
+
+    Args:
+        samples: to measure.
+        name: of the machine.
+        say: told what is measured.
+        num_processes: that work at once, each with one thread.
+
+    Raises:
+        PibrochError: when a process ends without an answer.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="pibroch-calibrate-") as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(num_processes)]
+        barrier = context.Barrier(num_processes)
+        processes = [
+            context.Process(
+                target=_measure,
+                args=(samples, rank, num_processes, folder, barrier, sender, say if rank == 0 else _silent),
+            )
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            answers = [_answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return _machine(samples, answers, name)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _answer(receiver: Any, process: Any) -> dict[str, Any]:
+    while not receiver.poll(1.0):
+        if not process.is_alive() and not receiver.poll(0.0):
+            raise PibrochError(
+                f"a process that measured and ended with {process.exitcode}", "an answer of it"
+            )
+    answer: dict[str, Any] = receiver.recv()
+    if "error" in answer:
+        raise PibrochError(f"a process that measured: {answer['error']}", "an answer of it")
+    return answer
+
+
+def _measure(
+    samples: Sequence[Sample],
+    rank: int,
+    size: int,
+    folder: str,
+    barrier: Any,
+    sender: Any,
+    say: Say,
+) -> None:
+    """What one process measures."""
+    try:
+        torch.set_num_threads(1)
+        answer: dict[str, Any] = {"process_bytes": rss_bytes(), "dense": {}, "times": []}
+        say("links")
+        answer["network"], answer["memory"] = _links(rank, size, folder)
+        for sample in samples:
+            for batch_size in sample.batch_sizes:
+                barrier.wait(TIMEOUT_S)
+                say(f"{sample.key}, {batch_size:,} samples, dense")
+                answer["dense"][sample.key, batch_size] = _dense_times(sample.model(), batch_size)
+                if sample.job is None:
+                    continue
+                job = sample.job(batch_size)
+                say(f"{sample.key}, {batch_size:,} samples, rows")
+                barrier.wait(TIMEOUT_S)
+                steps = count_alltoall(job, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
+                answer["times"].append(_times(steps))
+                barrier.wait(TIMEOUT_S)
+                ahead = Ahead(LOOKAHEAD)
+                steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
+                answer["times"].append(_times(steps))
+        sender.send(answer)
+    except BaseException as error:
+        sender.send({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray, float]]:
+    """Of each part the mean of what it is about, and the median of its times."""
+    about = defaultdict(list)
+    seconds = defaultdict(list)
+    for step in steps:
+        for operation in step.operations:
+            for number, part in enumerate(operation.parts):
+                about[operation.name, number] += list(part)
+                seconds[operation.name, number] += list(operation.seconds[number])
+    return {
+        key: (np.mean(about[key], axis=0), float(np.median(seconds[key]))) for key in about
+    }
+
+
+def _dense_times(model: Model, batch_size: int) -> dict[str, float]:
+    """Median seconds of each part of a dense step, and bytes of early and late gradients."""
+    clock = time.perf_counter
+    marks: dict[str, float] = {}
+    dense = torch.rand(batch_size, model.num_dense)
+    labels = (torch.rand(batch_size) < 0.3).float()
+    rows = torch.randn(batch_size, model.num_features, model.table_dim(model.config.dim)) * 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    arrived: set[str] = set()
+    early: set[str] = set()
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.add(name))
+
+    def look_up() -> torch.Tensor:
+        marks["lookup"] = clock()
+        embedded = rows.detach().requires_grad_()
+        embedded.register_hook(note)
+        return embedded
+
+    def note(_: torch.Tensor) -> None:
+        marks["gradient"] = clock()
+        early.update(arrived)
+
+    times = defaultdict(list)
+    for _ in range(ROUNDS + WARM_UP):
+        optimizer.zero_grad()
+        arrived.clear()
+        early.clear()
+        start = clock()
+        loss = binary_cross_entropy_with_logits(model(dense, look_up), labels)
+        forward = clock()
+        loss.backward()
+        backward = clock()
+        optimizer.step()
+        end = clock()
+        parts = {
+            "begin": marks["lookup"] - start,
+            "forward": forward - marks["lookup"],
+            "backward": marks["gradient"] - forward,
+            "rest": backward - marks["gradient"],
+            "optimizer": end - backward,
+        }
+        for name, seconds in parts.items():
+            times[name].append(seconds)
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    reducer = GradientReducer(virtual_wire(0, 2).channel, list(model.parameters()))
+    sizes = [
+        (bucket.flat.nbytes, all(named[id(each())] in early for each in bucket.parameters))
+        for bucket in reducer.buckets
+    ]
+    return {name: float(np.median(values[WARM_UP:])) for name, values in times.items()} | {
+        "early_bytes": sum(size for size, is_early in sizes if is_early),
+        "late_bytes": sum(size for size, is_early in sizes if not is_early),
+        "flops": training_flops(model),
+    }
+
+
+def _links(rank: int, size: int, folder: str) -> tuple[Link, Link]:
+    """Between two processes: over sockets, and through shared memory."""
+    if size == 1:
+        return Link(), Link()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    links = []
+    for transport in ("gloo", "auto"):
+        os.environ[TRANSPORT_VARIABLE] = transport
+        channel = Channel(Ranks.joined())
+        links.append(_link(channel))
+        channel.close()
+    dist.destroy_process_group()
+    return links[0], links[1]
+
+
+def _link(channel: Channel) -> Link:
+    size = channel.ranks.world_size
+    wall, cpu = [], []
+    for num_bytes in MESSAGE_BYTES:
+        send = torch.zeros(size * num_bytes, dtype=torch.uint8)
+        out = torch.empty_like(send)
+        counts = [num_bytes] * size
+        walls, cpus = [], []
+        for _ in range(ROUNDS + WARM_UP):
+            channel.barrier()
+            start = time.perf_counter(), time.process_time()
+            channel.all_to_all(send, counts, counts, out)
+            walls.append(time.perf_counter() - start[0])
+            cpus.append(time.process_time() - start[1])
+        wall.append(float(np.median(walls[WARM_UP:])))
+        cpu.append(float(np.median(cpus[WARM_UP:])))
+    others = size - 1
+    moved = others * (MESSAGE_BYTES[-1] - MESSAGE_BYTES[0])
+    return Link(
+        bytes_per_second=moved / max(1e-9, wall[-1] - wall[0]),
+        message_s=wall[0],
+        call_cpu_s=cpu[0],
+        byte_cpu_s=max(0.0, cpu[-1] - cpu[0]) / (2 * moved),
+    )
+
+
+def _machine(samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name: str) -> Machine:
+    times = [each for answer in answers for each in answer["times"]]
+    operations: dict[str, list[PartCost]] = {}
+    for operation, number in sorted({key for each in times for key in each}):
+        points = [each[operation, number] for each in times if (operation, number) in each]
+        operations.setdefault(operation, []).append(_fitted(points))
+    dense = {}
+    for sample in samples:
+        measured = [
+            {part: float(np.mean([answer["dense"][sample.key, size][part] for answer in answers]))
+             for part in answers[0]["dense"][sample.key, size]}
+            for size in sample.batch_sizes
+        ]
+        dense[sample.key] = _dense_cost(sample.batch_sizes, measured)
+    rates = [
+        each.flops / sum(call / size + sample for call, sample in each.parts)
+        for each, size in ((dense[sample.key], sample.batch_sizes[0]) for sample in samples)
+    ]
+    return Machine(
+        name=name,
+        cpu=cpu_model(),
+        cores=num_cores(),
+        versions={each: version(each) for each in ("pibroch", "torch", "numba", "numpy")},
+        operations=operations,
+        dense=dense,
+        flops_per_second=float(np.median(rates)),
+        network=_mean_link([answer["network"] for answer in answers], WIRE_SHARE),
+        memory=_mean_link([answer["memory"] for answer in answers], 1.0),
+        process_bytes=float(np.mean([answer["process_bytes"] for answer in answers])),
+    )
+
+
+WIRE_SHARE = 1448 / 1514
+"""Of a TCP segment's bytes on Ethernet with an MTU of 1500: 66 are headers."""
+
+
+def _mean_link(links: Sequence[Link], wire_share: float) -> Link:
+    names = ("bytes_per_second", "message_s", "call_cpu_s", "byte_cpu_s")
+    values = {each: float(np.mean([getattr(link, each) or 1.0 for link in links])) for each in names}
+    return Link(**values, wire_share=wire_share)
+
+
+def _fitted(points: Sequence[tuple[np.ndarray, float]]) -> PartCost:
+    """Costs that explain the times with the least relative error, none below zero."""
+    about = np.array([[1.0, *features] for features, _ in points])
+    seconds = np.array([max(value, 1e-9) for _, value in points])
+    # alike columns, as rows and their bytes of one width, share what they explain
+    scale = np.maximum(about.max(0), 1e-300)
+    found, _ = nnls(about / scale / seconds[:, None], np.ones(len(seconds)))
+    costs = found / scale
+    return PartCost(call=costs[0], **dict(zip(FEATURES, costs[1:].tolist(), strict=True)))
+
+
+def _dense_cost(batch_sizes: Sequence[int], measured: Sequence[dict[str, float]]) -> DenseCost:
+    def line(part: str) -> tuple[float, float]:
+        values = np.array([each[part] for each in measured])
+        about = np.stack([np.ones(len(values)), np.array(batch_sizes, float)], 1)
+        (call, sample), _ = nnls(about / values[:, None], np.ones(len(values)))
+        return float(call), float(sample)
+
+    last = measured[0]
+    return DenseCost(
+        begin=line("begin"),
+        forward=line("forward"),
+        backward=line("backward"),
+        rest=line("rest"),
+        optimizer=float(np.mean([each["optimizer"] for each in measured])),
+        flops=last["flops"],
+        early_bytes=int(last["early_bytes"]),
+        late_bytes=int(last["late_bytes"]),
+    )

@@ -1,0 +1,89 @@
+"""One cluster, one job: what a step would take, and what would cross."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import ConfigError
+from pibroch.sim.cluster import Cluster
+from pibroch.sim.counting import Job, StepCount, count_alltoall
+from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+from pibroch.sim.machine import Machine
+from pibroch.sim.program import Program
+from pibroch.sim.steps import STEPS, Dense, dense_sent, step_seconds
+
+COUNTED_STEPS = 4
+STEPS_RUN = 14
+STEPS_BEFORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is predicted of a step.
+
+    Attributes:
+        step_s: its time.
+        parts_s: the training thread's time by what it does, or waits for.
+        samples_per_second: of all ranks.
+        sent_bytes: payload that each rank sends to others, ``[W]``, dense gradients included.
+        link_bytes: payload that leaves each host by its link, ``[H]``.
+        rows_bytes: payload of rows, ids and their gradients alone, from rank to rank, ``[W, W]``;
+            ``None`` where ranks are too many.
+        notes: what a reader should know.
+    """
+
+    step_s: float
+    parts_s: dict[str, float]
+    samples_per_second: float
+    sent_bytes: NDArray[np.float64]
+    link_bytes: NDArray[np.float64]
+    rows_bytes: NDArray[np.float64] | None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def count(job: Job, exchange: str, ahead: Ahead | None, num_steps: int) -> list[StepCount]:
+    """Steps of an exchange.
+
+    Raises:
+        ConfigError: for an exchange that is not simulated.
+    """
+    if exchange == "alltoall":
+        return count_alltoall(job, num_steps)
+    if exchange == "lookahead" and ahead is not None:
+        return count_lookahead(job, ahead, num_steps)
+    raise ConfigError(
+        f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}"
+    )
+
+
+def predict(
+    counts: Sequence[StepCount],
+    exchange: str,
+    cluster: Cluster,
+    machine: Machine,
+    dense: Dense,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Prediction:
+    """What steps that were counted take on a cluster."""
+    program = Program(cluster, machine, jitter, seed)
+    STEPS[exchange](program, counts, dense, STEPS_RUN)
+    seconds, parts = step_seconds(program, STEPS_RUN, STEPS_BEFORE)
+    hosts = cluster.host_of_rank
+    rows = np.mean([each.sent for each in counts], axis=0)
+    size = cluster.num_ranks
+    sums = dense_sent(dense.cost, size)
+    across = np.where(hosts[:, None] != hosts[None, :], rows, 0.0).sum(1)
+    across += sums * (hosts != np.roll(hosts, 1))
+    return Prediction(
+        seconds,
+        parts,
+        dense.num_samples * size / seconds,
+        rows.sum(1) + sums,
+        np.bincount(hosts, across, cluster.num_hosts),
+        rows,
+    )

@@ -1,0 +1,167 @@
+"""The threads of all ranks, and what they do one thing after the other.
+
+Threads are those of a run: one trains, one communicates, under lookahead one plans. What a thread
+does waits for what it did before, and for tasks of other threads that it names. All ranks do the
+same, each with numbers of its own, ``[W]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pibroch.sim.cluster import Cluster, Flow
+from pibroch.sim.lockstep import Operation
+from pibroch.sim.machine import Link, Machine
+from pibroch.sim.timeline import ALONE, Floats, Tasks, Timeline
+
+TRAINING = "training"
+COMMUNICATION = "communication"
+PLANNER = "planner"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a thread of every rank did.
+
+    Attributes:
+        thread: which.
+        name: of it.
+        tasks: ``[W]``.
+    """
+
+    thread: str
+    name: str
+    tasks: Tasks
+
+
+class Program:
+    """Builds the graph of what ranks do.
+
+    Args:
+        cluster: on which.
+        machine: what it takes there.
+        jitter: spread of the times of work: the standard deviation of its logarithm.
+        seed: of the jitter.
+    """
+
+    def __init__(
+        self, cluster: Cluster, machine: Machine, jitter: float = 0.0, seed: int = 0
+    ) -> None:
+        self.cluster = cluster
+        self.machine = machine
+        self.spans: list[Span] = []
+        size = cluster.num_ranks
+        is_device = machine.accelerator is not None
+        # cores of each machine, or a device a rank; then links out of and into each host
+        self._num_places = size if is_device else cluster.num_machines
+        cores = [1.0 if is_device else cluster.cores] * self._num_places
+        self._place = np.arange(size) if is_device else cluster.machine_of_rank
+        self._out = self._num_places + cluster.host_of_rank
+        self._in = self._out + cluster.num_hosts
+        self._line = Timeline([*cores, *[1.0] * (2 * cluster.num_hosts)])
+        self._last: dict[str, Tasks] = {}
+        self._jitter = jitter
+        self._rng = np.random.default_rng(seed)
+
+    def work(
+        self, thread: str, name: str, seconds: Floats, after: Sequence[Tasks] = ()
+    ) -> Tasks:
+        """CPU of a thread of each rank; returns its tasks."""
+        size = self.cluster.num_ranks
+        seconds = np.broadcast_to(seconds, size)
+        if self._jitter:  # of mean 1
+            noise = self._rng.normal(-0.5 * self._jitter**2, self._jitter, size)
+            seconds = seconds * np.exp(noise)
+        return self._next(thread, name, self._place, seconds, after)
+
+    def operation(
+        self, thread: str, operation: Operation, after: Sequence[Tasks] = ()
+    ) -> Tasks:
+        """All parts of an operation and the messages between them; returns its last tasks."""
+        tasks = self._next(thread, operation.name, np.full(self.cluster.num_ranks, ALONE), 0.0, after)
+        for number, part in enumerate(operation.parts):
+            cost = self.machine.cost(operation.name, number, part)
+            tasks = self.work(thread, operation.name, cost)
+            if number < len(operation.sent):
+                sent = operation.sent[number]
+                tasks = self.exchange(thread, operation.name, self.flow(sent))
+        return tasks
+
+    def flow(self, sent: Flow | np.ndarray) -> Flow:
+        """What crosses links, of bytes from rank to rank."""
+        return sent if isinstance(sent, Flow) else Flow.of(sent, self.cluster.host_of_rank)
+
+    def exchange(self, thread: str, name: str, flow: Flow, rounds: int = 1) -> Tasks:
+        """A message of each rank to all others; returns the tasks that end when all has come.
+
+        Of W ranks the last one to call holds back a share of ``1 / (W - 1)`` of what each of the
+        others waits for; what the rest sends may go before.
+
+        Args:
+            thread: that sends and waits.
+            name: of what it does.
+            flow: the bytes.
+            rounds: messages one after the other, each as long as a latency.
+        """
+        size = self.cluster.num_ranks
+        if size == 1:
+            return self._last[thread]
+        posted = self._last[thread]
+        everyone = self._line.join([posted])
+        early = (size - 2) / (size - 1)
+        network, memory = self.machine.network, self.machine.memory
+        nobody = np.full(size, ALONE)
+        ends = [self._line.add(nobody, self._latency(rounds), [everyone])]
+        rate = self.cluster.link * network.wire_share
+        for resource, num_bytes in ((self._out, flow.out_link), (self._in, flow.in_link)):
+            if num_bytes.any():
+                first = self._line.add(resource, early * num_bytes / rate, [posted])
+                ends.append(
+                    self._line.add(resource, (1 - early) * num_bytes / rate, [first, everyone])
+                )
+        local = flow.out_local + flow.in_local
+        if local.any():
+            ends.append(self._line.add(nobody, local / 2 / self.cluster.local, [everyone]))
+        cpu = _cpu(network, flow.out_link + flow.in_link) + _cpu(memory, local)
+        if cpu.any() and self.machine.accelerator is None:
+            ends.append(self._line.add(self._place, cpu, [everyone]))
+        return self._next(thread, name, nobody, 0.0, ends)
+
+    def wait(self, thread: str, name: str, tasks: Tasks) -> Tasks:
+        """The thread does nothing before some tasks have ended."""
+        return self._next(thread, name, np.full(self.cluster.num_ranks, ALONE), 0.0, [tasks])
+
+    def last(self, thread: str) -> Tasks:
+        """The last tasks of a thread."""
+        return self._last[thread]
+
+    def run(self) -> tuple[Floats, Floats]:
+        """When each task begins and ends."""
+        return self._line.run()
+
+    def _latency(self, rounds: int) -> Floats:
+        crosses = self.cluster.num_hosts > 1
+        link = self.machine.network if crosses else self.machine.memory
+        return np.full(self.cluster.num_ranks, rounds * link.message_s)
+
+    def _next(
+        self,
+        thread: str,
+        name: str,
+        resource: np.ndarray,
+        seconds: Floats | float,
+        after: Sequence[Tasks],
+    ) -> Tasks:
+        before = [self._last[thread]] if thread in self._last else []
+        work = np.broadcast_to(np.asarray(seconds, np.float64), len(resource))
+        tasks = self._line.add(resource, work, [*before, *after])
+        self._last[thread] = tasks
+        self.spans.append(Span(thread, name, tasks))
+        return tasks
+
+
+def _cpu(link: Link, num_bytes: Floats) -> Floats:
+    return link.call_cpu_s * (num_bytes > 0) + link.byte_cpu_s * num_bytes
