@@ -62,6 +62,7 @@ _GROUPS = {
     "job": "Write a run's processes down for a cluster that starts them.",
     "publish": "Versions that a run publishes: list them, have servers go back to an earlier one.",
     "plan": "Place rows by how often they are read, copy the hottest, group features; explain.",
+    "simulate": "What a step would take on hosts that are not here: `pibroch simulate RECIPE`.",
     "bench": "Measure against what others use: correctness first, then tables and a plot.",
 }
 

@@ -67,7 +67,11 @@ class _Batch:
 
 
 def count_lookahead(
-    job: Job, ahead: Ahead, num_steps: int, warm_up: int = 3, clock: Clock | None = None
+    job: Job,
+    ahead: Ahead,
+    num_steps: int,
+    warm_up: int | None = None,
+    clock: Clock | None = None,
 ) -> list[StepCount]:
     """Steps of ``lookahead`` one by one, after some whose slots fill.
 
@@ -75,11 +79,13 @@ def count_lookahead(
         job: what is trained.
         ahead: and how.
         num_steps: that are counted.
-        warm_up: steps before them.
+        warm_up: steps before them; when absent as many as are looked ahead, after which as many
+            rows come as go.
         clock: to time the work.
     """
     ranks = _Ranks(job, ahead, clock)
     ranks.open()
+    warm_up = ahead.lookahead + 1 if warm_up is None else warm_up
     steps = [ranks.step(number + 1) for number in range(warm_up + num_steps)]
     return steps[warm_up:]
 

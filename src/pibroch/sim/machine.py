@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pibroch.errors import ConfigError
 from pibroch.sim.lockstep import FEATURES
-from pibroch.storage import storage_errors
+from pibroch.storage import new_file
 from pibroch.untrusted import Refusal, checked, parse_json
 
 _REFUSAL = Refusal(ConfigError, "check the path, or make one with `pibroch simulate calibrate`")
@@ -146,7 +146,7 @@ class Machine(_Part):
             ConfigError: when there is none, or it is of another kind.
         """
         path = Path(name_or_path)
-        shipped = files("pibroch.sim").joinpath("machines", f"{name_or_path}.json")
+        shipped = files("pibroch.sim") / "machines" / f"{name_or_path}.json"
         if path.is_file():
             text = path.read_text(encoding="utf-8")
         elif shipped.is_file():
@@ -167,8 +167,8 @@ class Machine(_Part):
         Raises:
             StorageError: when the disk refuses.
         """
-        with storage_errors(path):
-            path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        with new_file(path, do="pass --output FILE") as file:
+            file.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def cost(self, operation: str, part: int, features: Floats) -> Floats:
         """Seconds of a part of an operation for each rank.
@@ -199,7 +199,7 @@ ID_BYTES = 8
 
 def shipped_machines() -> list[str]:
     """Names of the calibration files that ship."""
-    folder = files("pibroch.sim").joinpath("machines")
+    folder = files("pibroch.sim") / "machines"
     return sorted(each.name.removesuffix(".json") for each in folder.iterdir())
 
 

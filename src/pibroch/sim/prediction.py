@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from pibroch.sim.machine import Machine
 from pibroch.sim.program import Program
 from pibroch.sim.steps import STEPS, Dense, dense_sent, step_seconds
 
-COUNTED_STEPS = 4
 STEPS_RUN = 14
 STEPS_BEFORE = 4
 
@@ -33,7 +32,6 @@ class Prediction:
         link_bytes: payload that leaves each host by its link, ``[H]``.
         rows_bytes: payload of rows, ids and their gradients alone, from rank to rank, ``[W, W]``;
             ``None`` where ranks are too many.
-        notes: what a reader should know.
     """
 
     step_s: float
@@ -42,7 +40,11 @@ class Prediction:
     sent_bytes: NDArray[np.float64]
     link_bytes: NDArray[np.float64]
     rows_bytes: NDArray[np.float64] | None
-    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def waiting_s(self) -> float:
+        """Of the training thread, for rows, plans, sums and messages."""
+        return sum(value for name, value in self.parts_s.items() if name.startswith("waiting"))
 
 
 def count(job: Job, exchange: str, ahead: Ahead | None, num_steps: int) -> list[StepCount]:

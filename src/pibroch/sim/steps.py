@@ -56,10 +56,11 @@ def alltoall(program: Program, counts: Sequence[StepCount], dense: Dense, num_st
         summed = _sum(program, dense.cost.early_bytes, program.last(TRAINING))
         program.operation(COMMUNICATION, count["update"], [program.last(TRAINING)])
         program.work(TRAINING, "dense", dense.seconds("rest"))
-        summed = _sum(program, dense.cost.late_bytes, program.last(TRAINING)) or summed
+        late = _sum(program, dense.cost.late_bytes, program.last(TRAINING))
         fetched = program.operation(COMMUNICATION, following["fetch"], [program.last(TRAINING)])
-        if summed is not None:
-            program.wait(TRAINING, "sums", summed)
+        for tasks in (summed, late):
+            if tasks is not None:
+                program.wait(TRAINING, "sums", tasks)
         program.work(TRAINING, "dense", dense.cost.optimizer)
         program.wait(TRAINING, "step", program.last(TRAINING))
 
@@ -87,7 +88,7 @@ def lookahead(program: Program, counts: Sequence[StepCount], dense: Dense, num_s
         if count.has("settle tight"):
             program.operation(COMMUNICATION, count["settle tight"], [local])
         program.work(TRAINING, "dense", dense.seconds("rest"))
-        summed = _sum(program, dense.cost.late_bytes, program.last(TRAINING)) or summed
+        late = _sum(program, dense.cost.late_bytes, program.last(TRAINING))
         ended = program.last(TRAINING)
         places = program.operation(COMMUNICATION, count["deliver"], [ended])
         if not count.has("settle tight"):
@@ -96,8 +97,9 @@ def lookahead(program: Program, counts: Sequence[StepCount], dense: Dense, num_s
         planned = program.operation(PLANNER, count["plan"])
         announced = program.operation(COMMUNICATION, count["announce"], [prepared])
         program.operation(PLANNER, count["add"], [announced])
-        if summed is not None:
-            program.wait(TRAINING, "sums", summed)
+        for tasks in (summed, late):
+            if tasks is not None:
+                program.wait(TRAINING, "sums", tasks)
         program.work(TRAINING, "dense", dense.cost.optimizer)
         program.wait(TRAINING, "step", program.last(TRAINING))
 

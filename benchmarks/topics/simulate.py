@@ -1,0 +1,229 @@
+"""``pibroch simulate`` beside the lab: steps predicted from a calibration at two ranks.
+
+Ranks of the lab are hosts that share this machine's cores, which the simulation knows. What is
+calibrated are costs of calls, ids, rows, bytes and messages, and dense models alone; no step of an
+exchange is looked at before it is predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from statistics import median
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from benchmarks.cases import Arrays, Case
+from benchmarks.comparison import Lineup, noise_note
+from benchmarks.hosts import BATCH_SIZE, case_of, measure_at
+from benchmarks.lab import Lab
+from benchmarks.load import ForeignLoad
+from benchmarks.plots import PlotSpec
+from benchmarks.provenance import provenance
+from benchmarks.registry import Options, topic
+from benchmarks.results import Report, Row
+from benchmarks.runner import Schedule
+from benchmarks.team import teams
+from benchmarks.workers import pibroch_tables as ours
+from benchmarks.workers.dlrm_pibroch import dense_model
+from benchmarks.workloads import Workload, sample_path
+from pibroch.embedding import group_tables
+from pibroch.planner import Plan
+from pibroch.sim.calibrate import Sample, calibrate
+from pibroch.sim.cluster import Cluster, bytes_per_second
+from pibroch.sim.counting import Job
+from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.machine import Machine
+from pibroch.sim.prediction import Prediction, count, predict
+from pibroch.sim.steps import Dense
+
+LOOKAHEAD = 20
+BATCHES = 40
+WORKERS = {"alltoall": "distributed_pibroch", "lookahead": "distributed_pibroch:build_lookahead"}
+RATES = ("1gbit", "200mbit")
+SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=LOOKAHEAD + 4, pause_s=0.3)
+COLUMNS = [
+    "ids", "hosts", "dim", "exchange", "rate", "predicted_ms", "p20_ms", "p50_ms", "p80_ms",
+    "time_error", "predicted_mb", "link_mb", "bytes_error",
+]  # fmt: skip
+PLOT = PlotSpec("ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step")
+MEANINGS = (
+    "`predicted_ms`: the step, from a calibration of this machine at two ranks without a lab",
+    "`time_error`: predicted over the measured median, less 1",
+    (
+        "`predicted_mb`: payload that a host's link carries a step, dense gradients included, with"
+        " the headers of full TCP segments; `link_mb`: what the interface counted, acknowledgements"
+        " included"
+    ),
+    f"lookahead {LOOKAHEAD}, {BATCHES} different global batches, 2048 samples a rank",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One lab's common ground; a rank a host."""
+
+    ids: str
+    hosts: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.ids} ids, {self.hosts} hosts, dim {self.dim}"
+
+
+def settings(quick: bool) -> list[Setting]:
+    """What to measure; the real ids only where the sample is at hand."""
+    if quick:
+        return [Setting("zipf", 2, 16)]
+    kinds = ["zipf", *(["criteo"] if sample_path() else [])]
+    return [Setting(*each) for each in product(kinds, (2, 4, 8), (16, 64))]
+
+
+@topic("simulate", "steps predicted by `pibroch simulate` beside the lab's; needs root")
+def run(options: Options) -> Report:
+    """Calibrate, predict, measure.
+
+    Raises:
+        PibrochError: where no lab can be built; says what is missing.
+    """
+    load = ForeignLoad()
+    chosen = settings(options.quick)
+    machine = calibrate(
+        [sample_of(dim, options) for dim in sorted({each.dim for each in chosen})],
+        "this machine",
+        options.say,
+    )
+    rows: list[Row] = []
+    for setting in chosen:
+        case = case_of_setting(setting, options)
+        options.say(f"{setting}: predicting")
+        predicted = {
+            (exchange, rate): each
+            for exchange in WORKERS
+            for rate, each in predictions(case, setting, exchange, machine).items()
+        }
+        with Lab(setting.hosts) as lab, teams(Lineup.of(WORKERS, {}).specs, lab) as running:
+            for team in running:
+                lookahead = {"lookahead": LOOKAHEAD} if team.spec.label == "lookahead" else {}
+                options.say(f"{setting}: {team.spec.label}")
+                team.setup(with_options(case, lookahead))
+                team.count_load(load)
+            for rate in RATES:
+                options.say(f"{setting}, {rate}")
+                outcome = measure_at(rate, lab, running, SCHEDULE)
+                for exchange in WORKERS:
+                    times = outcome.times[exchange]
+                    rows.append(
+                        row_of(
+                            setting,
+                            (exchange, rate),
+                            predicted[exchange, rate],
+                            [times.percentile(percent) for percent in (20, 50, 80)],
+                            outcome.link_mb[exchange][0],
+                            machine,
+                        )
+                    )
+    notes = [*headlines(rows), noise_note(load), *MEANINGS]
+    return Report("simulate", "Predicted beside measured", rows, COLUMNS, PLOT, notes, provenance())
+
+
+def case_of_setting(setting: Setting, options: Options) -> Case:
+    """The case that ranks build, and the simulation counts."""
+    workload = Workload(setting.ids, BATCHES, BATCH_SIZE * setting.hosts)
+    return case_of(workload, setting.hosts, setting.dim, options)
+
+
+def with_options(case: Case, options: dict[str, int]) -> Case:
+    """The case under some options of its exchange."""
+    return Case(**{**case.as_json(), "exchange_options": options})
+
+
+def sample_of(dim: int, options: Options) -> Sample:
+    """What is calibrated: rows of two ranks without a network, and the dense model."""
+    case = case_of_setting(Setting("zipf", 2, dim), options)
+    return Sample(
+        f"dlrm {dim}",
+        partial(job_of, case, 2, seed=1),
+        partial(dense_model, case),
+        (BATCH_SIZE, BATCH_SIZE // 2),
+    )
+
+
+def job_of(case: Case, num_ranks: int, batch_size: int, seed: int | None = None) -> Job:
+    """The case as the simulation's."""
+    arrays = Arrays.load(case.data)
+
+    def batch_of(step: int, rank: int) -> pb.JaggedBatch:
+        number = step % len(arrays)
+        first = rank * case.batch_size
+        own = slice(first, first + batch_size)
+        return pb.JaggedBatch.from_one_hot(
+            torch.from_numpy(arrays.dense[number, own]),
+            [f"C{table}" for table in range(case.num_tables)],
+            torch.from_numpy(np.ascontiguousarray(arrays.ids[number, :, own])),
+            torch.from_numpy(arrays.labels[number, own]),
+        )
+
+    tables = ours.tables(case)
+    groups = group_tables(tables, ours.sparse_optimizer(case))
+    return Job(groups, Plan.of(tables, num_ranks, "row_wise"), batch_of, seed=seed)
+
+
+def predictions(
+    case: Case, setting: Setting, exchange: str, machine: Machine
+) -> dict[str, Prediction]:
+    """By rate."""
+    job = job_of(case, setting.hosts, BATCH_SIZE)
+    counts = count(job, exchange, Ahead(LOOKAHEAD), 4)
+    dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
+    results = {}
+    for rate in RATES:
+        memory = machine.memory.bytes_per_second or 1e9
+        cores = float(machine.cores)
+        cluster = Cluster(setting.hosts, 1, bytes_per_second(rate), memory, cores, setting.hosts)
+        results[rate] = predict(counts, exchange, cluster, machine, dense)
+    return results
+
+
+def row_of(
+    setting: Setting,
+    which: tuple[str, str],
+    predicted: Prediction,
+    measured_ms: list[float],
+    link_mb: float,
+    machine: Machine,
+) -> Row:
+    """Predicted beside measured."""
+    predicted_mb = float(predicted.link_bytes.mean()) / machine.network.wire_share / 1e6
+    return {
+        "ids": setting.ids,
+        "hosts": setting.hosts,
+        "dim": setting.dim,
+        "exchange": which[0],
+        "rate": which[1],
+        "predicted_ms": predicted.step_s * 1e3,
+        "p20_ms": measured_ms[0],
+        "p50_ms": measured_ms[1],
+        "p80_ms": measured_ms[2],
+        "time_error": predicted.step_s * 1e3 / measured_ms[1] - 1,
+        "predicted_mb": predicted_mb,
+        "link_mb": link_mb,
+        "bytes_error": predicted_mb / link_mb - 1,
+        "parts": predicted.parts_s,
+    }
+
+
+def headlines(rows: list[Row]) -> list[str]:
+    """Median and worst errors."""
+    lines = []
+    for name, what in (("time_error", "step time"), ("bytes_error", "bytes of links")):
+        errors = [abs(row[name]) for row in rows]
+        worst = max(rows, key=lambda row: abs(row[name]))
+        where = ", ".join(str(worst[key]) for key in ("ids", "hosts", "dim", "exchange", "rate"))
+        lines.append(
+            f"**{what}: median error {median(errors):.1%}, worst {max(errors):.1%} ({where})**"
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""What training takes on machines that are not here: the same objects, without their network."""

@@ -1,0 +1,184 @@
+"""From a recipe to what is simulated: its tables, batches, exchange and dense model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pibroch.config import RunConfig
+from pibroch.data import EncodedDataset, JaggedBatch
+from pibroch.data.loader import batch_of
+from pibroch.embedding import Table, TableGroup, features_of, group_tables
+from pibroch.errors import ConfigError
+from pibroch.exchange.layout import plan_for
+from pibroch.exchange.lookahead.build import LOOKAHEAD
+from pibroch.models import build_model
+from pibroch.models.base import Model
+from pibroch.models.flops import training_flops
+from pibroch.planner import Plan
+from pibroch.sim.counting import Job
+from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.machine import DenseCost, Machine
+from pibroch.sim.steps import STEPS
+from pibroch.train.optimizers import build_sparse_optimizer
+from pibroch.train.session import build_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a recipe trains.
+
+    Attributes:
+        config: of the run.
+        dataset: whose samples make the batches.
+        tables: of all rows.
+        groups: of these.
+        seed: of the samples that ranks read.
+    """
+
+    config: RunConfig
+    dataset: EncodedDataset
+    tables: Sequence[Table]
+    groups: Sequence[TableGroup]
+    seed: int = 0
+
+    @classmethod
+    def of(cls, config: RunConfig, dataset: EncodedDataset, seed: int = 0) -> Workload:
+        """From a configuration and its data.
+
+        Raises:
+            ConfigError: for tables of raw ids, whose rows follow from the order of a run.
+        """
+        raw = [name for name, rows in dataset.num_rows.items() if rows is None]
+        if raw:
+            raise ConfigError(
+                f"table {raw[0]!r} of raw ids", "tables whose rows are known before a run"
+            )
+        tables = build_tables(config, dataset.num_rows, dataset.schema.readers)
+        optimizer = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
+        return cls(config, dataset, tables, group_tables(tables, optimizer), seed)
+
+    def exchange(self, num_ranks: int) -> str:
+        """What so many ranks use.
+
+        Raises:
+            ConfigError: for one that is not simulated, or settings of it that are not.
+        """
+        section = self.config.embedding.exchange.for_ranks(num_ranks)
+        name = "alltoall" if section.name == "auto" else section.name
+        if name not in STEPS:
+            raise ConfigError(
+                f"a simulation of the exchange {name!r}",
+                f"one of {', '.join(STEPS)}",
+                "pass --set embedding.exchange=NAME",
+            )
+        given = section.options({})
+        for option, usual in {"compress": False, "assign": "given"}.items():
+            if given.get(option, usual) != usual:
+                raise ConfigError(
+                    f"{option} = {given[option]!r}, which is not simulated",
+                    f"{option} = {usual!r}",
+                    f"pass --set embedding.exchange.{option}={usual}",
+                )
+        if section.helpers():
+            raise ConfigError(
+                "embedding servers or a central oracle, which are not simulated",
+                "ranks that hold and plan the rows",
+                "leave `servers` and `oracle` out",
+            )
+        return name
+
+    def job(self, num_ranks: int, batch_size: int, seed: int | None = None) -> Job:
+        """For ranks that have so many samples each.
+
+        Raises:
+            ConfigError: for more ranks than rows, or a plan that does not fit.
+        """
+        rows = sum(table.num_rows for table in self.tables)
+        if num_ranks > rows:
+            raise ConfigError(
+                f"{num_ranks:,} ranks for {rows:,} rows", "at least one row a rank", "lower --hosts"
+            )
+        options = self.config.embedding.exchange.options({})
+        placement = options.get("placement", "row_wise")
+        if options.get("plan") is not None:
+            from pathlib import Path
+
+            placement = Plan.load(Path(options["plan"]))
+        plan = plan_for(self.tables, placement, num_ranks, "ranks")
+        split = self.dataset.split("train")
+        draws = self.seed
+
+        def batch(step: int, rank: int) -> JaggedBatch:
+            rng = np.random.default_rng([draws, step, rank])
+            return batch_of(split, rng.integers(len(split), size=batch_size))
+
+        return Job(
+            self.groups,
+            plan,
+            batch,
+            options.get("replicas", "gather"),
+            options.get("wire", "float32"),
+            seed,
+        )
+
+    @property
+    def ahead(self) -> Ahead:
+        """How far a recipe of ``lookahead`` reads ahead."""
+        options = self.config.embedding.exchange.options({})
+        return Ahead(
+            options.get("lookahead") or LOOKAHEAD,
+            options.get("cache_rows"),
+            options.get("cache", "lrpp"),
+            options.get("delayed_sync", True),
+        )
+
+    def model(self) -> Model:
+        """The dense model."""
+        torch.manual_seed(self.config.seed)
+        names = features_of(self.tables)
+        schema = self.dataset.schema
+        return build_model(
+            self.config.model, len(schema.dense), len(names), names, len(schema.label_columns)
+        )
+
+    @property
+    def model_key(self) -> str:
+        """Under which a machine's file has the model's cost."""
+        section = self.config.model.model_dump(mode="json")
+        shape = [section, len(self.dataset.schema.dense), len(features_of(self.tables))]
+        digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
+        return f"{self.config.model.name} {self.config.model.dim} {digest[:12]}"
+
+    def dense_cost(self, machine: Machine, utilisation: float) -> tuple[DenseCost, str | None]:
+        """What the dense model takes, and a note where it was not measured.
+
+        Args:
+            machine: on which.
+            utilisation: share of a rate that is published or of other models.
+        """
+        if self.model_key in machine.dense:
+            return machine.dense[self.model_key], None
+        model = self.model()
+        flops = training_flops(model)
+        sample = flops / (machine.flops_per_second * utilisation)
+        num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+        cost = DenseCost(
+            begin=(0.0, 0.0),
+            forward=(0.0, sample / 3),
+            backward=(0.0, sample * 2 / 3),
+            rest=(0.0, 0.0),
+            optimizer=0.0,
+            flops=flops,
+            early_bytes=num_bytes,
+            late_bytes=0,
+        )
+        return cost, (
+            f"the dense model was not measured on {machine.name}: {flops / 1e6:.2f} MFLOP a sample"
+            f" at {machine.flops_per_second * utilisation / 1e12:.3g} TFLOP/s"
+        )

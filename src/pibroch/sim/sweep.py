@@ -1,0 +1,173 @@
+"""A question about a recipe, and its answer for each number of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pibroch.errors import ConfigError
+from pibroch.exchange.layout import lay_out
+from pibroch.sim.cluster import Cluster, bytes_per_second
+from pibroch.sim.counting import Job, StepCount
+from pibroch.sim.machine import DenseCost, Machine
+from pibroch.sim.prediction import Prediction, count, predict
+from pibroch.sim.recipe import Workload
+from pibroch.sim.steps import Dense
+
+COUNTED_STEPS = 4
+DENSE_COPIES = 3
+"""Of dense parameters: weights, gradients, and the buckets in which these travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All of a cluster but its number of hosts; see ``pibroch simulate --help``.
+
+    Attributes:
+        machine: what things take.
+        ranks_per_host: of each host.
+        link: rate of each host's link.
+        local: name or rate of the link within a host.
+        samples: of a rank's batch.
+        utilisation: share of a device's rate that dense layers reach.
+        jitter: spread of the times of work.
+        hosts_per_machine: hosts that share cores.
+        seed: of samples and jitter.
+    """
+
+    machine: Machine
+    ranks_per_host: int
+    link: str
+    local: str | None
+    samples: int
+    utilisation: float = 1.0
+    jitter: float = 0.0
+    hosts_per_machine: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigError for links that cannot be."""
+        self.cluster(1)
+
+    def cluster(self, num_hosts: int) -> Cluster:
+        """So many of these hosts."""
+        return Cluster(
+            num_hosts,
+            self.ranks_per_host,
+            bytes_per_second(self.link),
+            self._local_rate(),
+            float(self.machine.cores),
+            self.hosts_per_machine,
+        )
+
+    def _local_rate(self) -> float:
+        links = self.machine.links
+        if self.local in links:
+            return links[self.local]
+        if self.local is not None:
+            if not self.local[:1].isdigit():
+                raise ConfigError(
+                    f"--local {self.local}",
+                    f"a rate, or one of {', '.join(links)}" if links else "a rate, e.g. 300gbit",
+                    f"calibration {self.machine.name!r} knows no other",
+                )
+            return bytes_per_second(self.local)
+        return self.machine.memory.bytes_per_second or next(iter(links.values()), 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is predicted for a number of hosts.
+
+    Attributes:
+        hosts, ranks: how many.
+        exchange: that they use.
+        prediction: of a step.
+        memory_bytes: of each rank's process, by what takes it; the rank that takes most.
+        sampling_error: relative standard error of bytes where ranks or rows were sampled.
+        notes: what a reader should know.
+    """
+
+    hosts: int
+    ranks: int
+    exchange: str
+    prediction: Prediction
+    memory_bytes: dict[str, float]
+    sampling_error: float
+    notes: Sequence[str]
+
+    def content(self) -> dict[str, Any]:
+        """Plain values."""
+        told = self.prediction
+        return {
+            "hosts": self.hosts,
+            "ranks": self.ranks,
+            "exchange": self.exchange,
+            "step_seconds": told.step_s,
+            "samples_per_second": told.samples_per_second,
+            "parts_seconds": told.parts_s,
+            "waiting_seconds": told.waiting_s,
+            "sent_bytes_per_rank": float(told.sent_bytes.mean()),
+            "sent_bytes_worst_rank": float(told.sent_bytes.max()),
+            "link_bytes_per_host": float(told.link_bytes.mean()),
+            "link_bytes_worst_host": float(told.link_bytes.max()),
+            "memory_bytes": self.memory_bytes,
+            "sampling_error": self.sampling_error,
+            "notes": list(self.notes),
+        }
+
+
+def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
+    """Count steps of so many hosts, and predict what they take.
+
+    Raises:
+        ConfigError: for what cannot be, or is not simulated.
+    """
+    cluster = question.cluster(num_hosts)
+    size = cluster.num_ranks
+    exchange = workload.exchange(size)
+    job = workload.job(size, question.samples)
+    ahead = workload.ahead if exchange == "lookahead" else None
+    counts = count(job, exchange, ahead, COUNTED_STEPS)
+    cost, note = workload.dense_cost(question.machine, question.utilisation)
+    dense = Dense(cost, question.samples)
+    prediction = predict(
+        counts, exchange, cluster, question.machine, dense, question.jitter, question.seed
+    )
+    notes = [*([note] if note else []), *_notes(question.machine)]
+    memory = memory_of(job, counts, cost, question.machine.process_bytes)
+    return Answer(num_hosts, size, exchange, prediction, memory, 0.0, notes)
+
+
+def _notes(machine: Machine) -> list[str]:
+    if machine.sources:
+        return [f"{machine.name}: published rates, the least time: {'; '.join(machine.sources)}"]
+    if not machine.is_here:
+        return [
+            f"calibrated on {machine.name} ({machine.cpu}, {machine.cores} cores), which is another"
+            " machine than this one"
+        ]
+    return []
+
+
+def memory_of(
+    job: Job, counts: Sequence[StepCount], dense: DenseCost, process_bytes: float
+) -> dict[str, float]:
+    """Bytes of the rank that takes most, by what takes them."""
+    rows = np.zeros(job.num_ranks)
+    record = 0
+    for group in job.groups:
+        for layout in lay_out(group.space, job.plan, 0):
+            record = 4 * group.optimizer.record_width(layout.width, layout.dtype)
+            rows += np.diff(layout.bounds) * record
+    slots = [each.num_slots for each in counts if each.num_slots is not None]
+    parameters = dense.early_bytes + dense.late_bytes
+    return {
+        "process": process_bytes,
+        "rows": float(rows.max()),
+        "slots": float(np.max(slots)) * record if slots else 0.0,
+        "dense": float(parameters * DENSE_COPIES),
+    }
