@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from scipy.optimize import nnls
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from pibroch.collectives import data_parallel
 from pibroch.collectives.gradients import GradientReducer
 from pibroch.collectives.ranks import Channel, Ranks
 from pibroch.collectives.transports import TRANSPORT_VARIABLE
@@ -38,6 +40,7 @@ from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, n
 
 Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
+LARGE_BYTES = 1 << 22
 ROUNDS = 12
 STEPS = 8
 WARM_UP = 3
@@ -62,7 +65,13 @@ class Sample:
     batch_sizes: Sequence[int]
 
 
-def calibrate(samples: Sequence[Sample], name: str, say: Say, num_processes: int = 2) -> Machine:
+def calibrate(
+    samples: Sequence[Sample],
+    name: str,
+    say: Say,
+    num_processes: int = 2,
+    enter: Callable[[int], None] = lambda rank: None,
+) -> Machine:
     """Measure this machine; it should do nothing else meanwhile. Blocks.
 
     Args:
@@ -70,6 +79,7 @@ def calibrate(samples: Sequence[Sample], name: str, say: Say, num_processes: int
         name: of the machine.
         say: told what is measured.
         num_processes: that work at once, each with one thread.
+        enter: called first in each process, with its rank: where it is to be on a network.
 
     Raises:
         PibrochError: when a process ends without an answer.
@@ -81,7 +91,7 @@ def calibrate(samples: Sequence[Sample], name: str, say: Say, num_processes: int
         processes = [
             context.Process(
                 target=_measure,
-                args=(samples, rank, num_processes, folder, barrier, sender, say if rank == 0 else _silent),
+                args=(samples, rank, num_processes, folder, barrier, sender, say if rank == 0 else _silent, enter),
             )
             for rank, (_, sender) in enumerate(pipes)
         ]
@@ -120,18 +130,21 @@ def _measure(
     barrier: Any,
     sender: Any,
     say: Say,
+    enter: Callable[[int], None],
 ) -> None:
     """What one process measures."""
     try:
+        enter(rank)
         torch.set_num_threads(1)
         answer: dict[str, Any] = {"process_bytes": rss_bytes(), "dense": {}, "times": []}
         say("links")
-        answer["network"], answer["memory"] = _links(rank, size, folder)
+        ranks = _joined(rank, size, folder)
+        answer["network"], answer["memory"] = _links(ranks)
         for sample in samples:
             for batch_size in sample.batch_sizes:
                 barrier.wait(TIMEOUT_S)
                 say(f"{sample.key}, {batch_size:,} samples, dense")
-                answer["dense"][sample.key, batch_size] = _dense_times(sample.model(), batch_size)
+                answer["dense"][sample.key, batch_size] = _dense_times(sample.model(), batch_size, ranks)
                 if sample.job is None:
                     continue
                 job = sample.job(batch_size)
@@ -143,6 +156,7 @@ def _measure(
                 ahead = Ahead(LOOKAHEAD)
                 steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
                 answer["times"].append(_times(steps))
+        barrier.wait(TIMEOUT_S)
         sender.send(answer)
     except BaseException as error:
         sender.send({"error": f"{type(error).__name__}: {error}"})
@@ -163,9 +177,14 @@ def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray
     }
 
 
-def _dense_times(model: Model, batch_size: int) -> dict[str, float]:
-    """Median seconds of each part of a dense step, and bytes of early and late gradients."""
+def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float]:
+    """Median seconds of each part of a dense step, and bytes of early and late gradients.
+
+    The model is one of all ranks, so that its gradients are summed meanwhile; the wait for the sums
+    is left out.
+    """
     clock = time.perf_counter
+    model = data_parallel(model, ranks)
     marks: dict[str, float] = {}
     dense = torch.rand(batch_size, model.num_dense)
     labels = (torch.rand(batch_size) < 0.3).float()
@@ -191,6 +210,7 @@ def _dense_times(model: Model, batch_size: int) -> dict[str, float]:
         optimizer.zero_grad()
         arrived.clear()
         early.clear()
+        waited = ranks.traffic.waited_s
         start = clock()
         loss = binary_cross_entropy_with_logits(model(dense, look_up), labels)
         forward = clock()
@@ -202,7 +222,7 @@ def _dense_times(model: Model, batch_size: int) -> dict[str, float]:
             "begin": marks["lookup"] - start,
             "forward": forward - marks["lookup"],
             "backward": marks["gradient"] - forward,
-            "rest": backward - marks["gradient"],
+            "rest": backward - marks["gradient"] - (ranks.traffic.waited_s - waited),
             "optimizer": end - backward,
         }
         for name, seconds in parts.items():
@@ -220,25 +240,29 @@ def _dense_times(model: Model, batch_size: int) -> dict[str, float]:
     }
 
 
-def _links(rank: int, size: int, folder: str) -> tuple[Link, Link]:
+def _joined(rank: int, size: int, folder: str) -> Ranks:
+    if size > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+    return Ranks.joined()
+
+
+def _links(ranks: Ranks) -> tuple[Link, Link]:
     """Between two processes: over sockets, and through shared memory."""
-    if size == 1:
+    if ranks.world_size == 1:
         return Link(), Link()
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
     links = []
-    for transport in ("gloo", "auto"):
+    for transport in ("auto", "gloo"):  # the second one is that of a lab, for what follows
         os.environ[TRANSPORT_VARIABLE] = transport
-        channel = Channel(Ranks.joined())
+        channel = Channel(ranks)
         links.append(_link(channel))
         channel.close()
-    dist.destroy_process_group()
-    return links[0], links[1]
+    return links[1], links[0]
 
 
 def _link(channel: Channel) -> Link:
@@ -249,14 +273,18 @@ def _link(channel: Channel) -> Link:
         out = torch.empty_like(send)
         counts = [num_bytes] * size
         walls, cpus = [], []
+        busy = _busy_s()
         for _ in range(ROUNDS + WARM_UP):
             channel.barrier()
             start = time.perf_counter(), time.process_time()
             channel.all_to_all(send, counts, counts, out)
             walls.append(time.perf_counter() - start[0])
             cpus.append(time.process_time() - start[1])
+        busy = (_busy_s() - busy) / size / (ROUNDS + WARM_UP)
         wall.append(float(np.median(walls[WARM_UP:])))
-        cpu.append(float(np.median(cpus[WARM_UP:])))
+        # the kernel's part is not all a process's own; of short messages its clock is too coarse
+        own = float(np.median(cpus[WARM_UP:]))
+        cpu.append(max(own, busy) if num_bytes >= LARGE_BYTES else own)
     others = size - 1
     moved = others * (MESSAGE_BYTES[-1] - MESSAGE_BYTES[0])
     return Link(
@@ -265,6 +293,15 @@ def _link(channel: Channel) -> Link:
         call_cpu_s=cpu[0],
         byte_cpu_s=max(0.0, cpu[-1] - cpu[0]) / (2 * moved),
     )
+
+
+def _busy_s() -> float:
+    """Seconds of CPU that all processes of this machine have used; 0 where it does not say."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return 0.0
+    user, nice, system, _, _, irq, softirq = map(int, stat.read_text().split(None, 8)[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _machine(samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name: str) -> Machine:

@@ -1,0 +1,49 @@
+"""Bytes that the simulation counts are those that ranks send, to the byte, step by step."""
+
+import numpy as np
+import pytest
+import simulated_cases as cases
+
+from pibroch.sim.counting import count_alltoall
+from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+
+STEPS = 12
+LOOKAHEAD = 3
+
+
+def steps_of(results):
+    """``[steps, W, W]``: bytes from rank to rank between the ends of two steps."""
+    return np.diff(np.array(results).transpose(1, 0, 2), axis=0)
+
+
+@pytest.mark.parametrize("placement", ["row_wise", "table_wise", "table_wise_pooled"])
+def test_of_alltoall(worlds, placement):
+    results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, placement=placement)
+    counts = count_alltoall(cases.job(2, placement), STEPS)
+    for number, sent in enumerate(steps_of(results)[:-2]):
+        # between two ends of steps: gradients of one, ids and rows of the step after
+        parts = ((number + 1, "update"), (number + 2, "route"), (number + 2, "fetch"))
+        expected = sum(np.sum(counts[at][name].sent, axis=0) for at, name in parts)
+        assert (sent == expected).all(), number
+
+
+def test_of_alltoall_in_16_bits(worlds):
+    options = {"placement": "row_wise", "wire": "bfloat16"}
+    results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, **options)
+    counts = count_alltoall(cases.job(2, "row_wise", "bfloat16"), STEPS)
+    # a filler's counts come behind the last batch
+    whole = np.array(results)[:, -1]
+    difference = whole - np.sum([each.sent for each in counts], axis=0)
+    assert 0 < difference.max() <= 2 * 3 * 32
+    assert whole.sum() > 10_000
+
+
+@pytest.mark.parametrize("cache_rows", [None, 90])
+def test_of_lookahead(worlds, cache_rows):
+    options = {"lookahead": LOOKAHEAD, "cache_rows": cache_rows}
+    results = worlds(2).run(cases.sent_by_step, "lookahead", 2 * STEPS, **options)
+    ahead = Ahead(LOOKAHEAD, cache_rows)
+    counts = count_lookahead(cases.job(2, "row_wise"), ahead, STEPS, warm_up=0)
+    for number, sent in enumerate(steps_of(results)[: STEPS - 1]):
+        assert (sent == counts[number + 1].sent).all(), number
+    assert sum(each.sent.sum() for each in counts) > 10_000
