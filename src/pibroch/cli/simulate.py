@@ -213,7 +213,9 @@ def _hosts(text: str) -> list[int]:
     first = int(match[1]) if match else 0
     last = int(match[2] or first) if match else 0
     if not 1 <= first <= last:
-        raise ConfigError(f"--hosts {text}", "N or N..M, from 1 on, N no more than M", "e.g. 8..1024")
+        raise ConfigError(
+            f"--hosts {text}", "N or N..M, from 1 on, N no more than M", "e.g. 8..1024"
+        )
     numbers = []
     while first < last:
         numbers.append(first)

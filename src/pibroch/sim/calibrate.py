@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,14 +90,26 @@ def calibrate(
         processes = [
             context.Process(
                 target=_measure,
-                args=(samples, rank, num_processes, folder, barrier, sender, say if rank == 0 else _silent, enter),
+                args=(
+                    samples,
+                    rank,
+                    num_processes,
+                    folder,
+                    barrier,
+                    sender,
+                    say if rank == 0 else _silent,
+                    enter,
+                ),
             )
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process in processes:
             process.start()
         try:
-            answers = [_answer(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
+            answers = [
+                _answer(receiver, process)
+                for (receiver, _), process in zip(pipes, processes, strict=True)
+            ]
         finally:
             for process in processes:
                 process.kill()
@@ -144,7 +155,9 @@ def _measure(
             for batch_size in sample.batch_sizes:
                 barrier.wait(TIMEOUT_S)
                 say(f"{sample.key}, {batch_size:,} samples, dense")
-                answer["dense"][sample.key, batch_size] = _dense_times(sample.model(), batch_size, ranks)
+                answer["dense"][sample.key, batch_size] = _dense_times(
+                    sample.model(), batch_size, ranks
+                )
                 if sample.job is None:
                     continue
                 job = sample.job(batch_size)
@@ -172,9 +185,7 @@ def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray
             for number, part in enumerate(operation.parts):
                 about[operation.name, number] += list(part)
                 seconds[operation.name, number] += list(operation.seconds[number])
-    return {
-        key: (np.mean(about[key], axis=0), float(np.median(seconds[key]))) for key in about
-    }
+    return {key: (np.mean(about[key], axis=0), float(np.median(seconds[key]))) for key in about}
 
 
 def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float]:
@@ -313,8 +324,12 @@ def _machine(samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name:
     dense = {}
     for sample in samples:
         measured = [
-            {part: float(np.mean([answer["dense"][sample.key, size][part] for answer in answers]))
-             for part in answers[0]["dense"][sample.key, size]}
+            {
+                part: float(
+                    np.mean([answer["dense"][sample.key, size][part] for answer in answers])
+                )
+                for part in answers[0]["dense"][sample.key, size]
+            }
             for size in sample.batch_sizes
         ]
         dense[sample.key] = _dense_cost(sample.batch_sizes, measured)
@@ -342,7 +357,9 @@ WIRE_SHARE = 1448 / 1514
 
 def _mean_link(links: Sequence[Link], wire_share: float) -> Link:
     names = ("bytes_per_second", "message_s", "call_cpu_s", "byte_cpu_s")
-    values = {each: float(np.mean([getattr(link, each) or 1.0 for link in links])) for each in names}
+    values = {
+        each: float(np.mean([getattr(link, each) or 1.0 for link in links])) for each in names
+    }
     return Link(**values, wire_share=wire_share)
 
 

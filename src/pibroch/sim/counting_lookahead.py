@@ -29,10 +29,10 @@ from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, StepPlan
 from pibroch.exchange.messages import Messages
 from pibroch.exchange.rows import pool, room_for
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window import Transfer
 from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, timed
-from pibroch.exchange.wire import RowWire
 from pibroch.sim.lockstep import Clock, Operation, lockstep, virtual_wire
 
 T = TypeVar("T")
@@ -153,7 +153,13 @@ class _Ranks:
         _, local = self._timed("local", partial(self._update_local, plans, sums, number))
         for rank in self._ranks:
             rows = sum(map(len, places[rank]))
-            about = step.ids[rank], rows, 4 * self._width * rows, 0, 4 * self._width * step.ids[rank]
+            about = (
+                step.ids[rank],
+                rows,
+                4 * self._width * rows,
+                0,
+                4 * self._width * step.ids[rank],
+            )
             pools.parts[0][rank] = combined.parts[0][rank] = about
             rows = sum(len(plan.local.places) for plan in plans[rank])
             local.parts[0][rank, 1:3] = rows, 4 * self._width * rows
@@ -219,7 +225,11 @@ class _Ranks:
         return [
             carrier.sums(lane.grouped, lane.ids.gradient_rows(gradient), announced.share, plan)
             for carrier, lane, gradient, plan in zip(
-                self._carriers[rank], announced.here.lanes, gradients[rank], plans[rank], strict=True
+                self._carriers[rank],
+                announced.here.lanes,
+                gradients[rank],
+                plans[rank],
+                strict=True,
             )
         ]
 

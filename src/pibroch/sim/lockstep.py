@@ -166,8 +166,10 @@ def _exchanged(
         for to in range(size):
             whole = torch.cat([pieces[source][to] for source in range(size)])
             answers[to].append(Received(_received(of_lane[to], whole, wire)))
-        sent += [[_num_bytes(each, to, pieces[source][to], wire) for to in range(size)]
-                 for source, each in enumerate(of_lane)]
+        sent += [
+            [_num_bytes(each, to, pieces[source][to], wire) for to in range(size)]
+            for source, each in enumerate(of_lane)
+        ]
     np.fill_diagonal(sent, 0)
     return answers, sent
 

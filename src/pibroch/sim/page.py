@@ -93,7 +93,10 @@ def write_page(out: Path, recipe: str, question: Question, answers: Sequence[Ans
     ]
     content = {
         "name": f"simulation of {recipe}",
-        "tiles": [(f"{each.hosts:,} hosts, ms a step", milliseconds(each.prediction.step_s)) for each in answers[:6]],
+        "tiles": [
+            (f"{each.hosts:,} hosts, ms a step", milliseconds(each.prediction.step_s))
+            for each in answers[:6]
+        ],
         "sentences": sentences,
         "tables": tables(answers),
     }

@@ -57,9 +57,7 @@ def count(job: Job, exchange: str, ahead: Ahead | None, num_steps: int) -> list[
         return count_alltoall(job, num_steps)
     if exchange == "lookahead" and ahead is not None:
         return count_lookahead(job, ahead, num_steps)
-    raise ConfigError(
-        f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}"
-    )
+    raise ConfigError(f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}")
 
 
 def predict(

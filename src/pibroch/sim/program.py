@@ -66,9 +66,7 @@ class Program:
         self._jitter = jitter
         self._rng = np.random.default_rng(seed)
 
-    def work(
-        self, thread: str, name: str, seconds: Floats, after: Sequence[Tasks] = ()
-    ) -> Tasks:
+    def work(self, thread: str, name: str, seconds: Floats, after: Sequence[Tasks] = ()) -> Tasks:
         """CPU of a thread of each rank; returns its tasks."""
         size = self.cluster.num_ranks
         seconds = np.broadcast_to(seconds, size)
@@ -77,11 +75,11 @@ class Program:
             seconds = seconds * np.exp(noise)
         return self._next(thread, name, self._place, seconds, after)
 
-    def operation(
-        self, thread: str, operation: Operation, after: Sequence[Tasks] = ()
-    ) -> Tasks:
+    def operation(self, thread: str, operation: Operation, after: Sequence[Tasks] = ()) -> Tasks:
         """All parts of an operation and the messages between them; returns its last tasks."""
-        tasks = self._next(thread, operation.name, np.full(self.cluster.num_ranks, ALONE), 0.0, after)
+        tasks = self._next(
+            thread, operation.name, np.full(self.cluster.num_ranks, ALONE), 0.0, after
+        )
         for number, part in enumerate(operation.parts):
             cost = self.machine.cost(operation.name, number, part)
             tasks = self.work(thread, operation.name, cost)

@@ -28,9 +28,7 @@ def run(resource, work, capacity, after):
     begin, end = (np.full(len(work), np.nan) for _ in range(2))
     first = np.cumsum([0, *map(len, after)])
     successors = np.array([each for row in after for each in row], np.int32)
-    num_done = events.run(
-        resource.astype(np.int32), work, capacity, first, successors, begin, end
-    )
+    num_done = events.run(resource.astype(np.int32), work, capacity, first, successors, begin, end)
     return num_done, begin, end
 
 

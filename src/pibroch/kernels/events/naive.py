@@ -36,7 +36,9 @@ def run(
     for task in active:
         begin[task] = now
     while active:
-        shared = {each: sum(resource[task] == each for task in active) for each in range(len(capacity))}
+        shared = {
+            each: sum(resource[task] == each for task in active) for each in range(len(capacity))
+        }
         speed = {
             task: 1.0
             if resource[task] < 0

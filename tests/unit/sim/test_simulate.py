@@ -1,0 +1,120 @@
+"""`pibroch simulate`, from the command line."""
+
+import json
+
+import pytest
+
+from pibroch.cli.main import main
+from pibroch.sim.calibrate import _fitted
+from pibroch.sim.lockstep import FEATURES
+from pibroch.sim.machine import Machine, PartCost
+from small_run import make_dataset
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "small")
+
+
+@pytest.fixture
+def simulate(monkeypatch, capsys, data):
+    def run(*words):
+        common = ["simulate", "synthetic_small", "--data", data, "--samples", 32]
+        monkeypatch.setattr("sys.argv", ["pibroch", *map(str, [*common, *words])])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+def test_a_prediction_as_json(simulate, exchange):
+    more = ["--set", f"embedding.exchange={exchange}"]
+    if exchange == "lookahead":
+        more += ["--set", "embedding.exchange.lookahead=3"]
+    code, output, notes = simulate("--hosts", "2..4", "--json", *more)
+    assert code == 0, notes
+    two, four = json.loads(output)
+    assert (two["hosts"], four["hosts"], two["exchange"]) == (2, 4, exchange)
+    assert two["samples_per_second"] == pytest.approx(64 / two["step_seconds"])
+    assert sum(two["parts_seconds"].values()) == pytest.approx(two["step_seconds"], rel=0.02)
+    assert four["sent_bytes_per_rank"] > two["sent_bytes_per_rank"] > 1000
+    assert "data" in notes and "sheet" in notes  # published rates, said
+
+
+def test_a_slower_link_takes_longer_and_carries_the_same(simulate):
+    slow, quick = (
+        json.loads(simulate("--json", "--link", link)[1])[0] for link in ("1mbit", "100gbit")
+    )
+    assert slow["step_seconds"] > 10 * quick["step_seconds"]
+    assert slow["link_bytes_per_host"] == quick["link_bytes_per_host"]
+    # what a link carries at least
+    assert slow["step_seconds"] > slow["link_bytes_per_host"] / 125_000
+
+
+def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
+    code, output, notes = simulate("--hosts", "1..4", "--page", tmp_path / "page.html")
+    assert code == 0, notes
+    assert "waiting for" in output and "wrote" in output
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 3 and "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--link", "0gbit"], "a number above zero"),
+        (["--local", "carrier"], "nvlink, pcie"),
+        (["--hosts", "0"], "--hosts 0"),
+        (["--hosts", "9..3"], "N no more than M"),
+        (["--calibration", "abacus"], "a100, h100, v100"),
+        (["--hosts", "100000000"], "rows"),
+        (["--set", "embedding.exchange=towers"], "alltoall, lookahead"),
+        (["--set", "embedding.exchange.compress=true"], "not simulated"),
+    ],
+)
+def test_what_cannot_be_is_refused(simulate, words, message):
+    if "compress" in words[-1]:
+        words = ["--set", "embedding.exchange=alltoall", *words]
+    code, _, notes = simulate(*words)
+    assert code == 2, notes
+    assert message in " ".join(notes.split())
+
+
+def test_an_unknown_recipe(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pibroch", "simulate", "nothing_such"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no shipped recipe" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_calibration_of_another_machine_is_said(simulate, tmp_path):
+    measured = Machine(
+        name="elsewhere",
+        cpu="Abacus",
+        cores=3,
+        flops_per_second=1e9,
+        operations={
+            name: [PartCost(call=1e-4)]
+            for name in ("read", "route", "fetch", "pool", "combine", "update")
+        },
+    )
+    measured.save(tmp_path / "m.json")
+    code, _, notes = simulate("--calibration", tmp_path / "m.json")
+    said = " ".join(notes.split())
+    assert code == 0, notes
+    assert "calibrated on elsewhere (Abacus, 3 cores), which is another machine" in said
+    assert "the dense model was not measured on elsewhere" in said
+
+
+def test_costs_that_made_the_times_are_found():
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    about = rng.random((12, len(FEATURES))) * [1e5, 1e4, 1e6, 1e4, 1e6]
+    made = PartCost(call=1e-4, ids=1e-8, bytes_in=3e-10)
+    found = _fitted(list(zip(about, made.seconds(about).tolist(), strict=True)))
+    np.testing.assert_allclose(found.seconds(about), made.seconds(about), rtol=1e-6)
+    assert found.ids == pytest.approx(1e-8, rel=1e-3)

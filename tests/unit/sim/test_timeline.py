@@ -1,0 +1,111 @@
+"""Threads, messages and links of a program: what can be worked out by hand."""
+
+import numpy as np
+import pytest
+
+from pibroch.errors import ConfigError, PibrochError
+from pibroch.sim.cluster import Cluster, Flow, bytes_per_second
+from pibroch.sim.machine import Link, Machine, PartCost, shipped_machines
+from pibroch.sim.program import Program
+from pibroch.sim.timeline import ALONE, Timeline
+
+MACHINE = Machine(name="m", cpu="c", cores=2, flops_per_second=1e9, network=Link(message_s=0.5))
+
+
+def cluster(hosts, link=100.0, per_host=1, hosts_per_machine=1):
+    return Cluster(hosts, per_host, link, 1000.0, 1.0, hosts_per_machine)
+
+
+def test_work_waits_for_its_thread_and_shares_cores():
+    program = Program(cluster(2, hosts_per_machine=2), MACHINE)
+    program.work("training", "dense", np.array([1.0, 1.0]))
+    program.work("training", "dense", np.array([0.0, 1.0]))
+    # one core for both hosts: 2 s for the first work of both, then one goes on alone
+    assert program.run()[1].tolist() == [2.0, 2.0, 2.0, 3.0]
+
+
+def test_a_message_takes_what_its_link_takes_after_the_last_rank_has_called():
+    program = Program(cluster(2), MACHINE)
+    program.work("c", "before", np.array([1.0, 3.0]))
+    sent = np.array([[0, 200], [100, 0]])
+    ends = program.exchange("c", "rows", program.flow(sent))
+    # 200 bytes at 100 bytes a second for either end of the larger one
+    assert program.run()[1][ends].tolist() == [5.0, 5.0]
+
+
+def test_latency_bounds_short_messages():
+    program = Program(cluster(2), MACHINE)
+    program.work("c", "before", np.zeros(2))
+    ends = program.exchange("c", "counts", program.flow(np.ones((2, 2))), rounds=2)
+    assert program.run()[1][ends].tolist() == [1.0, 1.0]
+
+
+def test_of_many_ranks_most_travels_before_the_last_calls():
+    size = 5
+    program = Program(cluster(size), MACHINE)
+    program.work("c", "before", np.array([0.0, 0, 0, 0, 10]))
+    sent = np.full((size, size), 100.0) - 100 * np.eye(size)
+    ends = program.run_ends = program.exchange("c", "rows", program.flow(sent))
+    # three of four parts are through; the last rank has all four before it
+    assert program.run()[1][ends].tolist() == [11.0, 11.0, 11.0, 11.0, 14.0]
+
+
+def test_ranks_of_a_host_share_its_link():
+    hosts = cluster(2, per_host=2).host_of_rank
+    sent = np.full((4, 4), 10.0) - 10 * np.eye(4)
+    flow = Flow.of(sent, hosts)
+    assert flow.out_link.tolist() == [20.0] * 4 and flow.out_local.tolist() == [10.0] * 4
+    ring = Flow.ring(100.0, hosts)
+    assert ring.out_link.tolist() == [150.0, 0.0, 150.0, 0.0]
+    assert ring.in_link.tolist() == [0.0, 150.0, 0.0, 150.0]
+
+
+def test_jitter_is_of_its_seed_and_makes_ranks_wait():
+    def time_of(jitter, seed):
+        program = Program(cluster(8), MACHINE, jitter, seed)
+        for _ in range(20):
+            program.work("c", "dense", np.ones(8))
+            program.exchange("c", "rows", program.flow(np.ones((8, 8))))
+        return program.run()[1].max()
+
+    assert time_of(0.2, 1) == time_of(0.2, 1) != time_of(0.2, 2)
+    assert time_of(0.0, 1) == pytest.approx(20 * 1.5)
+    assert time_of(0.2, 1) > 1.05 * time_of(0.0, 1)
+
+
+def test_tasks_that_wait_for_each_other_are_a_bug_that_is_said():
+    line = Timeline([1.0])
+    nobody = np.array([ALONE])
+    first = line.add(nobody, np.ones(1))
+    second = line.add(nobody, np.ones(1), [first])
+    line._before.append(second)
+    line._after.append(first)
+    with pytest.raises(PibrochError, match="wait for each other"):
+        line.run()
+
+
+@pytest.mark.parametrize("rate", ["0gbit", "fast", "-1gbit", "100"])
+def test_a_link_that_is_none(rate):
+    with pytest.raises(ConfigError, match="above zero"):
+        bytes_per_second(rate)
+
+
+def test_costs_are_sums_over_what_a_part_is_about():
+    cost = PartCost(call=1.0, rows_in=0.5, bytes_out=0.25)
+    assert cost.seconds(np.array([[7.0, 2, 0, 0, 4], [0, 0, 0, 0, 0]])).tolist() == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("name", shipped_machines())
+def test_files_that_ship_name_their_sources(name):
+    machine = Machine.load(name)
+    assert machine.sources and machine.accelerator is not None
+    assert machine.accelerator.flops == machine.flops_per_second
+    assert {"nvlink", "pcie"} <= set(machine.links)
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path):
+    MACHINE.save(tmp_path / "m.json")
+    assert Machine.load(str(tmp_path / "m.json")) == MACHINE
+    (tmp_path / "n.json").write_text('{"format": "other"}')
+    with pytest.raises(ConfigError, match=r"n\.json"):
+        Machine.load(str(tmp_path / "n.json"))
