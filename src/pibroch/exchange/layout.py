@@ -181,6 +181,7 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
             strict=False,
         )
     )
+    shards_of_reader = [frozenset(shard for shard, _ in block.homes) for _, block in readers]
     return LaneLayout(
         width=len(blocks[0].columns),
         dtype=space.dtype,
@@ -207,7 +208,7 @@ def _lane(space: RowSpace, blocks: list[Block], num_shards: int, rank: int) -> L
         num_replicated=sum(len(piece.rows) for block in blocks for _, piece in block.copies[:1]),
         owners_pool=owners_pool,
         readers_of_shard=tuple(
-            tuple(n for n, (_, block) in enumerate(readers) if shard in dict(block.homes))
+            tuple(n for n, held in enumerate(shards_of_reader) if shard in held)
             for shard in range(num_shards)
         ),
     )

@@ -178,8 +178,8 @@ def _measure(
 
 def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray, float]]:
     """Of each part the mean of what it is about, and the median of its times."""
-    about = defaultdict(list)
-    seconds = defaultdict(list)
+    about: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for step in steps:
         for operation in step.operations:
             for number, part in enumerate(operation.parts):

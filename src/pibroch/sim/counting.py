@@ -23,7 +23,9 @@ from pibroch.embedding import TableGroup
 from pibroch.exchange.alltoall.build import groups_under
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.rows import room_for
+from pibroch.kernels.arrays import Ints
 from pibroch.planner import Plan
+from pibroch.sim.cluster import Flow
 from pibroch.sim.lockstep import FEATURES, Clock, Operation, lockstep, virtual_wire
 
 T = TypeVar("T")
@@ -81,10 +83,13 @@ class StepCount:
         return any(each.name == name for each in self.operations)
 
     @property
-    def sent(self) -> NDArray[np.int64]:
-        """Bytes from rank to rank, ``[W, W]``, dense gradients left out."""
-        parts = [sent for each in self.operations for sent in each.sent]
-        return np.sum(parts, axis=0, dtype=np.int64)
+    def sent(self) -> Ints:
+        """Bytes from rank to rank, ``[W, W]``, dense gradients left out; all ranks counted."""
+        parts = [
+            sent for each in self.operations for sent in each.sent if not isinstance(sent, Flow)
+        ]
+        total: Ints = np.sum(parts, axis=0, dtype=np.int64)
+        return total
 
 
 def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list[StepCount]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -63,13 +63,14 @@ class Operation:
         name: of the operation.
         parts: float64 ``[W, len(FEATURES)]`` each, in their order: work before the first message,
             between two, after the last.
-        sent: int64 ``[W, W]`` each: bytes from rank to rank of the messages, nothing to itself.
+        sent: int64 ``[W, W]`` each: bytes from rank to rank of the messages, nothing to itself; or,
+            of very many ranks, what each sends and gets: a :class:`~pibroch.sim.cluster.Flow`.
         seconds: float64 ``[W]`` each, that the parts took where a clock was given.
     """
 
     name: str
     parts: list[NDArray[np.float64]] = field(default_factory=list)
-    sent: list[Ints] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
     seconds: list[NDArray[np.float64]] = field(default_factory=list)
 
 
@@ -106,10 +107,10 @@ def lockstep(
             yielded = _go_on(run, None if answers is None else answers[rank], results, rank)
             seconds[rank] = clock() - begin if clock else 0.0
             if answers is not None:
-                part[rank, 1:3] = _size([answer.tensor for answer in answers[rank]], width)
+                part[rank, 1:3] = size_of([answer.tensor for answer in answers[rank]], width)
             if yielded is not None:
                 messages.append(yielded)
-                part[rank, 3:5] = _size([_tensor(message) for message in yielded], width)
+                part[rank, 3:5] = size_of([tensor_of(message) for message in yielded], width)
         operation.parts.append(part)
         operation.seconds.append(seconds)
         if not messages:
@@ -132,14 +133,15 @@ def _go_on(
         return None
 
 
-def _tensor(message: Message) -> Tensor:
+def tensor_of(message: Message) -> Tensor:
+    """What a message sends."""
     if isinstance(message, Counts):
         return message.numbers
     return torch.from_numpy(message.message) if isinstance(message, MixedRows) else message.values
 
 
-def _size(tensors: Sequence[Tensor], width: float) -> tuple[float, int]:
-    """Rows and bytes."""
+def size_of(tensors: Sequence[Tensor], width: float) -> tuple[float, int]:
+    """Rows and bytes of what is sent or has come; of flat floats, ``width`` count as a row."""
     rows = sum(
         len(tensor) / (width if tensor.ndim == 1 and tensor.is_floating_point() else 1)
         for tensor in tensors
@@ -174,12 +176,12 @@ def _exchanged(
     return answers, sent
 
 
-def _pieces(message: Message) -> Sequence[Tensor]:
+def _pieces(message: Message) -> list[Tensor]:
     if isinstance(message, MixedRows):
         whole = torch.from_numpy(message.message)
-        return whole.split([sum(span) for span in message.send_spans])
+        return list(whole.split([sum(span) for span in message.send_spans]))
     assert isinstance(message, Values | Rows)
-    return message.values.split(list(message.send_counts))
+    return list(message.values.split(list(message.send_counts)))
 
 
 def _received(message: Message, whole: Tensor, wire: RowWire) -> Tensor:

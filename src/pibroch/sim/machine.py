@@ -41,7 +41,9 @@ class PartCost(_Part):
 
     def seconds(self, features: Floats) -> Floats:
         """Of parts with these features, ``[W, len(FEATURES)]``."""
-        return self.call + features @ np.array([getattr(self, name) for name in FEATURES])
+        costs = np.array([getattr(self, name) for name in FEATURES])
+        seconds: Floats = self.call + features @ costs
+        return seconds
 
 
 class DenseCost(_Part):

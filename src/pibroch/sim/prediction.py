@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.sim.cluster import Cluster
+from pibroch.sim.cluster import Cluster, Flow
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.machine import Machine
 from pibroch.sim.program import Program
-from pibroch.sim.steps import STEPS, Dense, dense_sent, step_seconds
+from pibroch.sim.steps import STEPS, Dense, step_seconds
 
 STEPS_RUN = 14
 STEPS_BEFORE = 4
@@ -30,8 +30,6 @@ class Prediction:
         samples_per_second: of all ranks.
         sent_bytes: payload that each rank sends to others, ``[W]``, dense gradients included.
         link_bytes: payload that leaves each host by its link, ``[H]``.
-        rows_bytes: payload of rows, ids and their gradients alone, from rank to rank, ``[W, W]``;
-            ``None`` where ranks are too many.
     """
 
     step_s: float
@@ -39,7 +37,6 @@ class Prediction:
     samples_per_second: float
     sent_bytes: NDArray[np.float64]
     link_bytes: NDArray[np.float64]
-    rows_bytes: NDArray[np.float64] | None
 
     @property
     def waiting_s(self) -> float:
@@ -73,17 +70,19 @@ def predict(
     program = Program(cluster, machine, jitter, seed)
     STEPS[exchange](program, counts, dense, STEPS_RUN)
     seconds, parts = step_seconds(program, STEPS_RUN, STEPS_BEFORE)
-    hosts = cluster.host_of_rank
-    rows = np.mean([each.sent for each in counts], axis=0)
     size = cluster.num_ranks
-    sums = dense_sent(dense.cost, size)
-    across = np.where(hosts[:, None] != hosts[None, :], rows, 0.0).sum(1)
-    across += sums * (hosts != np.roll(hosts, 1))
+    flows = [
+        program.flow(sent) for each in counts for done in each.operations for sent in done.sent
+    ]
+    out_link = np.sum([each.out_link for each in flows], axis=0) / len(counts)
+    out_local = np.sum([each.out_local for each in flows], axis=0) / len(counts)
+    ring = Flow.ring(dense.cost.early_bytes + dense.cost.late_bytes, cluster.host_of_rank)
     return Prediction(
         seconds,
         parts,
         dense.num_samples * size / seconds,
-        rows.sum(1) + sums,
-        np.bincount(hosts, across, cluster.num_hosts),
-        rows,
+        out_link + out_local + ring.out_link + ring.out_local,
+        np.bincount(cluster.host_of_rank, out_link + ring.out_link, cluster.num_hosts).astype(
+            np.float64
+        ),
     )

@@ -66,10 +66,12 @@ class Program:
         self._jitter = jitter
         self._rng = np.random.default_rng(seed)
 
-    def work(self, thread: str, name: str, seconds: Floats, after: Sequence[Tasks] = ()) -> Tasks:
+    def work(
+        self, thread: str, name: str, seconds: Floats | float, after: Sequence[Tasks] = ()
+    ) -> Tasks:
         """CPU of a thread of each rank; returns its tasks."""
         size = self.cluster.num_ranks
-        seconds = np.broadcast_to(seconds, size)
+        seconds = np.broadcast_to(np.asarray(seconds, np.float64), size)
         if self._jitter:  # of mean 1
             noise = self._rng.normal(-0.5 * self._jitter**2, self._jitter, size)
             seconds = seconds * np.exp(noise)

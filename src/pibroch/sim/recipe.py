@@ -70,7 +70,8 @@ class Workload:
             ConfigError: for one that is not simulated, or settings of it that are not.
         """
         section = self.config.embedding.exchange.for_ranks(num_ranks)
-        name = "alltoall" if section.name == "auto" else section.name
+        # one rank's rows are its own under either
+        name = "alltoall" if section.name in ("auto", "local") else section.name
         if name not in STEPS:
             raise ConfigError(
                 f"a simulation of the exchange {name!r}",

@@ -117,11 +117,6 @@ def _sum(program: Program, num_bytes: int, after: Tasks) -> Tasks | None:
     return program.exchange(COMMUNICATION, "sums", flow, 2 * (size - 1))
 
 
-def dense_sent(cost: DenseCost, size: int) -> float:
-    """Bytes of dense gradients that a rank sends a step."""
-    return 2 * (size - 1) / size * (cost.early_bytes + cost.late_bytes)
-
-
 def step_seconds(program: Program, num_steps: int, warm_up: int) -> tuple[float, dict[str, float]]:
     """The mean time of steps after some, and of the training thread's time by what it did.
 

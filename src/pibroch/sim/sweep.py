@@ -13,6 +13,7 @@ from pibroch.exchange.layout import lay_out
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.machine import DenseCost, Machine
+from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Prediction, count, predict
 from pibroch.sim.recipe import Workload
 from pibroch.sim.steps import Dense
@@ -131,15 +132,29 @@ def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
     exchange = workload.exchange(size)
     job = workload.job(size, question.samples)
     ahead = workload.ahead if exchange == "lookahead" else None
-    counts = count(job, exchange, ahead, COUNTED_STEPS)
+    notes = []
+    error = 0.0
+    if size > EXACT_RANKS:
+        if exchange != "alltoall":
+            raise ConfigError(
+                f"{size:,} ranks under {exchange}",
+                f"at most {EXACT_RANKS}, which are counted one by one, or alltoall",
+                "lower --hosts, or pass --set embedding.exchange=alltoall",
+            )
+        counts, error = count_few(job, question.ranks_per_host, 2)
+        notes.append(
+            f"{size:,} ranks: a few are looked at, so bytes have a standard error of {error:.1%}"
+        )
+    else:
+        counts = count(job, exchange, ahead, COUNTED_STEPS)
     cost, note = workload.dense_cost(question.machine, question.utilisation)
     dense = Dense(cost, question.samples)
     prediction = predict(
         counts, exchange, cluster, question.machine, dense, question.jitter, question.seed
     )
-    notes = [*([note] if note else []), *_notes(question.machine)]
+    notes += [*([note] if note else []), *_notes(question.machine)]
     memory = memory_of(job, counts, cost, question.machine.process_bytes)
-    return Answer(num_hosts, size, exchange, prediction, memory, 0.0, notes)
+    return Answer(num_hosts, size, exchange, prediction, memory, error, notes)
 
 
 def _notes(machine: Machine) -> list[str]:

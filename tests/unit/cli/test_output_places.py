@@ -66,6 +66,8 @@ COMMANDS = {
         "/proc/none.csv",
         "--out",
     ],
+    "simulate recipe/page": ["simulate", "synthetic_small", "--data", DATA, "--page"],
+    "simulate calibrate/out": ["simulate", "calibrate", "--output"],
     "bench/out": ["bench", "kernels", "--quick", "--out"],
 }
 

@@ -118,3 +118,26 @@ def test_costs_that_made_the_times_are_found():
     found = _fitted(list(zip(about, made.seconds(about).tolist(), strict=True)))
     np.testing.assert_allclose(found.seconds(about), made.seconds(about), rtol=1e-6)
     assert found.ids == pytest.approx(1e-8, rel=1e-3)
+
+
+def test_a_few_ranks_stand_for_all(data):
+    from pibroch.config import load_recipe
+    from pibroch.data import EncodedDataset
+    from pibroch.sim.counting import count_alltoall
+    from pibroch.sim.mirrored import count_few
+    from pibroch.sim.recipe import Workload
+
+    config = load_recipe("synthetic_small", ["embedding.exchange=alltoall"])
+    job = Workload.of(config, EncodedDataset.open(data)).job(12, 64)
+    all_ranks = sum(each.sent.sum() for each in count_alltoall(job, 2)) / 2
+    few, error = count_few(job, 3, 2)
+    counted = sum(
+        (sent.out_link + sent.out_local).sum()
+        for step in few
+        for done in step.operations
+        for sent in done.sent
+    )
+    assert counted / 2 == pytest.approx(all_ranks, rel=0.02)
+    assert 0 < error < 0.02
+    rows = few[0]["update"].sent[0]
+    assert rows.out_local[0] / rows.out_link[0] == pytest.approx(2 / 9)
