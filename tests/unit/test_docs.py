@@ -172,6 +172,8 @@ def check_program(words):
 
 def check_command(words):
     by_path = {tuple(name.split()[1:]): command for name, command, _ in commands()}
+    if words[0] == "simulate" and tuple(words[:2]) not in by_path:  # its own name stands for it
+        words = ["simulate", "recipe", *words[1:]]
     path = max((path for path in by_path if tuple(words[: len(path)]) == path), key=len)
     arguments = [
         "3" if word == "N" else "synthetic_small" if word == "RECIPE" else word

@@ -106,6 +106,8 @@ def test_imports_point_down():
 PURE = [
     "pibroch.collectives.bounded_lag.window",
     "pibroch.exchange.lookahead.window",
+    "pibroch.kernels.events.naive",
+    "pibroch.kernels.events.numba",
     "pibroch.kernels.window.naive",
     "pibroch.kernels.window.numba",
     "pibroch.exchange.lookahead.oracle.encoding",
@@ -119,6 +121,7 @@ PURE = [
     "pibroch.planner.make",
     "pibroch.planner.sketch",
     "pibroch.rpc.autograd.discovery",
+    "pibroch.sim.timeline",
 ]
 """Algorithms: events in, instructions out.
 

@@ -278,12 +278,14 @@ def _links(ranks: Ranks) -> tuple[Link, Link]:
 
 def _link(channel: Channel) -> Link:
     size = channel.ranks.world_size
-    wall, cpu = [], []
+    wall: list[float] = []
+    cpu: list[float] = []
     for num_bytes in MESSAGE_BYTES:
         send = torch.zeros(size * num_bytes, dtype=torch.uint8)
         out = torch.empty_like(send)
         counts = [num_bytes] * size
-        walls, cpus = [], []
+        walls: list[float] = []
+        cpus: list[float] = []
         busy = _busy_s()
         for _ in range(ROUNDS + WARM_UP):
             channel.barrier()

@@ -112,7 +112,8 @@ class Program:
         posted = self._last[thread]
         everyone = self._line.join([posted])
         early = (size - 2) / (size - 1)
-        network, memory = self.machine.network, self.machine.memory
+        network = self.machine.network
+        memory = self.machine.memory
         nobody = np.full(size, ALONE)
         ends = [self._line.add(nobody, self._latency(rounds), [everyone])]
         rate = self.cluster.link * network.wire_share

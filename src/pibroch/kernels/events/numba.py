@@ -145,9 +145,9 @@ def _merged(one, other, ends_at, child, sibling):  # type: ignore[no-untyped-def
         return other
     if other == NOBODY:
         return one
-    upper, lower = one, other
-    if ends_at[lower] < ends_at[upper]:
-        upper, lower = other, one
+    is_swapped = ends_at[other] < ends_at[one]
+    upper = other if is_swapped else one
+    lower = one if is_swapped else other
     sibling[lower] = child[upper]
     child[upper] = lower
     return upper
