@@ -92,6 +92,7 @@ def recipe_command(
     from pibroch.cli.progress import stages
     from pibroch.config import load_recipe
     from pibroch.sim.machine import Machine
+    from pibroch.sim.page import tables, write_page
     from pibroch.sim.recipe import Workload
     from pibroch.sim.sweep import Question, answer
     from pibroch.train.data_source import open_dataset
@@ -123,13 +124,11 @@ def recipe_command(
     for note in dict.fromkeys(note for each in answers for note in each.notes):
         say(note)
     if page is not None:
-        from pibroch.sim.page import write_page
-
         write_page(page, recipe, question, answers)
     if as_json:
         results.print_json(json.dumps([each.content() for each in answers]))
         return
-    for title, columns, rows in _tables(answers):
+    for title, columns, rows in tables(answers):
         grid = Grid(title=title, title_justify="left")
         for column in columns:
             grid.add_column(column, justify="left" if column == columns[0] else "right")
@@ -138,12 +137,6 @@ def recipe_command(
         results.print(grid)
     if page is not None:
         results.print(f"wrote {page}")
-
-
-def _tables(answers: Any) -> Any:
-    from pibroch.sim.page import tables
-
-    return tables(answers)
 
 
 @app.command("calibrate")

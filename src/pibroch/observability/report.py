@@ -99,7 +99,7 @@ def write_page(
 
     Args:
         out: the file.
-        kind: ``run``, ``comparison`` or ``plan``.
+        kind: ``run``, ``comparison``, ``plan`` or ``simulation``.
         option: that names the file.
         figures: title, explanation and SVG of each.
         content: else, for the template.

@@ -100,7 +100,7 @@ def write_page(out: Path, recipe: str, question: Question, answers: Sequence[Ans
         "sentences": sentences,
         "tables": tables(answers),
     }
-    return report.write_page(out, "plan", "--page", figures, content)
+    return report.write_page(out, "simulation", "--page", figures, content)
 
 
 def _parts(answers: Sequence[Answer]) -> str:
