@@ -98,7 +98,7 @@ def recipe_command(
     from pibroch.train.data_source import open_dataset
 
     if page is not None:
-        refuse_overlap(page, [path for path in (data, Path(recipe)) if path is not None])
+        refuse_overlap(page, [data, recipe], "--page")
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
     numbers = _hosts(hosts)
     config = load_recipe(recipe, changes)
