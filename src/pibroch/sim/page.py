@@ -26,6 +26,15 @@ def megabytes(number: float) -> str:
     return f"{number:.3g} B"
 
 
+def thousands(number: float) -> str:
+    """A rate for a reader.
+
+    >>> thousands(11_338_000.0), thousands(1_234.0)
+    ('11,338 k', '1.23 k')
+    """
+    return f"{number / 1e3:,.0f} k" if number >= 1e5 else f"{number / 1e3:.3g} k"
+
+
 def milliseconds(seconds: float) -> str:
     """Of a step's part."""
     return f"{seconds * 1e3:,.3f}"
@@ -40,7 +49,7 @@ def tables(answers: Sequence[Answer]) -> list[Grid]:
             f"{each.ranks:,}",
             milliseconds(each.prediction.step_s),
             milliseconds(each.prediction.waiting_s),
-            f"{each.prediction.samples_per_second:,.0f}",
+            thousands(each.prediction.samples_per_second),
             megabytes(float(each.prediction.sent_bytes.mean())),
             megabytes(float(each.prediction.link_bytes.max())),
             megabytes(sum(each.memory_bytes.values())),
