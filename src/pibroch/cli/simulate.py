@@ -73,6 +73,24 @@ def recipe_command(
         int, typer.Option(min=1, help="Hosts that share a machine's cores, as in a lab.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and of jitter.")] = 0,
+    death_every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS", min=1e-3, help="Between two deaths of one rank, on average: goodput."
+        ),
+    ] = None,
+    recovery: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="From a death to the next new step; `pibroch bench recovery` measures it.",
+        ),
+    ] = 5.0,
+    host_price: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", min=0, help="Of a host and hour: price of samples."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")
@@ -91,6 +109,7 @@ def recipe_command(
     """
     from pibroch.cli.progress import stages
     from pibroch.config import load_recipe
+    from pibroch.sim.economy import Economy
     from pibroch.sim.machine import Machine
     from pibroch.sim.page import tables, write_page
     from pibroch.sim.recipe import Workload
@@ -113,6 +132,7 @@ def recipe_command(
         jitter=jitter,
         hosts_per_machine=hosts_per_machine,
         seed=seed,
+        economy=Economy(death_every, recovery, host_price),
     )
     question.check()
     workload = Workload.of(config, open_dataset(config.data), seed)

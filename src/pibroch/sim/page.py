@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,8 +41,15 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.3f}"
 
 
+def saved(answer: Answer, thing: str) -> str:
+    """Which share of a step twice of a thing saves."""
+    if thing not in answer.helped_s:
+        return "-"
+    return f"{1 - answer.helped_s[thing] / answer.prediction.step_s:.0%}"
+
+
 def tables(answers: Sequence[Answer]) -> list[Grid]:
-    """A step's time, what its parts take, bytes, memory."""
+    """A step's time, what its parts take, what would help, bytes, memory."""
     hosts = [f"{each.hosts:,}" for each in answers]
     whole = [
         [
@@ -65,6 +73,21 @@ def tables(answers: Sequence[Answer]) -> list[Grid]:
     memory = [
         [name, *(megabytes(each.memory_bytes.get(name, 0.0)) for each in answers)] for name in kinds
     ]
+    things = list(dict.fromkeys(name for each in answers for name in each.helped_s))
+    helped = [
+        [f"{thing} x 2", *(saved(each, thing) for each in answers)]
+        for thing in sorted(things, key=lambda thing: answers[-1].helped_s.get(thing, math.inf))
+    ]
+    economy = [
+        ["share of the time", *(f"{each.goodput:.1%}" for each in answers)],
+        [
+            "new samples/s",
+            *(thousands(each.goodput * each.prediction.samples_per_second) for each in answers),
+        ],
+    ]
+    if answers[0].price is not None:
+        prices = (f"{each.price or 0:,.2f}" for each in answers)
+        economy.append(["price of a billion samples", *prices])
     columns = [f"{host} hosts" for host in hosts]
     return [
         (
@@ -76,6 +99,8 @@ def tables(answers: Sequence[Answer]) -> list[Grid]:
             whole,
         ),
         ("The training thread's time, ms a step", ["part", *columns], parts),
+        ("What would help: of a step's time is saved", ["with", *columns], helped),
+        ("New samples, with what deaths cost", ["what", *columns], economy),
         ("Memory of the rank that takes most", ["what", *columns], memory),
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.layout import lay_out
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
+from pibroch.sim.economy import Economy, interval_of
 from pibroch.sim.machine import DenseCost, Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Prediction, count, predict
 from pibroch.sim.recipe import Workload
+from pibroch.sim.sensitivity import sensitivity
 from pibroch.sim.steps import Dense
 
 COUNTED_STEPS = 4
@@ -37,6 +39,7 @@ class Question:
         jitter: spread of the times of work.
         hosts_per_machine: hosts that share cores.
         seed: of samples and jitter.
+        economy: deaths and prices.
     """
 
     machine: Machine
@@ -48,6 +51,7 @@ class Question:
     jitter: float = 0.0
     hosts_per_machine: int = 1
     seed: int = 0
+    economy: Economy = field(default_factory=Economy)
 
     def check(self) -> None:
         """Raise ConfigError for links that cannot be."""
@@ -87,6 +91,9 @@ class Answer:
         hosts, ranks: how many.
         exchange: that they use.
         prediction: of a step.
+        helped_s: a step's time if one thing were twice as fast, or as many, by its name.
+        goodput: share of the time in which new steps are made, where ranks die.
+        price: of a billion new samples; ``None`` where it is not asked.
         memory_bytes: of each rank's process, by what takes it; the rank that takes most.
         sampling_error: relative standard error of bytes where ranks or rows were sampled.
         notes: what a reader should know.
@@ -96,6 +103,9 @@ class Answer:
     ranks: int
     exchange: str
     prediction: Prediction
+    helped_s: dict[str, float]
+    goodput: float
+    price: float | None
     memory_bytes: dict[str, float]
     sampling_error: float
     notes: Sequence[str]
@@ -109,8 +119,11 @@ class Answer:
             "exchange": self.exchange,
             "step_seconds": told.step_s,
             "samples_per_second": told.samples_per_second,
+            "goodput": self.goodput,
+            "price_of_a_billion_samples": self.price,
             "parts_seconds": told.parts_s,
             "waiting_seconds": told.waiting_s,
+            "step_seconds_with_twice": self.helped_s,
             "sent_bytes_per_rank": float(told.sent_bytes.mean()),
             "sent_bytes_worst_rank": float(told.sent_bytes.max()),
             "link_bytes_per_host": float(told.link_bytes.mean()),
@@ -149,12 +162,19 @@ def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
         counts = count(job, exchange, ahead, COUNTED_STEPS)
     cost, note = workload.dense_cost(question.machine, question.utilisation)
     dense = Dense(cost, question.samples)
-    prediction = predict(
-        counts, exchange, cluster, question.machine, dense, question.jitter, question.seed
-    )
+    about = exchange, cluster, question.machine, dense, question.jitter, question.seed
+    prediction = predict(counts, *about)
+    helped = sensitivity(counts, *about)
     notes += [*([note] if note else []), *_notes(question.machine)]
     memory = memory_of(job, counts, cost, question.machine.process_bytes)
-    return Answer(num_hosts, size, exchange, prediction, memory, error, notes)
+    economy = question.economy
+    goodput = 1.0
+    if economy.death_every_h is not None:
+        goodput = economy.goodput(size, interval_of(workload.config.train))
+    price = economy.price_of_a_billion(num_hosts, goodput * prediction.samples_per_second)
+    return Answer(
+        num_hosts, size, exchange, prediction, helped, goodput, price, memory, error, notes
+    )
 
 
 def _notes(machine: Machine) -> list[str]:

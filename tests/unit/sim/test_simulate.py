@@ -53,6 +53,31 @@ def test_a_slower_link_takes_longer_and_carries_the_same(simulate):
     assert slow["step_seconds"] > slow["link_bytes_per_host"] / 125_000
 
 
+def test_a_link_that_decides_helps_most_and_one_that_does_not_little(simulate):
+    slow, quick = (
+        json.loads(simulate("--json", "--link", link)[1])[0] for link in ("1mbit", "800gbit")
+    )
+    saved = [
+        1 - each["step_seconds_with_twice"]["link of each host"] / each["step_seconds"]
+        for each in (slow, quick)
+    ]
+    assert saved[0] == pytest.approx(0.5, abs=0.02)
+    assert 0 <= saved[1] < 0.2
+    dense = slow["step_seconds_with_twice"]["speed of dense layers"]
+    assert dense > 0.97 * slow["step_seconds"]
+
+
+def test_deaths_cost_time_and_samples_their_price(simulate):
+    words = ("--json", "--death-every", 1, "--recovery", 10, "--host-price", 4)
+    cuts = ("--set", "train.cut_every_seconds=20")
+    one = json.loads(simulate(*words, *cuts)[1])[0]
+    assert one["goodput"] == pytest.approx(1 / (1 + 2 * (10 + 20 / 2) / 3600))
+    hours = 1e9 / (one["samples_per_second"] * one["goodput"]) / 3600
+    assert one["price_of_a_billion_samples"] == pytest.approx(2 * 4 * hours)
+    calm = json.loads(simulate("--json")[1])[0]
+    assert (calm["goodput"], calm["price_of_a_billion_samples"]) == (1.0, None)
+
+
 def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
     code, output, notes = simulate("--hosts", "1..4", "--page", tmp_path / "page.html")
     assert code == 0, notes
@@ -71,6 +96,17 @@ def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
         (["--calibration", "abacus"], "a100, h100, v100"),
         (["--hosts", "100000000"], "rows"),
         (["--set", "embedding.exchange=towers"], "alltoall, lookahead"),
+        (
+            [
+                "--death-every",
+                "1",
+                "--set",
+                "train.cut_every_seconds=0",
+                "--set",
+                "train.checkpoint_every_seconds=0",
+            ],
+            "leave --death-every out",
+        ),
         (["--set", "embedding.exchange.compress=true"], "not simulated"),
     ],
 )

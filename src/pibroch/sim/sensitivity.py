@@ -1,0 +1,72 @@
+"""What would help most: a step with twice of one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pibroch.sim.cluster import Cluster
+from pibroch.sim.counting import StepCount
+from pibroch.sim.machine import DenseCost, Link, Machine, PartCost
+from pibroch.sim.prediction import predict
+from pibroch.sim.steps import Dense
+
+Setting = tuple[Cluster, Machine, Dense]
+
+
+def sensitivity(
+    counts: Sequence[StepCount],
+    exchange: str,
+    cluster: Cluster,
+    machine: Machine,
+    dense: Dense,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Seconds of a step if one thing were twice as fast, or as many, by the name of the thing.
+
+    The arguments are those of :func:`~pibroch.sim.prediction.predict`.
+    """
+    return {
+        name: predict(counts, exchange, *setting, jitter, seed).step_s
+        for name, setting in _improved(cluster, machine, dense)
+    }
+
+
+def _improved(cluster: Cluster, machine: Machine, dense: Dense) -> Iterator[tuple[str, Setting]]:
+    if cluster.num_hosts > 1:
+        yield "link of each host", (replace(cluster, link=2 * cluster.link), machine, dense)
+    if cluster.ranks_per_host > 1:
+        yield "links within a host", (replace(cluster, local=2 * cluster.local), machine, dense)
+    if machine.accelerator is None:
+        yield "cores", (replace(cluster, cores=2 * cluster.cores), machine, dense)
+    yield "speed of dense layers", (cluster, machine, replace(dense, cost=_halved(dense.cost)))
+    yield "speed of work on rows", (cluster, _with_faster_rows(machine), dense)
+    links = {name: _quicker(getattr(machine, name)) for name in ("network", "memory")}
+    if machine.network.message_s or machine.memory.message_s:
+        yield "speed of messages", (cluster, machine.model_copy(update=links), dense)
+
+
+def _halved(cost: DenseCost) -> DenseCost:
+    parts = {
+        name: tuple(each / 2 for each in getattr(cost, name))
+        for name in ("begin", "forward", "backward", "rest")
+    }
+    return cost.model_copy(update={**parts, "optimizer": cost.optimizer / 2})
+
+
+def _with_faster_rows(machine: Machine) -> Machine:
+    if machine.accelerator is not None:
+        rate = 2 * machine.accelerator.memory_bytes_per_second
+        faster = machine.accelerator.model_copy(update={"memory_bytes_per_second": rate})
+        return machine.model_copy(update={"accelerator": faster})
+    operations = {
+        name: [PartCost(**{key: cost / 2 for key, cost in part}) for part in parts]
+        for name, parts in machine.operations.items()
+    }
+    return machine.model_copy(update={"operations": operations})
+
+
+def _quicker(link: Link) -> Link:
+    names = ("message_s", "call_cpu_s", "byte_cpu_s")
+    return link.model_copy(update={name: getattr(link, name) / 2 for name in names})
