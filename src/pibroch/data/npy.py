@@ -37,7 +37,7 @@ class NpySource:
 
     Attributes:
         path: as given.
-        files: all that are read.
+        more_files: that are read.
         columns: of the text.
         layout: of the text.
 
@@ -59,14 +59,14 @@ class NpySource:
         dense = _opened(path, "float32", NUM_CRITEO_DENSE)
         sparse = _opened(path.with_name(stem + _SPARSE), "int32", NUM_CRITEO_CATEGORICAL)
         self._arrays = {"I": dense, "C": sparse}
-        self.files: tuple[Path, ...] = (path, path.with_name(stem + _SPARSE))
+        self.more_files: tuple[Path, ...] = (path.with_name(stem + _SPARSE),)
         self._labels: Array | None = None
         if has_labels:
-            self.files += (path.with_name(stem + _LABELS),)
-            self._labels = _opened(self.files[-1], "int32", 1)
+            self.more_files += (path.with_name(stem + _LABELS),)
+            self._labels = _opened(self.more_files[-1], "int32", 1)
         self._num_rows = len(dense)
         arrays = [*self._arrays.values(), *([] if self._labels is None else [self._labels])]
-        for file, array in zip(self.files, arrays, strict=True):
+        for file, array in zip((path, *self.more_files), arrays, strict=True):
             if len(array) != self._num_rows:
                 raise DataError(
                     f"{len(array):,} rows in {file}", f"{self._num_rows:,}, as in {path}", _DO

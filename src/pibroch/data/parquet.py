@@ -45,7 +45,6 @@ class ParquetSource:
         self, path: Path, schema: Schema, has_labels: bool = True, may_be_empty: bool = False
     ) -> None:
         self.path = existing(path)
-        self.files: tuple[Path, ...] = (path,)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
             types = self._frame.collect_schema()

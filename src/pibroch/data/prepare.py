@@ -174,7 +174,9 @@ def _signature(
     A file's time of change (``ctime``) is the kernel's: whoever writes other bytes and sets the
     time of modification back leaves his mark there, at no cost of reading what was read before.
     """
-    paths = [path for source in sources for path in source.files]
+    paths = [
+        path for source in sources for path in (source.path, *getattr(source, "more_files", ()))
+    ]
     stats = [(path.resolve(), path.stat()) for path in paths]
     files = [
         [str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]

@@ -70,15 +70,16 @@ class TextPiece:
 class RawSource(Protocol):
     """A file of records.
 
+    One that reads further files has them as ``more_files``, a tuple: preparation goes on where it
+    was interrupted only while none of them has changed.
+
     Attributes:
         path: of the file.
-        files: all that are read, it among them.
         columns: names of the columns of the text, in their order.
         layout: of the text.
     """
 
     path: Path
-    files: tuple[Path, ...]
     columns: tuple[str, ...]
     layout: Layout
 
@@ -104,7 +105,6 @@ class TextSource:
         self, path: Path, separator: str, quotes: bool, columns: tuple[str, ...] | None = None
     ) -> None:
         self.path = path
-        self.files: tuple[Path, ...] = (path,)
         self.layout = Layout(separator, quotes)
         self._size = existing(path).stat().st_size
         self._start = Place()

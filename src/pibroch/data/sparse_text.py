@@ -48,7 +48,6 @@ class SparseTextSource:
 
     Attributes:
         path: of the file.
-        files: it alone.
         columns: of the text.
         layout: of the text.
 
@@ -61,7 +60,6 @@ class SparseTextSource:
         self, path: Path, schema: Schema, has_fields: bool, has_labels: bool = True
     ) -> None:
         self.path = path
-        self.files: tuple[Path, ...] = (path,)
         self._text = TextSource(path, _SEPARATOR, False, ())
         self._need = "FIELD:INDEX:VALUE" if has_fields else "INDEX:VALUE"
         self._num_parts = 3 if has_fields else 2
