@@ -1,15 +1,20 @@
-"""The plots of reports and plans, each an SVG text that needs nothing outside itself."""
+"""The plots of reports and plans, each an SVG text that needs nothing outside itself.
+
+Points and bars say their values where a pointer rests on them, as titles of SVG do: no script.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -32,6 +37,10 @@ _STYLE: Any = {  # matplotlib types its keys one by one
     "svg.hashsalt": "pibroch",
 }
 _DOTS: Any = {"color": ORANGE, "marker": "o", "markersize": 4}
+MOST_POINTS = 200
+"""Of a line that say their values; of a longer one every n-th does."""
+_POINTS_PER_INCH = 72  # an SVG's units
+_HOVERED = "<style>.values > *:hover {fill-opacity: 0.25}</style>"
 Records = Sequence[dict[str, Any]]
 
 
@@ -229,7 +238,49 @@ def to_svg(figure: Figure, axes: Axes) -> str:
         )
     # metadata only link to vocabularies on the web
     svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-    return svg[svg.index("<svg") :]
+    values = "".join(mark for each in figure.axes for mark in _values(figure, each))
+    end = f'{_HOVERED}<g class="values" fill="{INK}" fill-opacity="0">{values}</g></svg>'
+    return svg[svg.index("<svg") : svg.rindex("</svg>")] + end + "\n"
+
+
+def _values(figure: Figure, axes: Axes) -> Iterator[str]:
+    """Marks that nobody sees, with titles: over points of lines, and over bars."""
+    height = figure.get_figheight() * _POINTS_PER_INCH
+
+    def places(points: Any) -> Any:
+        """Of points ``[N, 2]`` in the SVG, whose second axis goes down."""
+        found = axes.transData.transform(points) * _POINTS_PER_INCH / figure.dpi
+        return np.stack([found[:, 0], height - found[:, 1]], axis=1)
+
+    for line in axes.get_lines():
+        points = np.column_stack([np.asarray(line.get_xdata(), float), line.get_ydata()])
+        points = points[np.isfinite(points).all(1)]
+        if line.get_transform() is not axes.transData or not len(points):
+            continue  # across the whole figure
+        points = points[:: -(-len(points) // MOST_POINTS)]
+        name = _name(str(line.get_label()), axes)
+        for (x, y), (left, top) in zip(points, places(points), strict=True):
+            title = escape(f"{name}: {y:.6g} at {axes.get_xlabel() or 'x'} {x:.6g}")
+            yield f'<circle cx="{left:.1f}" cy="{top:.1f}" r="5"><title>{title}</title></circle>'
+    for bars in axes.containers:
+        for bar in bars if isinstance(bars, BarContainer) else ():
+            (left, top), (right, bottom) = places(
+                [
+                    (bar.get_x(), bar.get_y() + bar.get_height()),
+                    (bar.get_x() + bar.get_width(), bar.get_y()),
+                ]
+            )
+            title = escape(f"{_name(str(bars.get_label()), axes)}: {bar.get_height():.6g}")
+            yield (
+                f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}"'
+                f' height="{bottom - top:.1f}"><title>{title}</title></rect>'
+            )
+
+
+def _name(label: str, axes: Axes) -> str:
+    """Of a line or bars, without what hides a label from matplotlib, or from its mathematics."""
+    hides = not label or label.startswith("_")
+    return axes.get_ylabel() if hides else label.strip().replace(r"\$", "$")
 
 
 def _series(records: Records, name: str) -> tuple[list[int], list[float]]:

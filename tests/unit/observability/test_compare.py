@@ -83,7 +83,8 @@ def test_no_figure_of_other_data_goes_unsaid(runs, tmp_path):
     for note in notes:
         assert "different data: compare within one data set alone" in note
         assert "batch sizes differ" in note
-    assert text.count("crossed (data 1)") == text.count("elsewhere (data 2)") == 6
+    legends = re.sub("<title>.*?</title>", "", text)
+    assert legends.count("crossed (data 1)") == legends.count("elsewhere (data 2)") == 6
     assert "stroke-dasharray" in text
 
 

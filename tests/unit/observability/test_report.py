@@ -1,10 +1,12 @@
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
 from html_page import Page
 from pibroch.errors import InputError, StorageError
+from pibroch.observability.plots import MOST_POINTS, runs_plot, shard_bars
 from pibroch.observability.report import write_report
 from small_run import make_config, train_here
 
@@ -56,3 +58,30 @@ def test_no_run_and_no_place(run, tmp_path):
         write_report(tmp_path, tmp_path / "page.html")
     with pytest.raises(StorageError):
         write_report(run, tmp_path / "missing" / "page.html")
+
+
+def test_points_and_bars_of_a_plot_say_their_values():
+    page = runs_plot(["first", "_second <2>"], [[(1, 0.5), (9, 0.25)], [(1, 0.6)]], [1, 1], "AUC")
+    titles = re.findall(r"<title>(.*?)</title>", page)
+    assert titles == [
+        "first: 0.5 at step 1",
+        "first: 0.25 at step 9",
+        "_second &lt;2&gt;: 0.6 at step 1",
+    ]
+    ElementTree.fromstring(page)
+    marks = [
+        (float(x), float(y)) for x, y in re.findall(r'<circle cx="(.*?)" cy="(.*?)" r="5">', page)
+    ]
+    drawn = {
+        (round(float(x), 1), round(float(y), 1))
+        for x, y in re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)" style', page)
+    }
+    assert len(marks) == 3 and set(marks) <= drawn  # over the dots that people see
+    bars = shard_bars([1.0, 2.0])
+    assert re.findall(r"<title>(.*?)</title>", bars) == ["bytes: 1", "bytes: 2"]
+
+
+def test_a_long_line_says_the_values_of_some_points():
+    points = [(step, 1.0) for step in range(10 * MOST_POINTS)]
+    page = runs_plot(["long"], [points], [1], "AUC")
+    assert MOST_POINTS / 2 < page.count("<title>") <= MOST_POINTS

@@ -55,7 +55,7 @@ def test_a_slower_link_takes_longer_and_carries_the_same(simulate):
 
 def test_a_link_that_decides_helps_most_and_one_that_does_not_little(simulate):
     slow, quick = (
-        json.loads(simulate("--json", "--link", link)[1])[0] for link in ("1mbit", "800gbit")
+        json.loads(simulate("--json", "--link", link)[1])[0] for link in ("1mbit", "800tbit")
     )
     saved = [
         1 - each["step_seconds_with_twice"]["link of each host"] / each["step_seconds"]
