@@ -179,6 +179,7 @@ def test_workers_share_a_port_and_its_counters(versions, tmp_path):
             load.until_seen(read_export(out).version)
         assert not load.failures
         counted = 'pibroch_requests_total{endpoint="score",status="200"}'
+        until(lambda: server.metric(counted) == len(load.seen))  # counted once it is answered
         assert [server.metric(counted) for _ in range(12)] == [
             len(load.seen)
         ] * 12  # whichever of them is asked
