@@ -175,10 +175,13 @@ def admit_tables(
 
     Returns:
         By table the distinct keys that were absent, rising, and their rows; ``None`` where nothing
-        was done: for tables that are not meant, and those that may have fewer free rows.
+        was done: for tables that are not meant, those that may have fewer free rows, and where no
+        key is absent.
     """
     ends = np.cumsum(num_misses)
     total = int(ends[-1])
+    if not total:
+        return [None] * len(places)
     fresh_keys = np.empty(total, np.int64)
     fresh_rows = np.empty(total, np.int64)
     num_fresh = np.empty(len(places), np.int64)
