@@ -111,6 +111,7 @@ class RowAssigner:
         self._table = np.zeros((num_lines, kernels.LINE), np.int64)
         self._now = 0
         self._room: kernels.Room | None = None
+        self._addresses = np.empty(0, np.int64)
 
     def restart(self) -> None:
         """See :class:`Assigner`; all rows are at home."""
@@ -120,10 +121,10 @@ class RowAssigner:
         """See :class:`Assigner`."""
         rows = self._rows
         self._now += 1
-        addresses, offsets = self._addresses(batch)
+        addresses, offsets = self._resolved(batch)
         sizes = np.array([after - first for first, after in pairwise(bounds)])
-        room = self._room_for(batch.batch_size, len(addresses))
-        num_rows, _ = kernels.enter(
+        room = self._room_for(len(addresses))
+        num_rows = kernels.enter(
             self._table,
             self._now,
             rows.horizon,
@@ -133,57 +134,52 @@ class RowAssigner:
             rows.num_ranks,
             room,
         )
-        given = np.repeat(np.arange(rows.num_ranks, dtype=np.int16), sizes)
-        chosen = np.empty_like(given)
-        kernels.place(room, num_rows, sizes, self._rules, chosen)
-        reads, transfers = self._counted(room, num_rows, chosen)
-        reads_given, transfers_given = self._counted(room, num_rows, given)
-        if transfers >= transfers_given:
-            chosen = given
-            reads = reads_given
-            transfers = transfers_given
+        # the chosen one, and the one that was given
+        both = np.empty((2, batch.batch_size), np.int16)
+        both[1] = np.repeat(np.arange(rows.num_ranks), sizes)
+        kernels.place(room, num_rows, offsets, sizes, self._rules, both[0])
+        readers = np.zeros((num_rows, 2), np.int64)
+        kernels.mark(room, offsets, both, readers)
+        transfers = [
+            int(kernels.count_transfers(room, of_one, self._rules.price)) for of_one in readers.T
+        ]
+        best = int(transfers[0] >= transfers[1])
         if rows.horizon:
-            kernels.settle(self._table, self._now, room, reads)
-        return Verdict(chosen, transfers, transfers_given)
+            kernels.settle(self._table, self._now, room, readers[:, best])
+        return Verdict(both[best], transfers[best], transfers[1])
 
-    def _counted(
-        self, room: kernels.Room, num_rows: int, ranks: NDArray[np.int16]
-    ) -> tuple[NDArray[np.bool_], int]:
-        reads = np.zeros((num_rows, self._rows.num_ranks), np.bool_)
-        kernels.mark(room, ranks, reads)
-        return reads, int(kernels.count_transfers(room, reads, self._rules.price))
+    def _resolved(self, batch: JaggedBatch) -> tuple[Ints, Ints]:
+        """Addresses of all readers' ids in their lanes, and where their bags begin.
 
-    def _addresses(self, batch: JaggedBatch) -> tuple[Ints, Ints]:
-        """Addresses of all readers' ids in their lanes, and where their bags begin."""
+        The first array is of this batch until the next.
+        """
         readers = {feature for lane in self._rows.lanes for feature in lane.features}
         absent = tuple(sorted(readers - set(batch.keys)))
         batch = batch.with_empty(absent) if absent else batch
-        addresses: list[Array] = []
+        picked = [batch.pick(lane.features) for lane in self._rows.lanes]
+        num_ids = sum(of_lane.values.numel() for of_lane in picked)
+        if len(self._addresses) < num_ids:
+            self._addresses = np.empty(num_ids, np.int64)
+        addresses = self._addresses[:num_ids]
         offsets: list[Array] = []
-        num_before = 0
-        for lane in self._rows.lanes:
-            of_lane = batch.pick(lane.features)
+        begin = 0
+        for lane, of_lane in zip(self._rows.lanes, picked, strict=True):
             values = lane.index.rows_of(of_lane)
             bags = of_lane.offsets.numpy()
-            here = np.empty(len(values), np.int64)
-            bad = routing.resolve_addresses(values, bags, lane.homes, here)
+            end = begin + len(values)
+            bad = routing.resolve_addresses(values, bags, lane.homes, addresses[begin:end])
             if bad >= 0:
                 raise lane.index.error(of_lane, bad)
-            addresses.append(here)
-            offsets.append(bags[1:] + num_before if offsets else bags)
-            num_before += len(values)
-        if len(addresses) == 1:  # no copy then
-            return addresses[0], offsets[0]
-        return np.concatenate(addresses), np.concatenate(offsets)
+            offsets.append(bags[1:] + begin if offsets else bags)
+            begin = end
+        return addresses, offsets[0] if len(offsets) == 1 else np.concatenate(offsets)
 
-    def _room_for(self, num_samples: int, num_ids: int) -> kernels.Room:
-        """Arrays of at least these sizes, kept from batch to batch."""
+    def _room_for(self, num_ids: int) -> kernels.Room:
+        """Arrays of at least this size, kept from batch to batch."""
         room = self._room
-        if room is None or len(room.rows) < num_ids or len(room.first) <= num_samples:
+        if room is None or len(room.rows) < num_ids:
             self._room = room = kernels.Room(
-                first=np.empty(num_samples + 1, np.int64),
                 rows=np.empty(num_ids, np.int32),
-                last=np.empty(num_ids, np.int32),
                 reads=np.empty(num_ids, np.int32),
                 where=np.empty(num_ids, np.int16),
                 home=np.empty(num_ids, np.int16),
@@ -191,5 +187,6 @@ class RowAssigner:
                 share=np.empty(num_ids, np.int32),
                 address=np.empty(num_ids, np.int64),
                 slot=np.empty(num_ids, np.int64),
+                shared=np.empty(num_ids + 1, np.int32),
             )
         return room

@@ -30,7 +30,8 @@ def _lowest(typingctx: Context, mask: Kind) -> Intrinsic:
 
 def _lowest_of(mask: int) -> int:
     """Stand-in when kernels run uncompiled (``NUMBA_DISABLE_JIT=1``)."""
-    return (mask & -mask).bit_length() - 1 if mask else 64
+    number = int(mask)
+    return (number & -number).bit_length() - 1 if number else 64
 
 
 def _count(typingctx: Context, mask: Kind) -> Intrinsic:
@@ -44,7 +45,7 @@ def _count(typingctx: Context, mask: Kind) -> Intrinsic:
 
 def _count_of(mask: int) -> int:
     """Stand-in when kernels run uncompiled."""
-    return int(mask).bit_count()
+    return (int(mask) & (1 << 64) - 1).bit_count()
 
 
 def _widened(typingctx: Context, number: Kind) -> Intrinsic | None:
@@ -116,7 +117,7 @@ def _cut_for_one(numbers: Stored, number: np.float32) -> Number:
 lowest: Callable[..., int] = _lowest_of
 """``lowest(mask)``: the number of the lowest bit that is set in an int64, 64 when none is."""
 count: Callable[..., int] = _count_of
-"""``count(mask)``: how many bits are set in an int64 that is not negative."""
+"""``count(mask)``: how many bits are set in an int64."""
 widened: Callable[..., np.float32] = _widened_one
 """``widened(number)``: a float32 as it is, the uint16 of a bfloat16 as float32."""
 half_widened: Callable[..., np.float32] = _half_widened_one

@@ -8,62 +8,67 @@ from pibroch.kernels import assign
 from pibroch.kernels.assign import naive
 
 
-def room_for(num_samples, num_ids):
-    numbers = [np.empty(num_ids, np.int32) for _ in range(3)]
+def room_for(num_ids):
+    numbers = [np.empty(num_ids, np.int32) for _ in range(2)]
     ranks = [np.empty(num_ids, np.int16) for _ in range(2)]
     costs = [np.empty(num_ids, np.int32) for _ in range(2)]
     places = [np.empty(num_ids, np.int64) for _ in range(2)]
-    return assign.Room(np.empty(num_samples + 1, np.int64), *numbers, *ranks, *costs, *places)
+    return assign.Room(*numbers, *ranks, *costs, *places, np.empty(num_ids + 1, np.int32))
 
 
-def lanes_of(homes, num_ranks, weight=1):
-    """One lane of one feature whose rows lie in the order of their homes."""
-    bounds = np.searchsorted(homes, np.arange(num_ranks + 1))
-    zero = np.zeros(1, np.int64)
-    return assign.Lanes(zero, zero + 1, bounds[None].astype(np.int64), zero, np.array([weight]))
+def lanes_of(homes, num_ranks, weight=1, num_features=1):
+    """One lane of features of one table, whose rows lie in the order of their homes.
+
+    Shard ``num_ranks`` is nobody's.
+    """
+    bounds = np.searchsorted(homes, np.arange(num_ranks + 2))[None].astype(np.int64)
+    one = np.ones(1, np.int64)
+    return assign.Lanes(np.zeros(num_features, np.int64), one, bounds, 0 * one, weight * one)
 
 
 def entered(table, now, horizon, samples, lanes, num_ranks):
-    """A batch of one feature's bags, entered."""
-    ids = np.array([row for own in samples for row in own], np.int64)
-    offsets = np.cumsum([0, *map(len, samples)])
-    room = room_for(len(samples), len(ids))
-    counts = assign.enter(table, now, horizon, ids, offsets, lanes, num_ranks, room)
-    return room, *counts
+    """A batch, entered: its arrays, where bags begin, its rows. Features take ids in turns."""
+    num_features = len(lanes.of_feature)
+    bags = [own[feature::num_features] for feature in range(num_features) for own in samples]
+    ids = np.array([row for bag in bags for row in bag], np.int64)
+    offsets = np.cumsum([0, *map(len, bags)])
+    room = room_for(len(ids))
+    num_rows = assign.enter(table, now, horizon, ids, offsets, lanes, num_ranks, room)
+    return room, offsets, num_rows
 
 
 @st.composite
 def workloads(draw):
     """Ranks, homes of rows, batches of bags with duplicates, prices, passes, rows left aside."""
-    num_ranks = draw(st.integers(2, 5))
-    homes = sorted(draw(st.lists(st.integers(0, num_ranks - 1), min_size=1, max_size=24)))
+    num_ranks = draw(st.sampled_from([2, 3, 4, 5, 64]))
+    homes = sorted(draw(st.lists(st.integers(0, num_ranks), min_size=1, max_size=24)))
     bags = st.lists(st.integers(0, len(homes) - 1), max_size=5)
     batches = draw(st.lists(st.lists(bags, max_size=12), min_size=1, max_size=4))
-    price = draw(
-        st.lists(st.integers(1, 4), min_size=num_ranks * num_ranks, max_size=num_ranks * num_ranks)
-    )
-    price = np.array(price, np.int64).reshape(num_ranks, num_ranks)
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    price = rng.integers(1, 5, (num_ranks, num_ranks))
     price = np.maximum(price, price.T) * (1 - np.eye(num_ranks, dtype=np.int64))
     rules = assign.Rules(
         price, draw(st.integers(0, 3)), draw(st.sampled_from([2, 4, 100])), draw(st.integers(1, 3))
     )
-    return num_ranks, homes, batches, rules, draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    numbers = [draw(st.integers(0, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))]
+    return num_ranks, homes, batches, rules, *numbers
 
 
 @settings(max_examples=200, deadline=None)
 @given(workloads())
 def test_kernels_are_the_naive_ones(workload):
-    num_ranks, homes, batches, rules, horizon, weight = workload
+    num_ranks, homes, batches, rules, horizon, weight, num_features = workload
     table = np.zeros((64, assign.LINE), np.int64)
-    states = naive.NaiveStates(horizon, homes)
+    lanes = lanes_of(homes, num_ranks, weight, num_features)
+    states = naive.NaiveStates(
+        horizon, [home if home < num_ranks else naive.NOBODY for home in homes]
+    )
     price = rules.price.tolist()
     for now, samples in enumerate(batches, start=1):
         states.now = now
         sizes = np.diff([len(samples) * rank // num_ranks for rank in range(num_ranks + 1)])
-        room, num_rows, num_edges = entered(
-            table, now, horizon, samples, lanes_of(homes, num_ranks, weight), num_ranks
-        )
-        assert num_edges == sum(len(set(own)) for own in samples)
+        room, offsets, num_rows = entered(table, now, horizon, samples, lanes, num_ranks)
+        assert room.reads[:num_rows].sum() == sum(map(len, samples))
         assert num_rows == len({row for own in samples for row in own})
         rows = {row: states.row(row, weight) for own in samples for row in own}
         columns = room.where, room.fetch, room.share
@@ -74,16 +79,18 @@ def test_kernels_are_the_naive_ones(workload):
         assert found == rows
 
         ranks = np.empty(len(samples), np.int16)
-        assign.place(room, num_rows, sizes, rules, ranks)
+        assign.place(room, num_rows, offsets, sizes, rules, ranks)
         assert np.bincount(ranks, minlength=num_ranks).tolist() == sizes.tolist()
         assert ranks.tolist() == naive.place(samples, rows, sizes.tolist(), price, *rules[1:])
 
-        reads = np.zeros((num_rows, num_ranks), np.bool_)
-        assign.mark(room, ranks, reads)
-        assert assign.count_transfers(room, reads, rules.price) == naive.count_transfers(
+        readers = np.zeros((num_rows, 2), np.int64)
+        assign.mark(room, offsets, np.stack([ranks, ranks]), readers)
+        assert (readers[:, 0] == readers[:, 1]).all()
+        readers = readers[:, 1]
+        assert assign.count_transfers(room, readers, rules.price) == naive.count_transfers(
             samples, ranks.tolist(), rows, price
         )
-        assign.settle(table, now, room, reads)
+        assign.settle(table, now, room, readers)
         states.settle(samples, ranks.tolist())
 
 
@@ -92,14 +99,14 @@ def test_a_full_line_loses_the_row_that_was_read_longest_ago():
     table = np.zeros((1, assign.LINE), np.int64)
     homes = [0] * 8 + [1]
     lanes = lanes_of(homes, 2)
-    one_rank = np.zeros(4, np.int16) + 1
+    one_rank = np.ones((2, 4), np.int16)
 
     def step(now, rows):
         samples = [[row] for row in rows]
-        room, num_rows, _ = entered(table, now, 10, samples, lanes, 2)
-        reads = np.zeros((num_rows, 2), np.bool_)
-        assign.mark(room, one_rank[: len(rows)], reads)
-        assign.settle(table, now, room, reads)
+        room, offsets, num_rows = entered(table, now, 10, samples, lanes, 2)
+        readers = np.zeros((num_rows, 2), np.int64)
+        assign.mark(room, offsets, one_rank[:, : len(rows)], readers)
+        assign.settle(table, now, room, readers[:, 0])
         return room.where[:num_rows].tolist()
 
     assert step(1, [3, 1, 2]) == [0, 0, 0]
@@ -113,17 +120,17 @@ def test_samples_that_read_the_same_rows_come_together():
     """Two kinds of samples in turn, of which one would stay at its home."""
     samples = [[kind, 2 + kind] for kind in (0, 1) * 4]
     table = np.zeros((4, assign.LINE), np.int64)
-    room, num_rows, _ = entered(table, 1, 9, samples, lanes_of([0, 0, 0, 1], 2), 2)
+    room, offsets, num_rows = entered(table, 1, 9, samples, lanes_of([0, 0, 0, 1], 2), 2)
     ranks = np.empty(8, np.int16)
     price = np.array([[0, 1], [1, 0]])
-    assign.place(room, num_rows, np.array([4, 4]), assign.Rules(price, 2, 100, 1), ranks)
+    assign.place(room, num_rows, offsets, np.array([4, 4]), assign.Rules(price, 2, 100, 1), ranks)
     assert len(set(ranks[::2])) == len(set(ranks[1::2])) == 1
 
 
 def test_of_no_samples_nothing_is_placed():
     table = np.zeros((1, assign.LINE), np.int64)
-    room, num_rows, num_edges = entered(table, 1, 9, [], lanes_of([0, 1], 2), 2)
+    room, offsets, num_rows = entered(table, 1, 9, [], lanes_of([0, 1], 2), 2)
     ranks = np.empty(0, np.int16)
     price = np.array([[0, 1], [1, 0]])
-    assign.place(room, num_rows, np.array([0, 0]), assign.Rules(price, 2, 100, 1), ranks)
-    assert num_rows == num_edges == 0
+    assign.place(room, num_rows, offsets, np.array([0, 0]), assign.Rules(price, 2, 100, 1), ranks)
+    assert num_rows == 0

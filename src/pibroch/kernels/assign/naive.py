@@ -121,15 +121,14 @@ def regret_of(costs: Sequence[int]) -> int:
 
 
 def in_order(regrets: Sequence[int]) -> list[int]:
-    """Samples by falling regret, of which ``ORDERS`` are told apart.
+    """Samples by falling regret, of which ``ORDERS`` are told apart at most.
 
     >>> in_order([3, 7, 7, 0])
     [1, 2, 0, 3]
     """
-    most = max([1, *regrets])
-    return sorted(
-        range(len(regrets)), key=lambda sample: (most - regrets[sample]) * (ORDERS - 1) // most
-    )
+    most = max([0, *regrets])
+    shift = max(0, most.bit_length() - (ORDERS - 1).bit_length())
+    return sorted(range(len(regrets)), key=lambda sample: (most - regrets[sample]) >> shift)
 
 
 def place(
@@ -143,14 +142,14 @@ def place(
 ) -> list[int]:
     """A rank for each sample, ``sizes[r]`` of them on rank r.
 
-    1. Rows that more than ``most_reads`` samples read are left aside.
+    1. Rows that more than ``most_reads`` ids are of are left aside.
     2. Samples come in the order of their regret: who loses most by the second best rank chooses
        first. At first only where rows are counts.
     3. Each takes the cheapest rank that has room, beside the samples that stand there.
     4. ``passes`` times over: all come in the order of their last regret, each is taken out and
        placed anew beside all others.
     """
-    reads = Counter(row for own in samples for row in set(own))
+    reads = Counter(row for own in samples for row in own)
     kept = [[row for row in dict.fromkeys(own) if reads[row] <= most_reads] for own in samples]
     ranks = [NOBODY] * len(samples)
     regrets = [regret_of(costs_of(own, rows, {}, price, sharing)) for own in kept]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Records, Stored
-from pibroch.kernels.bits import widened
+from pibroch.kernels.bits import lowest, widened
 from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.scatter_update.numba import ROWS_AHEAD, Grouped
@@ -89,6 +89,12 @@ def resolve_addresses(
             first = homes.first_address[feature, 0]
             for position in range(begin, end):
                 addresses[position] = first + values[position]
+        elif parts & (parts - np.uint32(1)) == 0:
+            shift = lowest(np.int64(parts))
+            first_address = homes.first_address[feature]
+            for position in range(begin, end):
+                part = np.uint64(values[position] & (np.int64(parts) - 1))
+                addresses[position] = first_address[part] + (values[position] >> shift)
         elif limit < 1 << 32:
             for position in range(begin, end):
                 value = np.uint32(values[position])  # half the cost of a 64-bit division
