@@ -283,12 +283,14 @@ class RawIds:
             for name, changes in zip(self._learners.tables, learned.changes, strict=True)
             if len(changes.fresh_rows)
         }
+        if not fresh:
+            return RowsOfBatch.of(batch, parts, None)
         begins = FreshRows(
             {name: each.fresh_rows for name, each in fresh.items()},
             {name: each.fresh_ids for name, each in fresh.items()},
             self.seed,
         )
-        return RowsOfBatch.of(batch, parts, begins if fresh else None)
+        return RowsOfBatch.of(batch, parts, begins)
 
     def _tell(self, learned: LearnedIds) -> None:
         if self.watchers:

@@ -45,17 +45,16 @@ class RowsOfBatch:
         values: Ints = batch.values.numpy()
         if len(parts) == 1 and len(parts[0][1]) == len(values):
             rows = parts[0][1]
-            is_absent = rows < 0
         else:  # other values that are no rows are refused later
             rows = values.copy()
-            is_absent = np.zeros(len(values), np.bool_)
             for here, found in parts:
                 rows[here] = found
-                is_absent[here] = found < 0
-        if not is_absent.any():
+        if all(found.min(initial=0) >= 0 for _, found in parts):
             whole = replace(batch, values=torch.from_numpy(rows), fresh=fresh)
             return cls(batch, whole, None)
-        has_row = ~is_absent
+        has_row = np.ones(len(values), np.bool_)
+        for here, found in parts:
+            has_row[here] = found >= 0
         (kept,) = np.nonzero(has_row)
         num_kept = np.concatenate([[0], np.cumsum(has_row)])
         positions = torch.from_numpy(kept)
@@ -88,6 +87,8 @@ def looked_up(batch: JaggedBatch, indices: Mapping[str, LearningIndex]) -> list[
         batch: with ids.
         indices: of the features that are meant.
     """
+    if not indices:
+        return []
     values: Ints = batch.values.numpy()
     bounds = feature_bounds(batch)
     spans = {
