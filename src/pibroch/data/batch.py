@@ -168,7 +168,8 @@ class JaggedBatch:
             count = len(index)
             is_span = index == (*range(first, first + count),)  # no copy then
             values = (ids_FB.narrow(0, first, count) if is_span else ids_FB[list(index)]).view(-1)
-            return self._with_parts(keys, values, one_hot_offsets(values.numel()), None)
+            offsets = one_hot_offsets(values.numel())
+            return self._with_parts(keys=keys, values=values, offsets=offsets)
         spans = [(int(self.offsets[i * size]), int(self.offsets[(i + 1) * size])) for i in index]
         offsets = self.offsets_of(keys)
         values = torch.cat([self.values[begin:end] for begin, end in spans])
@@ -177,7 +178,7 @@ class JaggedBatch:
             if self.weights is None
             else torch.cat([self.weights[begin:end] for begin, end in spans])
         )
-        return self._with_parts(keys, values, offsets, weights)
+        return self._with_parts(keys=keys, values=values, offsets=offsets, weights=weights)
 
     def offsets_of(self, keys: tuple[str, ...]) -> Tensor:
         """The offsets that :meth:`pick` gives, int64 ``[len(keys) * B + 1]``; no ids are copied.
@@ -196,23 +197,18 @@ class JaggedBatch:
         torch.cumsum(lengths, 0, out=offsets[1:])
         return offsets
 
-    def _with_parts(
-        self, keys: tuple[str, ...], values: Tensor, offsets: Tensor, weights: Tensor | None
-    ) -> JaggedBatch:
-        """A batch of parts of this one, which was checked, without checking them again.
+    def with_rows(self, rows: Tensor, fresh: FreshRows | None) -> JaggedBatch:
+        """The batch, which was checked, with a row in place of each id; ``fresh`` begin anew."""
+        return self._with_parts(values=rows, fresh=fresh)
+
+    def _with_parts(self, **parts: object) -> JaggedBatch:
+        """A batch with some other parts than this one, which was checked, without a further check.
 
         A key stands there twice where a table lies in blocks of columns.
         """
         made = object.__new__(JaggedBatch)
         for name in self.__slots__:
-            object.__setattr__(made, name, getattr(self, name))
-        for name, part in (
-            ("keys", keys),
-            ("values", values),
-            ("offsets", offsets),
-            ("weights", weights),
-        ):
-            object.__setattr__(made, name, part)
+            object.__setattr__(made, name, parts[name] if name in parts else getattr(self, name))
         return made
 
     def with_empty(self, keys: tuple[str, ...]) -> JaggedBatch:

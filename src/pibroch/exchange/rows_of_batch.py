@@ -50,8 +50,7 @@ class RowsOfBatch:
             for here, found in parts:
                 rows[here] = found
         if all(found.min(initial=0) >= 0 for _, found in parts):
-            whole = replace(batch, values=torch.from_numpy(rows), fresh=fresh)
-            return cls(batch, whole, None)
+            return cls(batch, batch.with_rows(torch.from_numpy(rows), fresh), None)
         has_row = np.ones(len(values), np.bool_)
         for here, found in parts:
             has_row[here] = found >= 0
