@@ -40,6 +40,7 @@ from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, n
 Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
 LARGE_BYTES = 1 << 22
+COLD_BYTES = 1 << 26  # of buffers in turns: a step's messages are in no cache, either
 ROUNDS = 12
 STEPS = 8
 WARM_UP = 3
@@ -281,13 +282,14 @@ def _link(channel: Channel) -> Link:
     wall: list[float] = []
     cpu: list[float] = []
     for num_bytes in MESSAGE_BYTES:
-        send = torch.zeros(size * num_bytes, dtype=torch.uint8)
-        out = torch.empty_like(send)
+        num_buffers = min(ROUNDS, max(1, COLD_BYTES // (size * num_bytes)))
+        buffers = torch.zeros(num_buffers, 2, size * num_bytes, dtype=torch.uint8)
         counts = [num_bytes] * size
         walls: list[float] = []
         cpus: list[float] = []
         busy = _busy_s()
-        for _ in range(ROUNDS + WARM_UP):
+        for number in range(ROUNDS + WARM_UP):
+            send, out = buffers[number % num_buffers]
             channel.barrier()
             start = time.perf_counter(), time.process_time()
             channel.all_to_all(send, counts, counts, out)
