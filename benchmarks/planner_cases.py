@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.planner_baselines import Baseline
 from benchmarks.registry import Options
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.prepare import PrepareOptions, prepare
@@ -21,7 +22,6 @@ from pibroch.data.presets import criteo_schema
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.planner import cost as costs
-from pibroch.planner.baselines import Baseline
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.extrapolate import extrapolate
 from pibroch.planner.make import PlanOptions, make_plan

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.copied_rows import run_copies
+from benchmarks.planner_baselines import baselines
 from benchmarks.planner_cases import Setting, baseline_row, criteo, measured, plan_row, zipf
+from benchmarks.planner_optimum import optimum
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
-from pibroch.planner.baselines import baselines
-from pibroch.planner.exact import Case, lower_bound, optimum
+from pibroch.planner.bound import Case, lower_bound
 from pibroch.planner.make import PlanOptions
 from pibroch.planner.partition import Form, Partitioner, Partitions
 from pibroch.planner.topology import ClusterTopology

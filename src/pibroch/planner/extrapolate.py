@@ -72,12 +72,6 @@ def extrapolate(
     )
 
 
-def thin(profile: AccessProfile, share: float, seed: int = 0) -> dict[str, NDArray[np.int64]]:
-    """Accesses by table in a uniform sample of this share of the profile's."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.binomial(counts.accesses, share) for name, counts in profile.tables.items()}
-
-
 def _counts(
     seen: NDArray[np.int64], num_rows: int, share: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:

@@ -458,7 +458,7 @@ def _policies(
 def _bound(
     partitions: Partitions, topology: ClusterTopology, room: Floats, options: PlanOptions
 ) -> float | None:
-    from pibroch.planner.exact import MAX_SHARDS, Case, lower_bound
+    from pibroch.planner.bound import MAX_SHARDS, Case, lower_bound
 
     weight = partitions.weight(options.objective)
     if (

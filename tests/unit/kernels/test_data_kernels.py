@@ -10,8 +10,6 @@ from pibroch.kernels import click_model, samples, sampling, text, vocabulary
 from pibroch.kernels.click_model import naive as click_model_naive
 from pibroch.kernels.fill import fill_normal, fill_uniform
 from pibroch.kernels.fill import naive as fill_naive
-from pibroch.kernels.placement import naive as placement_naive
-from pibroch.kernels.placement import to_least_read
 from pibroch.kernels.samples import naive as samples_naive
 from pibroch.kernels.sampling import naive as sampling_naive
 from pibroch.kernels.text import naive as text_naive
@@ -177,16 +175,6 @@ def test_parts_of_logits():
     click_model.sums(*arguments, linear, pairs)
     for got, want in zip((linear, pairs), click_model_naive.sums(*arguments), strict=True):
         assert np.allclose(got, want, atol=1e-5)
-
-
-def test_rows_go_to_the_shard_that_is_read_least():
-    reads, transfers, memory = np.random.default_rng(0).integers(0, 9, (3, 40)).astype(float)
-    order = np.argsort(-reads, kind="stable")
-    got = np.zeros((3, 4))
-    want = np.zeros((3, 4))
-    to_least_read(order, reads, transfers, memory, got)
-    placement_naive.to_least_read(order, reads, transfers, memory, want)
-    assert np.array_equal(got, want)
 
 
 def test_fills():

@@ -2,10 +2,10 @@ import time
 
 import numpy as np
 import pytest
+from benchmarks.planner_baselines import baselines
 
 from pibroch.errors import ConfigError, DataError
 from pibroch.planner import cost as costs
-from pibroch.planner.baselines import baselines
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import TableSize
 from pibroch.planner.topology import ClusterTopology

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from benchmarks.planner_optimum import optimum
 
 from pibroch.planner import cost as costs
-from pibroch.planner.exact import Case, dual_bound, lower_bound, optimum
+from pibroch.planner.bound import Case, dual_bound, lower_bound
 from pibroch.planner.make import PlanOptions, make_plan
 from pibroch.planner.partition import Partitioner
 from pibroch.planner.search import find_placement

@@ -8,7 +8,6 @@ Shape legend: S steps, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,18 +66,6 @@ def total_time(delays: NDArray[np.float64], bound: int) -> float:
         complete.append(float(begun.max()))
         free = begun if bound else np.full(num_ranks, complete[-1])
     return max(complete, default=0.0)
-
-
-def removed(
-    times: dict[int, float], delays: NDArray[np.float64], bounds: Sequence[int]
-) -> dict[int, float]:
-    """The share of the gap between synchronous and mean-delay time that each bound removes.
-
-    ``times`` has 0, too.
-    """
-    mean = float(delays.sum(0).max())
-    gap = times[0] - mean
-    return {bound: (times[0] - times[bound]) / gap for bound in bounds}
 
 
 def choose_bound(times: NDArray[np.float64]) -> int:

@@ -8,7 +8,6 @@ from pibroch.kernels.placement.numba import (
     nearer_shards,
     place,
     replicate,
-    to_least_read,
 )
 from pibroch.kernels.placement.search import improve
 from pibroch.kernels.placement.state import Placed, Problem
@@ -24,5 +23,4 @@ __all__ = [
     "nearer_shards",
     "place",
     "replicate",
-    "to_least_read",
 ]

@@ -65,9 +65,3 @@ def replicate(
         available[reader] -= memory[fitting[0]]
         source[fitting[0]] = sources_of(held[fitting[0]], home[fitting[0]], cost)
     return held, source
-
-
-def to_least_read(order: Array, reads: Array, transfers: Array, memory: Array, sums: Array) -> None:
-    """Add each row to the shard with the fewest reads so far; the first of equals."""
-    for row in order:
-        sums[:, np.argmin(sums[0])] += reads[row], transfers[row], memory[row]

@@ -391,19 +391,3 @@ def replicate(
             else:
                 num_links[other] = push(heap, num_links[other], place, links, reader)
     return added
-
-
-@kernel
-def to_least_read(
-    order: Ints, reads: Floats, transfers: Floats, memory: Floats, sums: Floats
-) -> None:
-    """Add each row to the shard with the fewest reads so far; the first of equals."""
-    for place in range(len(order)):
-        row = order[place]
-        best = 0
-        for shard in range(sums.shape[1]):
-            if sums[0, shard] < sums[0, best]:
-                best = shard
-        sums[0, best] += reads[row]
-        sums[1, best] += transfers[row]
-        sums[2, best] += memory[row]

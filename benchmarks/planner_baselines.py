@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.placement import to_least_read
+from pibroch.kernels.policy import kernel
 from pibroch.planner.cost import distinct
 from pibroch.planner.partition import Form, TableSize
 from pibroch.planner.profile import AccessProfile, TableCounts
@@ -132,5 +132,21 @@ def _access_greedy(
     )
     order = np.argsort(-reads, kind="stable")
     sums = np.zeros((3, num_shards))
-    to_least_read(order, reads, transfers, memory, sums)
+    _to_least_read(order, reads, transfers, memory, sums)
     return Baseline(sums[2], {"accesses": sums[0], "transfers": sums[1]})
+
+
+@kernel
+def _to_least_read(
+    order: NDArray[np.int64], reads: Floats, transfers: Floats, memory: Floats, sums: Floats
+) -> None:
+    """Add each row to the shard with the fewest reads so far; the first of equals."""
+    for place in range(len(order)):
+        row = order[place]
+        best = 0
+        for shard in range(sums.shape[1]):
+            if sums[0, shard] < sums[0, best]:
+                best = shard
+        sums[0, best] += reads[row]
+        sums[1, best] += transfers[row]
+        sums[2, best] += memory[row]

@@ -1,4 +1,4 @@
-"""Yardsticks: the least possible worst link, exact for a few rows, a bound for any number.
+"""What no placement's worst link can be below.
 
 The problem is that of OPER, Sec. 3.3, with the worst link as its goal: K items (rows or
 partitions), W shards; ``y[k, j]`` says that shard j holds item k, ``x[k, i, j]`` that i reads it
@@ -8,10 +8,10 @@ from j:
                         sum_j x[k, i, j] = 1,   x[k, i, j] <= y[k, j],
                         sum_k memory[k] y[k, j] <= room[j]
 
-:func:`optimum` has HiGHS solve it in whole numbers. :func:`lower_bound` is by duality: for any
-prices of links, with sum 1, and of memory, ``sum_k min over sets of holders of (price of reading +
-price of holding) - sum_j price[j] room[j]`` is at most T. Good prices are those of a relaxation
-over groups of similar items; the bound itself then looks at every item.
+:func:`lower_bound` is by duality: for any prices of links, with sum 1, and of memory, ``sum_k min
+over sets of holders of (price of reading + price of holding) - sum_j price[j] room[j]`` is at most
+T. Good prices are those of a relaxation over groups of similar items; the bound itself then looks
+at every item.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp, minimize_scalar
+from scipy.optimize import linprog, minimize_scalar
 from scipy.sparse import coo_array, csr_array
 
 from pibroch.errors import ConfigError
@@ -58,48 +58,6 @@ class Case:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Optimum:
-    """What HiGHS found.
-
-    Attributes:
-        worst_link: of the best placement that it found.
-        bound: below which none can be; equal to ``worst_link``, but for the solver's tolerance,
-            when it came to its end.
-        held: bool ``[K, W]``, which shards hold an item; ``None`` when it found none in time.
-    """
-
-    worst_link: float
-    bound: float
-    held: NDArray[np.bool_] | None
-
-
-def optimum(case: Case, time_limit_s: float = 60.0) -> Optimum:
-    """The least worst link, in whole copies and paths; for some tens of items.
-
-    Blocks for ``time_limit_s`` at most.
-    """
-    num_items = len(case.weight)
-    num_shards = len(case.room)
-    goal, less, equal, room = _program(case)
-    num_x = num_items * num_shards * num_shards
-    scale = _scale(case)
-    whole = np.concatenate([np.ones(num_x + num_items * num_shards), [0]])
-    upper = np.concatenate([np.ones(num_x + num_items * num_shards), [np.inf]])
-    solution = milp(
-        goal,
-        integrality=whole,
-        bounds=Bounds(0, upper),
-        constraints=[LinearConstraint(less, -np.inf, room), LinearConstraint(equal, 1, 1)],
-        options={"time_limit": time_limit_s},
-    )
-    bound = 0.0 if solution.mip_dual_bound is None else float(solution.mip_dual_bound) * scale
-    if solution.x is None:
-        return Optimum(np.inf, bound, None)
-    held = solution.x[num_x:-1].reshape(num_items, num_shards) > 0.5
-    return Optimum(float(solution.fun) * scale, bound, held)
-
-
 def lower_bound(case: Case, num_groups: int = 48) -> float:
     """What no placement's worst link can be below.
 
@@ -114,7 +72,7 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
     weight = np.add.reduceat(case.weight[order], edges)
     memory = np.add.reduceat(case.memory[order], edges)
     grouped = Case(weight, memory, case.cost, case.room)
-    goal, less, equal, room = _program(grouped)
+    goal, less, equal, room = program(grouped)
     solution = linprog(
         goal, less, room, equal, np.ones(equal.shape[0]), bounds=(0, None), method="highs"
     )
@@ -122,7 +80,7 @@ def lower_bound(case: Case, num_groups: int = 48) -> float:
     duals = -np.minimum(solution.ineqlin.marginals, 0.0)
     prices = np.zeros_like(case.cost)
     prices[~np.eye(len(case.room), dtype=bool)] = duals[:num_links]
-    holding = duals[-len(case.room) :] * _scale(case) / _memory_scale(case)
+    holding = duals[-len(case.room) :] * scale(case) / _memory_scale(case)
     prices /= max(prices.sum(), 1e-300)
     if not holding.any():
         return dual_bound(case, prices, holding)
@@ -174,7 +132,7 @@ def _group_edges(case: Case, order: NDArray[np.int64], num_groups: int) -> NDArr
     return edges[edges < len(order)]
 
 
-def _scale(case: Case) -> float:
+def scale(case: Case) -> float:
     """Of links, so that the solver's tolerances mean something."""
     return float(case.weight.sum() * case.cost.max() / len(case.room)) or 1.0
 
@@ -183,11 +141,8 @@ def _memory_scale(case: Case) -> float:
     return float(case.room.mean())
 
 
-def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
-    """Goal, rows of inequalities (links, paths, room) and of equalities, and the right side.
-
-    scaled.
-    """
+def program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
+    """Goal, rows of inequalities (links, paths, room) and of equalities, right side; scaled."""
     num_items = len(case.weight)
     num_shards = len(case.room)
     num_x = num_items * num_shards * num_shards
@@ -202,7 +157,7 @@ def _program(case: Case) -> tuple[Floats, csr_array, csr_array, Floats]:
     off = ~np.eye(num_shards, dtype=bool)
     number_of[off] = np.arange(off.sum())
     num_links = int(off.sum())
-    amounts = case.weight[:, None, None] * case.cost / _scale(case)
+    amounts = case.weight[:, None, None] * case.cost / scale(case)
     parts = [
         (
             number_of[readers, shards][is_link],
