@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
 from pibroch.planner import Plan
-from pibroch.state.kept_rows import KeptShard
+from pibroch.state.kept_rows import KeepsItself
 
 Handle = TypeVar("Handle")
 O = TypeVar("O")  # noqa: E741
@@ -92,13 +92,6 @@ class Report:
     bytes_by_rank: dict[int, int] = field(default_factory=dict)
 
 
-class Cache(Protocol):
-    """Records that are elsewhere than at home."""
-
-    def kept(self, key: str, tag: str) -> KeptShard | None:
-        """The records in memory that outlives the process; ``None`` where there is none."""
-
-
 class Exchange(ABC, Generic[Handle]):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
@@ -116,7 +109,7 @@ class Exchange(ABC, Generic[Handle]):
     """
 
     shards: Sequence[Shard]
-    caches: Sequence[Cache] = ()
+    caches: Sequence[KeepsItself] = ()
     reads_ahead: bool = False
     rows_of: RowsOf | None = None
     takes_raw_ids: ClassVar[bool] = False

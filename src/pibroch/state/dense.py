@@ -251,7 +251,7 @@ def load_windows(read: ReadTensors, files: Collection[str], session: Trained) ->
         session.windows.load_state(read(WINDOWS))
 
 
-def _own(read: ReadTensors, file: str, session: Trained) -> Mapping[str, Tensor]:
+def _own(read: ReadTensors, file: str, session: Trained) -> dict[str, Tensor]:
     before = _AVERAGED if file == AVERAGES else ""
     return without(read(file), [before + part for part in parts_elsewhere(session.model)])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -71,14 +71,15 @@ class TablesOfRanks(Protocol):
         """Mark the rows that are updated from now on, see :attr:`PieceView.marks`."""
 
 
-class Averages(Protocol):
-    """Moving averages of dense layers: torch's ``AveragedModel``."""
+@runtime_checkable
+class HasState(Protocol):
+    """What torch's modules, schedulers, scalers and their like have."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all layers, each name behind ``module.``."""
+        """Plain values and tensors."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> object:
-        """The inverse."""
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take them back."""
 
 
 class HasTensors(Protocol):
@@ -122,8 +123,8 @@ class Trained(Protocol):
         """Of the dense layers."""
 
     @property
-    def averages(self) -> Averages | None:
-        """Moving averages of the dense layers, where the run keeps them."""
+    def averages(self) -> HasState | None:
+        """Moving averages of the dense layers, where the run keeps them, named ``module.``."""
 
     @property
     def windows(self) -> HasTensors | None:

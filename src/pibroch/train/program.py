@@ -34,11 +34,11 @@ from pibroch.state.files import CHECKPOINT, explained_refusal
 from pibroch.state.manifest import MANIFEST, Manifest, ProgramState, Progress, read_manifest
 from pibroch.state.optimizer_state import is_alike
 from pibroch.state.tables import load_tables
+from pibroch.state.trained import HasState
 from pibroch.state.values import decode, encode
 from pibroch.storage import remove_leftovers
 from pibroch.train.program_state import (
     EncodedPart,
-    HasState,
     Named,
     ProgramParts,
     load_extra,

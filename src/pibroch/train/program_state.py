@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import torch
@@ -34,6 +34,7 @@ from pibroch.state.files import CHECKPOINT
 from pibroch.state.manifest import Manifest
 from pibroch.state.optimizer_state import encode_optimizer, load_optimizer, names_of_parameters
 from pibroch.state.tensor_file import load_tensors
+from pibroch.state.trained import HasState
 from pibroch.state.values import decode, encode
 from pibroch.untrusted import checked
 
@@ -44,17 +45,6 @@ Named: TypeAlias = T | Mapping[str, T] | None
 SCHEDULER = "scheduler.safetensors"
 EXTRA = "extra.safetensors"
 _FILES = {"model": WEIGHTS, "optimizer": OPTIMIZER, "scheduler": SCHEDULER, "extra": EXTRA}
-
-
-@runtime_checkable
-class HasState(Protocol):
-    """What torch's schedulers, scalers and their like have."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Take them back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,15 @@ from __future__ import annotations
 import array
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+
+from pibroch.wire.segments import OwnSegment
 
 MAX_DESCRIPTORS = 64
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
 
 
-class HasDescriptor(Protocol):
-    """Something whose descriptor is sent to the peer and then closed here."""
-
-    fd: int
-
-    def close_fd(self) -> None:
-        """Close the descriptor on this side."""
-
-
 def send_descriptors(
-    sock: socket.socket, view: memoryview, descriptors: Sequence[HasDescriptor]
+    sock: socket.socket, view: memoryview, descriptors: Sequence[OwnSegment]
 ) -> int:
     """Send descriptors with the first byte of ``view`` and close them here; returns bytes sent."""
     rights = array.array("i", [each.fd for each in descriptors])

@@ -38,7 +38,7 @@ from pibroch.rpc.values.tensors import (
     in_own_order,
     read_only_bytes,
 )
-from pibroch.wire.descriptors import HasDescriptor
+from pibroch.wire.segments import OwnSegment
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Connection:
         # the same stream, when all answers come on it, so that callers may read their own
         self.only_stream: FrameStream | None = None
         # what to send once there is a stream
-        self._backlog: list[tuple[Sequence[Buffer], Sequence[HasDescriptor]]] = []
+        self._backlog: list[tuple[Sequence[Buffer], Sequence[OwnSegment]]] = []
         self.sharing: Sharing | None = None
         self._bulk_streams: list[FrameStream] = []
         self._sender = BulkSender()
@@ -200,7 +200,7 @@ class Connection:
             stream.close_soon(_DOES_NOT_READ)
 
     def send_buffers(
-        self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()
+        self, buffers: Sequence[Buffer], descriptors: Sequence[OwnSegment] = ()
     ) -> None:
         """Send whole frames, with descriptors beside their first byte."""
         stream = self.stream

@@ -25,11 +25,11 @@ from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
 from pibroch.wire.descriptors import (
     MAX_DESCRIPTORS,
-    HasDescriptor,
     receive_descriptors,
     send_descriptors,
 )
 from pibroch.wire.reactor import READ, SPIN_S, WRITE, Reactor
+from pibroch.wire.segments import OwnSegment
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class FrameStream:
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
-        self._queue: deque[tuple[memoryview, Sequence[HasDescriptor]]] = deque()
+        self._queue: deque[tuple[memoryview, Sequence[OwnSegment]]] = deque()
         self.num_queued_bytes = 0
         self._is_closed = False
         self._fd = sock.fileno()
@@ -118,7 +118,7 @@ class FrameStream:
             for frame in self._reader.received(num_bytes):
                 self._on_frame(frame)
 
-    def send(self, buffers: Sequence[Buffer], descriptors: Sequence[HasDescriptor] = ()) -> None:
+    def send(self, buffers: Sequence[Buffer], descriptors: Sequence[OwnSegment] = ()) -> None:
         """Send ``buffers`` one after the other, from any thread; does not block.
 
         ``descriptors`` go with the first byte and are closed then. The buffers must not change

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError, RpcError
+from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.forms import (
     MAX_BIG_INT_BYTES,
     MAX_SCALAR_BYTES,
     SCALAR_KINDS,
     Code,
     Decoding,
-    Names,
 )
 
 __all__ = ["Code", "Codec", "EncodedValue"]
@@ -51,7 +51,7 @@ class Codec:
     """
 
     def __init__(
-        self, names: Names, allow_pickle: bool = False, reference_type: type | None = None
+        self, names: Callables, allow_pickle: bool = False, reference_type: type | None = None
     ) -> None:
         self._names = names
         self._allow_pickle = allow_pickle

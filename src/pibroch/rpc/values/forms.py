@@ -12,13 +12,14 @@ import enum
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError
+from pibroch.rpc.values.callables import Callables
 
 MAX_BIG_INT_BYTES = 1 << 16
 MAX_SCALAR_BYTES = 64
@@ -57,16 +58,6 @@ class Code:
     ORDERED = 22  # a dict with keys that msgpack cannot hold: [[key, value], ...]
 
 
-class Names(Protocol):
-    """Gives callables names and resolves names (``callables.py``)."""
-
-    def name(self, function: object) -> str:
-        """``module:qualname`` of a function or class."""
-
-    def resolve(self, name: str) -> object:
-        """The function or class of a name."""
-
-
 class Decoding:
     """One value that is being decoded.
 
@@ -81,7 +72,7 @@ class Decoding:
 
     def __init__(
         self,
-        names: Names,
+        names: Callables,
         allow_pickle: bool,
         tensors: Sequence[torch.Tensor],
         references: Sequence[object],
