@@ -13,23 +13,18 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport
-from pibroch.collectives.bounded_lag.opening import Opening
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening
 from pibroch.collectives.bounded_lag.streams import NOTHING, StreamFrame, StreamTransport
 from pibroch.collectives.gloo_threads import let_senders_finish
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 FOREVER = timedelta(days=365)
 """How long a thread that reads waits: as long as the group lives.
@@ -62,19 +57,15 @@ class GlooStreamTransport(StreamTransport):
     """See :class:`StreamTransport`.
 
     Args:
-        store: of this transport alone.
-        rank: as there.
-        members: as there.
-        num_slots: as there.
-        timeout_s: as there.
+        opening: as there.
     """
 
-    def __init__(
-        self, store: Store, rank: int, members: Sequence[int], num_slots: int, timeout_s: float
-    ) -> None:
-        peers = [p for p in range(len(members)) if p != rank]
-        super().__init__(peers, rank, members, num_slots, timeout_s)
-        self._group = cast(_Pairs, dist.ProcessGroupGloo(store, rank, len(members), FOREVER))
+    def __init__(self, opening: Opening) -> None:
+        rank = opening.rank
+        peers = [p for p in range(len(opening.members)) if p != rank]
+        super().__init__(opening, peers)
+        group = dist.ProcessGroupGloo(opening.store, rank, self.world_size, FOREVER)
+        self._group = cast(_Pairs, group)
         let_senders_finish()
         _GROUPS.append(self._group)
         self._locks = {p: threading.Lock() for p in peers}
@@ -132,6 +123,4 @@ class GlooStreamTransport(StreamTransport):
 
 def open_over_gloo(opening: Opening) -> LaggedTransport:
     """A transport over gloo between all members; blocks."""
-    return GlooStreamTransport(
-        opening.store, opening.rank, opening.members, opening.num_slots, opening.timeout_s
-    )
+    return GlooStreamTransport(opening)

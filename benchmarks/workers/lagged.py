@@ -25,7 +25,7 @@ from benchmarks.lagged_data import NUM_ROWS
 from benchmarks.workers.channel_training import trained  # noqa: F401, asked for by name
 from benchmarks.workers.gloo_streams import open_over_gloo
 from benchmarks.workers.pmi import start_without_mpiexec
-from pibroch.collectives.bounded_lag.base import RankParts, Slot
+from pibroch.collectives.bounded_lag.base import Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.mpi_start import start_mpi
 from pibroch.collectives.bounded_lag.opening import OPENERS, open_lagged_transport
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
@@ -73,7 +73,9 @@ class Views:
     def __init__(self, rank: int, size: int, store: Any) -> None:
         options = pb.BoundedLagOptions(bound=0)
         self._rank = rank
-        self._transport = open_lagged_transport(store, rank, range(size), 2, options, 300.0)
+        self._transport = open_lagged_transport(
+            Opening(store, rank, range(size), 2, options, 300.0)
+        )
         self._number = self._seen = 0
 
     def __call__(self, out: torch.Tensor, send: torch.Tensor) -> list[Any]:

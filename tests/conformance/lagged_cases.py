@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from mpi_start import start_mpi
-from pibroch.collectives.bounded_lag.base import RankParts, Slot
+from pibroch.collectives.bounded_lag.base import Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import Complete, LagWindow
@@ -44,7 +44,7 @@ def opened(channel, name, bound=1, num_streams=1, timeout_s=60.0):
         rendezvous_module, "this_machine", lambda: host
     ):  # the process goes on to other tests
         return open_lagged_transport(
-            store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams
+            Opening(store(), ranks.rank, ranks.members, slots, options, timeout_s, num_streams)
         )
 
 

@@ -6,16 +6,44 @@ Numbered messages that are put once and taken once, and word of ranks that are l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, WaitPolicy
+from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.errors import RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Who opens a transport, and how large.
+
+    Attributes:
+        store: of this transport alone.
+        rank: of this process in the group.
+        members: the group's ranks, at least two, by their numbers in the run.
+        num_slots: of each stream.
+        options: of the group.
+        timeout_s: for all to come, and of each wait later.
+        num_streams: of messages that are numbered together.
+    """
+
+    store: Store
+    rank: int
+    members: Sequence[int]
+    num_slots: int
+    options: BoundedLagOptions
+    timeout_s: float
+    num_streams: int = 1
 
 
 class Slot(NamedTuple):
@@ -59,12 +87,9 @@ class LaggedTransport(ABC):
     asking, so whoever calls keeps to a :class:`~pibroch.collectives.bounded_lag.window.LagWindow`
     of so many slots. One thread at a time calls.
 
-    Attributes:
-        rank, world_size: of the group.
+    Args:
+        opening: whose rank, members, slots and time limit are attributes of the transport, too.
         peers: the ranks that are reached.
-        members: the group's ranks by their numbers in the run.
-        timeout_s: how long a wait may take.
-        num_slots: of each stream.
 
     Raises:
         RankFailedError: (waits) when a rank of the group was killed, stopped, or says that it lost
@@ -72,13 +97,14 @@ class LaggedTransport(ABC):
         TrainingError: (waits) when a rank lives and sends nothing for the group's time limit.
     """
 
-    rank: int
-    world_size: int
-    peers: tuple[int, ...]
-    members: Sequence[int]
-    timeout_s: float
-    num_slots: int
-    _whole: LaggedTransport | None = None
+    def __init__(self, opening: Opening, peers: Iterable[int]) -> None:
+        self.rank = opening.rank
+        self.world_size = len(opening.members)
+        self.members = opening.members
+        self.num_slots = opening.num_slots
+        self.timeout_s = opening.timeout_s
+        self.peers = tuple(sorted(peers))
+        self._whole: LaggedTransport | None = None
 
     @abstractmethod
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import WaitPolicy
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.streams import StreamTransport
@@ -15,19 +15,17 @@ class MixedTransport(LaggedTransport):
     """See :class:`LaggedTransport`.
 
     Args:
+        opening: of them both.
         local: to the peers of this host.
         remote: to all others; its news wake who sleeps on the local one's futex word.
     """
 
-    def __init__(self, local: SharedMemoryTransport, remote: StreamTransport) -> None:
+    def __init__(
+        self, opening: Opening, local: SharedMemoryTransport, remote: StreamTransport
+    ) -> None:
+        super().__init__(opening, (*local.peers, *remote.peers))
         self._local = local
         self._remote = remote
-        self.rank = local.rank
-        self.world_size = local.world_size
-        self.members = local.members
-        self.num_slots = local.num_slots
-        self.timeout_s = local.timeout_s
-        self.peers = tuple(sorted((*local.peers, *remote.peers)))
         # by peer, so that a question about one goes to the transport that has it
         self._of = {p: part for part in (local, remote) for p in part.peers}
         local.be_part_of(self)

@@ -24,7 +24,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
 from pibroch.errors import InputError
@@ -91,53 +91,34 @@ class MpiTransport(LaggedTransport):
     """See the module. All members open theirs in the same order. Blocks.
 
     Args:
+        opening: of the transport.
         mpi: the module, started between all ranks of the run.
         peers: a connected socket to each other rank, whose end says that a process has ended; they
             belong to the transport.
-        rank: in the group.
-        members: the group's ranks by their numbers in the run.
-        num_slots: of each stream.
-        slot_bytes: of a message that fits its slot.
-        num_streams: how many.
-        timeout_s: how long a wait may take.
     """
 
     _communicators: ClassVar[dict[tuple[int, ...], _MpiCommunicator]] = {}
     _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
-    def __init__(
-        self,
-        mpi: ModuleType,
-        peers: ConnectedPeers,
-        rank: int,
-        members: Sequence[int],
-        num_slots: int,
-        slot_bytes: int,
-        num_streams: int = 1,
-        timeout_s: float = 300.0,
-    ) -> None:
-        self.rank = rank
-        self.world_size = len(members)
-        self.num_slots = num_slots
-        self.members = members
-        self.timeout_s = timeout_s
-        self.slot_bytes = slot_bytes
+    def __init__(self, opening: Opening, mpi: ModuleType, peers: ConnectedPeers) -> None:
         self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
-        self.peers = tuple(sorted(self._links))
+        super().__init__(opening, self._links)
+        self.slot_bytes = opening.options.slot_bytes
         self._neighbours = frozenset(peers.local)
         self._mpi = mpi
-        self._stride = HEADER_BYTES + -(-slot_bytes // LINE_BYTES) * LINE_BYTES
-        self._head_bytes = -(-8 * len(members) // LINE_BYTES) * LINE_BYTES
-        rings = num_streams * len(members) * num_slots
-        self._communicator = self._communicate(tuple(members))
-        self._windows = self._open(tuple(members), self._head_bytes + rings * self._stride)
+        self._stride = HEADER_BYTES + -(-self.slot_bytes // LINE_BYTES) * LINE_BYTES
+        self._head_bytes = -(-8 * self.world_size // LINE_BYTES) * LINE_BYTES
+        rings = opening.num_streams * self.world_size * self.num_slots
+        members = tuple(self.members)
+        self._communicator = self._communicate(members)
+        self._windows = self._open(members, self._head_bytes + rings * self._stride)
         self._inbox = self._windows.inbox
         self._overflow = self._windows.overflow
         memory = np.frombuffer(self._inbox.tomemory(), np.uint8)
         self._memory: Bytes = memory
-        self._notes: Ints = memory[: 8 * len(members)].view(np.int64)
+        self._notes: Ints = memory[: 8 * self.world_size].view(np.int64)
         slots = memory[self._head_bytes :].reshape(
-            num_streams, len(members), num_slots, self._stride
+            opening.num_streams, self.world_size, self.num_slots, self._stride
         )
         self._slots = slots
         self._headers = slots[..., :HEADER_BYTES].view(np.int64)

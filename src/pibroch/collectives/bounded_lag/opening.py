@@ -6,8 +6,7 @@ Who shares a host decides what carries which messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
 from torch.distributed.distributed_c10d import _get_default_store
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
 from pibroch.collectives.bounded_lag.mpi import MpiTransport
 from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
@@ -32,47 +31,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Who opens a transport, and how large: the arguments of :func:`open_lagged_transport`."""
-
-    store: Store
-    rank: int
-    members: Sequence[int]
-    num_slots: int
-    options: BoundedLagOptions
-    timeout_s: float
-    num_streams: int
-
-
-def open_lagged_transport(
-    store: Store,
-    rank: int,
-    members: Sequence[int],
-    num_slots: int,
-    options: BoundedLagOptions,
-    timeout_s: float,
-    num_streams: int = 1,
-) -> LaggedTransport:
+def open_lagged_transport(opening: Opening) -> LaggedTransport:
     """A transport between all members, each of which calls this. Blocks.
-
-    Args:
-        store: of this transport alone.
-        rank: of this process in the group.
-        members: the group's ranks, at least two, by their numbers in the run.
-        num_slots: of each stream.
-        options: of the group.
-        timeout_s: for all to come, and of each wait later.
-        num_streams: of messages that are numbered together.
 
     Raises:
         ConfigError: for a transport that is not known.
         TrainingError: when some did not come.
     """
-    name = options.resolved_transport()
+    name = opening.options.resolved_transport()
     if name not in OPENERS:
         raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(OPENERS)}")
-    return OPENERS[name](Opening(store, rank, members, num_slots, options, timeout_s, num_streams))
+    return OPENERS[name](opening)
 
 
 def _open_auto(opening: Opening) -> LaggedTransport:
@@ -84,27 +53,19 @@ def _open_stream(opening: Opening) -> LaggedTransport:
 
 
 def _open(opening: Opening, shares_memory: bool) -> LaggedTransport:
-    rank = opening.rank
-    members = opening.members
-    num_slots = opening.num_slots
-    timeout_s = opening.timeout_s
-    peers = rendezvous(opening.store, rank, len(members), timeout_s, shares_memory=shares_memory)
-    if not peers.local:
-        return TcpTransport(peers.remote, rank, members, num_slots, timeout_s)
-    local = SharedMemoryTransport(
-        peers.local,
-        rank,
-        members,
-        num_slots,
-        opening.options.slot_bytes,
-        opening.num_streams,
-        timeout_s,
+    peers = rendezvous(
+        opening.store,
+        opening.rank,
+        len(opening.members),
+        opening.timeout_s,
+        shares_memory=shares_memory,
     )
+    if not peers.local:
+        return TcpTransport(opening, peers.remote)
+    local = SharedMemoryTransport(opening, peers.local)
     if not peers.remote:
         return local
-    return MixedTransport(
-        local, TcpTransport(peers.remote, rank, members, num_slots, timeout_s, local.wake)
-    )
+    return MixedTransport(opening, local, TcpTransport(opening, peers.remote, local.wake))
 
 
 def _open_mpi(opening: Opening) -> LaggedTransport:
@@ -124,16 +85,7 @@ def _open_mpi(opening: Opening) -> LaggedTransport:
             "make a group of all ranks with it first",
         )
     peers = rendezvous(opening.store, opening.rank, len(members), opening.timeout_s)
-    return MpiTransport(
-        start_mpi(members[opening.rank], num_ranks),
-        peers,
-        opening.rank,
-        members,
-        opening.num_slots,
-        opening.options.slot_bytes,
-        opening.num_streams,
-        opening.timeout_s,
-    )
+    return MpiTransport(opening, start_mpi(members[opening.rank], num_ranks), peers)
 
 
 OPENERS: dict[str, Callable[[Opening], LaggedTransport]] = {
@@ -160,7 +112,7 @@ def transport_of(
     """
     store = store_between(ranks)
     return open_lagged_transport(
-        store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams
+        Opening(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)
     )
 
 

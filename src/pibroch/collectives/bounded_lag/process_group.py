@@ -28,7 +28,7 @@ from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
 
-from pibroch.collectives.bounded_lag.base import RankParts
+from pibroch.collectives.bounded_lag.base import Opening, RankParts
 from pibroch.collectives.bounded_lag.exchange import LaggedAllToAll
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
@@ -151,12 +151,14 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
         self._exchange: LaggedAllToAll | None = None
         if size > 1:
             transport = open_lagged_transport(
-                PrefixStore("lag", store),
-                rank,
-                members,
-                LagWindow(bound).num_slots,
-                options,
-                timeout.total_seconds(),
+                Opening(
+                    PrefixStore("lag", store),
+                    rank,
+                    members,
+                    LagWindow(bound).num_slots,
+                    options,
+                    timeout.total_seconds(),
+                )
             )
             self._exchange = LaggedAllToAll(transport, bound)
             finalize(self, transport.close).atexit = False  # torch shuts down none but its own

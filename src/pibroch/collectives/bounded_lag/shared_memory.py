@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy
 from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels import ring
@@ -49,47 +49,28 @@ class SharedMemoryTransport(LaggedTransport):
     """See the module.
 
     Args:
+        opening: of the transport.
         links: a connected Unix socket to each peer; they belong to the transport from now on.
-        rank, world_size: of the group.
-        members: the group's ranks by their numbers in the run, for errors.
-        num_slots: of a stream.
-        slot_bytes: of a message that fits its slot.
-        num_streams: how many.
-        timeout_s: how long a wait may take.
     """
 
-    def __init__(
-        self,
-        links: dict[int, socket.socket],
-        rank: int,
-        members: Sequence[int],
-        num_slots: int,
-        slot_bytes: int,
-        num_streams: int = 1,
-        timeout_s: float = 300.0,
-    ) -> None:
-        self.rank = rank
-        self.world_size = len(members)
-        self.num_slots = num_slots
-        self.peers = tuple(sorted(links))
-        self.members = members
-        self.timeout_s = timeout_s
-        self.slot_bytes = slot_bytes
-        self._stride = ring.HEADER_BYTES + -(-slot_bytes // 64) * 64
+    def __init__(self, opening: Opening, links: dict[int, socket.socket]) -> None:
+        super().__init__(opening, links)
+        self.slot_bytes = opening.options.slot_bytes
+        self._stride = ring.HEADER_BYTES + -(-self.slot_bytes // 64) * 64
         self._sockets = links
-        rings = num_streams * self.world_size * num_slots
+        rings = opening.num_streams * self.world_size * self.num_slots
         self._inbox = OwnSegment.create(HEAD_BYTES + rings * self._stride)
         self._foreign = self._trade_inboxes()
         self._links = np.zeros((self.world_size, 3), np.int64)
         for p, foreign in self._foreign.items():
             self._links[p] = (
-                self._ring(foreign.address, rank),
+                self._ring(foreign.address, self.rank),
                 self._ring(self._inbox.address, p),
                 foreign.address,
             )
         self._is_peer = (self._links[:, 0] != 0).astype(np.int64)
         self._pending = np.zeros(self.world_size, np.int64)
-        shape = (num_streams, num_slots, self.world_size, 2)
+        shape = (opening.num_streams, self.num_slots, self.world_size, 2)
         self._going = np.zeros(shape, np.int64)
         self._coming = np.zeros(shape, np.int64)
         self._no_segments = np.zeros((self.world_size, 2), np.int64)

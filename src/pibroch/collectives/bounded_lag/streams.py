@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, RankParts, Slot
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, WaitPolicy
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
@@ -54,29 +54,18 @@ class StreamTransport(LaggedTransport):
     """What streams of every kind have in common; call :meth:`listen` when they are open.
 
     Args:
+        opening: of the transport.
         peers: the ranks at their other ends.
-        rank: of this process.
-        members: the group's ranks by their numbers in the run.
-        num_slots: of each stream of messages.
-        timeout_s: how long a wait may take.
         on_news: called when something has arrived, from any thread.
     """
 
     def __init__(
         self,
-        peers: Sequence[int],
-        rank: int,
-        members: Sequence[int],
-        num_slots: int,
-        timeout_s: float,
+        opening: Opening,
+        peers: Iterable[int],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        self.peers = tuple(sorted(peers))
-        self.rank = rank
-        self.world_size = len(members)
-        self.members = members
-        self.num_slots = num_slots
-        self.timeout_s = timeout_s
+        super().__init__(opening, peers)
         self._on_news = on_news
         self._changed = threading.Condition()
         self._news = 0

@@ -11,11 +11,12 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from weakref import WeakSet
 
 import numpy as np
 
+from pibroch.collectives.bounded_lag.base import Opening
 from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
 from pibroch.kernels.arrays import Bytes
 from pibroch.wire.sockets import fill
@@ -28,24 +29,18 @@ class TcpTransport(StreamTransport):
     """See :class:`StreamTransport`.
 
     Args:
+        opening: as there.
         links: a connected socket to each peer; they belong to the transport from now on.
-        rank: as there.
-        members: as there.
-        num_slots: as there.
-        timeout_s: as there.
         on_news: as there.
     """
 
     def __init__(
         self,
+        opening: Opening,
         links: dict[int, socket.socket],
-        rank: int,
-        members: Sequence[int],
-        num_slots: int,
-        timeout_s: float,
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(list(links), rank, members, num_slots, timeout_s, on_news)
+        super().__init__(opening, links, on_news)
         self._links = links
         self._outboxes = {p: _Outbox(link) for p, link in links.items()}
         self.listen()
