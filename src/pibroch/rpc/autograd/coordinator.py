@@ -24,6 +24,7 @@ from pibroch.rpc.autograd.messages import Abort, Discover, GradientsMessage, Sta
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
 from pibroch.rpc.autograd.send_receive import Received
 from pibroch.rpc.calls.agent import Agent
+from pibroch.rpc.calls.pending import OutcomeTo
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
@@ -98,7 +99,8 @@ class Coordinator:
         for worker in others:
             timeout_s = left_until(part.deadline)
             start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            self._agent.ask(_OtherPart(parts, worker), worker, start, None, timeout_s, None)
+            receiver = OutcomeTo(parts.succeed, functools.partial(parts.fail, worker))
+            self._agent.ask(receiver, worker, start, None, timeout_s, None)
         part.run(roots, retain_graph)
         self._agent.wait(parts.done, left_until(part.deadline))
 
@@ -119,7 +121,24 @@ class Coordinator:
         timeout_s = left_until(part.deadline)
         edges = [(edge.message, edge.tensor) for edge in request.edges]
         body = Discover(part.context.id, part.number, part.root, edges, timeout_s)
-        self._agent.ask(_Search(self, part), request.worker, body, None, timeout_s, None)
+        receiver = OutcomeTo(
+            functools.partial(self._answered, part), functools.partial(self._search_failed, part)
+        )
+        self._agent.ask(receiver, request.worker, body, None, timeout_s, None)
+
+    def _answered(self, part: Pass, value: object) -> None:
+        """Go on with the workers of the answer to a search."""
+        try:
+            workers = _infos(value)
+        except (TypeError, ValueError):
+            found = f"the answer {value!r:.100} to a search"
+            self._search_failed(part, ProtocolError(found, "names and ids of workers"))
+            return
+        self.perform(part, part.answered(workers))
+
+    def _search_failed(self, part: Pass, error: BaseException) -> None:
+        assert isinstance(error, Exception)
+        self.perform(part, part.failed(error))
 
     def _on_discover(
         self, origin: WorkerInfo, body: Discover, value: object
@@ -193,47 +212,6 @@ def _infos(workers: Any) -> frozenset[WorkerInfo]:
     return frozenset(WorkerInfo(name, worker_id) for name, worker_id in workers)
 
 
-class _Search:
-    """Receives the answer to a search request (``calls.Receiver``)."""
-
-    def __init__(self, coordinator: Coordinator, part: Pass) -> None:
-        self._coordinator = coordinator
-        self._part = part
-
-    def succeed(self, value: object) -> None:
-        """Go on with the workers of the answer."""
-        try:
-            workers = _infos(value)
-        except (TypeError, ValueError):
-            self.fail(
-                ProtocolError(f"the answer {value!r:.100} to a search", "names and ids of workers")
-            )
-            return
-        self._coordinator.perform(self._part, self._part.answered(workers))
-
-    def fail(self, error: BaseException) -> None:
-        """End the search with ``error``."""
-        assert isinstance(error, Exception)
-        self._coordinator.perform(self._part, self._part.failed(error))
-
-
-class _OtherPart:
-    """Receives the answer about one other worker's part in a pass (``calls.Receiver``)."""
-
-    def __init__(self, parts: _OtherParts, worker: WorkerInfo) -> None:
-        self._parts = parts
-        self._worker = worker
-
-    def succeed(self, value: object) -> None:
-        """Count the part as done."""
-        self._parts.succeed()
-
-    def fail(self, error: BaseException) -> None:
-        """Pass the error on, with the worker's name."""
-        assert isinstance(error, Exception)
-        self._parts.fail(as_runtime_error(error, self._worker))
-
-
 class _OtherParts:
     """The other workers' parts in a pass.
 
@@ -249,15 +227,17 @@ class _OtherParts:
         if not size:
             self.done.set_result(None)
 
-    def succeed(self) -> None:
+    def succeed(self, value: object) -> None:
         """Count one part as done."""
         with self._lock:
             self._num_open -= 1
             if not self._num_open and not self.done.done():
                 self.done.set_result(None)
 
-    def fail(self, error: Exception) -> None:
-        """End with the error of one part."""
+    def fail(self, worker: WorkerInfo, error: BaseException) -> None:
+        """End with the error of one worker's part, which names the worker."""
+        assert isinstance(error, Exception)
+        error = as_runtime_error(error, worker)
         with self._lock:
             if self.done.done():
                 return

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Receiver(Protocol):
     """Receives the outcome of a call: one of both methods is called, once."""
 
-    def succeed(self, value: object) -> None:
+    def succeed(self, value: object, /) -> None:
         """Take the answer's value."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, /) -> None:
         """Take the error in place of an answer."""
+
+
+class OutcomeTo(NamedTuple):
+    """A receiver of two functions; what it keeps lives until the outcome is there."""
+
+    succeed: Callable[[object], None]
+    fail: Callable[[BaseException], None]
+    keeps: object = None
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from pibroch.errors import NotAllowedError, ReferenceLostError, WorkerLostError
 from pibroch.rpc import autograd
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.calls.futures import Future
+from pibroch.rpc.calls.pending import OutcomeTo
 from pibroch.rpc.functions import apply, run
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.references import Fork, Peer
+from pibroch.rpc.references import Peer
 from pibroch.rpc.references.call_messages import Backward, Create, Fetch, FunctionCall, MethodCall
 from pibroch.rpc.references.owned import OwnedValue, fill
 from pibroch.rpc.references.runtime import Handle, ReferenceRuntime
@@ -50,19 +51,26 @@ class References(ReferenceRuntime):
         """
         agent = self.agent
         timeout_s = agent.timeout_s(timeout)
-        receiver: _Creation | _OwnCreation
         if owner.id == agent.info.id:
             owned = OwnedValue()
             reference = self.own(owned)
             number = 0
             rref = self.handles.of_owner(self, reference, owned, _deadline(timeout_s))
-            receiver = _OwnCreation(owned, keeps, answered)
+            # the value is set before the answer
+            receiver = _Creation(lambda incarnation: None, owned.fail, keeps, answered)
         else:
             fork = self.create(owner)
             reference = fork.reference
             number = fork.number
             rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
-            receiver = _Creation(self, fork, owner, keeps, answered)
+            receiver = _Creation(
+                lambda incarnation: self.created(fork, Peer(owner.id, incarnation)),
+                lambda error: self.creation_failed(
+                    fork, error, owner_lives=not isinstance(error, WorkerLostError)
+                ),
+                keeps,
+                answered,
+            )
         body = Create(reference, number, agent.incarnation, what)
         # without a timeout, as the outcome at the owner matters; ``RRef`` checks the deadline when
         # it is used
@@ -97,7 +105,8 @@ class References(ReferenceRuntime):
         context = self.agent.current_context()
         future = self.agent.future()
         timeout_s = self.agent.timeout_s(timeout)
-        receiver = _KeepingReceiver(future, rref)
+        # the value must not be dropped before the call on it is done
+        receiver = OutcomeTo(future.succeed, future.fail, keeps=rref)
         self.agent.ask(receiver, rref.owner(), body, value, timeout_s, context)
         return future
 
@@ -191,79 +200,34 @@ def _deadline(timeout_s: float) -> float | None:
 class _Creation:
     """Receives the owner's answer to a ``Create`` request (``calls.Receiver``, on the loop)."""
 
-    __slots__ = ("_answered", "_fork", "_keeps", "_owner", "_references")
+    __slots__ = ("_answered", "_created", "_failed", "_keeps")
 
     def __init__(
         self,
-        references: References,
-        fork: Fork,
-        owner: WorkerInfo,
+        created: Callable[[int], object],
+        failed: Callable[[Exception], object],
         keeps: Handle | None,
         answered: Callable[[], None] | None,
     ) -> None:
-        self._references = references
-        self._fork = fork
-        self._owner = owner
+        self._created = created
+        self._failed = failed
         self._keeps = keeps
         self._answered = answered
 
     def succeed(self, value: object) -> None:
-        _call_answered(self)
+        self._call_answered()
         if isinstance(value, int):
-            self._references.created(self._fork, Peer(self._owner.id, value))
+            self._created(value)
         else:
             self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
 
     def fail(self, error: BaseException) -> None:
-        _call_answered(self)
-        is_lost = isinstance(error, WorkerLostError)
-        failure = error if isinstance(error, Exception) else RuntimeError(str(error))
-        self._references.creation_failed(self._fork, failure, owner_lives=not is_lost)
+        self._call_answered()
+        self._failed(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
-
-class _OwnCreation:
-    """As ``_Creation``, for a value of this worker."""
-
-    __slots__ = ("_answered", "_keeps", "_owned")
-
-    def __init__(
-        self, owned: OwnedValue, keeps: Handle | None, answered: Callable[[], None] | None
-    ) -> None:
-        self._owned = owned
-        self._keeps = keeps
-        self._answered = answered
-
-    def succeed(self, value: object) -> None:
-        """Only report it: the value was set already."""
-        _call_answered(self)
-
-    def fail(self, error: BaseException) -> None:
-        _call_answered(self)
-        self._owned.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-
-def _call_answered(creation: _Creation | _OwnCreation) -> None:
-    """Call ``answered()`` of a creation, once."""
-    answered = creation._answered
-    creation._answered = None
-    if answered is not None:
-        answered()
-
-
-class _KeepingReceiver:
-    """Passes an outcome on to a future and keeps a reference alive until then.
-
-    The value must not be dropped before the call on it is done.
-    """
-
-    __slots__ = ("_future", "_keeps")
-
-    def __init__(self, future: Future, keeps: Handle) -> None:
-        self._future = future
-        self._keeps = keeps
-
-    def succeed(self, value: object) -> None:
-        self._future.succeed(value)
-
-    def fail(self, error: BaseException) -> None:
-        self._future.fail(error)
+    def _call_answered(self) -> None:
+        """Once, though a creation that cannot be asked for fails twice."""
+        answered = self._answered
+        self._answered = None
+        if answered is not None:
+            answered()
