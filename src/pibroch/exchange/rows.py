@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -152,6 +153,14 @@ def resolve_to_read(
     problem = space.index_of_readers.error(batch, first_bad) if first_bad >= 0 else None
     first_rows = space.first_row_of_feature
     return BatchIds.of(rows, batch, _readers(space), of_tables.columns, first_rows), problem
+
+
+def spans_of(space: RowSpace, batch: JaggedBatch) -> list[slice]:
+    """For each reader the span of its ids among those of all tables of a space."""
+    offsets = batch.offsets_of(space.features)
+    size = batch.batch_size
+    ends = [int(offsets[place * size]) for place in range(len(space.features) + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def room_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> Tensor | None:

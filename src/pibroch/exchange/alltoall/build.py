@@ -102,7 +102,11 @@ def build(setup: Setup, **options: object) -> AllToAllExchange:
 
 
 def groups_under(
-    tables: Sequence[TableGroup], plan: Plan, seed: int | None, wire: RowWire, replicas: str
+    tables: Sequence[TableGroup],
+    plan: Plan,
+    seed: int | None,
+    wire: RowWire,
+    replicas: str = "gather",
 ) -> list[GroupLanes]:
     """The lanes of a rank for all groups of tables, where a plan places the rows.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from pibroch.exchange.alltoall.lane import Lane
 from pibroch.exchange.alltoall.pooled_lane import PartialSumLane, PooledLane
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.layout import LaneLayout
+from pibroch.exchange.rows import spans_of
 
 
 class _Cell(NamedTuple):
@@ -46,7 +46,7 @@ class GroupLanes:
         """
         if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return parts[0]
-        spans = self._spans(batch)
+        spans = spans_of(self.space, batch)
         out = torch.empty(spans[-1].stop, self.space.dim)
         for lane, part in zip(self.lanes, parts, strict=True):
             start = 0
@@ -60,7 +60,7 @@ class GroupLanes:
         """The inverse of :meth:`assemble`."""
         if self._is_simple or (self.space.is_pooled and not batch.by_id):
             return [gradient] * len(self.lanes)
-        spans = self._spans(batch)
+        spans = spans_of(self.space, batch)
         return [
             torch.cat([gradient[spans[cell.place], cell.columns] for cell in _cells(lane)])
             for lane in self.lanes
@@ -77,13 +77,6 @@ class GroupLanes:
         return len(self.lanes) == 1 and self.lanes[0].layout.places == tuple(
             range(len(self.space.features))
         )
-
-    def _spans(self, batch: JaggedBatch) -> list[slice]:
-        """For each reader the span of its ids among those of the group."""
-        offsets = batch.offsets_of(self.space.features)
-        size = batch.batch_size
-        ends = [int(offsets[place * size]) for place in range(len(self.space.features) + 1)]
-        return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def lane_type(layout: LaneLayout) -> type[Lane]:

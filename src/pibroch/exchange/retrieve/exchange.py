@@ -107,7 +107,7 @@ class HeldRows:
     def answer(
         self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
     ) -> list[Bytes] | int:
-        """See :class:`pibroch.exchange.retrieve.gets.Holder`."""
+        """See :data:`pibroch.exchange.retrieve.gets.Reads`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_settled(version), self._timeout_s):
                 raise TrainingError(
@@ -156,7 +156,7 @@ class RetrieveExchange(AllToAllExchange):
         super().__init__(groups, wire, groups_under)
         self._one_at_a_time = threading.Lock()
         self._trains = False
-        gets.serve(self._held, len(self._lanes))
+        gets.serve(self._held.answer, len(self._lanes))
         weakref.finalize(self, gets.close)
 
     def _use(self, groups: Sequence[GroupLanes]) -> None:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -37,16 +36,12 @@ A thread of its own answers, whatever the rank computes.
 """
 
 
-class Holder(Protocol):
-    """Reads rows of this rank for others; a thread for each of them calls it."""
+Reads = Callable[[int, int | None, Sequence[Bytes]], list[Bytes] | int]
+"""Gives, by version and averages' step, rows of each lane as they travel, for numbers that did.
 
-    def answer(
-        self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
-    ) -> list[Bytes] | int:
-        """Rows of each lane as they travel, for row numbers as they travelled.
-
-        Blocks until the version is there. Returns the version in force where that is a later one.
-        """
+Blocks until the version is there; returns the version in force where that is a later one. A thread
+for each rank of other hosts calls it.
+"""
 
 
 class RemoteGets:
@@ -84,11 +79,11 @@ class RemoteGets:
                 link.settimeout(min(GET_TIMEOUT_S, ranks.timeout_s) if asks else None)
                 (self._asking if asks else self._answering)[p] = link
 
-    def serve(self, holder: Holder, num_lanes: int) -> None:
+    def serve(self, read: Reads, num_lanes: int) -> None:
         """Answer the other hosts from now on, on a thread for each of their ranks."""
         for p, link in self._answering.items():
             name = f"pibroch-get-{p}"
-            arguments = (p, link, holder, num_lanes)
+            arguments = (p, link, read, num_lanes)
             threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
 
     def ask(self, p: int, version: int, averaged_at: int | None, rows: Sequence[RowIds]) -> None:
@@ -145,7 +140,7 @@ class RemoteGets:
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
 
-    def _serve(self, p: int, link: socket.socket, holder: Holder, num_lanes: int) -> None:
+    def _serve(self, p: int, link: socket.socket, read: Reads, num_lanes: int) -> None:
         """Answer one peer until it ends; on a thread of its own."""
         head = np.empty(2 + num_lanes, np.int64)
         try:
@@ -155,7 +150,7 @@ class RemoteGets:
                 body = np.empty(sum(sizes), np.uint8)
                 fill(link, body.data)
                 parts = [body[start:stop] for start, stop in pairwise(accumulate([0, *sizes]))]
-                message = _message(holder, version, None if averaged_at < 0 else averaged_at, parts)
+                message = _message(read, version, None if averaged_at < 0 else averaged_at, parts)
                 self._count(p, len(message), head.nbytes + len(body))
                 link.sendall(message.data)
         except OSError:
@@ -173,11 +168,11 @@ class RemoteGets:
         return RankFailedError(self._ranks.members[p], None, why)
 
 
-def _message(holder: Holder, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> Bytes:
+def _message(read: Reads, version: int, averaged_at: int | None, rows: Sequence[Bytes]) -> Bytes:
     """The answer to a request, as it travels."""
     state = OK
     try:
-        answer = holder.answer(version, averaged_at, rows)
+        answer = read(version, averaged_at, rows)
     except PibrochError as error:
         state = REFUSED
         parts = [np.frombuffer(str(error).encode(), np.uint8)]

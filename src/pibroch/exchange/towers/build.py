@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 
 from pibroch.collectives import Topology
 from pibroch.config.tower_groups import groups_of
-from pibroch.embedding import Table, TableGroup
+from pibroch.embedding import Table
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
-from pibroch.exchange.alltoall.build import PlacedOptions
+from pibroch.exchange.alltoall.build import PlacedOptions, groups_under
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
-from pibroch.exchange.alltoall.group_lanes import GroupLanes, lane_type
 from pibroch.exchange.base import Exchange, Setup, options_of
-from pibroch.exchange.layout import lay_out, plan_for
+from pibroch.exchange.layout import plan_for
 from pibroch.exchange.towers.exchange import TowersExchange
 from pibroch.exchange.towers.places import TowerPlaces, hosts_of, places_for, towers_of_groups
 from pibroch.exchange.towers.tables import TablesHere, tables_of_towers, within
@@ -84,17 +83,15 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     ]
     here = [TablesHere.of(each, setup.groups) for each in held]
     if len(places.groups) == 1:
-        return _inside(
-            setup, setup.groups, chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks"), wire
-        )
+        plan = chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks")
+        return AllToAllExchange(groups_under(setup.groups, plan, setup.seed, wire), wire)
     members = setup.channel.ranks.groups(places.groups)
     assert members is not None, "every rank is in one"
     number = places.group_of(setup.channel.ranks.rank)
     inner = RowWire(members.open_channel(), compress=chosen.compress)
     plan = _plan_inside(chosen, setup.tables, held[number], places, number)
-    return TowersExchange(
-        setup.groups, places, here, _inside(setup, here[number].groups, plan, inner), wire
-    )
+    lanes = groups_under(here[number].groups, plan, setup.seed, inner)
+    return TowersExchange(setup.groups, places, here, AllToAllExchange(lanes, inner), wire)
 
 
 def _towers(
@@ -127,16 +124,3 @@ def _plan_inside(
     names = {table.name for table in held}
     kinds = {name: kind for name, kind in kinds.items() if name in names or not name}
     return plan_for(held, kinds, len(members), "ranks of a tower")
-
-
-def _inside(
-    setup: Setup, tables: Sequence[TableGroup], plan: Plan, wire: RowWire
-) -> AllToAllExchange:
-    groups = []
-    for each in tables:
-        lanes = [
-            lane_type(layout)(layout, each, setup.seed, wire)
-            for layout in lay_out(each.space, plan, wire.channel.ranks.rank)
-        ]
-        groups.append(GroupLanes(each, lanes))
-    return AllToAllExchange(groups, wire)

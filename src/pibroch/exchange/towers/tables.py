@@ -16,7 +16,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import SparseOptimizer, Table, TableGroup
 from pibroch.embedding.groups import group_tables
 from pibroch.errors import ConfigError
-from pibroch.exchange.rows import room_for
+from pibroch.exchange.rows import room_for, spans_of
 from pibroch.planner import Plan
 
 Pair = tuple[slice, slice]
@@ -64,7 +64,11 @@ class TablesHere:
 
     def shapes(self, batch: JaggedBatch) -> list[tuple[int, ...]]:
         """Shapes of a batch's embeddings: pooled ones once, then the others, group by group."""
-        own = [(self._num_ids(each, batch), each.space.dim) for each in self._by_id(batch)]
+        own = [
+            _shape_by_id(each, batch)
+            for each in self.groups
+            if batch.by_id or not each.space.is_pooled
+        ]
         return [(batch.batch_size, self.width), *own] if self._has_room(batch) else [*own]
 
     def flat(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> Tensor:
@@ -133,35 +137,22 @@ class TablesHere:
         return parts
 
     def _once(self, batch: JaggedBatch, parts: Sequence[Tensor]) -> list[Tensor]:
-        own = [
-            f
-            for each, f in zip(self.groups, parts, strict=True)
-            if batch.by_id or not each.space.is_pooled
-        ]
+        pairs = list(zip(self.groups, parts, strict=True))
+        own = [part for each, part in pairs if batch.by_id or not each.space.is_pooled]
         if not self._has_room(batch):
             return own
-        return [
-            next(f for each, f in zip(self.groups, parts, strict=True) if each.space.is_pooled),
-            *own,
-        ]
-
-    def _by_id(self, batch: JaggedBatch) -> list[TableGroup]:
-        return [each for each in self.groups if batch.by_id or not each.space.is_pooled]
+        return [next(part for each, part in pairs if each.space.is_pooled), *own]
 
     def _has_room(self, batch: JaggedBatch) -> bool:
         return self.width > 0 and not batch.by_id
-
-    def _num_ids(self, each: TableGroup, batch: JaggedBatch) -> int:
-        return int(batch.offsets_of(each.space.features)[-1])
 
 
 def empty_for(groups: Sequence[TableGroup], batch: JaggedBatch) -> list[Tensor]:
     """Room for the embeddings of all tables: a tensor for each group, one for all pooled groups."""
     room = room_for(groups, batch)
-    sizes = [(int(batch.offsets_of(each.space.features)[-1]), each.space.dim) for each in groups]
     return [
-        torch.empty(size) if room is None or not each.space.is_pooled else room
-        for each, size in zip(groups, sizes, strict=True)
+        torch.empty(_shape_by_id(each, batch)) if room is None or not each.space.is_pooled else room
+        for each in groups
     ]
 
 
@@ -219,17 +210,17 @@ def _columns(groups: Sequence[TableGroup]) -> dict[tuple[str, str], slice]:
     return columns
 
 
+def _shape_by_id(each: TableGroup, batch: JaggedBatch) -> tuple[int, int]:
+    return int(batch.offsets_of(each.space.features)[-1]), each.space.dim
+
+
 def _readers(each: TableGroup) -> list[tuple[str, str]]:
     return [(feature, table.name) for table in each.space.tables for feature in table.features]
 
 
 def _spans(each: TableGroup, batch: JaggedBatch) -> dict[tuple[str, str], slice]:
     """For each reader the span of its ids among those of the group."""
-    offsets = batch.offsets_of(each.space.features)
-    size = batch.batch_size
-    readers = _readers(each)
-    ends = [int(offsets[n * size]) for n in range(len(readers) + 1)]
-    return {reader: slice(ends[n], ends[n + 1]) for n, reader in enumerate(readers)}
+    return dict(zip(_readers(each), spans_of(each.space, batch), strict=True))
 
 
 def _joined(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
