@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import zstandard
@@ -221,9 +221,9 @@ class Uncompressed:
         self._decoder: _Decoder | None = None
         self._new_decoder: Callable[[], _Decoder] | None = None
         if magic.startswith(_GZIP):
-            self._new_decoder = _new_gzip_decoder
+            self._new_decoder = lambda: zlib.decompressobj(wbits=31)
         elif magic == _ZSTD:
-            self._new_decoder = _new_zstd_decoder
+            self._new_decoder = lambda: zstandard.ZstdDecompressor().decompressobj()
         begin = self.more()
         self._left = begin.removeprefix(BYTE_ORDER_MARK)
         self._mark_bytes = len(begin) - len(self._left)
@@ -304,14 +304,6 @@ class Uncompressed:
         return DataError(
             f"{self._path}, {what}", "a complete compressed file", "copy or download it again"
         )
-
-
-def _new_gzip_decoder() -> _Decoder:
-    return zlib.decompressobj(wbits=31)
-
-
-def _new_zstd_decoder() -> Any:
-    return zstandard.ZstdDecompressor().decompressobj()
 
 
 def existing(path: Path) -> Path:

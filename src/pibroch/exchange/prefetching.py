@@ -12,7 +12,7 @@ before, and the training thread waits only in a lookup.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -147,11 +147,7 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
             pending.rows = None
 
     def _begin_fetch(self, pending: PendingBatch[R, F], averaged_at: int | None) -> Future[F]:
-        return self._submit_fetch(lambda: self._fetch(pending.routes.result(), averaged_at))
-
-    def _submit_fetch(self, fetch: Callable[[], F]) -> Future[F]:
-        """Let the communication thread fetch a batch's rows."""
-        return self._communication.submit(fetch)
+        return self._communication.submit(lambda: self._fetch(pending.routes.result(), averaged_at))
 
     def _is_real_elsewhere(self, filler: PendingBatch[R, F]) -> bool:
         try:

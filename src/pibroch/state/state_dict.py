@@ -135,7 +135,8 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
             numbers: dict[str, Records] = {field: np.empty((0, 0), np.float32) for field in fields}
             if is_first:
                 numbers = {
-                    field: _array(state[name_of(embeddings, table, field)]) for field in fields
+                    field: state[name_of(embeddings, table, field)].detach().cpu().float().numpy()
+                    for field in fields
                 }
             held = [
                 range(table.num_rows) if rank == 0 else range(0)
@@ -150,10 +151,6 @@ def fill_tables(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: 
                 view.state["average"][:] = view.weights
                 view.state["averaged_at"][:] = embeddings.step
             view.mark(slice(None))
-
-
-def _array(tensor: Tensor) -> Records:
-    return np.asarray(tensor.detach().cpu().float().numpy())
 
 
 def _check(embeddings: TablesOfRanks, state: Mapping[str, Tensor], strict: bool) -> None:

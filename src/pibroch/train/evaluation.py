@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.collectives import Channel
@@ -218,7 +217,8 @@ def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
     Costs one sort of the rows that are accessed.
     """
     tables = dataset.known_num_rows if dataset.samples["train"] else {}
-    accessed = [_accessed(dataset.access_counts(feature)) for feature in tables]
+    each = (dataset.access_counts(feature) for feature in tables)
+    accessed = (counts[counts > 0].astype(np.uint32) for counts in each)
     counts = np.concatenate([np.empty(0, np.uint32), *accessed])
     if not len(counts):
         return AccessSkew([], [])
@@ -226,7 +226,3 @@ def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
     points = np.unique(np.geomspace(1, len(counts), num_points).astype(np.int64))
     shares = np.cumsum(counts[::-1], dtype=np.int64)[points - 1] / counts.sum(dtype=np.int64)
     return AccessSkew((points / len(counts)).tolist(), shares.tolist())
-
-
-def _accessed(counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    return counts[counts > 0].astype(np.uint32)

@@ -179,13 +179,10 @@ class Trainer:
                 clip_grad_norm(session.model, self.settings.clip_norm, session.world.control)
             session.update_dense()
         self.step = step
-        self.position = self._position_after(batch)
+        if batch.position is not None:  # a filler after the last batch of a rank has none
+            self.position = batch.position
         self._meter.add(loss_value, batch.batch_size)
         self.stopwatch.add(batch.batch_size)
-
-    def _position_after(self, batch: JaggedBatch) -> LoaderPosition | StreamPosition:
-        """Where the data stand; a filler after the last batch of a rank has no position."""
-        return self.position if batch.position is None else batch.position
 
     def _after_step(self) -> None:
         self.stopwatch.start()  # the first step of a process may compile and is not timed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -42,14 +43,6 @@ def open_lagged_transport(opening: Opening) -> LaggedTransport:
     if name not in OPENERS:
         raise ConfigError(f"transport {name!r} of bounded lag", f"one of {', '.join(OPENERS)}")
     return OPENERS[name](opening)
-
-
-def _open_auto(opening: Opening) -> LaggedTransport:
-    return _open(opening, shares_memory=FUTEX_CALL is not None)
-
-
-def _open_stream(opening: Opening) -> LaggedTransport:
-    return _open(opening, shares_memory=False)
 
 
 def _open(opening: Opening, shares_memory: bool) -> LaggedTransport:
@@ -89,8 +82,8 @@ def _open_mpi(opening: Opening) -> LaggedTransport:
 
 
 OPENERS: dict[str, Callable[[Opening], LaggedTransport]] = {
-    "auto": _open_auto,
-    "stream": _open_stream,
+    "auto": partial(_open, shares_memory=FUTEX_CALL is not None),
+    "stream": partial(_open, shares_memory=False),
     "mpi": _open_mpi,
 }
 """What opens a transport, by name; one of one's own is a further entry on all ranks."""

@@ -20,7 +20,7 @@ from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
-from pibroch.exchange.messages import Messages, together
+from pibroch.exchange.messages import together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
@@ -123,8 +123,9 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
         def deliver() -> None:
             updates = zip(handle.routes, sums, of_lane, strict=True)
-            self._deliver(
-                [route.update(totals, rate, rates.step) for route, totals, rate in updates]
+            together(
+                self.wire,
+                [route.update(totals, rate, rates.step) for route, totals, rate in updates],
             )
 
         self._communication.submit(deliver)
@@ -134,10 +135,6 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
     def drop(self, handle: Routed, gradients: Sequence[Tensor]) -> None:
         """See :class:`Exchange`."""
         self._num_to_update -= 1
-
-    def _deliver(self, updates: Sequence[Messages[None]]) -> None:
-        """Carry out the updates of one step; on the communication thread."""
-        together(self.wire, updates)
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`; rows move to new homes behind those that the next batch reads."""

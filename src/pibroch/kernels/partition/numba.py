@@ -129,20 +129,3 @@ def assign(
             out[row] = first + partition
             cursor[count] = place + 1
             current[count] = partition
-
-
-@kernel
-def add_sums(
-    partition_of: NDArray[np.uint16],
-    accesses: Ints,
-    batches: NDArray[np.int32],
-    num_rows: Ints,
-    access_sums: Ints,
-    batch_sums: Ints,
-) -> None:
-    """Add the rows of a table, their accesses and batches to those of their partitions ``[P]``."""
-    for row in range(len(partition_of)):
-        partition = partition_of[row]
-        num_rows[partition] += 1
-        access_sums[partition] += accesses[row]
-        batch_sums[partition] += batches[row]
