@@ -28,11 +28,7 @@ def advance(
     start: int,
     stop: int,
 ) -> None:
-    """Bring the averages of ``rows[start:stop]`` to ``step``, by the weights as they stand.
-
-    Called for ``step - 1`` before the weights change and for ``step`` after: the first catches up,
-    the second blends in.
-    """
+    """See :func:`pibroch.kernels.average.advance`; of ``rows[start:stop]``."""
     for u in range(start, stop):
         row = rows[u]
         keep = np.float32(decay ** (step - records[row, first + dim]))
@@ -54,12 +50,7 @@ def averaged_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Write the averages at ``step`` of ``row_ids[start:stop]`` to ``out`` ``[V, D]``.
-
-    The records stay as they are.
-
-    ``stored`` are the records in the type of their weights.
-    """
+    """See :func:`pibroch.kernels.average.averaged_rows`; of ``row_ids[start:stop]``."""
     dim = out.shape[1]
     for position in range(start, stop):
         row = row_ids[position]

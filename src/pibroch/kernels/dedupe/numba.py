@@ -88,22 +88,10 @@ def dedupe(
     start: int,
     stop: int,
 ) -> int:
-    """Group the positions of equal ids among ``sequence[start:stop]``.
+    """Group the positions of equal ids among ``sequence[start:stop]``; returns U, of the range.
 
-    Threads may take ranges that share no id.
-
-    Args:
-        row_ids: ``[V]``.
-        sequence: ``[V]``, the positions in the order in which they are to be kept.
-        rows: ``[V]``, receives the U distinct ids of the range, rising, from ``start`` on.
-        segments: ``[V]``, receives where each one's positions begin, from ``start`` on: row u has
-            those in ``order`` from ``segments[start + u]`` to the next row's.
-        order: ``[V]``, receives the positions grouped by row.
-        start: of the range.
-        stop: of the range.
-
-    Returns:
-        U, the number of distinct ids in the range.
+    See :func:`pibroch.kernels.dedupe.dedupe`. Row u has the positions in ``order`` from
+    ``segments[start + u]`` to the next row's.
     """
     if start == stop:
         return 0

@@ -10,19 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-WORD = (1 << 64) - 1
-
-
-def bits(key: int, counter: int) -> int:
-    """SplitMix64 at ``counter``, 64 bits.
-
-    >>> hex(bits(0, 0))
-    '0xe220a8397b1dcdaf'
-    """
-    z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & WORD
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & WORD
-    return z ^ (z >> 31)
+from pibroch.kernels.fill.naive import bits
 
 
 def dropout(

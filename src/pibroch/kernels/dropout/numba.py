@@ -9,19 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.fill.numba import GOLDEN, MIX1, MIX2
+from pibroch.kernels.fill.numba import bits
 from pibroch.kernels.policy import kernel
 
 LOWER = np.uint64(0xFFFFFFFF)
-
-
-@kernel
-def bits(key: np.uint64, counter: np.uint64) -> np.uint64:
-    """SplitMix64 at ``counter``, 64 bits."""
-    z = key + (counter + np.uint64(1)) * GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * MIX1
-    z = (z ^ (z >> np.uint64(27))) * MIX2
-    return z ^ (z >> np.uint64(31))
 
 
 @kernel
@@ -37,17 +28,8 @@ def dropout(
 ) -> None:
     """Fill ``out_BC[start:stop]`` as :func:`pibroch.kernels.dropout.naive.dropout` does.
 
-    Multiplies by zero instead of writing it, so that NaN stays NaN and is seen.
-
-    Args:
-        x_BC: ``[B, C]``, contiguous.
-        out_BC: the same shape.
-        key: of this layer in this step.
-        threshold: ``p * 2**32``.
-        scale: ``1 / (1 - p)``.
-        numbers: of the samples, ``[B]``.
-        start: first sample to fill, counted in the batch.
-        stop: past the last one.
+    Multiplies by zero instead of writing it, so that NaN stays NaN and is seen. The threshold is
+    ``p * 2**32``, the scale ``1 / (1 - p)``.
     """
     num_columns = np.uint64(x_BC.shape[1])
     hashes = (num_columns + np.uint64(1)) // np.uint64(2)

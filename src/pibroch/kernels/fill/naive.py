@@ -8,15 +8,24 @@ import numpy as np
 
 from pibroch.kernels.arrays import Array
 
-_MASK = 2**64 - 1
+WORD = (1 << 64) - 1
+
+
+def bits(key: int, counter: int) -> int:
+    """SplitMix64 at ``counter``, 64 bits.
+
+    >>> hex(bits(0, 0))
+    '0xe220a8397b1dcdaf'
+    """
+    z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & WORD
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & WORD
+    return z ^ (z >> 31)
 
 
 def split_mix(key: int, counter: int) -> float:
     """SplitMix64 at ``counter``, as a number in [0, 1)."""
-    z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
-    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
+    return (bits(key, counter) >> 11) * 2.0**-53
 
 
 def uniform(rows: Array, dim: int, key: int, bound: float) -> Array:

@@ -16,13 +16,18 @@ UNIT = 1.0 / (1 << 53)
 
 
 @kernel
-def split_mix(key: np.uint64, counter: np.uint64) -> float:
-    """SplitMix64 at ``counter``, as a float64 in [0, 1)."""
+def bits(key: np.uint64, counter: np.uint64) -> np.uint64:
+    """SplitMix64 at ``counter``, 64 bits."""
     z = key + (counter + np.uint64(1)) * GOLDEN
     z = (z ^ (z >> np.uint64(30))) * MIX1
     z = (z ^ (z >> np.uint64(27))) * MIX2
-    z = z ^ (z >> np.uint64(31))
-    return float(z >> np.uint64(11)) * UNIT
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def split_mix(key: np.uint64, counter: np.uint64) -> float:
+    """SplitMix64 at ``counter``, as a float64 in [0, 1)."""
+    return float(bits(key, counter) >> np.uint64(11)) * UNIT
 
 
 @kernel

@@ -49,10 +49,7 @@ def redirect(
     start: int,
     stop: int,
 ) -> None:
-    """Write to ``out`` the ids ``start`` to ``stop``.
-
-    The id of a changed row becomes ``first`` plus the row's last place.
-    """
+    """See :func:`pibroch.kernels.overlay.redirect`; of the ids ``start`` to ``stop``."""
     mask = len(slots) - 1
     for position in range(start, stop):
         row = row_ids[position]

@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pibroch.kernels.arrays import Array
-
-_MASK = 2**64 - 1
+from pibroch.kernels.fill.naive import bits
 
 
 def random_bits(key: int, counter: int) -> int:
-    """64 random bits."""
-    state = (key + counter * 0x9E3779B97F4A7C15) & _MASK
-    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
-    return state ^ (state >> 31)
+    """64 random bits: SplitMix64 of the stream ``key`` at ``counter - 1``."""
+    return bits(key, counter - 1)
 
 
 def uniform(key: int, first: int, count: int) -> Array:

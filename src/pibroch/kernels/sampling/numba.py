@@ -11,19 +11,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.kernels.fill.numba import bits
 from pibroch.kernels.policy import kernel
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNIT = 2.0**-53
 
 
 @kernel
 def random_bits(key: np.uint64, counter: int) -> np.uint64:
-    """64 random bits: SplitMix64 at ``counter`` of the stream ``key``."""
-    state = key + np.uint64(counter) * _GOLDEN
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    """64 random bits: SplitMix64 of the stream ``key`` at ``counter - 1``."""
+    return bits(key, np.uint64(counter) - np.uint64(1))
 
 
 @kernel
