@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from pibroch.collectives import Channel
 from pibroch.embedding import PieceView, RowArray
@@ -28,6 +27,7 @@ from pibroch.state.exported_rows import (
     written_as,
 )
 from pibroch.state.files import FileDigest
+from pibroch.state.row_blocks import sent_to_ranks
 from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
 
 
@@ -164,32 +164,19 @@ def _brought_together(
             going_ids[rank].append(ids[begin:end])
             going[rank].append(np.ascontiguousarray(view.weights[begin:end], np.float32).ravel())
     coming = [each[channel.ranks.rank] for each in channel.gather(headers)]
-    ids_in = _sent(channel, going_ids, [sum(n for n, *_ in each) for each in coming], np.int64)
-    numbers = _sent(
-        channel, going, [sum(n * (b - a) for n, a, b in each) for each in coming], np.float32
-    )
-    rows, places = np.unique(ids_in, return_inverse=True)
+    counts = [sum(n for n, *_ in each) for each in coming]
+    num_floats = [sum(n * (b - a) for n, a, b in each) for each in coming]
+    ids_in = sent_to_ranks(channel, going_ids, counts, np.int64)
+    numbers = sent_to_ranks(channel, going, num_floats, np.float32)
+    rows, places = np.unique(np.concatenate([each.numbers for each in ids_in]), return_inverse=True)
     dim = max((stop for each in coming for *_, stop in each), default=0)
     weights = np.empty((len(rows), dim), np.float32)
     num_columns = np.zeros(len(rows), np.int64)
-    first = 0
-    for count, start, stop in (header for each in coming for header in each):
-        here = places[:count]
-        places = places[count:]
-        after = first + count * (stop - start)
-        weights[here, start:stop] = numbers[first:after].reshape(count, stop - start)
-        num_columns[here] += stop - start
-        first = after
+    for header, received in zip(coming, numbers, strict=True):
+        for count, start, stop in header:
+            here = places[:count]
+            places = places[count:]
+            weights[here, start:stop] = received.take(count, stop - start)
+            num_columns[here] += stop - start
     assert (num_columns == dim).all(), "all columns of a row are updated together"
     return RowsToWrite(table.first_row + rows, weights)
-
-
-def _sent(
-    channel: Channel,
-    going: Sequence[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]],
-    counts: Sequence[int],
-    kind: type[np.generic],
-) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    flat = np.concatenate([np.empty(0, kind), *(part for parts in going for part in parts)])
-    sent = [sum(map(len, parts)) for parts in going]
-    return channel.all_to_all(torch.from_numpy(flat), sent, counts).numpy()

@@ -6,6 +6,7 @@ their holder says which they are. A round moves as many rows as fit into a small
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pibroch.collectives import Channel
 from pibroch.embedding import PieceView, RowArray, Table
 from pibroch.embedding.row_set import RowSet, as_slice, places_of, those_within
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Array, Ints, Records
 from pibroch.state.parts import WEIGHT
 from pibroch.state.tables import Extent, SavedTable
 from pibroch.state.tensor_file import BUFFER_BYTES
@@ -99,56 +99,57 @@ class RowBlocks:
 
         Blocks until it is there. Beside it, it takes the memory of a small buffer.
         """
-        rank = self._channel.ranks.rank
+        size = len(blocks[self._channel.ranks.rank])
         widths = _widths(saved, fields)
-        out = {
-            field: np.empty((len(blocks[rank]), width), np.float32)
-            for field, width in widths.items()
-        }
-        for chunks in _rounds(blocks, sum(widths.values())):
-            overlaps = self._overlaps(table, chunks, only_primary=True)
-            send: list[list[Records]] = [[] for _ in blocks]
-            counts = [0] * len(blocks)
-            for (source, place, to), rows in overlaps.items():
-                for field in fields:
-                    if source == rank:
-                        some = place.numbers(field)[place.span_of(rows)]
-                        send[to].append(np.ascontiguousarray(some, np.float32))
-                    if to == rank:
-                        counts[source] += len(rows) * len(_columns(place, saved, field))
-            received = self._exchange(send, counts)
-            for (source, place, to), rows in overlaps.items():
-                for field in fields if to == rank else ():
-                    columns = _columns(place, saved, field)
-                    numbers = received[source].take((len(rows), len(columns)))
-                    out[field][rows - blocks[rank].start, as_slice(columns)] = numbers
+        out = {field: np.empty((size, width), np.float32) for field, width in widths.items()}
+        self._move(table, saved, out, blocks, to_block=True)
         return out
 
     def spread(
         self, table: Table, saved: SavedTable, numbers: Mapping[str, Records], blocks: Blocks
     ) -> None:
         """Write this rank's block of a table into all pieces with its rows, also replicas."""
+        self._move(table, saved, numbers, blocks, to_block=False)
+
+    def _move(
+        self,
+        table: Table,
+        saved: SavedTable,
+        numbers: Mapping[str, Records],
+        blocks: Blocks,
+        *,
+        to_block: bool,
+    ) -> None:
+        """Move fields of pieces to ``numbers``, this rank's block of them, or from it to pieces."""
         rank = self._channel.ranks.rank
-        fields = list(numbers)
-        for chunks in _rounds(blocks, sum(_widths(saved, fields).values())):
-            overlaps = self._overlaps(table, chunks, only_primary=False)
+        first = blocks[rank].start
+        for chunks in _rounds(blocks, sum(_widths(saved, list(numbers)).values())):
+            overlaps = self._overlaps(table, chunks, only_primary=to_block)
             send: list[list[Records]] = [[] for _ in blocks]
             counts = [0] * len(blocks)
-            for (to, place, source), rows in overlaps.items():
-                for field in fields:
+            for (holder, place, owner), rows in overlaps.items():
+                source, target = (holder, owner) if to_block else (owner, holder)
+                for field, of_block in numbers.items():
                     columns = _columns(place, saved, field)
                     if source == rank:
-                        some = numbers[field][rows - blocks[rank].start, as_slice(columns)]
-                        send[to].append(np.ascontiguousarray(some, np.float32))
-                    if to == rank:
+                        some = (
+                            place.numbers(field)[place.span_of(rows)]
+                            if to_block
+                            else of_block[rows - first, as_slice(columns)]
+                        )
+                        send[target].append(np.ascontiguousarray(some, np.float32).reshape(-1))
+                    if target == rank:
                         counts[source] += len(rows) * len(columns)
-            received = self._exchange(send, counts)
-            for (to, place, source), rows in overlaps.items():
-                for field in fields if to == rank else ():
-                    shape = len(rows), len(_columns(place, saved, field))
-                    place.numbers(field)[place.span_of(rows), slice(None)] = received[source].take(
-                        shape
-                    )
+            received = sent_to_ranks(self._channel, send, counts, np.float32)
+            for (holder, place, owner), rows in overlaps.items():
+                source, target = (holder, owner) if to_block else (owner, holder)
+                for field, of_block in numbers.items() if target == rank else ():
+                    columns = _columns(place, saved, field)
+                    some = received[source].take(len(rows), len(columns))
+                    if to_block:
+                        of_block[rows - first, as_slice(columns)] = some
+                    else:
+                        place.numbers(field)[place.span_of(rows), slice(None)] = some
 
     def _overlaps(
         self, table: Table, chunks: Blocks, *, only_primary: bool
@@ -183,29 +184,17 @@ class RowBlocks:
         lengths: list[list[list[int]]] = self._channel.gather(
             [[len(rows) for rows in each] for each in rows_by_owner]
         )
-        flat = [rows for each in rows_by_owner for rows in each]
-        lengths_here = [lengths[rank][ranks.rank] for rank in range(ranks.world_size)]
-        received = self._channel.all_to_all(
-            torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.int64)),
-            [sum(map(len, each)) for each in rows_by_owner],
-            [sum(each) for each in lengths_here],
-        )
-        parts = iter(received.split([length for each in lengths_here for length in each]))
-        return {overlap: next(parts).numpy() for overlap in unknown}
+        lengths_here = [each[ranks.rank] for each in lengths]
+        counts = [sum(each) for each in lengths_here]
+        received = sent_to_ranks(self._channel, rows_by_owner, counts, np.int64)
+        sizes = [iter(each) for each in lengths_here]
+        return {each: received[each.holder].take(next(sizes[each.holder])) for each in unknown}
 
     def _of(self, table: Table, *, only_primary: bool) -> Iterator[tuple[int, _Place]]:
         for rank, pieces in enumerate(self._places):
             for place in pieces:
                 if place.extent.table == table.name and (place.is_primary or not only_primary):
                     yield rank, place
-
-    def _exchange(self, send: Sequence[Sequence[Records]], counts: Sequence[int]) -> list[_Arrived]:
-        flat = [part.reshape(-1) for parts in send for part in parts]
-        sent = torch.from_numpy(np.concatenate(flat) if flat else np.empty(0, np.float32))
-        received = self._channel.all_to_all(
-            sent, [sum(part.size for part in parts) for parts in send], counts
-        )
-        return [_Arrived(part.numpy()) for part in received.split(list(counts))]
 
 
 class _Overlap(NamedTuple):
@@ -216,17 +205,31 @@ class _Overlap(NamedTuple):
     owner: int
 
 
-class _Arrived:
+class Arrived:
     """Numbers from one rank, taken in the order in which they were sent."""
 
-    def __init__(self, numbers: NDArray[np.float32]) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: Array) -> None:
+        self.numbers = numbers
         self._taken = 0
 
-    def take(self, shape: tuple[int, int]) -> Records:
+    def take(self, *shape: int) -> Array:
+        """The next ones."""
         first = self._taken
-        self._taken = self._taken + shape[0] * shape[1]
-        return self._numbers[first : self._taken].reshape(shape)
+        self._taken += math.prod(shape)
+        return self.numbers[first : self._taken].reshape(shape)
+
+
+def sent_to_ranks(
+    channel: Channel,
+    going: Sequence[Sequence[Array]],
+    counts: Sequence[int],
+    kind: type[np.generic],
+) -> list[Arrived]:
+    """Send each rank flat arrays of one kind; returns what each has sent, so many numbers."""
+    flat = np.concatenate([np.empty(0, kind), *(part for parts in going for part in parts)])
+    sent = [sum(map(len, parts)) for parts in going]
+    received = channel.all_to_all(torch.from_numpy(flat), sent, counts)
+    return [Arrived(part.numpy()) for part in received.split(list(counts))]
 
 
 def _rounds(blocks: Blocks, width: int) -> Iterator[list[range]]:
