@@ -172,8 +172,7 @@ class StreamingMetrics:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
         if tensor.ndim == 0 or tensor.numel() != len(tensor):
             raise DataError(f"{name} {list(tensor.shape)} of task {task!r}", "[B] or [B, 1]")
-        numbers: Sums = tensor.reshape(-1).to("cpu", torch.float64).numpy()
-        return numbers
+        return tensor.reshape(-1).to("cpu", torch.float64).numpy()
 
 
 class _Curve:

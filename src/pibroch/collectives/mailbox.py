@@ -198,8 +198,7 @@ class Mailbox:
 
     def shown(self) -> int:
         """The futex word; it changes when something may have arrived."""
-        shown: int = queue.shown(self.futex)
-        return shown
+        return queue.shown(self.futex)
 
     def sleep(self, seen: int) -> bool:
         """Wait until the futex word differs, a tenth of a second at most; whether it does."""

@@ -277,8 +277,7 @@ class EncodedDataset:
                 "one with rows",
                 "prepare it with a vocabulary, or as a hash",
             )
-        counts: NDArray[np.int64] = self._map(f"tables/{table}.counts.i64", "<i8", (num_rows,))
-        return counts
+        return self._map(f"tables/{table}.counts.i64", "<i8", (num_rows,))
 
     @property
     def known_num_rows(self) -> dict[str, int]:

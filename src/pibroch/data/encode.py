@@ -93,8 +93,7 @@ class FeatureEncoder:
         assert self._vocabulary is not None
         if self._slots is None:
             self._slots = index_of(self._vocabulary)
-        rows_found: NDArray[np.int32] = look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
-        return rows_found
+        return look_up(codes, self._vocabulary, self._slots, EMPTY_CODE)
 
     def encode(
         self, values: Iterable[object]
@@ -177,10 +176,7 @@ class StackedVocabularies:
         """Rows of codes ``[F, B]`` of some features, as of :meth:`FeatureEncoder.ids`."""
         places = np.array([self._place[name] for name in names], np.int64)
         bounds = self._first_code, self._first_slot
-        row_ids: NDArray[np.int64] = look_up_stacked(
-            codes, places, self._codes, self._slots, *bounds, EMPTY_CODE
-        )
-        return row_ids
+        return look_up_stacked(codes, places, self._codes, self._slots, *bounds, EMPTY_CODE)
 
 
 def raw_numbers(
@@ -204,8 +200,7 @@ def raw_numbers(
             "a finite number",
             "correct the value, or send None for missing",
         )
-    checked: NDArray[np.float64] = numbers
-    return checked
+    return numbers
 
 
 def texts_of(column: str, values: Iterable[object], rules: int = TEXT_RULES) -> list[bytes]:
@@ -255,8 +250,7 @@ def index_of(vocabulary: NDArray[np.uint64]) -> NDArray[np.int32]:
 
     It has two to four slots a code.
     """
-    slots: NDArray[np.int32] = hash_table(vocabulary, _num_slots(len(vocabulary)))
-    return slots
+    return hash_table(vocabulary, _num_slots(len(vocabulary)))
 
 
 def index_problem(vocabulary: Array, slots: Array) -> str:

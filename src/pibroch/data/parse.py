@@ -339,10 +339,7 @@ class PieceParser:
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Numbers ``[R]``, and whether each is one or missing ``[R]``."""
         if column not in cells.integers.columns:
-            numbers: tuple[NDArray[np.float64], NDArray[np.bool_]] = parse_numbers(
-                *self._fields(cells, column)
-            )
-            return numbers
+            return parse_numbers(*self._fields(cells, column))
         values = numbers_of_integers(*cells.integers.column(column))
         return values, np.ones(len(values), np.bool_)
 
@@ -526,8 +523,7 @@ def last_items(lengths: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
     [False, True, True, True]
     """
     ends = np.cumsum(lengths)
-    is_last: NDArray[np.bool_] = np.arange(lengths.sum()) >= np.repeat(ends - count, lengths)
-    return is_last
+    return np.arange(lengths.sum()) >= np.repeat(ends - count, lengths)
 
 
 def item_codes(
@@ -543,8 +539,7 @@ def item_codes(
             starts, ends = np.minimum(starts + first, ends), np.minimum(starts + last, ends)
     if feature.encoding == "integer":
         return _integer_rows(feature, *parse_numbers(text, starts, ends))
-    codes: NDArray[np.uint64] = hash_fields(text, starts, ends)
-    return codes
+    return hash_fields(text, starts, ends)
 
 
 def _integer_rows(

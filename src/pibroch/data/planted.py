@@ -159,8 +159,7 @@ def calibrated(
 
 def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probabilities of logits."""
-    probabilities: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-logits))
-    return probabilities
+    return 1.0 / (1.0 + np.exp(-logits))
 
 
 class TruthMeter:

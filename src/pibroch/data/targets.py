@@ -74,8 +74,7 @@ def scores_of_logits(logits: NDArray[np.float32], schema: Schema) -> NDArray[np.
     kinds = [target.kind == "number" for target in schema.targets.values()]
     with np.errstate(over="ignore"):
         probabilities = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-    scores: NDArray[np.float32] = np.where(kinds, logits, probabilities).astype(np.float32)
-    return scores
+    return np.where(kinds, logits, probabilities).astype(np.float32)
 
 
 def clicks_of(labels: NDArray[Any]) -> NDArray[np.uint8]:
@@ -87,8 +86,7 @@ def _codes_of_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
     encoded = [text.encode() for text in texts]
     bounds = np.concatenate([[0], np.cumsum([len(text) for text in encoded])]).astype(np.int64)
     buffer = np.frombuffer(b"".join(encoded) or b" ", np.uint8)
-    codes: NDArray[np.uint64] = hash_fields(buffer, bounds[:-1], bounds[1:])
-    return codes
+    return hash_fields(buffer, bounds[:-1], bounds[1:])
 
 
 def _listed(texts: Sequence[str] | dict[str, float]) -> str:

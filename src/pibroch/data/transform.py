@@ -85,8 +85,7 @@ def transform_dense(
 
 def standardised(values: NDArray[np.float32], mean: float, std: float) -> NDArray[np.float32]:
     """``(values - mean) / std`` in float32."""
-    quotients: NDArray[np.float32] = (values - np.float32(mean)) / np.float32(std)
-    return quotients
+    return (values - np.float32(mean)) / np.float32(std)
 
 
 def log_bin_rows(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -45,8 +45,7 @@ class NarrowRows:
         return self[:]
 
     def __getitem__(self, chosen: Any) -> Array:
-        wide: Array = widened(self._numbers[chosen])
-        return wide
+        return widened(self._numbers[chosen])
 
     def __setitem__(self, chosen: Any, values: object) -> None:
         wide = np.ascontiguousarray(values, np.float32)

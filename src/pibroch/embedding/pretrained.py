@@ -60,8 +60,7 @@ class _TorchTensor:
         return tuple(self.tensor.shape)
 
     def rows(self, start: int, stop: int) -> Array:
-        numbers: Array = self.tensor[start:stop].float().numpy()
-        return numbers
+        return self.tensor[start:stop].float().numpy()
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,7 @@ class RowMarks:
 
     def rows(self, name: str) -> Ints:
         """Marked rows, rising. Takes a look at all."""
-        rows: Ints = np.flatnonzero(self.of(name))
-        return rows
+        return np.flatnonzero(self.of(name))
 
     def clear(self, name: str, rows: Ints) -> None:
         """As if rows had not been updated."""

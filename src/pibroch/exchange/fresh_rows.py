@@ -38,8 +38,7 @@ class FreshRecords:
 
     def records(self) -> Records:
         """All records, ``[N, record_width]``."""
-        records: Records = self.shard.space[self.places]
-        return records
+        return self.shard.space[self.places]
 
     def within(self, first: int, stop: int) -> FreshRecords:
         """Those of a span of addresses, as numbers in it."""

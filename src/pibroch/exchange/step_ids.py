@@ -131,8 +131,7 @@ class OwnIds:
             starts: int64 ``[T, 2]``, where this rank's begin there in each table, and end.
         """
         distinct = np.concatenate([rows[:0], *(rows[begin:end] for begin, end in starts.tolist())])
-        found: Ints = distinct[self._numbers]
-        return found
+        return distinct[self._numbers]
 
 
 def gathered(messages: Sequence[Bytes], num_tables: int) -> tuple[StepIds, NDArray[np.int64]]:

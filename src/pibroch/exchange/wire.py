@@ -57,8 +57,7 @@ class RowWire:
         """
         if self.is_exact:
             return rows
-        result: Records = torch.from_numpy(rows).to(self.dtype).float().numpy()
-        return result
+        return torch.from_numpy(rows).to(self.dtype).float().numpy()
 
     def carry(
         self,
@@ -140,10 +139,7 @@ class RowWire:
     def _narrowed(self, weights: Records) -> Numbers:
         if self.is_exact:
             return weights.view(np.uint32)
-        narrow: Numbers = (
-            torch.from_numpy(weights).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
-        )
-        return narrow
+        return torch.from_numpy(weights).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
 
     def _room_for(self, weights: Records) -> Numbers:
         return weights.view(np.uint32) if self.is_exact else np.empty(len(weights), np.uint16)

@@ -52,8 +52,7 @@ class TargetAttention(nn.Module):
         pairs = torch.cat([q, items, q - items, q * items], 2)
         scores = self.unit(pairs.flatten(0, 1)).view(mask.shape)
         weights = masked_softmax(scores, mask) if self.softmax else scores * mask
-        attended: Tensor = (weights[:, None].to(items.dtype) @ items).squeeze(1)
-        return attended
+        return (weights[:, None].to(items.dtype) @ items).squeeze(1)
 
 
 class SelfAttention(nn.Module):
@@ -124,8 +123,7 @@ class TransformerBlock(nn.Module):
         return self._joined(1, x, of_network)
 
     def _normed(self, number: int, x: Tensor) -> Tensor:
-        out: Tensor = self.norms[number](x) if self.norm_first else x
-        return out
+        return self.norms[number](x) if self.norm_first else x
 
     def _joined(self, number: int, x: Tensor, change: Tensor) -> Tensor:
         out: Tensor = x + self.dropouts[number](change)

@@ -40,12 +40,11 @@ class DLRM(Model):
         return self._top(self.dense_part(dense), embeddings())
 
     def dense_part(self, dense: Tensor) -> Tensor:  # noqa: D102
-        out: Tensor = (
+        return (
             self.bottom(dense)
             if self.bottom is not None
             else self.constant.expand(dense.shape[0], -1)
         )
-        return out
 
     def finish(self, dense: Tensor, begun: Tensor | None, embedded: Tensor) -> Tensor:  # noqa: D102
         if begun is None:

@@ -91,5 +91,4 @@ class FinalNet(Model):
         vectors = self.fields(dense, embeddings())
         inputs = [vectors if self.gate is None else self.gate(vectors), vectors]
         logits = [block(each.flatten(1)) for block, each in zip(self.blocks, inputs, strict=False)]
-        out: Tensor = torch.cat(logits, 1).mean(1)
-        return out
+        return torch.cat(logits, 1).mean(1)

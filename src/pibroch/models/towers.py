@@ -209,10 +209,9 @@ class TowerModel(Model):
 
     def bottom_vector(self, dense: Tensor) -> Tensor:
         """``[B, D]`` of the dense features, or learned where there are none."""
-        out: Tensor = (
+        return (
             self.constant.expand(dense.shape[0], -1) if self.bottom is None else self.bottom(dense)
         )
-        return out
 
     def _tower(self, num_features: int, towers: TowersConfig) -> TowerModule:
         return (

@@ -125,8 +125,7 @@ def coordinates(similarity: Floats, strategy: Strategy, seed: int = 0, num_dims:
             optimizer.zero_grad()
             stress.sum().backward()
             optimizer.step()
-    out: Floats = points[stress.argmin()].detach().numpy()
-    return out
+    return points[stress.argmin()].detach().numpy()
 
 
 def balanced_groups(

@@ -62,8 +62,7 @@ def figures_over_all_items(
 
 
 def _item_ids(batch: JaggedBatch, towers: TwoTower) -> NDArray[np.int64]:
-    ids: NDArray[np.int64] = batch.select((towers.item_id,)).values.numpy()
-    return ids
+    return batch.select((towers.item_id,)).values.numpy()
 
 
 def _all_items(

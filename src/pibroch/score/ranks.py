@@ -161,5 +161,4 @@ def _logits(prediction: Prediction) -> NDArray[np.float32]:
     if prediction.error is not None:
         raise prediction.error
     assert prediction.logits is not None
-    logits: NDArray[np.float32] = prediction.logits.float().numpy()
-    return logits
+    return prediction.logits.float().numpy()

@@ -283,8 +283,7 @@ def _merged(batch: Sequence[_Request]) -> JaggedBatch:
 def _outputs(batch: Sequence[_Request], whole: JaggedBatch, begun: Begun | None = None) -> Outputs:
     predictor = batch[0].predictor
     compute = predictor.embed if batch[0].is_embedded else predictor.logits
-    outputs: Outputs = compute(whole, begun).numpy()
-    return outputs
+    return compute(whole, begun).numpy()
 
 
 def _split(batch: Sequence[_Request], outputs: Outputs) -> list[Outputs | Exception]:

@@ -90,8 +90,7 @@ def _raw_values(array: NDArray[Any], name: str) -> list[object]:
     if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
         got = f"got shape {list(array.shape)} for column `{name[:80]}`"
         raise Refusal(400, f"{got}; need [B] or [B, 1]")
-    values: list[object] = array.reshape(-1).tolist()
-    return values
+    return array.reshape(-1).tolist()
 
 
 def _batch_of(inputs: Mapping[str, NDArray[Any]], schema: Schema) -> JaggedBatch:

@@ -181,8 +181,7 @@ class MappedRows:
         """
         if len(self._shards) == 1 and not self._ids:
             shard = self._shards[0]
-            taken: NDArray[Any] = shard.rows.take(places - shard.first_row, 0)
-            return taken
+            return shard.rows.take(places - shard.first_row, 0)
         rows = self.empty(len(places))
         rows[:] = 0
         for shard in self._shards:

@@ -187,8 +187,7 @@ class RemoteShard:
         return None if steps is None else RemoteKeptRows(self._servers, self._number, set(steps))
 
     def _cut_ids(self, name: str, piece: int) -> Ints:
-        ids: Ints = self._servers.ask(self._number, server.cut_ids, name, piece).numpy()
-        return ids
+        return self._servers.ask(self._number, server.cut_ids, name, piece).numpy()
 
     def views(self) -> list[PieceView]:
         """The pieces with views of their numbers.

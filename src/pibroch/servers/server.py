@@ -200,8 +200,7 @@ def _marked(key: str, name: str) -> MemoryShard:
 
 
 def _rows(rows: Tensor) -> Ints:
-    numbers: Ints = rows.to(torch.int64).numpy()
-    return numbers
+    return rows.to(torch.int64).numpy()
 
 
 def _checked(rows: slice | Tensor, num_rows: int) -> slice | Ints:

@@ -104,8 +104,7 @@ class ServingWorkers:
             TrainingError: when it cannot be reached.
         """
         with self.explained(name):
-            answer: T = rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
-            return answer
+            return rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
 
     @contextmanager
     def explained(self, name: str) -> Iterator[None]:

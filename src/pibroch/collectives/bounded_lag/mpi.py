@@ -194,10 +194,7 @@ class MpiTransport(LaggedTransport):
         )
         assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
         if not address:
-            part: Bytes = self._slots[
-                slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes
-            ]
-            return part
+            return self._slots[slot.stream, peer, place, HEADER_BYTES : HEADER_BYTES + nbytes]
         number, buffer = self._got.get((slot.stream, place, peer), (-1, np.empty(0, np.uint8)))
         if number != slot.number:
             buffer = buffer if len(buffer) >= nbytes else np.empty(nbytes * 5 // 4, np.uint8)

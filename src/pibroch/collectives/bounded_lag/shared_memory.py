@@ -202,8 +202,7 @@ class SharedMemoryTransport(LaggedTransport):
 
     def sleep(self, seen: int) -> int:
         """See :class:`LaggedTransport`."""
-        value: int = ring.wait_for_change(self._inbox.address, seen, self._effort, SLEEP_US)
-        return value
+        return ring.wait_for_change(self._inbox.address, seen, self._effort, SLEEP_US)
 
     def wake(self) -> None:
         """Let :meth:`sleep` end in this process; from any thread."""

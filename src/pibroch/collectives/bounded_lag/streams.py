@@ -232,5 +232,4 @@ def bytes_at(address: int, nbytes: int) -> Bytes:
     """Memory as an array; whoever has the address keeps it alive."""
     if nbytes == 0:
         return NOTHING
-    view: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-    return view
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

@@ -122,8 +122,7 @@ class OwnedCopies(ABC):
 
     def _to_all(self, sums: Records, counts: list[int]) -> Messages[Records]:
         answer = yield Rows(_repeated(sums, self.world_size), [len(sums)] * self.world_size, counts)
-        numbers: Records = answer.tensor.numpy()
-        return numbers
+        return answer.tensor.numpy()
 
 
 class SparseSums(OwnedCopies):

@@ -157,15 +157,11 @@ def narrowed(vectors: Records, dtype: torch.dtype) -> Bytes:
     """Float32 numbers as they travel, flat."""
     if dtype == torch.float32:
         return np.ascontiguousarray(vectors).reshape(-1).view(np.uint8)
-    narrow: Bytes = (
-        torch.from_numpy(vectors).to(dtype).view(torch.int16).numpy().reshape(-1).view(np.uint8)
-    )
-    return narrow
+    return torch.from_numpy(vectors).to(dtype).view(torch.int16).numpy().reshape(-1).view(np.uint8)
 
 
 def widened(data: Bytes, dtype: torch.dtype) -> Records:
     """The inverse of :func:`narrowed`; exact numbers are a view."""
     if dtype == torch.float32:
         return data.view(np.float32)
-    wide: Records = torch.from_numpy(data.view(np.int16)).view(dtype).float().numpy()
-    return wide
+    return torch.from_numpy(data.view(np.int16)).view(dtype).float().numpy()

@@ -223,8 +223,7 @@ class Lane(ABC):
     ) -> Messages[Records]:
         """Send float32 rows to all ranks, and receive theirs."""
         answer = yield Rows(rows, send_counts, receive_counts)
-        numbers: Records = answer.tensor.numpy()
-        return numbers
+        return answer.tensor.numpy()
 
     @property
     def is_frozen(self) -> bool:

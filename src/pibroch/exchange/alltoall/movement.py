@@ -99,8 +99,7 @@ class LaneMovement:
     def left(self, *states: int) -> Ints:
         """The rows of this rank that are in one of these states."""
         assert self.before.shard.progress is not None, "while they move"
-        rows: Ints = np.flatnonzero(np.isin(self.before.shard.progress, states) & self.is_own)
-        return rows
+        return np.flatnonzero(np.isin(self.before.shard.progress, states) & self.is_own)
 
     def send(self, rows: Ints, left: int) -> Messages[int]:
         """Send rows of this rank, and write those of other ranks to their new places.

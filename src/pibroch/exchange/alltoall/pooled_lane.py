@@ -152,10 +152,7 @@ class PooledLane(Lane):
         self, question: Bytes, num_samples: int, note: int, averaged_at: int | None
     ) -> Records:
         """See :class:`Lane`."""
-        pooled: Records = self.pooled(
-            self._bags(question, num_samples, bool(note)), averaged_at
-        ).numpy()
-        return pooled
+        return self.pooled(self._bags(question, num_samples, bool(note)), averaged_at).numpy()
 
     def pooled(self, ids: BatchIds, averaged_at: int | None) -> Tensor:
         """One rank's bags, ``[B_p * F, D]``."""

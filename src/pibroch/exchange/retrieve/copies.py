@@ -75,10 +75,9 @@ class HostCopies:
 
     def rows(self, table: str, holder: int) -> Ints:
         """Ids of a table's rows that a holder has, rising."""
-        ids: Ints = np.flatnonzero(
+        return np.flatnonzero(
             self.holder[self.row_map.partition[self.row_map.rows_of(table)]] == holder
         )
-        return ids
 
 
 @dataclass(frozen=True, slots=True)

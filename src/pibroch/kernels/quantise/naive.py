@@ -51,10 +51,7 @@ def weights_of(records: Bytes, dim: int) -> Records:
     scale, offset = (
         np.ascontiguousarray(records[:, at : at + 4]).view(np.float32) for at in (0, 4)
     )
-    weights: Records = offset + scale * records[:, HEADER_BYTES : HEADER_BYTES + dim].astype(
-        np.float32
-    )
-    return weights
+    return offset + scale * records[:, HEADER_BYTES : HEADER_BYTES + dim].astype(np.float32)
 
 
 def add_rows(

@@ -386,7 +386,4 @@ def exchange(
     put(links, me, place, sequence, addresses, sizes, nothing, target + me * nbytes)
     for p in range(size):
         addresses[p] = target + p * nbytes
-    outcome: int = take(
-        links, futex, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us
-    )
-    return outcome
+    return take(links, futex, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us)

@@ -164,8 +164,7 @@ class Contexts:
     @property
     def current(self) -> int | None:
         """The context that the calling thread is in."""
-        current: int | None = getattr(self._of_thread, "context", None)
-        return current
+        return getattr(self._of_thread, "context", None)
 
     @contextmanager
     def entered(self, context_id: int) -> Iterator[None]:

@@ -174,8 +174,7 @@ def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
     builtin = cls
     while builtin.__module__ != "builtins" and builtin.__base__ is not None:
         builtin = builtin.__base__
-    error: Exception = builtin.__new__(cls, *arguments)
-    return error
+    return builtin.__new__(cls, *arguments)
 
 
 @functools.cache

@@ -138,10 +138,7 @@ def _is_own(value: object, name: str, callables: Callables) -> bool:
 def _method_of_container(value: object, checked: _Method | str | None, name: str) -> _Method:
     if checked is None:
         raise _refused(value, name, "a method that takes or gives single items, or all of them")
-    method: _Method = (
-        getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
-    )
-    return method
+    return getattr(value, name) if isinstance(checked, str) else functools.partial(checked, value)
 
 
 def _method_of_tensor(value: torch.Tensor, name: str, callables: Callables) -> _Method:
