@@ -206,6 +206,7 @@ def test_a_lost_trainer_ends_rounds_and_the_last_one_the_run(homes):
 
 def test_what_is_one_s_own_goes_by_its_name_and_imports_nothing(monkeypatch):
     """Lion and a constant, which the trainer has imported; the server, at first, has not."""
+    monkeypatch.setenv(IMPORTS, "")  # whatever a test before has allowed
     for registry in (SPARSE_OPTIMIZERS, INITIALIZERS):
         monkeypatch.setattr(registry, "_registered", {})
     for folder in ("examples", "tests/own_components"):
