@@ -43,7 +43,8 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write; may be left out with --onnx.")
+        Path | None,
+        typer.Option(help="The folder to write; may be left out with --onnx or --aot."),
     ] = None,
     dtype: Annotated[
         Dtype | None,
@@ -61,6 +62,12 @@ def export(
         Path | None,
         typer.Option(
             help="A file for the dense layers as ONNX, whose inputs are dense and embeddings."
+        ),
+    ] = None,
+    aot: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file, .pt2, for tables and layers compiled to one package for C++ programs."
         ),
     ] = None,
     data: Annotated[
@@ -82,7 +89,7 @@ def export(
         ),
     ] = 1,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace what is already at --out and --onnx.")
+        bool, typer.Option(help="Replace what is already at --out, --onnx and --aot.")
     ] = False,
 ) -> None:
     """Write all that serving needs into one folder.
@@ -92,17 +99,27 @@ def export(
     It is there whole or not at all. `pibroch serve OUT` answers from it;
     pibroch.Predictor.open(OUT) does in programs. With --since it is a delta, which stands on
     another export in the same folder; --onnx writes the dense layers for other runtimes, which get
-    the embeddings from a server's /embed. See docs/export.md.
+    the embeddings from a server's /embed. --aot compiles all of the model to a package that C++
+    programs run without pibroch. See docs/export.md.
     """
-    if out is None and onnx is None:
-        raise ConfigError("neither --out nor --onnx", "at least one of them", "pass --out DIR")
-    if out is None and (since, dtype, data, version, min_count) != (None, None, None, None, 1):
+    if out is None and onnx is None and aot is None:
+        raise ConfigError("no --out, --onnx or --aot", "at least one of them", "pass --out DIR")
+    if out is None and (since, dtype, data, version) != (None, None, None, None):
         raise ConfigError(
-            "--since, --dtype, --data, --version or --min-count without --out",
+            "--since, --dtype, --data or --version without --out",
             "the folder to write",
             "pass --out DIR",
         )
+    if out is None and aot is None and min_count != 1:
+        raise ConfigError(
+            "--min-count without --out or --aot", "what to write", "pass --out DIR, or leave it out"
+        )
     tune_process()
+    if aot is not None:
+        from pibroch.serve.aot import refuse_aot
+
+        refuse_aot(aot, overwrite)
+        refuse_overlap(aot, [_read_from(checkpoint), since, data], "--aot")
     if onnx is not None:
         from pibroch.serve.dense_onnx import refuse_onnx
 
@@ -123,6 +140,8 @@ def export(
         _export(checkpoint, out, options, since, split)
     if onnx is not None:
         _export_onnx(checkpoint, onnx, overwrite)
+    if aot is not None:
+        _export_aot(checkpoint, aot, min_count, overwrite)
 
 
 def _read_from(path: Path) -> Path:
@@ -141,6 +160,16 @@ def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:
     results.print(
         f"dense layers of version {part.version} in {out}: {part.num_dense} dense features, "
         f"{len(part.features)} embeddings of {part.dim}, {decimal(out.stat().st_size)}"
+    )
+
+
+def _export_aot(path: Path, out: Path, min_count: int, overwrite: bool) -> None:
+    from pibroch.serve.aot import AotOptions, export_aot
+
+    package = export_aot(path, out, AotOptions(overwrite, min_count))
+    results.print(
+        f"version {package.version} in {out}: {package.num_rows:,} rows x {package.dim} and the "
+        f"layers, {decimal(out.stat().st_size)}; inputs {', '.join(package.inputs)}"
     )
 
 

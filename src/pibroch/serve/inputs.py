@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.data.schema import Schema
@@ -47,6 +48,33 @@ def encoded_inputs(schema: Schema) -> list[dict[str, Any]]:
                 for part in ("values", "lengths")
             ]
     return inputs
+
+
+def encoded_tensors(schema: Schema, batch: JaggedBatch) -> dict[str, Tensor]:
+    """The tensors of a batch by name, as :func:`encoded_inputs` lists them, in that order.
+
+    Raises:
+        DataError: for a batch without a feature, or without one id a sample where the schema says
+            so.
+    """
+    batch = batch.select(schema.keys)
+    bounds = batch.offsets[:: max(1, batch.batch_size)].tolist()
+    lengths = batch.lengths().view(len(schema.keys), -1)
+    tensors = {DENSE: batch.dense} if schema.dense else {}
+    single = []
+    of_bags = {}
+    for number, feature in enumerate(schema.categorical):
+        values = batch.values[bounds[number] : bounds[number + 1]]
+        if feature.multi_hot:
+            of_bags[f"{feature.name}.values"] = values
+            of_bags[f"{feature.name}.lengths"] = lengths[number]
+        elif bool((lengths[number] == 1).all()):
+            single.append(values)
+        else:
+            raise DataError(f"a batch with bags of {feature.name!r}", "one id a sample")
+    if single:
+        tensors[IDS] = torch.stack(single, 1)
+    return tensors | of_bags
 
 
 def raw_inputs(predictor: Predictor) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from pibroch.cli import main
 from small_run import make_config, run_command, run_installed, train_here
 
-OUTPUTS = {"out", "html", "page", "onnx", "predictions", "run_dir"}
+OUTPUTS = {"aot", "out", "html", "page", "onnx", "predictions", "run_dir"}
 """Names of parameters that say where something is written."""
 RUN = "<run>"
 DATA = "<data>"
@@ -55,6 +55,7 @@ COMMANDS = {
     "plan topology/out": ["plan", "topology", "--out"],
     "export/out": ["export", RUN, "--out"],
     "export/onnx": ["export", RUN, "--onnx"],
+    "export/aot": ["export", RUN, "--aot"],
     "checkpoint convert/out": ["checkpoint", "convert", RUN, "--to", "dlrm"],
     "stream generate/out": [
         "stream",
