@@ -238,6 +238,12 @@ def scoring_elsewhere():
     return {"rows": [{"I1": 1, "C1": "00000001"}]}
 
 
+@for_block("docs/export.md", 1)
+def scoring_in_cpp():
+    serving()
+    return {"rows": [{"I1": 1, "C1": "00000001"}]}
+
+
 @for_block("docs/serving.md", 1)
 def asking():
     """A server at the port that the page names would meet with others.

@@ -79,6 +79,17 @@ def test_runs_are_those_of_the_loader_in_the_trainer(
     assert sum(summary.bytes_by_purpose.values()) == summary.bytes_sent
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_steps_in_several_passes(worlds, data, processors, tmp_path, num_ranks):
+    passes = ["model.batch_norm=false", *RAGGED, "train.batch_size=33", "train.accumulate=3"]
+    own = ["data.processors=2", f"data.rendezvous='{processors.rendezvous}'"]
+    for name, words in {"expected": passes, "run": passes + own}.items():
+        config = make_config(data, *words).model_dump()
+        reported = worlds(num_ranks).run(cases.train, config, str(tmp_path / name))
+    check_same_run(tmp_path / "run", tmp_path / "expected")
+    assert reported[0]["summary"].bytes_by_purpose["data"] > 0
+
+
 def test_servers_and_processors_are_one_group(worlds, data, server_team, expected, tmp_path):
     beside = RoleTeam(1, serve, server_team.rendezvous)
     try:

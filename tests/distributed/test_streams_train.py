@@ -87,6 +87,10 @@ def summary(run):
     return json.loads((run / "summary.json").read_text())
 
 
+def records(run):
+    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+
+
 def check_each_once(run, num_events=EVENTS):
     count = trained(run)
     assert len(count) == num_events and set(count.values()) == {1}
@@ -104,11 +108,14 @@ def check_same_bits(run, expected):
     assert progress[0] == progress[1]
 
 
-def undisturbed(run, ranks, *words):
-    """The folder of a run in one go, of the steps that a disturbed one has decided."""
+def undisturbed(run, ranks, *words, config=None):
+    """The folder of a run in one go, of the steps that another one has decided.
+
+    With that one's configuration, or another.
+    """
     expected = run.with_name("undisturbed")
     expected.mkdir()
-    shutil.copy(run / "config.toml", expected)
+    (expected / "config.toml").write_text(config or (run / "config.toml").read_text())
     shutil.copytree(run / "stream" / "journal", expected / "stream" / "journal")
     words = ["--resume", "--until-idle", 1, "--ranks", ranks, *words]
     result = run_command("train", "--run-dir", expected, *words)
@@ -124,6 +131,30 @@ def test_a_stream_is_trained_to_its_end(tmp_path, ranks):
     result = run_command("train", recipe, "--run-dir", run, "--ranks", ranks)
     assert result.returncode == 0, result.stderr
     check_each_once(run)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_in_several_passes_are_those_of_one(tmp_path, ranks):
+    recipe = write_recipe(tmp_path)
+    fill(tmp_path / "data")
+    whole = tmp_path / "run"
+    result = run_command("train", recipe, "--run-dir", whole, "--ranks", ranks)
+    assert result.returncode == 0, result.stderr
+    config = (whole / "config.toml").read_text()
+    for before, after in {
+        "batch_size = 40": "batch_size = 10",
+        "accumulate = 1": "accumulate = 4",
+    }.items():
+        assert config.count(f"\n{before}\n") == 1
+        config = config.replace(f"\n{before}\n", f"\n{after}\n")
+    passes = undisturbed(whole, ranks, config=config)
+    check_each_once(passes)
+    losses = [
+        [each["loss"] for each in records(run) if each["kind"] == "training"]
+        for run in (whole, passes)
+    ]
+    assert len(losses[0]) == summary(passes)["steps"] < EVENTS // 30, "of more than one pass"
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_following_ends_when_nothing_has_come_for_long_enough(tmp_path):
