@@ -239,8 +239,8 @@ def scoring_elsewhere():
 
 
 @for_block("docs/export.md", 1)
-def scoring_in_cpp():
-    serving()
+def inputs_of_a_package():
+    """Of the export that the block before it has."""
     return {"rows": [{"I1": 1, "C1": "00000001"}]}
 
 

@@ -36,7 +36,7 @@ OUTPUTS = ("score", "logit")
 MAX_BYTES = 1 << 30
 """Most bytes of weights in a package.
 
-Compiling holds them several times in memory, and the program that loads a package once or twice.
+Compiling holds them some four times in memory, and a program that loads a package twice.
 """
 _SAMPLES = 3  # of the batch that is traced; its size is free in the package, as are numbers of ids
 
@@ -185,7 +185,8 @@ def traced(model: WholeModel) -> ExportedProgram:
     inputs: list[Tensor] = []
     shapes: list[dict[int, Dim]] = []
     for each in encoded_inputs(model.schema):
-        name, kind = each["name"], torch.float32 if each["datatype"] == "FP32" else torch.int64
+        name = each["name"]
+        kind = torch.float32 if each["datatype"] == "FP32" else torch.int64
         is_values = name.endswith(".values")
         made = torch.zeros(_SAMPLES, *each["shape"][1:], dtype=kind)
         inputs.append(made + 1 if name.endswith(".lengths") else made)

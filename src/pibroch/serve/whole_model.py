@@ -114,8 +114,8 @@ class WholeModel(nn.Module):
         for feature in self.schema.categorical:
             name = feature.name
             if feature.multi_hot:
-                values, lengths = given[f"{name}.values"], given[f"{name}.lengths"]
-                bags[name] = Bags(self.weights, self._row_ids(name, values), lengths)
+                row_ids = self._row_ids(name, given[f"{name}.values"])
+                bags[name] = Bags(self.weights, row_ids, given[f"{name}.lengths"])
             else:
                 rows = self._row_ids(name, given[IDS][:, num_single])
                 bags[name] = functional.embedding(rows, self.weights)
@@ -170,7 +170,8 @@ class Bags:
 
     def padded(self, length: int, last: bool = False) -> Tensor:
         """As :meth:`pibroch.exchange.output.JaggedEmbeddings.padded`, ``[B, T, D]``."""
-        first, end = self._offsets[:-1, None], self._offsets[1:, None]
+        first = self._offsets[:-1, None]
+        end = self._offsets[1:, None]
         places = torch.arange(length) + (end - length if last else first)
         has_id = (places >= first) & (places < end)
         zeros = len(self._weights) - 1

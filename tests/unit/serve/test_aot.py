@@ -12,7 +12,7 @@ from torch import nn
 
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
-from pibroch.errors import CheckpointError, ConfigError, MissingDependencyError
+from pibroch.errors import CheckpointError, ConfigError, MissingDependencyError, StorageError
 from pibroch.serve.aot import AotOptions, export_aot, refuse_aot, traced
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.inputs import encoded_tensors
@@ -126,11 +126,15 @@ def test_what_cannot_be_written_is_refused_before_anything_is_compiled(
     with pytest.raises(ConfigError, match=r"ends in \.pt2"):
         refuse_aot(tmp_path / "ctr.so", False)
     out = tmp_path / "ctr.pt2"
-    with pytest.raises(ConfigError, match=r"tables are \d+\.\d kB, for --aot; need at most 1\.0 kB"):
+    with pytest.raises(
+        ConfigError, match=r"tables are \d+\.\d kB, for --aot; need at most 1\.0 kB"
+    ):
         export_aot(clicks.run, out, AotOptions(max_bytes=1000))
     export_checkpoint(clicks.run, tmp_path / "export")
     with pytest.raises(CheckpointError, match="an export, for --aot; need a checkpoint"):
         export_aot(tmp_path / "export", out)
+    with pytest.raises(StorageError, match="a disk with room for the package"):
+        export_aot(clicks.run, tmp_path / "there.pt2" / "ctr.pt2")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MissingDependencyError, match=r"compiler no-such-compiler.*apt-get install"):
         export_aot(clicks.run, out)
