@@ -145,7 +145,8 @@ def enter(
     num_features = len(lanes.of_feature)
     num_samples = (len(offsets) - 1) // max(1, num_features)
     words = table.reshape(-1)
-    rows, reads = room.rows, room.reads  # not looked up in the loop, a fifth of its time
+    rows = room.rows  # not looked up in the loop, a fifth of its time
+    reads = room.reads
     num_rows = np.uint64(0)
     for feature in range(num_features):
         lane = lanes.of_feature[feature]
@@ -261,7 +262,8 @@ def choose(
     """
     num_samples, num_ranks = alone.shape
     num_features = (len(offsets) - 1) // max(1, num_samples)
-    rows, shared = room.rows, room.shared
+    rows = room.rows
+    shared = room.shared
     sample_of = np.empty(num_rows, np.int32)  # the last one that reads a row
     number_of = np.empty(num_rows, np.int32)  # number of a shared row, else a negative one
     num_shared = 0
