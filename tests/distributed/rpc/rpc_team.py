@@ -45,6 +45,17 @@ class Worker:
         self.start(function, *args, **kwargs)
         return self.result()
 
+    def stop(self):
+        """Send SIGSTOP, and wait until no thread runs: one may answer a while after the signal."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while any(
+            stat.read_text().rpartition(")")[2].split()[0] != "T"
+            for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")
+        ):
+            assert time.monotonic() < deadline, f"process {self.pid} goes on after SIGSTOP"
+            time.sleep(0.005)
+
     def print_stacks(self):
         """On its standard error, of all its threads, whatever they wait for."""
         if self.process.is_alive():

@@ -37,7 +37,7 @@ def outcome(to, timeout_s):
 def test_a_worker_that_does_not_answer_at_first_is_no_lost_one(options):
     team = Team(2, lost_after_s=LOST_AFTER_S, **options)
     try:
-        os.kill(team.workers[1].pid, signal.SIGSTOP)
+        team.workers[1].stop()
         error, seconds = team.run(0, outcome, "worker1", 1.5 * LOST_AFTER_S)
         assert error.startswith("RpcTimeoutError") and "'worker1'" in error, "lost, or not named"
         assert seconds >= 1.5 * LOST_AFTER_S
@@ -85,7 +85,7 @@ def leave_within(timeout_s):
 def test_a_stopped_worker_that_others_wait_for_in_vain_is_named(stopped, leaving):
     team = Team(3)
     try:
-        os.kill(team.workers[stopped].pid, signal.SIGSTOP)
+        team.workers[stopped].stop()
         error = team.run(leaving, leave_within, 1.0)
         assert error.startswith("RpcTimeoutError") and f"worker 'worker{stopped}'" in error
     finally:

@@ -124,7 +124,7 @@ def call_die(to):
 
 def test_a_callee_that_hangs_costs_the_timeout_only(team):
     team.run(0, outcome, "worker1")
-    os.kill(team.workers[1].pid, signal.SIGSTOP)
+    team.workers[1].stop()
     result, seconds = team.run(0, outcome, "worker1", 1, 0.5)
     assert result == "RpcTimeoutError"
     assert 0.4 < seconds < LOST_WITHIN_S
@@ -146,7 +146,7 @@ def send_much(to):
 def test_kill_while_much_is_under_way_leaves_nothing(team):
     team.run(0, settle, "worker1")
     before = team.run(0, held)
-    os.kill(team.workers[1].pid, signal.SIGSTOP)
+    team.workers[1].stop()
     team.run(0, start_sending, "worker1")
     team.workers[1].kill()
     errors, seconds = team.run(0, fail_of_pending)
