@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import sys
+import threading
+from contextlib import suppress
 
 LAUNCHER = "PIBROCH_LAUNCHER"
 """The process that started this one as a rank."""
@@ -23,6 +25,10 @@ _SPINS_ALONE = 10_000
 _SPINS_BESIDE_OTHERS = 1_000
 
 
+AHEAD_OF_TIME = 10
+"""``nice`` of threads whose work nobody waits for yet: they take a core while others wait."""
+
+
 def num_processors() -> int:
     """Processors that this process may use; all of the machine where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -34,6 +40,17 @@ def threads_of_rank(local_ranks: int | None = None) -> int:
     The number of ranks is ``LOCAL_WORLD_SIZE`` when not given.
     """
     return max(1, num_processors() // (local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def give_way(nice: int = AHEAD_OF_TIME) -> None:
+    """Let the calling thread give way to others that want its core, as :func:`os.nice` counts.
+
+    Where threads have no such numbers of their own, or the system forbids it, nothing changes.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, 19))
 
 
 def tune_process(is_alone: bool | None = None) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 
 from pibroch.assignment.assigner import Assigner, Verdict
 from pibroch.assignment.rows_of import RowsOf
-from pibroch.collectives.task_thread import AHEAD_OF_TIME, TaskThread
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import Loader, LoaderPosition
 from pibroch.data.batch import Assigned
 from pibroch.data.loader import ids_of
 from pibroch.observability.trace import span
+from pibroch.process import AHEAD_OF_TIME
 
 RESTART_EVERY = 64
 """Batches: so many are looked at again at most where a run goes on."""

@@ -8,24 +8,20 @@ BBR at 200 Mbit/s: 3.8 MB took 290 ms after having shared the link, 155 ms other
 from __future__ import annotations
 
 import atexit
-import os
 import queue
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from pibroch.errors import InputError
+from pibroch.process import give_way
 
 T = TypeVar("T")
 Task = tuple[Callable[[], Any], "Future[Any]"]
 
-AHEAD_OF_TIME = 10
-"""``nice`` of threads whose work nobody waits for yet: they take a core while others wait."""
 END_S = 5.0
 """How long a program that ends waits for tasks that are under way."""
 
@@ -40,8 +36,8 @@ class TaskThread:
 
     Args:
         name: of the thread.
-        nice: how much it gives way to other threads that want its core, as :func:`os.nice` counts;
-            where threads have no such numbers of their own, not at all.
+        nice: how much it gives way to other threads that want its core, see
+            :func:`pibroch.process.give_way`.
     """
 
     def __init__(self, name: str = "pibroch-communication", nice: int = 0) -> None:
@@ -93,10 +89,7 @@ def _finish() -> None:
 
 
 def _work(tasks: queue.SimpleQueue[Task | None], nice: int) -> None:
-    if nice and sys.platform == "linux":
-        with suppress(OSError):  # where the system forbids it
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, 19))
+    give_way(nice)
     failure: BaseException | None = None
     while (given := tasks.get()) is not None:
         task, future = given

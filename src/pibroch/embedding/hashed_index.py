@@ -22,7 +22,7 @@ from pibroch.embedding.row_index import (
 )
 from pibroch.errors import CheckpointError, DataError
 from pibroch.kernels import key_table
-from pibroch.kernels.arrays import Array, Ints
+from pibroch.kernels.arrays import Array, Ints, distinct
 from pibroch.kernels.dedupe import dedupe
 
 SPARE_SHARE = 16  # one row in so many is free again after an eviction
@@ -169,7 +169,7 @@ class HashedIndex(LearningIndex):
 
     def insert(self, ids: Ints) -> Ints:
         """See :class:`LearningIndex`."""
-        new = np.unique(ids[key_table.find(self._table, ids) < 0])
+        new = distinct(ids[key_table.find(self._table, ids) < 0])
         num_free = self._num_rows - int(self._table.counts[0])
         if len(new) > num_free:
             raise DataError(

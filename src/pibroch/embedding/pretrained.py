@@ -23,7 +23,7 @@ from pibroch.embedding.row_index import LearningIndex, RowIndex
 from pibroch.embedding.row_set import places_of
 from pibroch.embedding.table import Table
 from pibroch.errors import DataError
-from pibroch.kernels.arrays import Array, Ints, Records
+from pibroch.kernels.arrays import Array, Ints, Records, distinct
 
 CHUNK_BYTES = 8 << 20
 
@@ -222,7 +222,7 @@ def _check_ids(ids: Ints, num_rows: int, table: Table) -> None:
             f"ids {list(ids.shape)} of type {ids.dtype}",
             f"{num_rows} whole numbers, one a row of the weights",
         )
-    if len(np.unique(ids)) < len(ids):
+    if len(distinct(ids)) < len(ids):
         raise DataError(
             f"an id twice among those of the weights for table {table.name!r}", "each row once"
         )

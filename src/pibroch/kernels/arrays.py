@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+WholeT = TypeVar("WholeT", bound=np.integer[Any])
 
 Records = NDArray[np.float32]
 """Row records, their weights alone, or gradients, ``[rows, floats]``; a message of them lies flat.
@@ -29,3 +31,18 @@ Bytes = NDArray[np.uint8]
 
 Array = NDArray[Any]
 """Of whatever numbers."""
+
+
+def distinct(numbers: NDArray[WholeT]) -> NDArray[WholeT]:
+    """Whole numbers, each once, rising.
+
+    What ``np.unique`` returns, whose hash table (NumPy 2.3 and later) takes 4 times as long for
+    20,000 different numbers and 8 to 15 times for 750,000.
+
+    >>> distinct(np.array([7, 3, 7])).tolist()
+    [3, 7]
+    """
+    numbers = np.sort(numbers, kind="stable")  # which merges what rises already
+    is_first = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_first[1:])
+    return numbers[is_first]

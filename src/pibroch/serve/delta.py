@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.row_set import ListedRows, RowSet
 from pibroch.errors import CheckpointError, ConfigError
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Ints, distinct
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.export import (
     ExportOptions,
@@ -259,7 +259,7 @@ class _Changes:
             )
             newer = self.base.changed_rows - table.first_row
             newer = newer[(newer >= 0) & (newer < table.num_rows)]
-            rows = np.union1d(touched[name], newer)
+            rows = distinct(np.concatenate([touched[name], newer]))
             for start in range(0, len(rows), step):
                 some = rows[start : start + step]
                 is_touched = np.isin(some, touched[name], assume_unique=True)
@@ -302,8 +302,8 @@ def _touched_rows(
                 by_columns.setdefault(part.columns, []).extend(ids)
         if any(left[1] > right[0] for left, right in pairwise(sorted(by_columns))):
             return None
-        each = {columns: np.unique(np.concatenate(ids)) for columns, ids in by_columns.items()}
-        rows = np.unique(np.concatenate([np.empty(0, np.int64), *each.values()]))
+        each = {columns: distinct(np.concatenate(ids)) for columns, ids in by_columns.items()}
+        rows = distinct(np.concatenate([np.empty(0, np.int64), *each.values()]))
         columns_of_row = np.zeros(len(rows), np.int64)
         for (first, after), own in each.items():
             columns_of_row[np.searchsorted(rows, own)] += after - first

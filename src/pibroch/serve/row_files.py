@@ -23,7 +23,7 @@ from pibroch.embedding import Frozen, Table, features_of, group_tables
 from pibroch.exchange.output import EmbeddingOutput, ReaderPlace
 from pibroch.exchange.rows import BatchIds, resolve
 from pibroch.kernels import overlay, quantise
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Ints, distinct
 from pibroch.models.build import pooling_of
 from pibroch.state.export_format import EXPORT, ROWS, ExportManifest, RowShard
 from pibroch.state.exported_ids import TableIds, read_ids, rows_of
@@ -74,8 +74,14 @@ class _Changes:
     first: int
 
     @classmethod
-    def of(cls, changed: Ints, first: int) -> Self:
-        return cls(changed, overlay.slots_of(changed), first)
+    def of(cls, newer: Sequence[Ints], first: int, before: Self | None) -> Self:
+        """Rows of new versions, and those of versions before; ``first`` rows are in the export."""
+        if before is None:
+            changed = np.concatenate(newer)
+            return cls(changed, overlay.slots_of(changed, first), first)
+        changed = np.concatenate([before.changed, *newer])
+        slots = overlay.slots_of(changed, first, before.slots, len(before.changed))
+        return cls(changed, slots, first)
 
     def redirect(self, row_ids: Ints) -> Ints:
         """Where the newest versions of rows lie."""
@@ -143,8 +149,7 @@ class MappedRows:
             ids: of tables of raw ids, what changed.
         """
         before = self._changes
-        changed = [] if before is None else [before.changed]
-        first = self.num_rows + sum(map(len, changed))
+        first = self.num_rows + (0 if before is None else len(before.changed))
         newer = copy.copy(self)
         newer._ids = {
             name: (base, newest[0].with_changes(ids[name]) if newest else ids[name])
@@ -155,16 +160,15 @@ class MappedRows:
         newer._shards = list(self._shards)
         for each in versions:
             newer._shards.append(_MappedShard(each.rows, first))
-            changed.append(each.row_ids)
             first += len(each.row_ids)
         newer._arrays = [kernel_arrays(shard.rows) for shard in newer._shards]
-        newer._changes = _Changes.of(np.concatenate(changed), self.num_rows)
+        newer._changes = _Changes.of([each.row_ids for each in versions], self.num_rows, before)
         return newer
 
     @property
     def changed_rows(self) -> Ints:
         """Rows that are newer than the export's own, rising."""
-        return np.empty(0, np.int64) if self._changes is None else np.unique(self._changes.changed)
+        return np.empty(0, np.int64) if self._changes is None else distinct(self._changes.changed)
 
     def id_changes(self, ids: Mapping[str, TableIds]) -> dict[str, TableIds]:
         """What makes ids of tables of raw ids those of tables here."""

@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ except ImportError:  # not on every system
     resource = None  # type: ignore[assignment]
 
 from pibroch.errors import ConfigError
+from pibroch.process import give_way
 from pibroch.rpc.rows import RowWorker
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
@@ -265,11 +267,19 @@ async def _beat(metrics: ServerMetrics) -> None:
 
 
 async def _reload(store: ModelStore, every_s: float) -> None:
-    while every_s or not store.is_warm:
-        await asyncio.sleep(every_s or _WARM_S)
-        try:
-            await asyncio.to_thread(store.warm)
-            if every_s:
-                await asyncio.to_thread(store.refresh)
-        except Exception:
-            logger.exception("looking for a new version failed; the current one stays in service")
+    loop = asyncio.get_running_loop()
+    # requests come first, and so does a run that publishes from here
+    thread = ThreadPoolExecutor(1, "pibroch-reload", give_way)
+    try:
+        while every_s or not store.is_warm:
+            await asyncio.sleep(every_s or _WARM_S)
+            try:
+                await loop.run_in_executor(thread, store.warm)
+                if every_s:
+                    await loop.run_in_executor(thread, store.refresh)
+            except Exception:
+                logger.exception(
+                    "looking for a new version failed; the current one stays in service"
+                )
+    finally:
+        thread.shutdown(wait=False)

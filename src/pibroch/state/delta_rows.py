@@ -16,7 +16,7 @@ import numpy as np
 from pibroch.collectives import Channel
 from pibroch.embedding import PieceView, RowArray
 from pibroch.embedding.row_set import ids_of
-from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.arrays import Ints, Records, distinct
 from pibroch.state.delta_format import DELETED, ROW_IDS, ROWS, DeltaRows
 from pibroch.state.export_format import EXPORT, ExportDtype, ExportedTable
 from pibroch.state.exported_rows import (
@@ -105,7 +105,7 @@ def opened_rows(
         versions += [RowVersions(row_ids, rows), RowVersions(deleted, zeros)]
     versions = [each for each in versions if len(each.row_ids)]
     ids = np.concatenate([np.empty(0, np.int64), *(each.row_ids for each in versions)])
-    if len(versions) > 1 and len(np.unique(ids)) < len(ids):
+    if len(versions) > 1 and len(distinct(ids)) < len(ids):
         raise EXPORT(f"{folder} with a row in two places", "each row once")
     return versions
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pibroch.embedding.piece import PieceView
 from pibroch.embedding.row_set import ListedRows
-from pibroch.kernels.arrays import Array, Ints
+from pibroch.kernels.arrays import Array, Ints, distinct
 from pibroch.state.parts import ROW_IDS, SavedPart, WrittenPart, listed_ids, write_piece
 from pibroch.state.tables import FOLDER, SavedTable
 from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
@@ -100,7 +100,7 @@ def merge(chain: Chain, source: Path, folder: Path, file: str) -> WrittenPart:
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(source, part.file)) for part in chain.parts]
         ids = [_all_ids(each) for each in files]
-        union = np.unique(np.concatenate(ids))
+        union = distinct(np.concatenate(ids))
         owner = np.empty(len(union), np.int32)
         for number, own in enumerate(ids):
             owner[np.searchsorted(union, own)] = number

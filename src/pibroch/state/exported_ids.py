@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.embedding.row_index import LearningIndex
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Ints, distinct
 from pibroch.state.export_format import EXPORT, IDS, ExportedTable
 from pibroch.state.files import FileDigest
 from pibroch.state.tensor_file import Stream, TensorFile, write_tensors
@@ -50,7 +50,7 @@ class TableIds(NamedTuple):
         TableIds(ids=array([5, 9]), rows=array([-1,  0]))
         """
         is_new = self.rows != rows_of(self.ids, before)
-        known = np.unique(np.concatenate([layer.ids for layer in before]))
+        known = distinct(np.concatenate([layer.ids for layer in before]))
         is_gone = (rows_of(known, before) >= 0) & (rows_of(known, [self]) < 0)
         gone = known[is_gone]
         return TableIds.of(

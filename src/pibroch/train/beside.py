@@ -17,11 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from pibroch.collectives import Channel
-from pibroch.collectives.task_thread import AHEAD_OF_TIME, TaskThread
+from pibroch.collectives.task_thread import TaskThread
 from pibroch.collectives.world import CONTROL_TIMEOUT_S
 from pibroch.embedding import Shard
 from pibroch.errors import StorageError
 from pibroch.observability.trace import span
+from pibroch.process import AHEAD_OF_TIME
 from pibroch.state.cuts import cut_all
 from pibroch.state.manifest import Progress
 from pibroch.train.pace import Pace

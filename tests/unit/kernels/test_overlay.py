@@ -7,8 +7,8 @@ from pibroch.kernels.overlay import naive
 from pibroch.kernels.overlay import numba as fast
 
 
-def redirected(row_ids, changed, first):
-    slots = fast.slots_of(changed)
+def redirected(row_ids, changed, first, slots=None):
+    slots = fast.slots_of(changed, len(changed)) if slots is None else slots
     out = np.empty_like(row_ids)
     fast.redirect(
         row_ids, changed, slots, 33 - len(slots).bit_length(), first, out, 0, len(row_ids)
@@ -32,6 +32,25 @@ def test_as_naive(count, stride):
 def test_only_its_range_is_written():
     out = np.full(5, -7)
     changed = np.array([3])
-    slots = fast.slots_of(changed)
+    slots = fast.slots_of(changed, 1)
     fast.redirect(np.full(5, 3), changed, slots, 33 - len(slots).bit_length(), 100, out, 1, 3)
     assert out.tolist() == [-7, 100, 100, -7, -7]
+
+
+@pytest.mark.parametrize("most", [3, 40, 1000])
+def test_a_table_grows_by_versions_and_is_no_larger_than_its_rows(most):
+    rng = np.random.default_rng(most)
+    row_ids = np.arange(-1, most + 1)
+    changed = np.empty(0, np.int64)
+    slots = None
+    for size in (1, 2, 30, 0, 500, 3000):
+        known = len(changed)
+        changed = np.concatenate([changed, rng.integers(0, most, size)])
+        before = None if slots is None else slots.copy()
+        grown = fast.slots_of(changed, most, slots, known)
+        assert len(grown) <= max(16, 4 * most)
+        assert np.array_equal(
+            redirected(row_ids, changed, 10**12, grown), naive.redirect(row_ids, changed, 10**12)
+        )
+        assert slots is None or np.array_equal(slots, before), "the older version still answers"
+        slots = grown

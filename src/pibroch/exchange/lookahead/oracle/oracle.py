@@ -15,7 +15,7 @@ import numpy as np
 from pibroch.errors import ConfigError
 from pibroch.exchange.lookahead.oracle.row_states import MOST_ROWS_IN_FULL, RowStates
 from pibroch.kernels import window as kernels
-from pibroch.kernels.arrays import Ints, RowIds
+from pibroch.kernels.arrays import Ints, RowIds, distinct
 from pibroch.kernels.window import (
     HOME,
     LRPP,
@@ -268,7 +268,7 @@ class Oracle:
             ]
         if max(map(len, read)) <= self.capacity:
             return
-        counts = [len(np.unique(rows)) for rows in read]
+        counts = [len(distinct(rows)) for rows in read]
         if max(counts) > self.capacity:
             raise ConfigError(
                 f"a batch of which rank {int(np.argmax(counts))} reads {max(counts):,} rows, and a"
@@ -406,7 +406,7 @@ class Oracle:
         window = self._window
         own = self._steps[at].own
         is_new = (window.behind[own] == 0) & (window.holder[window.number[own]] == HOME)
-        rows: Ints = np.unique(window.row[own[is_new]]).astype(np.int64)
+        rows = distinct(window.row[own[is_new]]).astype(np.int64)
         return rows[np.searchsorted(rows, bounds[num_trainers]) :]
 
     def _places(self, at: int) -> Ints:
