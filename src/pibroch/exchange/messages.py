@@ -82,6 +82,8 @@ class Received(NamedTuple):
 Message = Counts | Values | Rows | MixedRows
 Messages = Generator[Message, Received, T]
 """What a lane sends to and receives from other ranks, and in the end its result."""
+Joined = Generator[list[Message], Sequence[Received], T]
+"""What several lanes send at once, messages of one kind, and in the end their result."""
 _KINDS: tuple[type[Message], ...] = (Counts, Values, Rows, MixedRows)
 
 
@@ -93,21 +95,27 @@ def together(wire: RowWire, generators: Sequence[Messages[T]]) -> list[T]:
     Raises:
         Exception: what one of them raises, at the same place on all ranks; the others end there.
     """
-    run = joined(generators)
+    return carried(wire, joined(generators))
+
+
+def carried(wire: RowWire, run: Joined[T]) -> T:
+    """Carry what a joined generator sends; returns its result. All ranks call it alike.
+
+    Raises:
+        Exception: as :func:`together`.
+    """
     try:
         messages = next(run)
         while True:
-            messages = run.send(_carried(wire, messages))
+            messages = run.send(_answers(wire, messages))
     except StopIteration as end:
-        results: list[T] = end.value
-        return results
+        result: T = end.value
+        return result
     finally:
         run.close()
 
 
-def joined(
-    generators: Sequence[Messages[T]],
-) -> Generator[list[Message], Sequence[Received], list[T]]:
+def joined(generators: Sequence[Messages[T]]) -> Joined[list[T]]:
     """One generator of several lanes': it yields messages of one kind that travel as one.
 
     It gets an answer to each of them.
@@ -141,7 +149,7 @@ def joined(
     return [results[number] for number in range(len(generators))]
 
 
-def _carried(wire: RowWire, messages: Sequence[Message]) -> list[Received]:
+def _answers(wire: RowWire, messages: Sequence[Message]) -> list[Received]:
     """Answers to messages of one kind."""
     first = messages[0]
     before = wire.sent

@@ -16,7 +16,7 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
-from pibroch.exchange.alltoall.group_lanes import GroupLanes
+from pibroch.exchange.alltoall.group_lanes import GroupLanes, assemble, split
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
@@ -97,13 +97,11 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
 
     def assemble(self, batch: JaggedBatch, pooled: Sequence[Tensor]) -> list[Tensor]:
         """The embeddings of each group from those of all lanes."""
-        parts = iter(pooled)
-        return [each.assemble(batch, [next(parts) for _ in each.lanes]) for each in self.groups]
+        return assemble(self.groups, batch, pooled)
 
     def split(self, batch: JaggedBatch, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The inverse of :meth:`assemble`, for gradients."""
-        pairs = zip(self.groups, gradients, strict=True)
-        return [part for each, gradient in pairs for part in each.split(batch, gradient)]
+        return split(self.groups, batch, gradients)
 
     def update(self, handle: Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed.

@@ -79,6 +79,22 @@ class GroupLanes:
         )
 
 
+def assemble(
+    groups: Sequence[GroupLanes], batch: JaggedBatch, pooled: Sequence[Tensor]
+) -> list[Tensor]:
+    """The embeddings of each group from those of all lanes."""
+    parts = iter(pooled)
+    return [each.assemble(batch, [next(parts) for _ in each.lanes]) for each in groups]
+
+
+def split(
+    groups: Sequence[GroupLanes], batch: JaggedBatch, gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """The inverse of :func:`assemble`, for gradients."""
+    pairs = zip(groups, gradients, strict=True)
+    return [part for each, gradient in pairs for part in each.split(batch, gradient)]
+
+
 def lane_type(layout: LaneLayout) -> type[Lane]:
     """The kind of lane that a layout asks for."""
     if not layout.owners_pool:

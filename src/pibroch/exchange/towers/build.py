@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pibroch.collectives import Topology
 from pibroch.config.tower_groups import groups_of
-from pibroch.embedding import Table
+from pibroch.embedding import Table, TableGroup
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.build import PlacedOptions, groups_under
@@ -56,6 +56,60 @@ class Towers(PlacedOptions):
         return hosts_of(setup.channel.ranks.world_size, self.ranks_per_host)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TowerLayout:
+    """Which ranks hold which tables.
+
+    Attributes:
+        chosen: the options.
+        tables: all.
+        places: groups of hosts.
+        held: tables of each group.
+        here: likewise, with the places of their embeddings.
+    """
+
+    chosen: Towers
+    tables: Sequence[Table]
+    places: TowerPlaces
+    held: Sequence[Sequence[Table]]
+    here: Sequence[TablesHere]
+
+    @classmethod
+    def of(cls, chosen: Towers, groups: Sequence[TableGroup], topology: Topology) -> TowerLayout:
+        """For some hosts.
+
+        Raises:
+            ConfigError: for options that cannot be.
+        """
+        tables = [table for group in groups for table in group.space.tables]
+        of_towers = _towers(tables, chosen.groups, topology.num_hosts)
+        places = places_for(topology, len(of_towers), chosen.hosts_per_tower)
+        held = [
+            [table for tower in numbers for table in of_towers[tower]]
+            for numbers in towers_of_groups(len(of_towers), len(places.groups))
+        ]
+        return cls(chosen, tables, places, held, [TablesHere.of(each, groups) for each in held])
+
+    def plan_inside(self, number: int) -> Plan:
+        """Where the tables of a group of hosts lie among its members.
+
+        Raises:
+            ConfigError: for a placement or plan that does not fit.
+        """
+        placement = self.chosen.placement
+        held = self.held[number]
+        members = self.places.groups[number]
+        if self.chosen.plan is not None or isinstance(placement, Plan):
+            plan = Plan.load(Path(self.chosen.plan)) if self.chosen.plan is not None else placement
+            fitting = plan_for(self.tables, plan, self.places.num_ranks, "ranks")
+            return within(fitting, held, members)
+        kinds = {"": placement} if isinstance(placement, str) else dict(placement)
+        Plan.of(self.tables, 1, kinds)  # names that no table has are wrong on all ranks
+        names = {table.name for table in held}
+        kinds = {name: kind for name, kind in kinds.items() if name in names or not name}
+        return plan_for(held, kinds, len(members), "ranks of a tower")
+
+
 def build(setup: Setup, **options: object) -> Exchange[Any]:
     """The exchange of a rank; every rank calls it. Options as :class:`Towers` has them.
 
@@ -66,22 +120,15 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     """
     chosen = options_of(Towers, "towers", options)
     chosen.check()
-    groups = None if chosen.groups is None else [list(tower) for tower in chosen.groups]
     same = {
         "ranks_per_host": chosen.ranks_per_host,
         "hosts_per_tower": chosen.hosts_per_tower,
-        "groups": groups,
+        "groups": None if chosen.groups is None else [list(tower) for tower in chosen.groups],
     }
     check_same_options(setup.channel, same)
     wire = chosen.wire_on(setup)
-    topology = chosen.topology(setup)
-    tables = _towers(setup.tables, groups, topology.num_hosts)
-    places = places_for(topology, len(tables), chosen.hosts_per_tower)
-    held = [
-        [table for tower in numbers for table in tables[tower]]
-        for numbers in towers_of_groups(len(tables), len(places.groups))
-    ]
-    here = [TablesHere.of(each, setup.groups) for each in held]
+    layout = TowerLayout.of(chosen, setup.groups, chosen.topology(setup))
+    places = layout.places
     if len(places.groups) == 1:
         plan = chosen.plan_of(setup, wire.channel.ranks.world_size, "ranks")
         return AllToAllExchange(groups_under(setup.groups, plan, setup.seed, wire), wire)
@@ -89,13 +136,13 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     assert members is not None, "every rank is in one"
     number = places.group_of(setup.channel.ranks.rank)
     inner = RowWire(members.open_channel(), compress=chosen.compress)
-    plan = _plan_inside(chosen, setup.tables, held[number], places, number)
-    lanes = groups_under(here[number].groups, plan, setup.seed, inner)
-    return TowersExchange(setup.groups, places, here, AllToAllExchange(lanes, inner), wire)
+    plan = layout.plan_inside(number)
+    inside = groups_under(layout.here[number].groups, plan, setup.seed, inner)
+    return TowersExchange(setup.groups, places, layout.here, inside, inner, wire)
 
 
 def _towers(
-    tables: Sequence[Table], groups: list[list[str]] | None, num_hosts: int
+    tables: Sequence[Table], groups: Sequence[Sequence[str]] | None, num_hosts: int
 ) -> list[list[Table]]:
     """The tables of each tower; as many towers as hosts where no groups are given."""
     if groups is None:
@@ -104,23 +151,3 @@ def _towers(
     features = tuple(dict.fromkeys(feature for table in tables for feature in table.features))
     groups_of(features, len(groups), groups)
     return tables_of_towers(tables, groups)
-
-
-def _plan_inside(
-    chosen: Towers,
-    tables: Sequence[Table],
-    held: Sequence[Table],
-    places: TowerPlaces,
-    number: int,
-) -> Plan:
-    """Where the tables of a group of hosts lie among its members."""
-    placement = chosen.placement
-    members = places.groups[number]
-    if chosen.plan is not None or isinstance(placement, Plan):
-        plan = Plan.load(Path(chosen.plan)) if chosen.plan is not None else placement
-        return within(plan_for(tables, plan, places.num_ranks, "ranks"), held, members)
-    kinds = {"": placement} if isinstance(placement, str) else dict(placement)
-    Plan.of(tables, 1, kinds)  # names that no table has are wrong on all ranks
-    names = {table.name for table in held}
-    kinds = {name: kind for name, kind in kinds.items() if name in names or not name}
-    return plan_for(held, kinds, len(members), "ranks of a tower")

@@ -10,16 +10,20 @@ those of group g give.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pibroch.collectives import data_parallel
+from pibroch.embedding import Table
 from pibroch.errors import ConfigError
 from pibroch.exchange.embeddings import Embeddings
-from pibroch.exchange.towers.exchange import PeerBatch, TowersExchange
+from pibroch.exchange.towers.exchange import TowersExchange
+from pibroch.exchange.towers.peer_lookup import PeerBatch
 from pibroch.exchange.towers.places import towers_of_groups
+from pibroch.exchange.towers.tables import TablesHere
 from pibroch.models import Model, PassThrough, Towers
 
 M = TypeVar("M", bound=nn.Module)
@@ -55,6 +59,61 @@ class PlacedTowers(nn.Module):
         return self._to_home(torch.cat([tower(part) for tower, part in parts], 1))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TowerOutputs:
+    """What the towers of each group of hosts give, where they are placed there.
+
+    Attributes:
+        name: of the model's towers.
+        towers: these.
+        held: numbers of the towers of each group of hosts.
+        widths: numbers a sample that those of a group give.
+        width: of a vector.
+    """
+
+    name: str
+    towers: Towers
+    held: Sequence[Sequence[int]]
+    widths: Sequence[int]
+    width: int
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, tables: Sequence[Table], groups: Sequence[TablesHere]
+    ) -> TowerOutputs | None:
+        """Of a model on some tables, those of each group of hosts given.
+
+        ``None`` for a model without towers, and for towers that pass through.
+
+        Raises:
+            ConfigError: where model and tables do not fit, see :func:`place_towers`.
+        """
+        named = [
+            (name, module) for name, module in model.named_modules() if isinstance(module, Towers)
+        ]
+        if not named:
+            return None
+        if len(named) > 1:
+            raise ConfigError(
+                f"a model with {len(named)} Towers", "one", "run the others on what they give"
+            )
+        ((name, towers),) = named
+        if all(isinstance(tower, PassThrough) for tower in towers.towers):
+            return None
+        held = _check(model, towers, tables, groups)
+        dim = tables[0].dim
+        shapes = [
+            _output_shape(tower, len(group), dim)
+            for tower, group in zip(towers.towers, towers.groups, strict=True)
+        ]
+        if len({width for _, width in shapes}) > 1:
+            raise ConfigError(
+                f"towers that give vectors of widths {[width for _, width in shapes]}", "one width"
+            )
+        widths = [sum(shapes[number][0] * shapes[number][1] for number in own) for own in held]
+        return cls(name, towers, held, widths, shapes[0][1])
+
+
 def place_towers(model: M, embeddings: Embeddings) -> M:
     """Let the modules of a model's towers run where their tables are; returns the model.
 
@@ -75,30 +134,14 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
             dims or that pool nothing, and for dropout on embeddings.
     """
     exchange = embeddings.exchange
-    named = [(name, module) for name, module in model.named_modules() if isinstance(module, Towers)]
-    if not isinstance(exchange, TowersExchange) or not named:
+    if not isinstance(exchange, TowersExchange):
         return model
-    if len(named) > 1:
-        raise ConfigError(
-            f"a model with {len(named)} Towers", "one", "run the others on what they give"
-        )
-    ((name, towers),) = named
-    if all(isinstance(tower, PassThrough) for tower in towers.towers):
+    outputs = TowerOutputs.of(model, embeddings.tables, exchange.tables)
+    if outputs is None:
         return model
-    held = _check(model, towers, embeddings, exchange)
-    dim = embeddings.tables[0].dim
-    shapes = [
-        _output_shape(tower, len(group), dim)
-        for tower, group in zip(towers.towers, towers.groups, strict=True)
-    ]
-    if len({width for _, width in shapes}) > 1:
-        raise ConfigError(
-            f"towers that give vectors of widths {[width for _, width in shapes]}", "one width"
-        )
-    widths = [sum(shapes[number][0] * shapes[number][1] for number in numbers) for numbers in held]
-    to_home = _to_home(exchange, widths, shapes[0][1])
-    placed = PlacedTowers(towers, held[exchange.group], to_home)
-    parent, _, last = name.rpartition(".")
+    to_home = _to_home(exchange, outputs.widths, outputs.width)
+    placed = PlacedTowers(outputs.towers, outputs.held[exchange.group], to_home)
+    parent, _, last = outputs.name.rpartition(".")
     setattr(model.get_submodule(parent), last, placed)
     for tower in placed.towers.values():
         data_parallel(tower, exchange.members, reduction="sum")
@@ -108,16 +151,14 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
 
 
 def _check(
-    model: nn.Module, towers: Towers, embeddings: Embeddings, exchange: TowersExchange
+    model: nn.Module, towers: Towers, tables: Sequence[Table], groups: Sequence[TablesHere]
 ) -> list[range]:
     """The towers of each group of hosts, by number.
 
     Raises:
-        ConfigError: where model and exchange do not fit.
+        ConfigError: where model and tables do not fit.
     """
-    if len({table.dim for table in embeddings.tables}) > 1 or any(
-        t.pooling == "none" for t in embeddings.tables
-    ):
+    if len({table.dim for table in tables}) > 1 or any(t.pooling == "none" for t in tables):
         raise ConfigError(
             "towers on tables of several dims, or that pool nothing", "pooled tables of one dim"
         )
@@ -128,12 +169,12 @@ def _check(
             "0",
             "set model.embedding_dropout=0, or another exchange",
         )
-    held = towers_of_groups(len(towers.groups), len(exchange.places.groups))
-    readers = tuple(feature for table in embeddings.tables for feature in table.features)
+    held = towers_of_groups(len(towers.groups), len(groups))
+    readers = tuple(feature for table in tables for feature in table.features)
     model_features = [
         tuple(_names(readers, [towers.groups[number] for number in numbers])) for numbers in held
     ]
-    exchange_features = [tables.features for tables in exchange.tables]
+    exchange_features = [each.features for each in groups]
     if model_features != exchange_features:
         raise ConfigError(
             f"an exchange with features {exchange_features} on its groups of hosts",
