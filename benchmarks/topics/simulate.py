@@ -39,13 +39,18 @@ from pibroch.sim.calibrate import Sample, calibrate
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job
 from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
 from pibroch.sim.machine import Machine
 from pibroch.sim.prediction import Prediction, count, predict
 from pibroch.sim.steps import Dense
 
 LOOKAHEAD = 20
 BATCHES = 40
-WORKERS = {"alltoall": "distributed_pibroch", "lookahead": "distributed_pibroch:build_lookahead"}
+WORKERS = {
+    "alltoall": "distributed_pibroch",
+    "lookahead": "distributed_pibroch:build_lookahead",
+    "towers": "distributed_pibroch:build_towers",
+}
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=LOOKAHEAD + 4, pause_s=0.3)
@@ -62,6 +67,7 @@ MEANINGS = (
         " `link_mb`: what the interface counted of the steps before and during the measurement;"
         " it sees segments before they are cut, with few headers"
     ),
+    "`towers`: each host holds whole tables, no module between",
     f"lookahead {LOOKAHEAD}, {BATCHES} different global batches, 2048 samples a rank",
 )
 
@@ -189,7 +195,11 @@ def predictions(
 ) -> dict[str, Prediction]:
     """By rate."""
     job = job_of(case, setting.hosts, BATCH_SIZE)
-    counts = count(job, exchange, Ahead(LOOKAHEAD), 4)
+    how: Ahead | ByTowers | None = Ahead(LOOKAHEAD) if exchange == "lookahead" else None
+    by_towers = ranks_as_hosts(job)
+    if exchange == "towers" and by_towers is not None:
+        job, how = by_towers
+    counts = count(job, exchange, how, 4)
     dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
     results = {}
     for rate in RATES:

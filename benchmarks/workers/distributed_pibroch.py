@@ -34,6 +34,11 @@ def build_lookahead(case: Case) -> RankSubject:
     return build_on(case, "lookahead")
 
 
+def build_towers(case: Case) -> RankSubject:
+    """This rank's share of ``towers``, of whole tables and without modules."""
+    return build_on(case, "towers")
+
+
 def build_hashed(case: Case) -> RankSubject:
     """This rank's share of ``alltoall`` over tables of raw ids."""
     return build_on(case, "alltoall", are_hashed=True)

@@ -6,6 +6,7 @@ import simulated_cases as cases
 
 from pibroch.sim.counting import count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+from pibroch.sim.counting_towers import count_towers
 
 STEPS = 12
 LOOKAHEAD = 3
@@ -46,4 +47,46 @@ def test_of_lookahead(worlds, cache_rows):
     counts = count_lookahead(cases.job(2, "row_wise"), ahead, STEPS, warm_up=0)
     for number, sent in enumerate(steps_of(results)[: STEPS - 1]):
         assert (sent == counts[number + 1].sent).all(), number
+    assert sum(each.sent.sum() for each in counts) > 10_000
+
+
+HOSTS = {
+    "2 x 2": (4, {"ranks_per_host": 2}),
+    "3 x 1": (3, {"ranks_per_host": 1}),
+    "2 + 1": (3, {"ranks_per_host": 2}),
+    "4 x 1, two hosts a tower": (4, {"ranks_per_host": 1, "hosts_per_tower": 2}),
+}
+PLACEMENTS = {
+    "2 x 2": ("row_wise", "table_wise_pooled", "row_wise_pooled", "column_wise"),
+    "2 + 1": ("row_wise", "table_wise_pooled"),
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options"),
+    [
+        (hosts, options)
+        for hosts in HOSTS
+        for options in (
+            {"has_modules": True},
+            *({"placement": kind} for kind in PLACEMENTS.get(hosts, ("row_wise",))),
+        )
+    ]
+    + [("2 x 2", {"wire": "bfloat16"}), ("2 x 2", {"wire": "float16", "has_modules": True})],
+)
+def test_of_towers(worlds, hosts, options):
+    num_ranks, of_hosts = HOSTS[hosts]
+    options = options | of_hosts
+    results = worlds(num_ranks).run(cases.sent_by_step, "towers", STEPS, **options)
+    job, towers = cases.job_by_towers(num_ranks, **options)
+    counts = count_towers(job, towers, STEPS)
+    home = 1 if towers.modules else 2  # outputs of modules go home inside their step
+    for number, sent in enumerate(steps_of(results)[:-2]):
+        parts = [
+            *((number + 1, name) for name in ("gradients", "tower update")),
+            *((number + 2, name) for name in ("peer ids", "tower route", "tower fetch")),
+            (number + home, "embeddings"),
+        ]
+        expected = sum(np.sum(counts[at][name].sent, axis=0) for at, name in parts)
+        assert (sent == expected).all(), number
     assert sum(each.sent.sum() for each in counts) > 10_000

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from pibroch.models.base import Model
 
 
-def training_flops(model: Model) -> int:
+def training_flops(model: Model, of: nn.Module | None = None) -> int:
     """Operations a sample of a step's forward and backward pass.
 
     Only matrix products count, an addition and a product each.
+
+    Args:
+        model: which runs.
+        of: the part of it that counts; all of it when absent.
 
     A layer takes three products, or two where nobody wants the gradient of its input, as with dense
     features; the dot interaction is one product of all its vectors with all of them.
@@ -28,7 +32,7 @@ def training_flops(model: Model) -> int:
     num_samples = 2
     hooks = [
         module.register_forward_hook(count)
-        for module in model.modules()
+        for module in (model if of is None else of).modules()
         if isinstance(module, nn.Linear)
     ]
     try:
@@ -40,4 +44,5 @@ def training_flops(model: Model) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return 2 * (sum(products) + 3 * model.interaction_products)
+    outside_layers = 0 if of is not None else 3 * model.interaction_products
+    return 2 * (sum(products) + outside_layers)

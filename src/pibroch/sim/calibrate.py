@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ from pibroch.collectives.gradients import GradientReducer
 from pibroch.collectives.ranks import Channel, Ranks
 from pibroch.collectives.transports import TRANSPORT_VARIABLE
 from pibroch.errors import PibrochError
+from pibroch.models import Towers as TowerModules
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
 from pibroch.observability.memory import rss_bytes
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
 from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
 
@@ -170,6 +173,11 @@ def _measure(
                 ahead = Ahead(LOOKAHEAD)
                 steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
                 answer["times"].append(_times(steps))
+                barrier.wait(TIMEOUT_S)
+                by_towers = ranks_as_hosts(job)
+                if by_towers is not None:
+                    steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
+                    answer["times"].append(_times(steps))
         barrier.wait(TIMEOUT_S)
         sender.send(answer)
     except BaseException as error:
@@ -204,6 +212,8 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     arrived: set[str] = set()
     early: set[str] = set()
+    for towers in (module for module in model.modules() if isinstance(module, TowerModules)):
+        towers.register_forward_hook(partial(_note_towers, marks, clock))
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.add(name))
 
@@ -223,6 +233,7 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
         arrived.clear()
         early.clear()
         waited = ranks.traffic.waited_s
+        marks.clear()
         start = clock()
         loss = binary_cross_entropy_with_logits(model(dense, look_up), labels)
         forward = clock()
@@ -236,6 +247,8 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
             "backward": marks["gradient"] - forward,
             "rest": backward - marks["gradient"] - (ranks.traffic.waited_s - waited),
             "optimizer": end - backward,
+            "towers_forward": marks.get("towers", marks["lookup"]) - marks["lookup"],
+            "towers_backward": marks["gradient"] - marks.get("outputs", marks["gradient"]),
         }
         for name, seconds in parts.items():
             times[name].append(seconds)
@@ -250,6 +263,18 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
         "late_bytes": sum(size for size, is_early in sizes if not is_early),
         "flops": training_flops(model),
     }
+
+
+def _note_towers(
+    marks: dict[str, float],
+    clock: Callable[[], float],
+    _: object,
+    __: object,
+    outputs: torch.Tensor,
+) -> None:
+    """Note when towers have given their outputs, and when the gradient of these is there."""
+    marks["towers"] = clock()
+    outputs.register_hook(lambda _: marks.update(outputs=clock()))
 
 
 def _joined(rank: int, size: int, folder: str) -> Ranks:
@@ -381,6 +406,8 @@ def _fitted(points: Sequence[tuple[np.ndarray, float]]) -> PartCost:
 def _dense_cost(batch_sizes: Sequence[int], measured: Sequence[dict[str, float]]) -> DenseCost:
     def line(part: str) -> tuple[float, float]:
         values = np.array([each[part] for each in measured])
+        if not values.all():  # a model without it
+            return 0.0, 0.0
         about = np.stack([np.ones(len(values)), np.array(batch_sizes, float)], 1)
         (call, sample), _ = nnls(about / values[:, None], np.ones(len(values)))
         return float(call), float(sample)
@@ -395,4 +422,6 @@ def _dense_cost(batch_sizes: Sequence[int], measured: Sequence[dict[str, float]]
         flops=last["flops"],
         early_bytes=int(last["early_bytes"]),
         late_bytes=int(last["late_bytes"]),
+        towers_forward=line("towers_forward"),
+        towers_backward=line("towers_backward"),
     )

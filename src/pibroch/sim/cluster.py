@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,9 +110,22 @@ class Flow:
     @classmethod
     def ring(cls, num_bytes: float, hosts: NDArray[np.int64]) -> Flow:
         """Of a sum over all ranks, of which each sends its share to the rank before it."""
-        size = len(hosts)
-        share = 2 * (size - 1) / size * num_bytes
-        crosses_out = (hosts != np.roll(hosts, 1)) * share
-        crosses_in = (hosts != np.roll(hosts, -1)) * share
-        near = share * (size > 1)
-        return cls(crosses_out, crosses_in, near - crosses_out, near - crosses_in)
+        return cls.rings([num_bytes], [range(len(hosts))], hosts)
+
+    @classmethod
+    def rings(
+        cls, num_bytes: Sequence[float], groups: Sequence[Sequence[int]], hosts: NDArray[np.int64]
+    ) -> Flow:
+        """Of a sum over each of some groups of ranks, of as many bytes each."""
+        flow = cls(*(np.zeros(len(hosts)) for _ in range(4)))
+        for of_group, members in zip(num_bytes, groups, strict=True):
+            ranks = np.array(members)
+            size = len(ranks)
+            share = 2 * (size - 1) / size * of_group
+            crosses_out = (hosts[ranks] != np.roll(hosts[ranks], 1)) * share
+            crosses_in = (hosts[ranks] != np.roll(hosts[ranks], -1)) * share
+            flow.out_link[ranks] = crosses_out
+            flow.in_link[ranks] = crosses_in
+            flow.out_local[ranks] = share - crosses_out
+            flow.in_local[ranks] = share - crosses_in
+        return flow

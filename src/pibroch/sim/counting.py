@@ -22,6 +22,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import TableGroup
 from pibroch.exchange.alltoall.build import groups_under
 from pibroch.exchange.alltoall.lane import Lane, Route
+from pibroch.exchange.messages import joined
 from pibroch.exchange.rows import room_for
 from pibroch.kernels.arrays import Ints
 from pibroch.planner import Plan
@@ -107,11 +108,11 @@ def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list
         read.parts[0][:, 0] = ids
         routes, routed = run(
             "route",
-            generators=[[lane.route(batches[rank]) for lane in lanes[rank]] for rank in ranks],
+            runs=[joined([lane.route(batches[rank]) for lane in lanes[rank]]) for rank in ranks],
             ids=ids,
         )
         rows, fetched = run(
-            "fetch", generators=[[route.fetch(None) for route in own] for own in routes], ids=ids
+            "fetch", runs=[joined([route.fetch(None) for route in own]) for own in routes], ids=ids
         )
         pooled, pools = timed("pool", partial(_pooled, job, batches, routes, rows), ranks, clock)
         gradients = [[torch.full_like(part, GRADIENT) for part in own] for own in pooled]
@@ -121,10 +122,10 @@ def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list
             about = ids[rank], of_rows, 4 * width * of_rows, 0, 4 * width * ids[rank]
             pools.parts[0][rank] = combined.parts[0][rank] = about
         updates = [
-            [route.update(total, LEARNING_RATE, number + 1) for route, total in pairs]
+            joined([route.update(total, LEARNING_RATE, number + 1) for route, total in pairs])
             for pairs in map(partial(zip, strict=True), routes, sums)
         ]
-        _, updated = run("update", generators=updates, ids=ids)
+        _, updated = run("update", runs=updates, ids=ids)
         steps.append(StepCount([read, routed, fetched, pools, combined, updated]))
     return steps
 

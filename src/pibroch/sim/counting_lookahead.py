@@ -27,7 +27,7 @@ from pibroch.exchange.lookahead.announcement import (
 from pibroch.exchange.lookahead.build import check_whole_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, StepPlan
-from pibroch.exchange.messages import Messages
+from pibroch.exchange.messages import Messages, joined
 from pibroch.exchange.rows import pool, room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
@@ -191,7 +191,10 @@ class _Ranks:
         announced, told = lockstep(
             "announce",
             self._wire,
-            [[self._announcers[rank].announce(prepared[rank], True)] for rank in self._ranks],
+            [
+                joined([self._announcers[rank].announce(prepared[rank], True)])
+                for rank in self._ranks
+            ],
             [0] * len(self._ranks),
             self._width,
             self._clock,
@@ -287,7 +290,7 @@ class _Ranks:
         return timed(name, work, self._ranks, self._clock)
 
     def _run(self, name: str, generators: Callable[[int], Generators[None]]) -> Operation:
-        of_ranks = list(map(generators, self._ranks))
+        of_ranks = [joined(generators(rank)) for rank in self._ranks]
         ids = [0] * len(self._ranks)
         return lockstep(name, self._wire, of_ranks, ids, self._width, self._clock)[1]
 

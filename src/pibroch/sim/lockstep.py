@@ -6,7 +6,7 @@ network is left out: an answer is made of what the other ranks' generators have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,13 +20,12 @@ from pibroch.collectives.transport import Transport, Wait
 from pibroch.errors import PibrochError
 from pibroch.exchange.messages import (
     Counts,
+    Joined,
     Message,
-    Messages,
     MixedRows,
     Received,
     Rows,
     Values,
-    joined,
 )
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints
@@ -66,36 +65,37 @@ class Operation:
         sent: int64 ``[W, W]`` each: bytes from rank to rank of the messages, nothing to itself; or,
             of very many ranks, what each sends and gets: a :class:`~pibroch.sim.cluster.Flow`.
         seconds: float64 ``[W]`` each, that the parts took where a clock was given.
+        groups: ranks that wait for each other alone; ``None`` where all wait for all.
     """
 
     name: str
     parts: list[NDArray[np.float64]] = field(default_factory=list)
     sent: list[Any] = field(default_factory=list)
     seconds: list[NDArray[np.float64]] = field(default_factory=list)
+    groups: Sequence[Sequence[int]] | None = None
 
 
 def lockstep(
     name: str,
     wire: RowWire,
-    generators: Sequence[Sequence[Messages[T]]],
+    runs: Sequence[Joined[T]],
     ids: Sequence[int],
     width: float,
     clock: Clock | None = None,
-) -> tuple[list[list[T]], Operation]:
-    """Run all ranks' generators; returns what those of each rank return, and what was done.
+) -> tuple[list[T], Operation]:
+    """Run all ranks' generators; returns what that of each rank returns, and what was done.
 
     Args:
         name: of the operation.
         wire: any rank's, which says in which type rows travel.
-        generators: of each rank, of all lanes.
+        runs: of each rank, of all its lanes.
         ids: of each rank, that the operation is about.
         width: floats of a row, by which flat messages of records are counted as rows.
         clock: in seconds, to time the parts.
     """
-    size = len(generators)
-    runs = [joined(of_rank) for of_rank in generators]
+    size = len(runs)
     operation = Operation(name)
-    results: list[list[T] | None] = [None] * size
+    results: dict[int, T] = {}
     answers: list[list[Received]] | None = None
     while True:
         part = np.zeros((size, len(FEATURES)))
@@ -114,17 +114,35 @@ def lockstep(
         operation.parts.append(part)
         operation.seconds.append(seconds)
         if not messages:
-            return [result or [] for result in results], operation
+            return [results[rank] for rank in range(size)], operation
         assert len(messages) == size, "all ranks yield the same kinds of messages"
         answers, sent = _exchanged(messages, wire)
         operation.sent.append(sent)
 
 
+def beside(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> Operation:
+    """One operation of all ranks, from the same one of groups of them that do it side by side.
+
+    A group that sends fewer messages than another sends empty ones after them.
+    """
+    size = sum(map(len, groups))
+    whole = Operation(operations[0].name, groups=groups)
+    most = max(len(each.parts) for each in operations)
+    whole.parts = [np.zeros((size, len(FEATURES))) for _ in range(most)]
+    whole.seconds = [np.zeros(size) for _ in range(most)]
+    whole.sent = [np.zeros((size, size), np.int64) for _ in range(most - 1)]
+    for each, group in zip(operations, groups, strict=True):
+        members = np.array(group)
+        for number, (part, seconds) in enumerate(zip(each.parts, each.seconds, strict=True)):
+            whole.parts[number][members] = part
+            whole.seconds[number][members] = seconds
+        for number, sent in enumerate(each.sent):
+            whole.sent[number][np.ix_(members, members)] = sent
+    return whole
+
+
 def _go_on(
-    run: Generator[list[Message], Sequence[Received], list[T]],
-    answers: Sequence[Received] | None,
-    results: list[list[T] | None],
-    rank: int,
+    run: Joined[T], answers: Sequence[Received] | None, results: dict[int, T], rank: int
 ) -> list[Message] | None:
     try:
         return next(run) if answers is None else run.send(answers)

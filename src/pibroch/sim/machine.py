@@ -58,6 +58,7 @@ class DenseCost(_Part):
         flops: operations a sample, see :mod:`pibroch.models.flops`.
         early_bytes: of gradients whose sums begin before that of the embeddings is there.
         late_bytes: and of the others.
+        towers_forward, towers_backward: of these times what the model's towers take.
     """
 
     begin: tuple[float, float]
@@ -68,6 +69,8 @@ class DenseCost(_Part):
     flops: float
     early_bytes: int
     late_bytes: int
+    towers_forward: tuple[float, float] = (0.0, 0.0)
+    towers_backward: tuple[float, float] = (0.0, 0.0)
 
     @property
     def parts(self) -> tuple[tuple[float, float], ...]:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.sim.cluster import Cluster, Flow
+from pibroch.sim.cluster import Cluster
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
+from pibroch.sim.counting_towers import ByTowers, count_towers
 from pibroch.sim.machine import Machine
 from pibroch.sim.program import Program
 from pibroch.sim.steps import STEPS, Dense, step_seconds
@@ -44,7 +45,7 @@ class Prediction:
         return sum(value for name, value in self.parts_s.items() if name.startswith("waiting"))
 
 
-def count(job: Job, exchange: str, ahead: Ahead | None, num_steps: int) -> list[StepCount]:
+def count(job: Job, exchange: str, how: Ahead | ByTowers | None, num_steps: int) -> list[StepCount]:
     """Steps of an exchange.
 
     Raises:
@@ -52,8 +53,10 @@ def count(job: Job, exchange: str, ahead: Ahead | None, num_steps: int) -> list[
     """
     if exchange == "alltoall":
         return count_alltoall(job, num_steps)
-    if exchange == "lookahead" and ahead is not None:
-        return count_lookahead(job, ahead, num_steps)
+    if exchange == "lookahead" and isinstance(how, Ahead):
+        return count_lookahead(job, how, num_steps)
+    if exchange == "towers" and isinstance(how, ByTowers):
+        return count_towers(job, how, num_steps)
     raise ConfigError(f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}")
 
 
@@ -74,15 +77,16 @@ def predict(
     flows = [
         program.flow(sent) for each in counts for done in each.operations for sent in done.sent
     ]
-    out_link = np.sum([each.out_link for each in flows], axis=0) / len(counts)
-    out_local = np.sum([each.out_local for each in flows], axis=0) / len(counts)
-    ring = Flow.ring(dense.cost.early_bytes + dense.cost.late_bytes, cluster.host_of_rank)
+    sums = dense.sums(cluster.host_of_rank)
+    out_link, out_local = (
+        np.sum([getattr(each, way) for each in flows], axis=0) / len(counts)
+        + np.sum([getattr(each, way) for each in sums], axis=0)
+        for way in ("out_link", "out_local")
+    )
     return Prediction(
         seconds,
         parts,
         dense.num_samples * size / seconds,
-        out_link + out_local + ring.out_link + ring.out_local,
-        np.bincount(cluster.host_of_rank, out_link + ring.out_link, cluster.num_hosts).astype(
-            np.float64
-        ),
+        out_link + out_local,
+        np.bincount(cluster.host_of_rank, out_link, cluster.num_hosts).astype(np.float64),
     )

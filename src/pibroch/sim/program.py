@@ -86,15 +86,22 @@ class Program:
             cost = self.machine.cost(operation.name, number, part)
             tasks = self.work(thread, operation.name, cost)
             if number < len(operation.sent):
-                sent = operation.sent[number]
-                tasks = self.exchange(thread, operation.name, self.flow(sent))
+                flow = self.flow(operation.sent[number])
+                tasks = self.exchange(thread, operation.name, flow, groups=operation.groups)
         return tasks
 
     def flow(self, sent: Flow | np.ndarray) -> Flow:
         """What crosses links, of bytes from rank to rank."""
         return sent if isinstance(sent, Flow) else Flow.of(sent, self.cluster.host_of_rank)
 
-    def exchange(self, thread: str, name: str, flow: Flow, rounds: int = 1) -> Tasks:
+    def exchange(
+        self,
+        thread: str,
+        name: str,
+        flow: Flow,
+        rounds: int | Floats = 1,
+        groups: Sequence[Sequence[int]] | None = None,
+    ) -> Tasks:
         """A message of each rank to all others; returns the tasks that end when all has come.
 
         Of W ranks the last one to call holds back a share of ``1 / (W - 1)`` of what each of the
@@ -104,18 +111,28 @@ class Program:
             thread: that sends and waits.
             name: of what it does.
             flow: the bytes.
-            rounds: messages one after the other, each as long as a latency.
+            rounds: messages one after the other, each as long as a latency; of each rank, or all.
+            groups: whose members wait for each other alone; all ranks are one when absent.
         """
         size = self.cluster.num_ranks
-        if size == 1:
-            return self._last[thread]
+        groups = [range(size)] if groups is None else groups
         posted = self._last[thread]
-        everyone = self._line.join([posted])
-        early = (size - 2) / (size - 1)
+        everyone = posted.copy()
+        others = np.zeros(size)
+        message_s = np.zeros(size)
+        for group in groups:
+            members = np.array(group)
+            if len(members) > 1:
+                everyone[members] = self._line.join([posted[members]])
+                others[members] = len(members) - 1
+                message_s[members] = self._link_of(members).message_s
+        if not others.any():
+            return posted
+        early = (others - 1).clip(0) / others.clip(1)
         network = self.machine.network
         memory = self.machine.memory
         nobody = np.full(size, ALONE)
-        ends = [self._line.add(nobody, self._latency(rounds), [everyone])]
+        ends = [self._line.add(nobody, rounds * message_s, [everyone])]
         rate = self.cluster.link * network.wire_share
         for resource, num_bytes in ((self._out, flow.out_link), (self._in, flow.in_link)):
             if num_bytes.any():
@@ -143,10 +160,10 @@ class Program:
         """When each task begins and ends."""
         return self._line.run()
 
-    def _latency(self, rounds: int) -> Floats:
-        crosses = self.cluster.num_hosts > 1
-        link = self.machine.network if crosses else self.machine.memory
-        return np.full(self.cluster.num_ranks, rounds * link.message_s)
+    def _link_of(self, ranks: Tasks) -> Link:
+        """What carries messages between some ranks."""
+        crosses = len(set(self.cluster.host_of_rank[ranks].tolist())) > 1
+        return self.machine.network if crosses else self.machine.memory
 
     def _next(
         self,

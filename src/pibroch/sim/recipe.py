@@ -6,27 +6,35 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.data.loader import batch_of
 from pibroch.embedding import Table, TableGroup, features_of, group_tables
 from pibroch.errors import ConfigError
+from pibroch.exchange.base import options_of
 from pibroch.exchange.layout import plan_for
 from pibroch.exchange.lookahead.build import LOOKAHEAD
+from pibroch.exchange.towers.build import TowerLayout, Towers
+from pibroch.exchange.towers.modules import TowerOutputs
+from pibroch.exchange.towers.places import hosts_of
+from pibroch.models import Towers as TowerModules
 from pibroch.models import build_model
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
 from pibroch.planner import Plan
 from pibroch.sim.counting import Job
 from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.counting_towers import ByTowers, PlacedModules, plan_of
 from pibroch.sim.machine import DenseCost, Machine
 from pibroch.sim.steps import STEPS
 from pibroch.train.optimizers import build_sparse_optimizer
-from pibroch.train.session import build_tables
+from pibroch.train.session import build_tables, groups_of_towers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class Workload:
         optimizer = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
         return cls(config, dataset, tables, group_tables(tables, optimizer), seed)
 
-    def exchange(self, num_ranks: int) -> str:
-        """What so many ranks use.
+    def exchange(self, num_ranks: int, ranks_per_host: int = 1) -> str:
+        """What so many ranks use; ``towers`` of hosts that are one group are ``alltoall``.
 
         Raises:
             ConfigError: for one that is not simulated, or settings of it that are not.
@@ -92,9 +100,49 @@ class Workload:
                 "ranks that hold and plan the rows",
                 "leave `servers` and `oracle` out",
             )
-        return name
+        layout = self._layout(num_ranks, ranks_per_host)
+        return "alltoall" if name == "towers" and layout is None else name
 
-    def job(self, num_ranks: int, batch_size: int, seed: int | None = None) -> Job:
+    def _layout(self, num_ranks: int, ranks_per_host: int) -> TowerLayout | None:
+        """Who holds what under ``towers``; ``None`` under others, and where hosts are one group."""
+        section = self.config.embedding.exchange
+        if section.name != "towers":
+            return None
+        groups = groups_of_towers(self.config, section, features_of(self.tables))
+        chosen = options_of(Towers, "towers", {**section.options({}), **groups})
+        hosts = hosts_of(num_ranks, chosen.ranks_per_host or ranks_per_host)
+        layout = TowerLayout.of(chosen, self.groups, hosts)
+        return layout if len(layout.places.groups) > 1 else None
+
+    def towers(self, num_ranks: int, ranks_per_host: int) -> ByTowers | None:
+        """Who looks up what under ``towers``, and where modules of the model run.
+
+        Hosts are those of the recipe where it says how many ranks are one.
+
+        Raises:
+            ConfigError: for towers that do not fit these hosts or the model.
+        """
+        layout = self._layout(num_ranks, ranks_per_host)
+        if layout is None:
+            return None
+        model = self.model()
+        outputs = TowerOutputs.of(model, self.tables, layout.here)
+        if outputs is None:
+            return ByTowers(layout.places, layout.here)
+        each = outputs.towers.towers
+        flops = [training_flops(model, tower) for tower in each]
+        num_bytes = [parameter_bytes(tower) for tower in each]
+        all_flops = max(1, sum(flops))
+        modules = PlacedModules(
+            outputs.widths,
+            [sum(flops[number] for number in held) / all_flops for held in outputs.held],
+            [sum(num_bytes[number] for number in held) for held in outputs.held],
+        )
+        return ByTowers(layout.places, layout.here, modules)
+
+    def job(
+        self, num_ranks: int, batch_size: int, seed: int | None = None, ranks_per_host: int = 1
+    ) -> Job:
         """For ranks that have so many samples each.
 
         Raises:
@@ -106,12 +154,14 @@ class Workload:
                 f"{num_ranks:,} ranks for {rows:,} rows", "at least one row a rank", "lower --hosts"
             )
         options = self.config.embedding.exchange.options({})
-        placement = options.get("placement", "row_wise")
-        if options.get("plan") is not None:
-            from pathlib import Path
-
-            placement = Plan.load(Path(options["plan"]))
-        plan = plan_for(self.tables, placement, num_ranks, "ranks")
+        layout = self._layout(num_ranks, ranks_per_host)
+        if layout is not None:
+            plan = plan_of(layout)
+        else:
+            placement = options.get("placement", "row_wise")
+            if options.get("plan") is not None:
+                placement = Plan.load(Path(options["plan"]))
+            plan = plan_for(self.tables, placement, num_ranks, "ranks")
         split = self.dataset.split("train")
         draws = self.seed
 
@@ -168,7 +218,8 @@ class Workload:
         model = self.model()
         flops = training_flops(model)
         sample = flops / (machine.flops_per_second * utilisation)
-        num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+        num_bytes = parameter_bytes(model)
+        of_towers = sample * towers_flops(model) / max(1, flops)
         cost = DenseCost(
             begin=(0.0, 0.0),
             forward=(0.0, sample / 3),
@@ -178,8 +229,21 @@ class Workload:
             flops=flops,
             early_bytes=num_bytes,
             late_bytes=0,
+            towers_forward=(0.0, of_towers / 3),
+            towers_backward=(0.0, of_towers * 2 / 3),
         )
         return cost, (
             f"the dense model was not measured on {machine.name}: {flops / 1e6:.2f} MFLOP a sample"
             f" at {machine.flops_per_second * utilisation / 1e12:.3g} TFLOP/s"
         )
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Of float32 parameters."""
+    return 4 * sum(parameter.numel() for parameter in module.parameters())
+
+
+def towers_flops(model: Model) -> int:
+    """Operations of a sample's training in the model's towers; 0 where it has none."""
+    towers = (module for module in model.modules() if isinstance(module, TowerModules))
+    return sum(training_flops(model, each) for each in towers)

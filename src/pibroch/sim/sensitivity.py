@@ -50,7 +50,8 @@ def _improved(cluster: Cluster, machine: Machine, dense: Dense) -> Iterator[tupl
 def _halved(cost: DenseCost) -> DenseCost:
     parts = {
         name: tuple(each / 2 for each in getattr(cost, name))
-        for name in ("begin", "forward", "backward", "rest")
+        for name in DenseCost.model_fields
+        if isinstance(getattr(cost, name), tuple)
     }
     return cost.model_copy(update={**parts, "optimizer": cost.optimizer / 2})
 

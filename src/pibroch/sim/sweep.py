@@ -21,6 +21,10 @@ from pibroch.sim.sensitivity import sensitivity
 from pibroch.sim.steps import Dense
 
 COUNTED_STEPS = 4
+STEPS_OF_MANY = 2
+"""Of more ranks than EXACT_RANKS."""
+MOST_RANKS = {"alltoall": EXACT_RANKS, "lookahead": EXACT_RANKS, "towers": 512}
+"""That are counted one by one; under ``alltoall`` a few stand for more."""
 DENSE_COPIES = 3
 """Of dense parameters: weights, gradients, and the buckets in which these travel."""
 
@@ -142,26 +146,29 @@ def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
     """
     cluster = question.cluster(num_hosts)
     size = cluster.num_ranks
-    exchange = workload.exchange(size)
-    job = workload.job(size, question.samples)
+    per_host = question.ranks_per_host
+    exchange = workload.exchange(size, per_host)
+    job = workload.job(size, question.samples, ranks_per_host=per_host)
     ahead = workload.ahead if exchange == "lookahead" else None
+    towers = workload.towers(size, per_host)
     notes = []
     error = 0.0
-    if size > EXACT_RANKS:
-        if exchange != "alltoall":
-            raise ConfigError(
-                f"{size:,} ranks under {exchange}",
-                f"at most {EXACT_RANKS}, which are counted one by one, or alltoall",
-                "lower --hosts, or pass --set embedding.exchange=alltoall",
-            )
-        counts, error = count_few(job, question.ranks_per_host, 2)
+    if exchange == "alltoall" and size > EXACT_RANKS:
+        counts, error = count_few(job, per_host, STEPS_OF_MANY)
         notes.append(
             f"{size:,} ranks: a few are looked at, so bytes have a standard error of {error:.1%}"
         )
     else:
-        counts = count(job, exchange, ahead, COUNTED_STEPS)
+        if size > MOST_RANKS[exchange]:
+            raise ConfigError(
+                f"{size:,} ranks under {exchange}",
+                f"at most {MOST_RANKS[exchange]}, which are counted one by one, or alltoall",
+                "lower --hosts, or pass --set embedding.exchange=alltoall",
+            )
+        num_steps = COUNTED_STEPS if size <= EXACT_RANKS else STEPS_OF_MANY
+        counts = count(job, exchange, ahead or towers, num_steps)
     cost, note = workload.dense_cost(question.machine, question.utilisation)
-    dense = Dense(cost, question.samples)
+    dense = Dense(cost, question.samples, towers)
     about = exchange, cluster, question.machine, dense, question.jitter, question.seed
     prediction = predict(counts, *about)
     helped = sensitivity(counts, *about)

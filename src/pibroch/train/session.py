@@ -205,7 +205,7 @@ def build_session(
         exchange.name,
         config.seed if has_rows else None,
         world.ranks.open_channel(),
-        **{**exchange.options(helpers.workers), **_groups_of_towers(config, exchange, names)},
+        **{**exchange.options(helpers.workers), **groups_of_towers(config, exchange, names)},
     )
     num_tasks = len(schema.label_columns)
     model = build_model(config.model, len(schema.dense), len(names), names, num_tasks)
@@ -223,7 +223,7 @@ def build_session(
     )
 
 
-def _groups_of_towers(
+def groups_of_towers(
     config: RunConfig, exchange: ExchangeSection, features: tuple[str, ...]
 ) -> dict[str, list[list[str]]]:
     """The groups of the model's towers, for an exchange by towers that was given none."""

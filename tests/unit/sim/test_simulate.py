@@ -2,12 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from pibroch.cli.main import main
+from pibroch.config import load_recipe
+from pibroch.data import EncodedDataset
 from pibroch.sim.calibrate import _fitted
+from pibroch.sim.counting import count_alltoall
+from pibroch.sim.counting_towers import count_towers
 from pibroch.sim.lockstep import FEATURES
 from pibroch.sim.machine import Machine, PartCost
+from pibroch.sim.mirrored import count_few
+from pibroch.sim.recipe import Workload
+from pibroch.sim.steps import Dense
 from small_run import make_dataset
 
 
@@ -28,7 +36,7 @@ def simulate(monkeypatch, capsys, data):
     return run
 
 
-@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead", "towers"])
 def test_a_prediction_as_json(simulate, exchange):
     more = ["--set", f"embedding.exchange={exchange}"]
     if exchange == "lookahead":
@@ -95,7 +103,8 @@ def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
         (["--hosts", "9..3"], "N no more than M"),
         (["--calibration", "abacus"], "a100, h100, v100"),
         (["--hosts", "100000000"], "rows"),
-        (["--set", "embedding.exchange=towers"], "alltoall, lookahead"),
+        (["--set", "embedding.exchange=retrieve"], "alltoall, lookahead, towers"),
+        (["--set", "embedding.exchange=towers", "--hosts", "600"], "at most 512"),
         (
             [
                 "--death-every",
@@ -146,8 +155,6 @@ def test_the_calibration_of_another_machine_is_said(simulate, tmp_path):
 
 
 def test_costs_that_made_the_times_are_found():
-    import numpy as np
-
     rng = np.random.default_rng(0)
     about = rng.random((12, len(FEATURES))) * [1e5, 1e4, 1e6, 1e4, 1e6]
     made = PartCost(call=1e-4, ids=1e-8, bytes_in=3e-10)
@@ -156,13 +163,46 @@ def test_costs_that_made_the_times_are_found():
     assert found.ids == pytest.approx(1e-8, rel=1e-3)
 
 
-def test_a_few_ranks_stand_for_all(data):
-    from pibroch.config import load_recipe
-    from pibroch.data import EncodedDataset
-    from pibroch.sim.counting import count_alltoall
-    from pibroch.sim.mirrored import count_few
-    from pibroch.sim.recipe import Workload
+def test_modules_of_towers_send_what_they_give_and_sum_among_those_who_have_them(data):
+    changes = ["model.towers.count=3", "model.towers.combined=1"]
+    changes.append("embedding.exchange.ranks_per_host=2")
+    workload = Workload.of(
+        load_recipe("synthetic_small_towers", changes), EncodedDataset.open(data)
+    )
+    job = workload.job(4, 64, ranks_per_host=2)
+    towers = workload.towers(4, 2)
+    assert workload.exchange(4, 2) == "towers" and workload.exchange(2, 2) == "alltoall"
+    modules = towers.modules
+    # 26 features in three towers, the last two on the second host
+    assert modules.widths == [8 * (9 + 1), 8 * (9 + 8 + 2)]
+    np.testing.assert_allclose(modules.work, [9 / 26, 17 / 26])
+    np.testing.assert_allclose(towers.work, [18 / 26] * 2 + [34 / 26] * 2)
+    (step,) = count_towers(job, towers, 1)
+    to_first, to_last = 4 * 64 * np.array(modules.widths)
+    sent = [[0, 0, to_first, 0], [0, 0, 0, to_first], [to_last, 0, 0, 0], [0, to_last, 0, 0]]
+    assert step["embeddings"].sent[0].tolist() == sent
+    assert step["gradients"].sent[0].tolist() == np.transpose(sent).tolist()
+    num_bytes = sum(4 * parameter.numel() for parameter in workload.model().parameters())
+    cost, _ = workload.dense_cost(Machine.load("a100"), 1.0)
+    of_all, inside = Dense(cost, 64, towers).sums(np.array([0, 0, 1, 1]))
+    bytes_inside = inside.out_local.sum() + inside.out_link.sum()
+    assert bytes_inside == 2 * sum(modules.num_bytes) and not inside.out_link.any()
+    assert (of_all.out_local + of_all.out_link)[0] * 2 / 3 == num_bytes - sum(modules.num_bytes)
 
+
+def test_modules_of_towers_save_time_where_links_are_slow(simulate):
+    recipe = ["--set", "model.name=tower_dlrm", "--set", "embedding.exchange=towers"]
+    recipe += ["--set", "model.towers.count=2", "--ranks-per-host", "2", "--json"]
+    through, narrow = (
+        json.loads(simulate("--link", "10mbit", "--samples", "512", *recipe, "--set", more)[1])[0]
+        for more in ("model.towers.pass_through=true", "model.towers.width=4")
+    )
+    assert narrow["step_seconds"] < 0.8 * through["step_seconds"]
+    assert narrow["parts_seconds"]["waiting for embeddings"] > 0 < narrow["parts_seconds"]["towers"]
+    assert "towers" not in through["parts_seconds"]
+
+
+def test_a_few_ranks_stand_for_all(data):
     config = load_recipe("synthetic_small", ["embedding.exchange=alltoall"])
     job = Workload.of(config, EncodedDataset.open(data)).job(12, 64)
     all_ranks = sum(each.sent.sum() for each in count_alltoall(job, 2)) / 2

@@ -50,6 +50,20 @@ def test_of_many_ranks_most_travels_before_the_last_calls():
     assert program.run()[1][ends].tolist() == [11.0, 11.0, 11.0, 11.0, 14.0]
 
 
+def test_groups_do_not_wait_for_each_other():
+    program = Program(cluster(4), MACHINE)
+    program.work("c", "dense", np.array([1.0, 2, 5, 4]))
+    sent = np.zeros((4, 4))
+    sent[0, 1] = sent[1, 0] = sent[2, 3] = sent[3, 2] = 100
+    groups = [(0, 1), (2, 3)]
+    message = program.exchange("c", "rows", program.flow(sent), groups=groups)
+    assert program.run()[1][message].tolist() == [3.0, 3.0, 6.0, 6.0]
+    alone = Program(cluster(2), MACHINE)
+    own = alone.work("c", "dense", np.array([1.0, 2]))
+    flow = alone.flow(np.zeros((2, 2)))
+    assert alone.exchange("c", "rows", flow, groups=[(0,), (1,)]).tolist() == own.tolist()
+
+
 def test_ranks_of_a_host_share_its_link():
     hosts = cluster(2, per_host=2).host_of_rank
     sent = np.full((4, 4), 10.0) - 10 * np.eye(4)

@@ -56,9 +56,10 @@ class TowerPlaces:
 
     def served_by(self, rank: int) -> tuple[int, ...]:
         """The ranks whose peer this one is in its group, rising."""
-        group = self.group_of(rank)
+        group, place = self._place[rank]
+        size = len(self.groups[group])
         return tuple(
-            other for other in range(self.num_ranks) if self.peers_of(other)[group] == rank
+            sorted(other for other, (_, there) in self._place.items() if there % size == place)
         )
 
     def most_served(self, group: int) -> int:
@@ -71,12 +72,13 @@ class TowerPlaces:
         >>> TowerPlaces(((0, 1), (2, 3))).order_of(1)
         [(0, 0), (1, 0), (0, 1), (1, 1)]
         """
-        members = self.groups[group]
-        peers = [self.peers_of(rank)[group] for rank in range(self.num_ranks)]
-        return [
-            (members.index(peer), self.served_by(peer).index(rank))
-            for rank, peer in enumerate(peers)
-        ]
+        num_served = [0] * len(self.groups[group])
+        order = []
+        for rank in range(self.num_ranks):
+            member = self._place[rank][1] % len(num_served)
+            order.append((member, num_served[member]))
+            num_served[member] += 1
+        return order
 
     @cached_property
     def _place(self) -> dict[int, tuple[int, int]]:
