@@ -33,12 +33,12 @@ from pibroch.errors import PibrochError
 from pibroch.models import Towers as TowerModules
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
-from pibroch.observability.memory import rss_bytes
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
 from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
+from pibroch.sim.process import ProcessBytes, process_bytes
 
 Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
@@ -118,7 +118,8 @@ def calibrate(
             for process in processes:
                 process.kill()
                 process.join()
-    return _machine(samples, answers, name)
+    say("memory")
+    return _machine(samples, answers, name, process_bytes())
 
 
 def _silent(_: str) -> None:
@@ -151,7 +152,7 @@ def _measure(
     try:
         enter(rank)
         torch.set_num_threads(1)
-        answer: dict[str, Any] = {"process_bytes": rss_bytes(), "dense": {}, "times": []}
+        answer: dict[str, Any] = {"dense": {}, "times": []}
         say("links")
         ranks = _joined(rank, size, folder)
         answer["network"], answer["memory"] = _links(ranks)
@@ -344,7 +345,9 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def _machine(samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name: str) -> Machine:
+def _machine(
+    samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name: str, process: ProcessBytes
+) -> Machine:
     times = [each for answer in answers for each in answer["times"]]
     operations: dict[str, list[PartCost]] = {}
     for operation, number in sorted({key for each in times for key in each}):
@@ -376,7 +379,8 @@ def _machine(samples: Sequence[Sample], answers: Sequence[dict[str, Any]], name:
         flops_per_second=float(np.median(rates)),
         network=_mean_link([answer["network"] for answer in answers], WIRE_SHARE),
         memory=_mean_link([answer["memory"] for answer in answers], 1.0),
-        process_bytes=float(np.mean([answer["process_bytes"] for answer in answers])),
+        process_bytes=sum(process),
+        running_bytes=process.running,
     )
 
 

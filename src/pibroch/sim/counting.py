@@ -8,9 +8,10 @@ the work is timed, which is how such a machine is calibrated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from pibroch.exchange.rows import room_for
 from pibroch.kernels.arrays import Ints
 from pibroch.planner import Plan
 from pibroch.sim.cluster import Flow
+from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import FEATURES, Clock, Operation, lockstep, virtual_wire
 
 T = TypeVar("T")
@@ -70,10 +72,12 @@ class StepCount:
     Attributes:
         operations: that it takes.
         num_slots: records whose home is elsewhere, on each rank, after it.
+        held: bytes of memory that each rank holds in it beside rows, by what they are, ``[W]``.
     """
 
     operations: Sequence[Operation]
     num_slots: NDArray[np.int64] | None = None
+    held: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Operation:
         """The operation of this name."""
@@ -126,8 +130,32 @@ def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list
             for pairs in map(partial(zip, strict=True), routes, sums)
         ]
         _, updated = run("update", runs=updates, ids=ids)
-        steps.append(StepCount([read, routed, fetched, pools, combined, updated]))
+        operations = [read, routed, fetched, pools, combined, updated]
+        held = [
+            # a batch and the next one; embeddings with their gradients
+            {
+                "batches": 2 * held_bytes(batches[rank], routes[rank], but=lanes[rank]),
+                "messages": held_bytes(rows[rank], pooled[rank], sums[rank])
+                + held_bytes(pooled[rank]),
+            }
+            for rank in ranks
+        ]
+        steps.append(StepCount(operations, held=of_ranks(held, operations)))
     return steps
+
+
+def of_ranks(
+    held: Sequence[Mapping[str, int]], operations: Sequence[Operation]
+) -> dict[str, NDArray[np.float64]]:
+    """What each rank holds by name, ``[W]``, with its largest message going out and coming in."""
+    whole = {name: np.array([own[name] for own in held], float) for name in held[0]}
+    bytes_in, bytes_out = (FEATURES.index(name) for name in ("bytes_in", "bytes_out"))
+    largest = np.zeros(len(held))
+    for each in operations:
+        for before, after in pairwise(each.parts if each.sent else ()):
+            largest = np.maximum(largest, before[:, bytes_out] + after[:, bytes_in])
+    whole["messages"] += largest
+    return whole
 
 
 def timed(

@@ -32,7 +32,8 @@ from pibroch.exchange.rows import pool, room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window import Transfer
-from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, timed
+from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, of_ranks, timed
+from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import Clock, Operation, lockstep, virtual_wire
 
 T = TypeVar("T")
@@ -176,7 +177,22 @@ class _Ranks:
         done = [planned, pools, combined, local, critical, deliver, later, *read]
         if any(map(any, is_tight)):
             done.append(tight)
-        return StepCount(done, np.array(num_slots))
+        held = [self._held(rank, step, pooled[rank], sums[rank]) for rank in self._ranks]
+        return StepCount(done, np.array(num_slots), of_ranks(held, done))
+
+    def _held(
+        self, rank: int, step: _Batch, pooled: Sequence[Tensor], sums: Sequence[Records]
+    ) -> dict[str, int]:
+        """Bytes that a rank holds beside rows and slots."""
+        known = [step, *self._known]
+        spaces = [lane.shard.space for lane in self._lanes[rank]]
+        return {
+            "batches": held_bytes([each.batches[rank] for each in known]),
+            "announcements": held_bytes([each.announced[rank] for each in known]),
+            "oracle": held_bytes(self._oracles[rank]),
+            "messages": held_bytes(pooled, sums, self._places[rank], but=spaces)
+            + held_bytes(pooled),  # and its gradients
+        }
 
     def _read(self) -> list[Operation]:
         """Read, prepare and announce one more batch, and give it to the oracles."""

@@ -23,7 +23,8 @@ from pibroch.exchange.towers.places import TowerPlaces, hosts_of
 from pibroch.exchange.towers.tables import TablesHere, within
 from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
-from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, timed
+from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, of_ranks, timed
+from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import Clock, Operation, beside, lockstep, virtual_wire
 from pibroch.sim.timeline import Floats
 
@@ -150,7 +151,16 @@ class _Ranks:
             lambda rank: peers[rank].update(routes[rank], gradients[rank], rates, shares),
             of_slots,
         )
-        return StepCount([read, announced, routed, fetched, *halves, updated])
+        operations = [read, announced, routed, fetched, *halves, updated]
+        held = [
+            # a batch and the next one
+            {
+                "batches": 2 * held_bytes(batches[rank], routes[rank], but=peers[rank].lanes),
+                "messages": held_bytes(by_slot[rank], gradients[rank]),
+            }
+            for rank in self._ranks
+        ]
+        return StepCount(operations, held=of_ranks(held, operations))
 
     def _home(
         self, routes: Sequence[PeerBatch], by_slot: Sequence[list[list[Tensor]]]

@@ -123,7 +123,8 @@ class Machine(_Part):
         flops_per_second: of a rank's dense layers, for models that are not there.
         network, memory: links between hosts, and within one.
         links: named local links, bytes a second, for ``--local``.
-        process_bytes: of a rank without any rows.
+        process_bytes: of a rank without any rows, once its libraries and kernels have run.
+        running_bytes: of these, what is there beyond imports.
         accelerator: published rates; ``None`` for a machine that was measured.
     """
 
@@ -141,6 +142,7 @@ class Machine(_Part):
     memory: Link = Link()
     links: dict[str, float] = {}
     process_bytes: float = Field(default=0.0, ge=0)
+    running_bytes: float = Field(default=0.0, ge=0)
     accelerator: Accelerator | None = None
 
     @classmethod

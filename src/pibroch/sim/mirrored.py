@@ -19,9 +19,11 @@ from pibroch.exchange.alltoall.lane import Lane
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.layout import lay_out
 from pibroch.exchange.messages import Counts, Message, Messages, Received, Values, joined
+from pibroch.exchange.rows import room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.sim.cluster import Flow
-from pibroch.sim.counting import LEARNING_RATE, Job, StepCount
+from pibroch.sim.counting import LEARNING_RATE, Job, StepCount, of_ranks
+from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import FEATURES, Operation, size_of, tensor_of, virtual_wire
 
 T = TypeVar("T")
@@ -73,18 +75,25 @@ def count_few(job: Job, ranks_per_host: int, num_steps: int) -> tuple[list[StepC
                 )
             of_ranks.append(_step(job, lanes, number, rank))
         steps.append(_of_all(of_ranks, size, ranks_per_host))
-        totals += [sum(sum(each.sent) for each in operations) for operations in of_ranks]
+        totals += [sum(sum(each.sent) for each in operations) for operations, _ in of_ranks]
     error = float(np.std(totals, ddof=1) / np.sqrt(len(totals)) / max(1.0, np.mean(totals)))
     return steps, error
 
 
-def _step(job: Job, lanes: Sequence[Lane], number: int, rank: int) -> list[_Mirrored]:
+def _step(
+    job: Job, lanes: Sequence[Lane], number: int, rank: int
+) -> tuple[list[_Mirrored], dict[str, int]]:
+    """What one rank does, and bytes that it holds meanwhile."""
     batch = job.batch_of(number, rank)
     ids = batch.values.numel()
     width = float(np.mean([lane.layout.width for lane in lanes]))
     routes, routed = _mirrored("route", [lane.route(batch) for lane in lanes], lanes, ids, width)
     rows, fetched = _mirrored("fetch", [route.fetch(None) for route in routes], lanes, ids, width)
     sums = [torch.zeros(len(each), each.shape[1]) for each in rows]
+    held = {
+        "batches": 2 * held_bytes(batch, routes, but=lanes),
+        "messages": held_bytes(rows, sums) + 2 * held_bytes(room_for(job.groups, batch)),
+    }
     updates = [
         route.update(total, LEARNING_RATE, number + 1)
         for route, total in zip(routes, sums, strict=True)
@@ -94,7 +103,7 @@ def _step(job: Job, lanes: Sequence[Lane], number: int, rank: int) -> list[_Mirr
     read = _Mirrored("read", [(ids, 0, 0, 0, 0)], [])
     about = [(ids, num_rows, 4 * width * num_rows, 0, 4 * width * ids)]
     own = [_Mirrored(name, about, []) for name in ("pool", "combine")]
-    return [read, routed, fetched, *own, updated]
+    return [read, routed, fetched, *own, updated], held
 
 
 class _Mirrored:
@@ -161,11 +170,13 @@ def _to_others(message: Message, wire: RowWire) -> float:
     return float(narrow * per_row * (sum(counts) - counts[rank]))
 
 
-def _of_all(of_ranks: Sequence[Sequence[_Mirrored]], size: int, per_host: int) -> StepCount:
+def _of_all(
+    of_few: Sequence[tuple[Sequence[_Mirrored], dict[str, int]]], size: int, per_host: int
+) -> StepCount:
     """All ranks as the mean of those that were looked at."""
     near = (per_host - 1) / (size - 1)
     operations = []
-    for alike in zip(*of_ranks, strict=True):
+    for alike in zip(*(done for done, _ in of_few), strict=True):
         parts = np.mean([each.parts for each in alike], axis=0)
         flows: list[Flow] = []
         for amount in np.mean([each.sent for each in alike], axis=0) if alike[0].sent else ():
@@ -173,4 +184,7 @@ def _of_all(of_ranks: Sequence[Sequence[_Mirrored]], size: int, per_host: int) -
             flows.append(Flow(across, across, local, local))
         every = [np.broadcast_to(part, (size, len(FEATURES))) for part in parts]
         operations.append(Operation(alike[0].name, every, flows))
-    return StepCount(operations)
+    mean = {
+        name: round(float(np.mean([held[name] for _, held in of_few]))) for name in of_few[0][1]
+    }
+    return StepCount(operations, held=of_ranks([mean] * size, operations))

@@ -25,6 +25,7 @@ from pibroch.exchange.towers.modules import TowerOutputs
 from pibroch.exchange.towers.places import hosts_of
 from pibroch.models import Towers as TowerModules
 from pibroch.models import build_model
+from pibroch.models.activations import activation_bytes
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
 from pibroch.planner import Plan
@@ -33,8 +34,25 @@ from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, PlacedModules, plan_of
 from pibroch.sim.machine import DenseCost, Machine
 from pibroch.sim.steps import STEPS
-from pibroch.train.optimizers import build_sparse_optimizer
+from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.session import build_tables, groups_of_towers
+
+COPIES = 3
+"""Of dense parameters: weights, gradients, and the buckets in which these travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """Memory of a dense model on each rank.
+
+    Attributes:
+        copies: of its parameters: weights, gradients, buckets in which these travel, and what the
+            optimizer keeps.
+        activations: of a step.
+    """
+
+    copies: float
+    activations: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +215,22 @@ class Workload:
         return build_model(
             self.config.model, len(schema.dense), len(names), names, len(schema.label_columns)
         )
+
+    def model_bytes(self, num_samples: int) -> ModelBytes:
+        """Memory of the dense model with so many samples a rank."""
+        model = self.model()
+        parameter = nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        optimizer = build_dense_optimizer(self.config.optimizer, [parameter])
+        optimizer.step()
+        state = sum(
+            value.nbytes
+            for value in optimizer.state[parameter].values()
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        )
+        copies = COPIES + state / parameter.nbytes + (self.config.train.average is not None)
+        passes = self.config.train.accumulate
+        return ModelBytes(copies, activation_bytes(model) * num_samples / passes)
 
     @property
     def model_key(self) -> str:

@@ -47,6 +47,14 @@ class Dense:
         return None if self.towers is None else self.towers.modules
 
     @property
+    def parameter_bytes(self) -> int:
+        """Of the rank that has most."""
+        whole = self.cost.early_bytes + self.cost.late_bytes
+        if self.modules is None:
+            return whole
+        return sum(self.sum_bytes) + max(self.modules.num_bytes)
+
+    @property
     def sum_bytes(self) -> tuple[int, int]:
         """Of gradients that all ranks sum, early and late ones."""
         early = self.cost.early_bytes

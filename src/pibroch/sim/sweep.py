@@ -13,10 +13,10 @@ from pibroch.exchange.layout import lay_out
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.economy import Economy, interval_of
-from pibroch.sim.machine import DenseCost, Machine
+from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Prediction, count, predict
-from pibroch.sim.recipe import Workload
+from pibroch.sim.recipe import ModelBytes, Workload
 from pibroch.sim.sensitivity import sensitivity
 from pibroch.sim.steps import Dense
 
@@ -25,8 +25,6 @@ STEPS_OF_MANY = 2
 """Of more ranks than EXACT_RANKS."""
 MOST_RANKS = {"alltoall": EXACT_RANKS, "lookahead": EXACT_RANKS, "towers": 512}
 """That are counted one by one; under ``alltoall`` a few stand for more."""
-DENSE_COPIES = 3
-"""Of dense parameters: weights, gradients, and the buckets in which these travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,8 @@ def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
     prediction = predict(counts, *about)
     helped = sensitivity(counts, *about)
     notes += [*([note] if note else []), *_notes(question.machine)]
-    memory = memory_of(job, counts, cost, question.machine.process_bytes)
+    model = workload.model_bytes(question.samples)
+    memory = memory_of(job, counts, dense, model, question.machine.process_bytes)
     economy = question.economy
     goodput = 1.0
     if economy.death_every_h is not None:
@@ -196,9 +195,9 @@ def _notes(machine: Machine) -> list[str]:
 
 
 def memory_of(
-    job: Job, counts: Sequence[StepCount], dense: DenseCost, process_bytes: float
+    job: Job, counts: Sequence[StepCount], dense: Dense, model: ModelBytes, process_bytes: float
 ) -> dict[str, float]:
-    """Bytes of the rank that takes most, by what takes them."""
+    """Bytes of the rank that takes most, by what takes them, at the peak of a step."""
     rows = np.zeros(job.num_ranks)
     record = 0
     for group in job.groups:
@@ -206,10 +205,12 @@ def memory_of(
             record = 4 * group.optimizer.record_width(layout.width, layout.dtype)
             rows += np.diff(layout.bounds) * record
     slots = [each.num_slots for each in counts if each.num_slots is not None]
-    parameters = dense.early_bytes + dense.late_bytes
+    held = {name: max(float(each.held[name].max()) for each in counts) for name in counts[0].held}
     return {
         "process": process_bytes,
         "rows": float(rows.max()),
         "slots": float(np.max(slots)) * record if slots else 0.0,
-        "dense": float(parameters * DENSE_COPIES),
+        **held,
+        "dense": dense.parameter_bytes * model.copies,
+        "activations": model.activations,
     }
