@@ -1,4 +1,4 @@
-"""Which Python runs which contender: this one, or that of ``benchmarks/peers/.venv``."""
+"""Which Python runs which contender: this one, or one of the peers' under ``benchmarks/peers``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from pibroch.errors import MissingDependencyError
 
 PEERS_VARIABLE = "PIBROCH_PEERS_PYTHON"
-DEFAULT_PEERS_PYTHON = Path(__file__).resolve().parent / "peers" / ".venv" / "bin" / "python"
+FUXICTR_VARIABLE = "PIBROCH_FUXICTR_PYTHON"
+_PEERS = Path(__file__).resolve().parent / "peers"
+_PYTHON = Path(".venv", "bin", "python")
 
 
 def our_python() -> Path:
@@ -23,12 +25,26 @@ def peers_python() -> Path:
     Raises:
         MissingDependencyError: when there is none.
     """
-    chosen = Path(os.environ.get(PEERS_VARIABLE, DEFAULT_PEERS_PYTHON))
+    install = "benchmarks/peers/install.sh"
+    return _found(PEERS_VARIABLE, _PEERS / _PYTHON, "TorchRec and FBGEMM", install)
+
+
+def fuxictr_python() -> Path:
+    """The interpreter that has FuxiCTR.
+
+    Raises:
+        MissingDependencyError: when there is none.
+    """
+    install = "benchmarks/peers/install.sh --fuxictr"
+    return _found(FUXICTR_VARIABLE, _PEERS / "fuxictr" / _PYTHON, "FuxiCTR", install)
+
+
+def _found(variable: str, default: Path, packages: str, install: str) -> Path:
+    chosen = Path(os.environ.get(variable, default))
     if not chosen.is_file():
         raise MissingDependencyError(
-            f"no Python with TorchRec and FBGEMM at {chosen}",
+            f"no Python with {packages} at {chosen}",
             "the peers' environment",
-            f"run benchmarks/peers/install.sh, or set {PEERS_VARIABLE} to the python of such an"
-            " environment",
+            f"run {install}, or set {variable} to the python of such an environment",
         )
     return chosen

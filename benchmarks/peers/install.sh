@@ -1,10 +1,19 @@
 #!/bin/sh
-# Make the environment of the peers: TorchRec and FBGEMM on CPU, versions that work together.
-# Usage: benchmarks/peers/install.sh [FOLDER]     (default: benchmarks/peers/.venv; PYTHON picks the interpreter)
-# pip complains at the end that torchrec wants fbgemm-gpu and an old torchmetrics. Both are harmless: its CPU build provides the
-# first under another name, and nothing measured here uses the second.
+# Make an environment of the peers on CPU, of versions that work together: TorchRec and FBGEMM, or FuxiCTR.
+# Usage: benchmarks/peers/install.sh [FOLDER]                (default: benchmarks/peers/.venv)
+#        benchmarks/peers/install.sh --fuxictr [FOLDER]      (default: benchmarks/peers/fuxictr/.venv)
+# PYTHON picks the interpreter.
+# With TorchRec pip complains at the end that it wants fbgemm-gpu and an old torchmetrics. Both are harmless: its CPU build provides
+# the first under another name, and nothing measured here uses the second.
 set -eu
-folder=${1:-$(dirname "$0")/.venv}
+peer=torchrec
+folder=$(dirname "$0")/.venv
+if [ "${1:-}" = --fuxictr ]; then
+    peer=fuxictr
+    folder=$(dirname "$0")/fuxictr/.venv
+    shift
+fi
+folder=${1:-$folder}
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "install.sh: got $("$python" --version); need Python 3.11 or later; do: set PYTHON to such an interpreter" >&2
@@ -15,6 +24,16 @@ pip="$folder/bin/python -m pip --disable-pip-version-check --quiet"
 # The CPU build where its index can be reached; elsewhere whatever the machine's own index offers.
 $pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 10 2>/dev/null ||
     $pip install torch==2.13.0
+if [ $peer = fuxictr ]; then
+    # Later releases of polars and pandas lack what it calls.
+    $pip install fuxictr==2.3.10 polars==1.36.1 'pandas<3' torch==2.13.0
+    "$folder/bin/python" -W ignore - <<'CHECK'
+import fuxictr.pytorch.dataloaders, fuxictr.pytorch.models, torch
+from importlib.metadata import version
+print("peer ready: torch", torch.__version__, "fuxictr", version("fuxictr"))
+CHECK
+    exit
+fi
 $pip install numpy pandas psutil tqdm tensordict torchmetrics pyre-extensions iopath fbgemm-gpu-cpu==1.8.0
 $pip install --no-deps torchrec==1.8.0
 "$folder/bin/python" -W ignore - <<'CHECK'

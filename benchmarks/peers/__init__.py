@@ -1,0 +1,1 @@
+"""What peers need: their environments, and what they do not ship."""
