@@ -249,7 +249,8 @@ class DIN(Peer):
         ]
         self.item = spec["share_embedding"]
         self.attention = DIN_Attention(case.dim, list(ATTENTION_HIDDEN))
-        self.deep = MLP_Block(self.width + case.dim, list(case.top), output_dim=1)
+        nn.init.ones_(self.attention.attention_layer.mlp[-1].bias)
+        self.deep = MLP_Block(self.width + 2 * case.dim, list(case.top), output_dim=1)
 
     def logits(self, features: Inputs) -> Tensor:
         """See :class:`Peer`."""
@@ -257,7 +258,8 @@ class DIN(Peer):
         is_there_BT = features[self.history] > 0
         interest = self.attention(by_name[self.item], by_name[self.history], is_there_BT)
         others = [by_name[name] for name in self.singles]
-        out: Tensor = self.deep(self.joined(features, *others, interest))
+        product = interest * by_name[self.item]
+        out: Tensor = self.deep(self.joined(features, *others, interest, product))
         return out
 
 

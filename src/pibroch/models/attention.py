@@ -32,6 +32,8 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 class TargetAttention(nn.Module):
     """DIN's local activation unit: ``sum_t a_t h_t``, ``a_t = MLP([q, h_t, q - h_t, q * h_t])``.
 
+    It begins near the plain sum, with weights around 1, so that items learn from the first step on.
+
     Args:
         dim: D.
         hidden: widths of the network's hidden layers.
@@ -44,6 +46,7 @@ class TargetAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.unit = MLP((4 * dim, *hidden, 1), options)
+        nn.init.ones_(self.unit.layers[-1].bias)
         self.softmax = softmax
 
     def forward(self, items: Tensor, mask: Tensor, target: Tensor) -> Tensor:

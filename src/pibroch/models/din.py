@@ -2,12 +2,14 @@
 
 Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018. The interest of a
 user with items ``h_t`` in an item ``q`` is ``u = sum_t a(h_t, q) h_t`` (Eq. 3); a is a network that
-sees ``[q, h_t, q - h_t, q * h_t]``. The logit is that of a network that sees the interests, all
-other features' embeddings and the dense features.
+sees ``[q, h_t, q - h_t, q * h_t]``. The logit is that of a network that sees the interests, their
+products with the items, all other features' embeddings and the dense features.
 
 Differs from the paper: activations are those of the section, which has no Dice, and no
 regularisation is aware of mini-batches (updates of rows touch those of the batch alone). ``a`` sees
-``q - h_t`` and ``q * h_t`` as the authors' code does; the paper has an outer product.
+``q - h_t`` and ``q * h_t`` as the authors' code does; the paper has an outer product. The products
+``u * q`` are the authors' code's, too: without them the network has to learn to multiply before it
+can tell how much of an interest speaks for the item.
 
 Shape legend: B samples, F features that are no sequence, D embedding width, n dense features.
 """
@@ -43,7 +45,7 @@ class DIN(SequenceModel):
             )
             for _ in self.targets
         )
-        width = num_features * config.dim + num_dense
+        width = (num_features + len(self.targets)) * config.dim + num_dense
         self.deep = MLP((width, *config.top, 1), HiddenOptions.of(config))
 
     def scores(self, dense: Tensor, others: Tensor, histories: Sequence[History]) -> Tensor:  # noqa: D102
@@ -51,5 +53,8 @@ class DIN(SequenceModel):
             attention(each.items, each.mask, each.target)
             for attention, each in zip(self.attention, histories, strict=True)
         ]
-        out: Tensor = self.deep(torch.cat([others.flatten(1), *interests, dense], 1))
+        products = [
+            interest * each.target for interest, each in zip(interests, histories, strict=True)
+        ]
+        out: Tensor = self.deep(torch.cat([others.flatten(1), *interests, *products, dense], 1))
         return out.squeeze(1)

@@ -88,6 +88,8 @@ def din(is_softmax: bool) -> Equation:
                 if is_softmax and scores:
                     scores = list(softmax(np.array(scores)))
                 inputs.append(sum((a * h for a, h in zip(scores, items, strict=True)), 0 * q))
+            targets = [embedded[target][b].sum(0) for target in HISTORIES.values()]
+            inputs += [u * q for u, q in zip(inputs[-2:], targets, strict=True)]
             logits.append(network(weights, "deep", np.hstack([*inputs, numbers]), 2))
         return np.array(logits)
 
