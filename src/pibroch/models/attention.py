@@ -46,7 +46,9 @@ class TargetAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.unit = MLP((4 * dim, *hidden, 1), options)
-        nn.init.ones_(self.unit.layers[-1].bias)
+        last = self.unit.layers[-1]
+        assert isinstance(last, Linear)
+        nn.init.ones_(last.bias)
         self.softmax = softmax
 
     def forward(self, items: Tensor, mask: Tensor, target: Tensor) -> Tensor:
