@@ -62,5 +62,5 @@ def test_of_a_process_beyond_its_imports(tmp_path, running, exchange):
     of_model = ModelBytes(COPIES + ADAMS, activation_bytes(model) * program.BATCH_SIZE)
     memory = memory_of(job, counts, Dense(cost, program.BATCH_SIZE), of_model, running)
     taken = most_beyond_imports(str(Path(tmp_path) / "store"), exchange)
-    print(exchange, sum(memory.values()) / 1e6, taken / 1e6, memory)
-    assert sum(memory.values()) == pytest.approx(taken, rel=0.1), memory
+    # 5 and 2 % too little where it was written; what malloc and libraries keep differs by machine
+    assert sum(memory.values()) == pytest.approx(taken, rel=0.15), memory
