@@ -15,6 +15,8 @@ LAST_WORDS = "PIBROCH_LAST_WORDS"
 """A file for the reason of the first rank that ends because something was lost."""
 RENDEZVOUS = "PIBROCH_RENDEZVOUS"
 """Where the processes of a job meet that a launcher started; rank 0 opens it."""
+AHEAD_OF_TIME = 10
+"""``nice`` of threads whose work nobody waits for yet: they take a core while others wait."""
 # glibc's mallopt: parameter numbers from malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -23,10 +25,6 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 # of OpenMP's threads before they sleep, some 30 ns each
 _SPINS_ALONE = 10_000
 _SPINS_BESIDE_OTHERS = 1_000
-
-
-AHEAD_OF_TIME = 10
-"""``nice`` of threads whose work nobody waits for yet: they take a core while others wait."""
 
 
 def num_processors() -> int:
