@@ -17,6 +17,7 @@ from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.base import Exchange, Setup, options_of
 from pibroch.exchange.layout import plan_for
 from pibroch.exchange.towers.exchange import TowersExchange
+from pibroch.exchange.towers.peer_lookup import PeerLookup
 from pibroch.exchange.towers.places import TowerPlaces, hosts_of, places_for, towers_of_groups
 from pibroch.exchange.towers.tables import TablesHere, tables_of_towers, within
 from pibroch.exchange.wire import RowWire
@@ -138,7 +139,8 @@ def build(setup: Setup, **options: object) -> Exchange[Any]:
     inner = RowWire(members.open_channel(), compress=chosen.compress)
     plan = layout.plan_inside(number)
     inside = groups_under(layout.here[number].groups, plan, setup.seed, inner)
-    return TowersExchange(setup.groups, places, layout.here, inside, inner, wire)
+    peer = PeerLookup(setup.groups, places, layout.here, inside, wire)
+    return TowersExchange(peer, places, inner)
 
 
 def _towers(

@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
-from pibroch.embedding import TableGroup
-from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import Messages, carried, together
 from pibroch.exchange.prefetching import PrefetchingExchange
 from pibroch.exchange.towers.peer_lookup import PeerBatch, PeerLookup
 from pibroch.exchange.towers.places import TowerPlaces
-from pibroch.exchange.towers.tables import TablesHere
 from pibroch.exchange.wire import RowWire
 
 T = TypeVar("T")
@@ -44,12 +41,9 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
     Without modules all is as ``alltoall`` gives it, to the bit.
 
     Args:
-        groups: all tables.
+        peer: what this rank sends to its peers, and looks up for them.
         places: groups of hosts.
-        tables: of each of them.
-        inside: the lanes of this rank's group.
-        inner_wire: of these lanes, between the group's members.
-        wire: between all ranks.
+        inner_wire: between the members of this rank's group.
 
     Attributes:
         is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all
@@ -61,26 +55,16 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         served: the ranks whose peer this one is.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[TableGroup],
-        places: TowerPlaces,
-        tables: Sequence[TablesHere],
-        inside: Sequence[GroupLanes],
-        inner_wire: RowWire,
-        wire: RowWire,
-    ) -> None:
-        super().__init__(
-            wire.channel,
-            tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
-        )
-        self.groups = groups
+    def __init__(self, peer: PeerLookup, places: TowerPlaces, inner_wire: RowWire) -> None:
+        features = (name for each in peer.groups for name in each.space.features)
+        super().__init__(peer.wire.channel, tuple(dict.fromkeys(features)))
+        self.groups = peer.groups
         self.places = places
-        self.tables = tables
-        self.wire = wire
+        self.tables = peer.tables
+        self.wire = peer.wire
         self.inner_wire = inner_wire
         self.members = inner_wire.channel.ranks
-        self._peer = PeerLookup(groups, places, tables, inside, wire)
+        self._peer = peer
         self.group = self._peer.group
         self.served = self._peer.served
         self.shards = [lane.shard for lane in self._peer.lanes]
