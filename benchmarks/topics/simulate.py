@@ -41,7 +41,7 @@ from pibroch.sim.counting import Job
 from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
 from pibroch.sim.machine import Machine
-from pibroch.sim.prediction import Prediction, count, predict
+from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
 
 LOOKAHEAD = 20
@@ -206,7 +206,7 @@ def predictions(
         memory = machine.memory.bytes_per_second or 1e9
         cores = float(machine.cores)
         cluster = Cluster(setting.hosts, 1, bytes_per_second(rate), memory, cores, setting.hosts)
-        results[rate] = predict(counts, exchange, cluster, machine, dense)
+        results[rate] = predict(counts, Conditions(exchange, cluster, machine, dense))
     return results
 
 

@@ -17,9 +17,15 @@ def steps_of(results):
     return np.diff(np.array(results).transpose(1, 0, 2), axis=0)
 
 
-@pytest.mark.parametrize("placement", ["row_wise", "table_wise", "table_wise_pooled"])
-def test_of_alltoall(worlds, placement):
-    results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, placement=placement)
+@pytest.mark.parametrize(
+    ("exchange", "placement"),
+    [
+        *(("alltoall", kind) for kind in ("row_wise", "table_wise", "table_wise_pooled")),
+        *(("retrieve", kind) for kind in ("row_wise", "table_wise")),
+    ],
+)
+def test_of_alltoall_and_of_retrieve_which_trains_as_it_does(worlds, exchange, placement):
+    results = worlds(2).run(cases.sent_by_step, exchange, STEPS, placement=placement)
     counts = count_alltoall(cases.job(2, placement), STEPS)
     for number, sent in enumerate(steps_of(results)[:-2]):
         # between two ends of steps: gradients of one, ids and rows of the step after

@@ -95,6 +95,10 @@ def recipe_command(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")
     ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write Chakra traces of one number of hosts."),
+    ] = None,
 ) -> None:
     """Predict the steps of a recipe: their time by part, bytes by link, memory.
 
@@ -106,9 +110,13 @@ def recipe_command(
         pibroch simulate criteo_kaggle --hosts 64 --ranks-per-host 8 --local nvlink
 
         pibroch simulate criteo_kaggle --hosts 8..1024 --calibration h100 --page sweep.html
+
+        pibroch simulate criteo_kaggle --hosts 4 --traces traces
     """
     from pibroch.cli.progress import stages
     from pibroch.config import load_recipe
+    from pibroch.errors import ConfigError
+    from pibroch.sim.chakra import make_folder
     from pibroch.sim.economy import Economy
     from pibroch.sim.machine import Machine
     from pibroch.sim.page import tables, write_page
@@ -120,6 +128,10 @@ def recipe_command(
         refuse_overlap(page, [data, recipe], "--page")
     changes = [*(overrides or []), *([f"data.dir={str(data)!r}"] if data else [])]
     numbers = _hosts(hosts)
+    if traces is not None:
+        refuse_overlap(traces, [data, recipe], "--traces")
+        if len(numbers) > 1:
+            raise ConfigError(f"--traces of --hosts {hosts}", "one number", "e.g. --hosts 8")
     config = load_recipe(recipe, changes)
     machine = Machine.load(calibration)
     question = Question(
@@ -136,11 +148,13 @@ def recipe_command(
     )
     question.check()
     workload = Workload.of(config, open_dataset(config.data), seed)
+    if traces is not None:
+        make_folder(traces)
     answers = []
     with stages() as progress:
         for place, number in enumerate(numbers):
             progress(f"{number:,} hosts", place / len(numbers))
-            answers.append(answer(workload, question, number))
+            answers.append(answer(workload, question, number, traces))
     for note in dict.fromkeys(note for each in answers for note in each.notes):
         say(note)
     if page is not None:
@@ -155,8 +169,9 @@ def recipe_command(
         for row in rows:
             grid.add_row(*row)
         results.print(grid)
-    if page is not None:
-        results.print(f"wrote {page}")
+    for path in (page, traces):
+        if path is not None:
+            results.print(f"wrote {path}")
 
 
 @app.command("calibrate")

@@ -99,6 +99,11 @@ class Flow:
     out_local: NDArray[np.float64]
     in_local: NDArray[np.float64]
 
+    @property
+    def out(self) -> NDArray[np.float64]:
+        """All that each rank sends."""
+        return self.out_link + self.out_local
+
     @classmethod
     def of(cls, sent: NDArray[np.number], hosts: NDArray[np.int64]) -> Flow:
         """From bytes from rank to rank, ``[W, W]``."""

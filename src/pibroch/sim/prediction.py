@@ -60,24 +60,42 @@ def count(job: Job, exchange: str, how: Ahead | ByTowers | None, num_steps: int)
     raise ConfigError(f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}")
 
 
-def predict(
-    counts: Sequence[StepCount],
-    exchange: str,
-    cluster: Cluster,
-    machine: Machine,
-    dense: Dense,
-    jitter: float = 0.0,
-    seed: int = 0,
-) -> Prediction:
-    """What steps that were counted take on a cluster."""
-    program = Program(cluster, machine, jitter, seed)
-    STEPS[exchange](program, counts, dense, STEPS_RUN)
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which steps are made.
+
+    Attributes:
+        exchange: of the rows.
+        cluster: whose ranks make them.
+        machine: what work takes there.
+        dense: the model.
+        jitter: see :class:`~pibroch.sim.program.Program`.
+        seed: of the jitter.
+    """
+
+    exchange: str
+    cluster: Cluster
+    machine: Machine
+    dense: Dense
+    jitter: float = 0.0
+    seed: int = 0
+
+    def program(self, counts: Sequence[StepCount]) -> Program:
+        """What all threads do in some steps that were counted."""
+        program = Program(self.cluster, self.machine, self.jitter, self.seed)
+        STEPS[self.exchange](program, counts, self.dense, STEPS_RUN)
+        return program
+
+
+def predict(counts: Sequence[StepCount], conditions: Conditions) -> Prediction:
+    """What steps that were counted take."""
+    program = conditions.program(counts)
+    cluster = conditions.cluster
     seconds, parts = step_seconds(program, STEPS_RUN, STEPS_BEFORE)
-    size = cluster.num_ranks
     flows = [
         program.flow(sent) for each in counts for done in each.operations for sent in done.sent
     ]
-    sums = dense.sums(cluster.host_of_rank)
+    sums = conditions.dense.sums(cluster.host_of_rank)
     out_link, out_local = (
         np.sum([getattr(each, way) for each in flows], axis=0) / len(counts)
         + np.sum([getattr(each, way) for each in sums], axis=0)
@@ -86,7 +104,7 @@ def predict(
     return Prediction(
         seconds,
         parts,
-        dense.num_samples * size / seconds,
+        conditions.dense.num_samples * cluster.num_ranks / seconds,
         out_link + out_local,
         np.bincount(cluster.host_of_rank, out_link, cluster.num_hosts).astype(np.float64),
     )

@@ -23,6 +23,22 @@ PLANNER = "planner"
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What ranks send in one message exchange.
+
+    Attributes:
+        flow: the bytes.
+        groups: ranks that exchange messages among each other.
+        summed: bytes of the numbers of each rank that are summed, ``[W]``; ``None`` where each rank
+            sends what others need.
+    """
+
+    flow: Flow
+    groups: Sequence[Sequence[int]]
+    summed: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """What a thread of every rank did.
 
@@ -30,11 +46,17 @@ class Span:
         thread: which.
         name: of it.
         tasks: ``[W]``.
+        seconds: of work, ``[W]``.
+        after: tasks, ``[W]`` each, of other threads among others, that it waited for.
+        sent: what it sent, if it did.
     """
 
     thread: str
     name: str
     tasks: Tasks
+    seconds: Floats
+    after: Sequence[Tasks]
+    sent: Sent | None = None
 
 
 class Program:
@@ -101,6 +123,7 @@ class Program:
         flow: Flow,
         rounds: int | Floats = 1,
         groups: Sequence[Sequence[int]] | None = None,
+        summed: Floats | None = None,
     ) -> Tasks:
         """A message of each rank to all others; returns the tasks that end when all has come.
 
@@ -113,6 +136,7 @@ class Program:
             flow: the bytes.
             rounds: messages one after the other, each as long as a latency; of each rank, or all.
             groups: whose members wait for each other alone; all ranks are one when absent.
+            summed: see :class:`Sent`.
         """
         size = self.cluster.num_ranks
         groups = [range(size)] if groups is None else groups
@@ -146,7 +170,7 @@ class Program:
         cpu = _cpu(network, flow.out_link + flow.in_link) + _cpu(memory, local)
         if cpu.any() and self.machine.accelerator is None:
             ends.append(self._line.add(self._place, cpu, [everyone]))
-        return self._next(thread, name, nobody, 0.0, ends)
+        return self._next(thread, name, nobody, 0.0, ends, Sent(flow, groups, summed))
 
     def wait(self, thread: str, name: str, tasks: Tasks) -> Tasks:
         """The thread does nothing before some tasks have ended."""
@@ -172,12 +196,13 @@ class Program:
         resource: np.ndarray,
         seconds: Floats | float,
         after: Sequence[Tasks],
+        sent: Sent | None = None,
     ) -> Tasks:
         before = [self._last[thread]] if thread in self._last else []
         work = np.broadcast_to(np.asarray(seconds, np.float64), len(resource))
         tasks = self._line.add(resource, work, [*before, *after])
         self._last[thread] = tasks
-        self.spans.append(Span(thread, name, tasks))
+        self.spans.append(Span(thread, name, tasks, work, after, sent))
         return tasks
 
 

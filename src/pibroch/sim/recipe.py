@@ -18,8 +18,9 @@ from pibroch.data.loader import batch_of
 from pibroch.embedding import Table, TableGroup, features_of, group_tables
 from pibroch.errors import ConfigError
 from pibroch.exchange.base import options_of
-from pibroch.exchange.layout import plan_for
+from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.lookahead.build import LOOKAHEAD
+from pibroch.exchange.retrieve.build import under_retrieve
 from pibroch.exchange.towers.build import TowerLayout, Towers
 from pibroch.exchange.towers.modules import TowerOutputs
 from pibroch.exchange.towers.places import hosts_of
@@ -90,14 +91,18 @@ class Workload:
         return cls(config, dataset, tables, group_tables(tables, optimizer), seed)
 
     def exchange(self, num_ranks: int, ranks_per_host: int = 1) -> str:
-        """What so many ranks use; ``towers`` of hosts that are one group are ``alltoall``.
+        """Whose steps so many ranks make.
+
+        ``towers`` of hosts that are one group, and ``retrieve`` as soon as something is trained,
+        make those of ``alltoall``, see note 0018.
 
         Raises:
             ConfigError: for one that is not simulated, or settings of it that are not.
         """
         section = self.config.embedding.exchange.for_ranks(num_ranks)
-        # one rank's rows are its own under either
-        name = "alltoall" if section.name in ("auto", "local") else section.name
+        # one rank's rows are its own under any
+        is_alltoall = section.name in ("auto", "local", "retrieve")
+        name = "alltoall" if is_alltoall else section.name
         if name not in STEPS:
             raise ConfigError(
                 f"a simulation of the exchange {name!r}",
@@ -164,7 +169,7 @@ class Workload:
         """For ranks that have so many samples each.
 
         Raises:
-            ConfigError: for more ranks than rows, or a plan that does not fit.
+            ConfigError: for more ranks than rows, or a placement or plan that does not fit.
         """
         rows = sum(table.num_rows for table in self.tables)
         if num_ranks > rows:
@@ -180,6 +185,9 @@ class Workload:
             if options.get("plan") is not None:
                 placement = Plan.load(Path(options["plan"]))
             plan = plan_for(self.tables, placement, num_ranks, "ranks")
+        if self.config.embedding.exchange.name == "retrieve":
+            for group in self.groups:
+                under_retrieve(lay_out(group.space, plan, rank=0))
         split = self.dataset.split("train")
         draws = self.seed
 

@@ -5,46 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pibroch.sim.cluster import Cluster
 from pibroch.sim.counting import StepCount
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost
-from pibroch.sim.prediction import predict
-from pibroch.sim.steps import Dense
-
-Setting = tuple[Cluster, Machine, Dense]
+from pibroch.sim.prediction import Conditions, predict
 
 
-def sensitivity(
-    counts: Sequence[StepCount],
-    exchange: str,
-    cluster: Cluster,
-    machine: Machine,
-    dense: Dense,
-    jitter: float = 0.0,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Seconds of a step if one thing were twice as fast, or as many, by the name of the thing.
-
-    The arguments are those of :func:`~pibroch.sim.prediction.predict`.
-    """
-    return {
-        name: predict(counts, exchange, *setting, jitter, seed).step_s
-        for name, setting in _improved(cluster, machine, dense)
-    }
+def sensitivity(counts: Sequence[StepCount], conditions: Conditions) -> dict[str, float]:
+    """Seconds of a step if one thing were twice as fast, or as many, by the name of the thing."""
+    return {name: predict(counts, improved).step_s for name, improved in _improved(conditions)}
 
 
-def _improved(cluster: Cluster, machine: Machine, dense: Dense) -> Iterator[tuple[str, Setting]]:
+def _improved(conditions: Conditions) -> Iterator[tuple[str, Conditions]]:
+    cluster = conditions.cluster
+    machine = conditions.machine
+    dense = conditions.dense
+
+    def on(**changes: float) -> Conditions:
+        return replace(conditions, cluster=replace(cluster, **changes))
+
     if cluster.num_hosts > 1:
-        yield "link of each host", (replace(cluster, link=2 * cluster.link), machine, dense)
+        yield "link of each host", on(link=2 * cluster.link)
     if cluster.ranks_per_host > 1:
-        yield "links within a host", (replace(cluster, local=2 * cluster.local), machine, dense)
+        yield "links within a host", on(local=2 * cluster.local)
     if machine.accelerator is None:
-        yield "cores", (replace(cluster, cores=2 * cluster.cores), machine, dense)
-    yield "speed of dense layers", (cluster, machine, replace(dense, cost=_halved(dense.cost)))
-    yield "speed of work on rows", (cluster, _with_faster_rows(machine), dense)
+        yield "cores", on(cores=2 * cluster.cores)
+    quicker_layers = replace(dense, cost=_halved(dense.cost))
+    yield "speed of dense layers", replace(conditions, dense=quicker_layers)
+    yield "speed of work on rows", replace(conditions, machine=_with_faster_rows(machine))
     links = {name: _quicker(getattr(machine, name)) for name in ("network", "memory")}
     if machine.network.message_s or machine.memory.message_s:
-        yield "speed of messages", (cluster, machine.model_copy(update=links), dense)
+        yield "speed of messages", replace(conditions, machine=machine.model_copy(update=links))
 
 
 def _halved(cost: DenseCost) -> DenseCost:

@@ -209,7 +209,8 @@ def _sum(program: Program, num_bytes: int, after: Tasks) -> Tasks | None:
         return None
     program.wait(COMMUNICATION, "sums", after)
     flow = Flow.ring(num_bytes, program.cluster.host_of_rank)
-    return program.exchange(COMMUNICATION, "sums", flow, 2 * (size - 1))
+    summed = np.full(size, float(num_bytes))
+    return program.exchange(COMMUNICATION, "sums", flow, 2 * (size - 1), summed=summed)
 
 
 def _sum_inside(program: Program, towers: ByTowers, modules: PlacedModules) -> Tasks:
@@ -217,10 +218,11 @@ def _sum_inside(program: Program, towers: ByTowers, modules: PlacedModules) -> T
     groups = towers.places.groups
     program.wait(COMMUNICATION, "sums", program.last(TRAINING))
     flow = Dense.sums_inside(towers, modules, program.cluster.host_of_rank)
-    rounds = np.zeros(program.cluster.num_ranks)
-    for members in groups:
+    rounds, summed = (np.zeros(program.cluster.num_ranks) for _ in range(2))
+    for members, num_bytes in zip(groups, modules.num_bytes, strict=True):
         rounds[list(members)] = 2 * (len(members) - 1)
-    return program.exchange(COMMUNICATION, "sums", flow, rounds, groups)
+        summed[list(members)] = num_bytes
+    return program.exchange(COMMUNICATION, "sums", flow, rounds, groups, summed)
 
 
 def step_seconds(program: Program, num_steps: int, warm_up: int) -> tuple[float, dict[str, float]]:

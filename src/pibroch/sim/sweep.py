@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import lay_out
+from pibroch.sim.chakra import write_traces
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.economy import Economy, interval_of
 from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
-from pibroch.sim.prediction import Prediction, count, predict
+from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.recipe import ModelBytes, Workload
 from pibroch.sim.sensitivity import sensitivity
 from pibroch.sim.steps import Dense
@@ -136,8 +138,16 @@ class Answer:
         }
 
 
-def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
+def answer(
+    workload: Workload, question: Question, num_hosts: int, traces: Path | None = None
+) -> Answer:
     """Count steps of so many hosts, and predict what they take.
+
+    Args:
+        workload: what they train.
+        question: of which machines they are.
+        num_hosts: how many.
+        traces: a folder for traces of the steps, see :func:`~pibroch.sim.chakra.write_traces`.
 
     Raises:
         ConfigError: for what cannot be, or is not simulated.
@@ -167,9 +177,13 @@ def answer(workload: Workload, question: Question, num_hosts: int) -> Answer:
         counts = count(job, exchange, ahead or towers, num_steps)
     cost, note = workload.dense_cost(question.machine, question.utilisation)
     dense = Dense(cost, question.samples, towers)
-    about = exchange, cluster, question.machine, dense, question.jitter, question.seed
-    prediction = predict(counts, *about)
-    helped = sensitivity(counts, *about)
+    conditions = Conditions(
+        exchange, cluster, question.machine, dense, question.jitter, question.seed
+    )
+    prediction = predict(counts, conditions)
+    helped = sensitivity(counts, conditions)
+    if traces is not None:
+        write_traces(conditions.program(counts), traces)
     notes += [*([note] if note else []), *_notes(question.machine)]
     model = workload.model_bytes(question.samples)
     memory = memory_of(job, counts, dense, model, question.machine.process_bytes)

@@ -11,7 +11,7 @@ import pytest
 from pibroch.cli import main
 from small_run import make_config, run_command, run_installed, train_here
 
-OUTPUTS = {"aot", "out", "html", "page", "onnx", "predictions", "run_dir"}
+OUTPUTS = {"aot", "out", "html", "page", "onnx", "predictions", "run_dir", "traces"}
 """Names of parameters that say where something is written."""
 RUN = "<run>"
 DATA = "<data>"
@@ -68,6 +68,7 @@ COMMANDS = {
         "--out",
     ],
     "simulate recipe/page": ["simulate", "synthetic_small", "--data", DATA, "--page"],
+    "simulate recipe/traces": ["simulate", "synthetic_small", "--data", DATA, "--traces"],
     "simulate calibrate/out": ["simulate", "calibrate", "--output"],
     "bench/out": ["bench", "kernels", "--quick", "--out"],
 }

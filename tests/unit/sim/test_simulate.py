@@ -8,6 +8,7 @@ import pytest
 from pibroch.cli.main import main
 from pibroch.config import load_recipe
 from pibroch.data import EncodedDataset
+from pibroch.planner import Plan
 from pibroch.sim.calibrate import _fitted
 from pibroch.sim.counting import count_alltoall
 from pibroch.sim.counting_towers import count_towers
@@ -103,7 +104,6 @@ def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
         (["--hosts", "9..3"], "N no more than M"),
         (["--calibration", "abacus"], "a100, h100, v100"),
         (["--hosts", "100000000"], "rows"),
-        (["--set", "embedding.exchange=retrieve"], "alltoall, lookahead, towers"),
         (["--set", "embedding.exchange=towers", "--hosts", "600"], "at most 512"),
         (
             [
@@ -125,6 +125,18 @@ def test_what_cannot_be_is_refused(simulate, words, message):
     code, _, notes = simulate(*words)
     assert code == 2, notes
     assert message in " ".join(notes.split())
+
+
+def test_a_plan_that_retrieve_refuses_is_refused(simulate, data, tmp_path):
+    config = load_recipe("synthetic_small", [f"data.dir={str(data)!r}"])
+    tables = Workload.of(config, EncodedDataset.open(data)).tables
+    for kind, is_taken in (("row_wise", True), ("row_wise_pooled", False)):
+        path = tmp_path / f"{kind}.json"
+        Plan.of(tables, 2, kind).save(path)
+        setting = f"embedding.exchange={{name='retrieve', plan={str(path)!r}}}"
+        code, _, notes = simulate("--hosts", "2", "--set", setting)
+        assert code == (0 if is_taken else 2), notes
+        assert is_taken or "owners pool" in " ".join(notes.split())
 
 
 def test_an_unknown_recipe(monkeypatch, capsys):

@@ -66,7 +66,7 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
         for each in setup.groups:
             lanes = [
                 RetrieveLane(layout, each, seed, wire, make_room=host.room)
-                for layout in _checked(lay_out(each.space, of, ranks.rank))
+                for layout in under_retrieve(lay_out(each.space, of, ranks.rank))
             ]
             for lane in lanes:
                 lane.replicas = chosen.replicas
@@ -86,7 +86,12 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
     return exchange
 
 
-def _checked(layouts: Sequence[LaneLayout]) -> Sequence[LaneLayout]:
+def under_retrieve(layouts: Sequence[LaneLayout]) -> Sequence[LaneLayout]:
+    """The layouts, all of which must be of rows that are read.
+
+    Raises:
+        ConfigError: where owners pool.
+    """
     if any(layout.owners_pool for layout in layouts):
         raise ConfigError(
             "a placement where owners pool", "one under which rows are read", "e.g. table_wise"
