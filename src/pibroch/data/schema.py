@@ -199,6 +199,9 @@ class Target(Section):
         return self
 
 
+_BINARY = Target()
+
+
 class Schema(Section):
     """The columns of a click log.
 
@@ -333,7 +336,7 @@ class Schema(Section):
     @property
     def targets(self) -> dict[str, Target]:
         """What each of the T labels holds."""
-        return {column: self.target.get(column, Target()) for column in self.label_columns}
+        return {column: self.target.get(column, _BINARY) for column in self.label_columns}
 
     @property
     def is_binary(self) -> bool:

@@ -63,18 +63,27 @@ def stored_labels(columns: Sequence[NDArray[np.float64]], is_binary: bool) -> ND
 
 def scores_of(logits: Tensor, schema: Schema) -> Tensor:
     """What logits ``[B]`` or ``[B, T]`` predict: probabilities of labels of 0 and 1, or numbers."""
-    kinds = [target.kind == "number" for target in schema.targets.values()]
-    if not any(kinds):
+    are_numbers = _are_numbers(schema)
+    if not any(are_numbers):
         return torch.sigmoid(logits)
-    return torch.where(torch.tensor(kinds), logits, torch.sigmoid(logits))
+    return torch.where(torch.tensor(are_numbers), logits, torch.sigmoid(logits))
 
 
 def scores_of_logits(logits: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
     """The same in NumPy, in float64, as files and answers have it."""
-    kinds = [target.kind == "number" for target in schema.targets.values()]
+    are_numbers = _are_numbers(schema)
     with np.errstate(over="ignore"):
-        probabilities = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-    return np.where(kinds, logits, probabilities).astype(np.float32)
+        scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    if any(are_numbers):
+        scores = np.where(are_numbers, logits, scores)
+    return scores.astype(np.float32)
+
+
+def _are_numbers(schema: Schema) -> list[bool]:
+    """Of each task; none where no label is described, and so holds 0 and 1."""
+    if not schema.target:
+        return []
+    return [target.kind == "number" for target in schema.targets.values()]
 
 
 def clicks_of(labels: NDArray[Any]) -> NDArray[np.uint8]:

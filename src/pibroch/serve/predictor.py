@@ -128,6 +128,15 @@ class Predictor:
         rows = None if export is None or export.root is not None else export.lookup
         return rows if isinstance(rows, MappedRows) else None
 
+    def follows(self, other: Predictor) -> bool:
+        """Whether this is a delta that stands on the same export as another version."""
+        export = self._model.root
+        return (
+            export is not None
+            and export.sha256 is not None
+            and other._model.known(export.sha256) is not None
+        )
+
     def reach_rows(self) -> None:
         """Ask each host that has some of the rows for one; nothing to do where all are here.
 

@@ -9,6 +9,7 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from pibroch.state.versions import chosen_version
 
 logger = logging.getLogger(__name__)
 WARM_ROWS = (1, 64, 1024)
+FOLLOWER_ROWS = WARM_ROWS[:2]
+"""Of a delta that follows a version which is warm: its layers have scored batches of all sizes."""
 HELD_VERSIONS = 4
 """Newest versions whose rows other hosts can have, which may be at another than this one."""
 Identity = tuple[str, int, int, int]
@@ -183,7 +186,7 @@ class ModelStore:
             is_new = self._coming is None or self._coming[0] != target
             try:
                 opened = self._opened(target)
-                _warm(opened, self.split)
+                _warm(opened, self.split, self._warm_rows(opened))
                 retriever = self._retriever_of(opened)
             except WorkerLostError as error:
                 if is_new:
@@ -212,7 +215,7 @@ class ModelStore:
         if self.is_warm:
             return
         try:
-            _warm(self.current, self.split)
+            _warm(self.current, self.split, WARM_ROWS)
         except WorkerLostError as error:
             logger.warning("not ready yet, as rows are elsewhere: %s", error)
         else:
@@ -245,6 +248,9 @@ class ModelStore:
             self._held = (*self._held, opened)[-HELD_VERSIONS:]
         return opened
 
+    def _warm_rows(self, opened: Predictor) -> tuple[int, ...]:
+        return FOLLOWER_ROWS if self.is_warm and opened.follows(self.current) else WARM_ROWS
+
     def _retriever_of(self, predictor: Predictor) -> Retriever | None:
         return None if self._items is None else Retriever(predictor, self._items)
 
@@ -269,7 +275,7 @@ class ModelStore:
         logger.error("%s %s: %s", self.current.version, stays, error)
 
 
-def _warm(predictor: Predictor, split: RowSplit) -> None:
+def _warm(predictor: Predictor, split: RowSplit, counts: Iterable[int]) -> None:
     """Score missing and unknown values, so that kernels are compiled and files are in memory.
 
     Raises:
@@ -280,7 +286,7 @@ def _warm(predictor: Predictor, split: RowSplit) -> None:
     predictor.reach_rows()
     if predictor.takes_raw:
         warm_parsers(predictor.schema, predictor.columns)
-        for count in WARM_ROWS:
+        for count in counts:
             values = [None, *map(str, range(count - 1))]
             scores = predictor.score_raw(dict.fromkeys(predictor.columns, values))
             if not scores.isfinite().all():

@@ -15,6 +15,7 @@ import pytest
 import pibroch as pb
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.serve.store import ModelStore
 from served import Load, serving, until
 from small_run import make_config, train_here
 
@@ -100,3 +101,28 @@ def test_a_delta_whose_base_is_elsewhere_does_not_take_over(line, tmp_path):
             np.abs(np.array(answer.json["scores"]) - line.expected[line.parts[2][1]]).max() < 1e-6
         )
         assert answer.json["model_version"] == line.parts[2][1] and "not beside it" in server.end()
+
+
+def test_what_stands_on_the_same_export_scores_few_rows_before_it_answers(
+    line, tmp_path, monkeypatch
+):
+    scored = []
+    score_raw = pb.Predictor.score_raw
+
+    def noted(predictor, columns):
+        scored.append(max(map(len, columns.values())))
+        return score_raw(predictor, columns)
+
+    monkeypatch.setattr(pb.Predictor, "score_raw", noted)
+    most = []
+    store = None
+    for folder, version in line.parts[:4]:
+        shutil.copytree(folder, tmp_path / folder.name)
+        if store is None:
+            store = ModelStore(tmp_path)
+        else:
+            assert store.refresh()
+        assert store.current.version == version
+        most.append(max(scored))
+        scored.clear()
+    assert most == [1024, 64, 64, 1024]
