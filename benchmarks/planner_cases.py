@@ -6,7 +6,6 @@ Criteo extrapolated from a sample, Zipf ids, and random cases.
 from __future__ import annotations
 
 import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.presets import criteo_schema
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
+from pibroch.observability.memory import peak_rss_bytes
 from pibroch.planner import cost as costs
 from pibroch.planner.count import CountOptions, count_dataset
 from pibroch.planner.extrapolate import extrapolate
@@ -224,7 +224,7 @@ def measured(case: Setting, topology: ClusterTopology, options: PlanOptions) -> 
     started = time.perf_counter()
     _, prediction = make_plan(case.tables, case.profile, topology, options)
     seconds = time.perf_counter() - started
-    return Measured(prediction, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    return Measured(prediction, seconds, peak_rss_bytes() / 2**20)
 
 
 def plan_row(plan: Measured, form: Form, topology: ClusterTopology) -> dict[str, Any]:

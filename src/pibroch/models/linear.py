@@ -45,8 +45,8 @@ class Linear(nn.Linear):
         computes_gradients = torch.is_grad_enabled()
         if (
             not computes_gradients
-            and len(x) <= self.few_samples
             and not torch.compiler.is_compiling()
+            and len(x) <= self.few_samples
         ):
             out = functional.linear(x, self.weight, self.bias)
             return out.relu_() if relu else out

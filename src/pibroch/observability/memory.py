@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-_STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -21,17 +21,28 @@ def rss_bytes() -> int:
     """Resident memory now; the peak where the system does not tell."""
     if sys.platform == "win32":
         return int(_windows_bytes().now)
-    if not _STATM.exists():
-        return peak_rss_bytes()
-    import resource
-
-    return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    return _of_status("VmRSS") or _peak_of_usage()
 
 
 def peak_rss_bytes() -> int:
-    """The most resident memory so far."""
+    """The most resident memory so far.
+
+    ``getrusage`` also counts what the process held before it began another program, so it is asked
+    only where the system has no ``/proc``.
+    """
     if sys.platform == "win32":
         return int(_windows_bytes().peak)
+    # the kernel counts the peak a moment later
+    return max(_of_status("VmHWM"), _of_status("VmRSS")) or _peak_of_usage()
+
+
+def _of_status(name: str) -> int:
+    """Bytes in a line of the process's status; 0 where there is none."""
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _peak_of_usage() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

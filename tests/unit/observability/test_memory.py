@@ -1,8 +1,12 @@
 """What is left of the machine's memory, or of that of the groups that this process is in."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from pibroch.observability.memory import free_memory
+from pibroch.observability.memory import free_memory, peak_rss_bytes, rss_bytes
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,27 @@ def test_a_group_whose_path_leads_out_of_what_this_process_sees_is_left_out(tmp_
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text("0::/../..\n")
     assert free_memory(tmp_path, tmp_path) == 9 << 10
+
+
+def test_the_peak_is_what_was_held_once():
+    before = rss_bytes()
+    held = bytearray(os.urandom(1 << 20) * 64)
+    during = rss_bytes()
+    del held
+    assert before + (60 << 20) < during <= peak_rss_bytes()
+
+
+PEAK_AFTER_EXEC = """
+import os, sys
+held = bytearray(os.urandom(1 << 20) * 512)
+told = "from pibroch.observability.memory import peak_rss_bytes; print(peak_rss_bytes())"
+os.execv(sys.executable, [sys.executable, "-c", told])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+def test_the_peak_is_not_that_of_the_program_before():
+    told = subprocess.run(
+        [sys.executable, "-c", PEAK_AFTER_EXEC], capture_output=True, text=True, timeout=120
+    )
+    assert 0 < int(told.stdout) < 500 << 20, told.stderr
