@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from pibroch.sim.cluster import Cluster
 from pibroch.sim.counting import StepCount
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost
 from pibroch.sim.prediction import Conditions, predict
@@ -20,15 +21,15 @@ def _improved(conditions: Conditions) -> Iterator[tuple[str, Conditions]]:
     machine = conditions.machine
     dense = conditions.dense
 
-    def on(**changes: float) -> Conditions:
-        return replace(conditions, cluster=replace(cluster, **changes))
+    def on(better: Cluster) -> Conditions:
+        return replace(conditions, cluster=better)
 
     if cluster.num_hosts > 1:
-        yield "link of each host", on(link=2 * cluster.link)
+        yield "link of each host", on(replace(cluster, link=2 * cluster.link))
     if cluster.ranks_per_host > 1:
-        yield "links within a host", on(local=2 * cluster.local)
+        yield "links within a host", on(replace(cluster, local=2 * cluster.local))
     if machine.accelerator is None:
-        yield "cores", on(cores=2 * cluster.cores)
+        yield "cores", on(replace(cluster, cores=2 * cluster.cores))
     quicker_layers = replace(dense, cost=_halved(dense.cost))
     yield "speed of dense layers", replace(conditions, dense=quicker_layers)
     yield "speed of work on rows", replace(conditions, machine=_with_faster_rows(machine))
