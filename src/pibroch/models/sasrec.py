@@ -7,7 +7,7 @@ last item.
 
 Differs from the paper: a sample is a sequence and one item with a label, where the paper trains all
 positions of a sequence at once; embeddings are not multiplied by ``sqrt(D)``. Other features and
-dense ones are not read.
+dense ones are not read. Under ``in_batch_softmax`` the other items of the batch are the negatives.
 
 Shape legend: B samples, D embedding width, T positions.
 """
@@ -23,11 +23,12 @@ from pibroch.config.model_sequences import SASRecConfig
 from pibroch.errors import ConfigError
 from pibroch.models.attention import TransformerBlock
 from pibroch.models.layer_norm import LayerNorm
-from pibroch.models.sequences import History, SequenceModel
+from pibroch.models.pairs import ByBag, PairModel, Pairs
+from pibroch.models.sequences import History, SequenceModel, summed
 
 
-class SASRec(SequenceModel):
-    """Causal self-attention over one sequence."""
+class SASRec(SequenceModel, PairModel):
+    """Causal self-attention over one sequence, which is the user."""
 
     section = SASRecConfig
 
@@ -41,6 +42,8 @@ class SASRec(SequenceModel):
                 "one",
                 "keep one of them, or choose din or bst",
             )
+        self.item_features = tuple(self.targets.values())
+        self.vector_width = config.dim
         self.positions = nn.Parameter(torch.randn(config.max_length, config.dim) / config.dim**0.5)
         self.blocks = nn.ModuleList(
             TransformerBlock(config.dim, config.attention_heads, config.dropout, norm_first=True)
@@ -50,11 +53,24 @@ class SASRec(SequenceModel):
 
     def scores(self, dense: Tensor, others: Tensor, histories: Sequence[History]) -> Tensor:  # noqa: D102
         (history,) = histories
+        return self.products(Pairs(self._user(history), history.target))
+
+    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+        """See :class:`PairModel`."""
+        assert not isinstance(embedded, Tensor), "of tables that pool nothing"
+        (history,) = self.histories(embedded)
+        return self._user(history)
+
+    def item_vectors(self, embedded: ByBag) -> Tensor:
+        """See :class:`PairModel`."""
+        assert not isinstance(embedded, Tensor), "of tables that pool nothing"
+        return summed(embedded[self.item_id])
+
+    def _user(self, history: History) -> Tensor:
         length = history.mask.shape[1]
         is_before = torch.ones(length, length, dtype=torch.bool, device=history.mask.device).tril()
         x = history.items + self.positions
         for block in self.blocks:
             x = block(x, history.mask[:, None] & is_before)
-        last = self.norm(x[:, -1]) * history.mask[:, -1:]
-        out: Tensor = (last * history.target).sum(1)
-        return out
+        last: Tensor = self.norm(x[:, -1]) * history.mask[:, -1:]
+        return last

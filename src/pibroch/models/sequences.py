@@ -128,21 +128,27 @@ class SequenceModel(Model):
                 "the vectors of each feature by its name",
                 'look up in tables with pooling="none"',
             )
-        vectors = {name: _summed(by_name[name]) for name in self.others}
-        histories = [
-            self._history(by_name[name], vectors[target], dropout)
-            for (name, target), dropout in zip(
-                self.targets.items(), self.history_dropouts, strict=True
-            )
-        ]
+        vectors = {name: summed(by_name[name]) for name in self.others}
+        histories = self.histories(by_name)
         others = self.embedding_dropout(torch.stack(list(vectors.values()), 1))
         return self.scores(dense, others, histories)
 
-    def _history(self, vectors: Tensor | Jagged, target: Tensor, dropout: nn.Module) -> History:
-        assert not isinstance(vectors, Tensor), "tables that pool nothing"
+    def histories(self, by_name: ByFeature) -> list[History]:
+        """Those of the section, in its order.
+
+        Raises:
+            KeyError: for vectors that lack a feature.
+        """
         length = self.max_length
-        items = dropout(vectors.padded(length, last=True))
-        return History(items, vectors.mask(length, last=True), target)
+        found = []
+        for (name, target), dropout in zip(
+            self.targets.items(), self.history_dropouts, strict=True
+        ):
+            vectors = by_name[name]
+            assert not isinstance(vectors, Tensor), "tables that pool nothing"
+            items = dropout(vectors.padded(length, last=True))
+            found.append(History(items, vectors.mask(length, last=True), summed(by_name[target])))
+        return found
 
     @abstractmethod
     def scores(self, dense: Tensor, others: Tensor, histories: Sequence[History]) -> Tensor:
@@ -155,5 +161,6 @@ class SequenceModel(Model):
         """
 
 
-def _summed(vectors: Tensor | Jagged) -> Tensor:
+def summed(vectors: Tensor | Jagged) -> Tensor:
+    """``[B, D]`` of a feature that is no sequence."""
     return vectors if isinstance(vectors, Tensor) else vectors.summed()

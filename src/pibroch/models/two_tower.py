@@ -11,7 +11,6 @@ vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -20,24 +19,11 @@ from torch.nn import functional
 
 from pibroch.config.model_two_tower import TwoTowerConfig
 from pibroch.errors import ConfigError
-from pibroch.models.base import Model
 from pibroch.models.mlp import MLP, HiddenOptions
+from pibroch.models.pairs import ByBag, PairModel, Pairs
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """What the towers made of a batch.
-
-    Attributes:
-        users: ``[B, E]``, divided by the temperature.
-        items: ``[B, E]``.
-    """
-
-    users: Tensor
-    items: Tensor
-
-
-class TwoTower(Model):
+class TwoTower(PairModel):
     """A network over user and dense features, and one over item features.
 
     Args:
@@ -49,9 +35,6 @@ class TwoTower(Model):
 
     Raises:
         ConfigError: for item features that are none, or all.
-
-    Attributes:
-        keeps_pairs: whether training keeps the vectors of a forward pass for :meth:`take_pairs`.
     """
 
     section = TwoTowerConfig
@@ -79,15 +62,12 @@ class TwoTower(Model):
                 "features of the user",
                 "leave some out of model.item_features",
             )
-        self.item_id = wanted[0]
         self.item_features = tuple(wanted)
         self._users = users
         self._items = [names.index(name) for name in wanted]
-        self.keeps_pairs = False
         self.temperature = config.temperature
         self.normalize = config.normalize
         self.vector_width = config.vector_width
-        self._pairs: Pairs | None = None
         options = HiddenOptions.of(config)
         ends = (*config.top, config.vector_width)
         self.user = MLP((num_dense + len(users) * config.dim, *ends), options)
@@ -104,36 +84,23 @@ class TwoTower(Model):
         """See :meth:`Model.build`."""
         return cls(num_dense, num_features, config, features)
 
-    def user_vectors(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """``[B, E]`` of ``dense`` ``[B, n]`` and embeddings ``[B, F, D]``; item features not read.
-
-        Divided by the temperature.
-        """
-        inputs = torch.cat([dense, vectors[:, self._users].flatten(1)], 1)
+    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+        """See :class:`PairModel`; divided by the temperature."""
+        inputs = torch.cat([dense, self._of(embedded)[:, self._users].flatten(1)], 1)
         return self._scaled(self.user(inputs)) / self.temperature
 
-    def item_vectors(self, vectors: Tensor) -> Tensor:
-        """``[B, E]`` of embeddings ``[B, F, D]``; user features are not read."""
-        return self._scaled(self.item(vectors[:, self._items].flatten(1)))
+    def item_vectors(self, embedded: ByBag) -> Tensor:
+        """See :class:`PairModel`."""
+        return self._scaled(self.item(self._of(embedded)[:, self._items].flatten(1)))
+
+    @staticmethod
+    def _of(embedded: ByBag) -> Tensor:
+        assert isinstance(embedded, Tensor), "of tables that pool"
+        return embedded
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return functional.normalize(vectors, dim=1) if self.normalize else vectors
 
-    @property
-    def interaction_products(self) -> int:
-        """See :class:`Model`."""
-        return self.vector_width
-
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
         vectors = embeddings()
-        pairs = Pairs(self.user_vectors(dense, vectors), self.item_vectors(vectors))
-        if self.training and self.keeps_pairs:
-            self._pairs = pairs
-        return (pairs.users * pairs.items).sum(1)
-
-    def take_pairs(self) -> Pairs:
-        """The vectors of the last forward pass in training, once."""
-        pairs = self._pairs
-        self._pairs = None
-        assert pairs is not None, "asked once, after a forward pass"
-        return pairs
+        return self.products(Pairs(self.user_vectors(dense, vectors), self.item_vectors(vectors)))

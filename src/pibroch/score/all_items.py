@@ -1,4 +1,4 @@
-"""How well a two-tower model finds a sample's item among all items.
+"""How well a model of users and items finds a sample's item among all items.
 
 Shape legend: S samples of a batch, N items, E width of a vector.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import Split
-from pibroch.models.two_tower import TwoTower
+from pibroch.models.pairs import PairModel
 from pibroch.serve.predictor import Predictor
 
 _NUMBERS_AT_ONCE = 1 << 24
@@ -32,7 +32,7 @@ def figures_over_all_items(
     split.
 
     Args:
-        predictor: of a two-tower model.
+        predictor: of a model that makes vectors of users and items.
         dataset: which has the training split.
         split: whose samples are looked at.
         top_k: the k.
@@ -40,17 +40,17 @@ def figures_over_all_items(
     Returns:
         Nothing for another model; NaN without such samples.
     """
-    towers = predictor.dense
-    if not isinstance(towers, TwoTower):
+    model = predictor.dense
+    if not isinstance(model, PairModel):
         return {}
     size = predictor.config.train.evaluate_batch_size
-    ids, items = _all_items(predictor, towers, Loader(dataset.split("train"), size))
+    ids, items = _all_items(predictor, model, Loader(dataset.split("train"), size))
     places = [np.empty(0)]
     with torch.inference_mode():
         for batch in Loader(split, size):
             is_positive = batch.labels > 0
-            users = towers.user_vectors(batch.dense, predictor.embed(batch)).float()[is_positive]
-            wanted = _item_ids(batch, towers)[is_positive.numpy()]
+            users = model.user_vectors(batch.dense, predictor.looked_up(batch)).float()[is_positive]
+            wanted = _item_ids(batch, model)[is_positive.numpy()]
             places.append(_places(users, wanted, ids, items))
     found = np.concatenate(places)
     figures: dict[str, float] = {}
@@ -61,22 +61,22 @@ def figures_over_all_items(
     return figures
 
 
-def _item_ids(batch: JaggedBatch, towers: TwoTower) -> NDArray[np.int64]:
-    return batch.select((towers.item_id,)).values.numpy()
+def _item_ids(batch: JaggedBatch, model: PairModel) -> NDArray[np.int64]:
+    return batch.select((model.item_id,)).values.numpy()
 
 
 def _all_items(
-    predictor: Predictor, towers: TwoTower, batches: Loader
+    predictor: Predictor, model: PairModel, batches: Loader
 ) -> tuple[NDArray[np.int64], Tensor]:
     """Ids of N items, rising, and their vectors ``[N, E]``."""
     ids = np.empty(0, np.int64)
-    vectors = torch.empty(0, towers.vector_width)
+    vectors = torch.empty(0, model.vector_width)
     for batch in batches:
-        some, first = np.unique(_item_ids(batch, towers), return_index=True)
+        some, first = np.unique(_item_ids(batch, model), return_index=True)
         is_new = ~np.isin(some, ids)
         if is_new.any():
             with torch.inference_mode():
-                new = towers.item_vectors(predictor.embed(batch)).float()[first[is_new]]
+                new = model.item_vectors(predictor.looked_up(batch)).float()[first[is_new]]
             ids = np.concatenate([ids, some[is_new]])
             vectors = torch.cat([vectors, new])
     order = np.argsort(ids)

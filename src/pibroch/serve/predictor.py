@@ -22,6 +22,7 @@ from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.data.targets import scores_of
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
+from pibroch.exchange import EmbeddingOutput
 from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
@@ -279,15 +280,22 @@ class Predictor:
         Raises:
             ConfigError: for a model that reads sequences, whose embeddings are not pooled.
         """
-        self.check_files()
-        with torch.no_grad():
-            vectors = self._model.lookup(batch) if begun is None else begun.rows()
+        vectors = self.looked_up(batch, begun)
         if not isinstance(vectors, Tensor):
             raise ConfigError(
                 f"embeddings of {self._model.source}, a model of sequences, which pools none",
                 "scores of it, or a model that pools them",
             )
         return vectors
+
+    def looked_up(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor | EmbeddingOutput:
+        """What the model's layers are given: as :meth:`embed`, or each feature's by its name.
+
+        Errors as of :meth:`logits`.
+        """
+        self.check_files()
+        with torch.no_grad():
+            return self._model.lookup(batch) if begun is None else begun.rows()
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """See :meth:`scores`."""

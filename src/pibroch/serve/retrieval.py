@@ -1,4 +1,4 @@
-"""The best items of all for a user, by the vectors of a two-tower model.
+"""The best items of all for a user, by the vectors of a model of both.
 
 Shape legend: B users, N items, E width of a vector, k items that are wanted.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, DataError
-from pibroch.models.two_tower import TwoTower
+from pibroch.models.pairs import PairModel
 from pibroch.serve.predictor import Predictor
 
 NUMBERS_AT_ONCE = 1 << 24
@@ -100,12 +100,12 @@ class Items:
 
 
 class Retriever:
-    """A version's user tower, and the index of what its item tower makes of all items.
+    """A version's vectors of users, and the index of those of all items.
 
     Nothing of it changes after it was made; any number of threads may ask it.
 
     Args:
-        predictor: of a two-tower model, whose dictionaries are known.
+        predictor: of a model that makes both, whose dictionaries are known.
         items: of which the best are found.
 
     Raises:
@@ -113,25 +113,25 @@ class Retriever:
         DataError: for items without a column that the model reads, or the same item twice.
 
     Attributes:
-        predictor: whose towers these are.
+        predictor: whose vectors these are.
         user_columns: of raw rows, those that are read for users.
         num_items: N.
     """
 
     def __init__(self, predictor: Predictor, items: Items) -> None:
-        towers = predictor.dense
-        if not isinstance(towers, TwoTower):
+        model = predictor.dense
+        if not isinstance(model, PairModel):
             raise ConfigError(
-                f"items for version {predictor.version}, a {type(towers).__name__}",
-                "a two_tower model",
+                f"items for version {predictor.version}, a {type(model).__name__}",
+                "a two_tower or sasrec model",
                 "leave --items out, or serve such a model",
             )
         self.predictor = predictor
-        self._towers = towers
+        self._model = model
         features = predictor.schema.categorical
         column_of = {feature.name: feature.column for feature in features}
-        of_item = {column_of[name] for name in towers.item_features}
-        of_user = {column_of[name] for name in column_of if name not in towers.item_features}
+        of_item = {column_of[name] for name in model.item_features}
+        of_user = {column_of[name] for name in column_of if name not in model.item_features}
         of_user |= {feature.column for feature in predictor.schema.dense}
         if missing := sorted(of_item - items.columns.keys()):
             raise DataError(
@@ -140,11 +140,11 @@ class Retriever:
                 "add it",
             )
         self.user_columns = tuple(name for name in predictor.columns if name in of_user)
-        self.ids = items.columns[column_of[towers.item_id]]
+        self.ids = items.columns[column_of[model.item_id]]
         if len({*map(str, self.ids)}) < len(self.ids):
             raise DataError(
                 f"items in {items.source}, of which two have one id",
-                f"each `{column_of[towers.item_id]}` once",
+                f"each `{column_of[model.item_id]}` once",
                 "leave the others out",
             )
         self.num_items = len(self.ids)
@@ -153,7 +153,7 @@ class Retriever:
             some = slice(first, first + _ITEMS_AT_ONCE)
             batch = self._encoded({name: items.columns[name][some] for name in of_item})
             with torch.inference_mode():
-                vectors.append(towers.item_vectors(predictor.embed(batch)).float())
+                vectors.append(model.item_vectors(predictor.looked_up(batch)).float())
         self._index = items.index(torch.cat(vectors))
 
     def __call__(self, users: RawColumns, k: int) -> tuple[list[list[object]], list[list[float]]]:
@@ -170,13 +170,13 @@ class Retriever:
         """
         batch = self._encoded(users)
         with torch.inference_mode():
-            embedded = self.predictor.embed(batch)
-            vectors = self._towers.user_vectors(batch.dense, embedded).float()
+            embedded = self.predictor.looked_up(batch)
+            vectors = self._model.user_vectors(batch.dense, embedded).float()
             scores, places = self._index.search(vectors, min(k, self.num_items))
         return [[self.ids[place] for place in row] for row in places.tolist()], scores.tolist()
 
     def _encoded(self, columns: RawColumns) -> JaggedBatch:
-        """A batch; what belongs to the other tower is missing in it."""
+        """A batch; what belongs to the other side is missing in it."""
         count = len(next(iter(columns.values())))
         others = {name: [None] * count for name in self.predictor.columns if name not in columns}
         return self.predictor.encode({**columns, **others})

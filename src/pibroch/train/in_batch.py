@@ -12,11 +12,11 @@ from pibroch.config.loss import InBatchSoftmaxConfig
 from pibroch.data import EncodedDataset, JaggedBatch
 from pibroch.errors import ConfigError, DataError
 from pibroch.models.in_batch_softmax import InBatchSoftmax, Positives
-from pibroch.models.two_tower import TwoTower
+from pibroch.models.pairs import PairModel
 
 
 class InBatchCriterion:
-    """In place of :class:`pibroch.train.criterion.Criterion`, for a :class:`TwoTower`.
+    """In place of :class:`pibroch.train.criterion.Criterion`, for a :class:`PairModel`.
 
     Args:
         config: has the loss.
@@ -34,11 +34,11 @@ class InBatchCriterion:
     def __init__(
         self, config: RunConfig, dataset: EncodedDataset, model: nn.Module, channel: Channel
     ) -> None:
-        if not isinstance(model, TwoTower):
+        if not isinstance(model, PairModel):
             raise ConfigError(
                 f"loss 'in_batch_softmax' for the model {config.model.name!r}",
                 "vectors of users and items",
-                'set model.name = "two_tower", or choose another loss',
+                'set model.name = "two_tower" or "sasrec", or choose another loss',
             )
         assert isinstance(config.loss, InBatchSoftmaxConfig)
         self._model = model
@@ -70,7 +70,7 @@ class InBatchCriterion:
             raise DataError(
                 f"a sample with several or no ids of {self._item[0]!r}",
                 "one item a sample",
-                "name a feature without multi_hot first in model.item_features",
+                "a feature without multi_hot first in model.item_features, or in model.histories",
             )
         ids = bags.values
         rewards = batch.labels.clamp(min=0)

@@ -163,7 +163,7 @@ def test_items_that_do_not_fit_are_refused(trained, tmp_path):
 
 
 def test_items_of_another_model_are_refused(clicks, tmp_path):
-    with pytest.raises(ConfigError, match="need a two_tower model"):
+    with pytest.raises(ConfigError, match="need a two_tower or sasrec model"):
         Retriever(pb.Predictor.open(clicks.run), Items("here", {"item": ["i1"]}))
 
 

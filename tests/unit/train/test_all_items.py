@@ -1,4 +1,4 @@
-"""Two towers on data whose best hit rate is known, and figures over all items."""
+"""Models of users and items on data whose best hit rate is known, and figures over all items."""
 
 import json
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.score.all_items import figures_over_all_items
 from pibroch.score.checkpoint import evaluate_checkpoint
+from pibroch.serve.retrieval import Items, Retriever
 from small_run import make_config, run_command, train_here
 
 SCHEMA = """
@@ -102,3 +103,62 @@ def test_evaluate_prints_them(planted):
     arguments = ("evaluate", "--checkpoint", planted.run, "--data", planted.data, "--json")
     told = json.loads(run_command(*arguments).stdout)["tasks"]["click"]
     assert 0 < told["all_ndcg@5"] < told["all_hr@5"] < 1
+
+
+WALKS = """
+label = "click"
+[categorical.item]
+min_count = 1
+[categorical.history]
+multi_hot = true
+delimiter = "|"
+max_length = 4
+shares = "item"
+"""
+FOLLOWS = 0.8
+LONGER = ("train.epochs=30", "train.top_k=[1]")
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """Each item is followed by one of its own, or else by any."""
+    folder = tmp_path_factory.mktemp("walked")
+    rng = np.random.default_rng(6)
+    following = rng.permutation(NUM_ITEMS)
+    lines = []
+    for _ in range(8000):
+        walk = [int(rng.integers(NUM_ITEMS))]
+        while len(walk) < 4:
+            next_one = following[walk[-1]] if rng.random() < FOLLOWS else rng.integers(NUM_ITEMS)
+            walk.append(int(next_one))
+        *history, item = (f"i{each}" for each in walk)
+        lines.append(f"1,{item},{'|'.join(history)}")
+    (folder / "walks.csv").write_text("\n".join(["click,item,history", *lines]) + "\n")
+    schema = Schema.from_toml(WALKS)
+    source = TextSource(folder / "walks.csv", schema.separator, schema.quotes, schema.columns)
+    prepare([source], schema, folder / "data", PrepareOptions())
+    sasrec = "{name='sasrec', dim=16, histories={history='item'}, max_length=4, attention_heads=2}"
+    config = make_config(folder / "data", *SETTINGS[1:], f"model={sasrec}", *LONGER)
+    run, _ = train_here(config, folder / "run")
+    last = max((run.path / "checkpoints").glob("step-*"))  # the log loss, 0 or 1, says little
+    return SimpleNamespace(data=folder / "data", run=last, following=following, folder=folder)
+
+
+def test_a_model_of_sequences_learns_what_comes_next(walked):
+    found = evaluate_checkpoint(walked.run, EncodedDataset.open(walked.data), "test")
+    best = FOLLOWS + (1 - FOLLOWS) / NUM_ITEMS
+    assert best - 0.06 < found.tasks["click"]["all_hr@1"] < best + 0.04
+
+
+def test_what_comes_next_is_retrieved(walked):
+    items = Items("here", {"item": [f"i{number}" for number in range(NUM_ITEMS)]})
+    predictor = pb.Predictor.open(walked.run)
+    retriever = Retriever(predictor, items)
+    assert retriever.user_columns == ("history",)
+    histories = [["i3", f"i{number}"] for number in range(NUM_ITEMS)]
+    best, logits = retriever({"history": histories}, 3)
+    found = np.array([int(row[0][1:]) for row in best])
+    assert (found == walked.following).mean() > 0.9
+    pairs = {"history": [histories[7]] * 3, "item": best[7]}
+    expected = predictor.logits(predictor.encode(pairs))
+    torch.testing.assert_close(torch.tensor(logits[7]), expected)

@@ -1,0 +1,82 @@
+"""Models whose logit is the product of a user's vector and an item's.
+
+Item vectors need no user, so that a loss can compare each user with all items of a batch, and an
+index can hold all items.
+
+Shape legend: B samples, n dense features, F categorical features, D embedding width, E width of a
+vector.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pibroch.models.base import Model
+
+ByBag = Tensor | Mapping[str, Any]
+"""``[B, F, D]``; of a model of sequences the vectors of each feature by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The two sides of a batch.
+
+    Attributes:
+        users: ``[B, E]``.
+        items: ``[B, E]``.
+    """
+
+    users: Tensor
+    items: Tensor
+
+
+class PairModel(Model):
+    """Makes a vector of a user and one of an item.
+
+    Attributes:
+        item_features: what an item's vector is made of, its id first; all other features are the
+            user's.
+        vector_width: E.
+        keeps_pairs: whether training keeps the vectors of a forward pass for :meth:`take_pairs`.
+    """
+
+    item_features: tuple[str, ...]
+    vector_width: int
+    keeps_pairs = False
+    _pairs: Pairs | None = None
+
+    @property
+    def item_id(self) -> str:
+        """The feature that tells items apart."""
+        return self.item_features[0]
+
+    @property
+    def interaction_products(self) -> int:
+        """See :class:`Model`."""
+        return self.vector_width
+
+    @abstractmethod
+    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+        """``[B, E]`` of ``dense`` ``[B, n]`` and embeddings; item features are not read."""
+
+    @abstractmethod
+    def item_vectors(self, embedded: ByBag) -> Tensor:
+        """``[B, E]`` of embeddings; user features are not read."""
+
+    def products(self, pairs: Pairs) -> Tensor:
+        """Logits ``[B]``; a loss that compares pairs may take these afterwards."""
+        if self.training and self.keeps_pairs:
+            self._pairs = pairs
+        return (pairs.users * pairs.items).sum(1)
+
+    def take_pairs(self) -> Pairs:
+        """The vectors of the last forward pass in training, once."""
+        pairs = self._pairs
+        self._pairs = None
+        assert pairs is not None, "asked once, after a forward pass"
+        return pairs
