@@ -127,10 +127,17 @@ def test_the_softmax_of_a_batch_is_the_same_at_any_number_of_ranks(
             assert result["losses"] == pytest.approx(losses, rel=1e-4)
 
 
+OVER_ALL = ("train.monitor='all_ndcg@10'", "train.evaluate_batch_size=7")
+
+
+def test_figures_over_all_items_at_any_number_of_ranks(worlds, clicks, tmp_path):
+    check(worlds, make_config(clicks, *PAIRS, *OVER_ALL), tmp_path)
+
+
 def test_every_exchange_trains_two_towers_to_the_same_bits(worlds, clicks, tmp_path):
     outcomes = []
     for exchange in ("alltoall", "lookahead", "retrieve", "towers"):
-        config = make_config(clicks, *PAIRS, f"embedding.exchange={exchange}")
+        config = make_config(clicks, *PAIRS, *OVER_ALL, f"embedding.exchange={exchange}")
         results = run(worlds(2), config, tmp_path / exchange)
         outcomes += [[result[name] for name in RUN] for result in results]
     assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -14,12 +14,12 @@ from pibroch.data.health import click_rates
 from pibroch.data.schema import Target
 from pibroch.embedding import SGD
 from pibroch.errors import CheckpointError
-from pibroch.score.all_items import figures_over_all_items
 from pibroch.score.split import check_out, opened_split, write_predictions
 from pibroch.serve.predictor import Predictor
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.manifest import Manifest, read_manifest, schema_of
 from pibroch.state.tables import check_tables_match, saved_tables
+from pibroch.train.all_items import figures_over_all_items
 from pibroch.train.evaluation import check_finite, predict
 from pibroch.train.metrics import Evaluation, Predictions
 from pibroch.train.session import build_tables
@@ -57,9 +57,18 @@ def evaluate_checkpoint(
     if out is not None:
         write_predictions(predictions, dataset, out)
     evaluation = predictions.result()
-    top_k = predictor.config.train.top_k
+    settings = predictor.config.train
     (label, *_) = evaluation.tasks
-    evaluation.tasks[label].update(figures_over_all_items(predictor, dataset, opened, top_k))
+    evaluation.tasks[label].update(
+        figures_over_all_items(
+            predictor.dense,
+            predictor.looked_up,
+            dataset,
+            opened,
+            settings.evaluate_batch_size,
+            settings.top_k,
+        )
+    )
     check_finite(evaluation, split)
     undefined = [name for name, each in evaluation.tasks.items() if math.isnan(each.get("auc", 0))]
     rates = click_rates(dataset, [split]) if undefined else {}

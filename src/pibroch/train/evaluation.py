@@ -17,8 +17,9 @@ from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
 from pibroch.data.health import click_rates
 from pibroch.errors import ConfigError, DataError, NonFiniteLossError
+from pibroch.train.all_items import figures_over_all_items
 from pibroch.train.metrics import Curves, Evaluation, Metrics, Predictions
-from pibroch.train.monitored import check_monitor, monitored
+from pibroch.train.monitored import check_monitor, is_over_all_items, monitored
 from pibroch.train.session import Session
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
             f"no training samples in {dataset.path}", "samples to train on", "prepare more data"
         )
     schema = dataset.schema
-    check_monitor(config.train, schema)
+    check_monitor(config, schema)
     label, figure = monitored(config.train.monitor, schema)
     read = ["train", "validation"]
     read += ["test"] if config.train.evaluate_test else []
@@ -129,11 +130,23 @@ def evaluate(session: Session, split: SplitName) -> Evaluation:
     batches: Iterable[JaggedBatch] = loader
     if session.processors is not None:
         batches = session.processors.batches(session.dataset, loader, len(loader))
-    with session.predicting() as logits:
-        predictions = predict(batches, logits, _empty(session.config, session.dataset))
-    evaluation = _result_of_all(
-        predictions, _empty(session.config, session.dataset), session.world.control
-    )
+    config = session.config
+    dataset = session.dataset
+    over_all_items = {}
+    with session.predicting() as predicting:
+        predictions = predict(batches, predicting, _empty(config, dataset))
+        if is_over_all_items(config, dataset.schema):
+            over_all_items = figures_over_all_items(
+                predicting.model,
+                predicting.looked_up,
+                dataset,
+                dataset.split(split),
+                config.train.evaluate_batch_size,
+                config.train.top_k,
+                session.world.control,
+            )
+    evaluation = _result_of_all(predictions, _empty(config, dataset), session.world.control)
+    evaluation.tasks[dataset.schema.label_columns[0]].update(over_all_items)
     check_finite(evaluation, split)
     return evaluation
 

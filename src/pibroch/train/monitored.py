@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pibroch.config.train import TrainConfig
+from pibroch.config import RunConfig
 from pibroch.data.schema import Schema
 from pibroch.errors import ConfigError
 
@@ -19,8 +19,14 @@ def monitored(monitor: str, schema: Schema) -> tuple[str, str]:
     return label or schema.label_columns[0], figure
 
 
-def check_monitor(settings: TrainConfig, schema: Schema) -> None:
+def is_over_all_items(config: RunConfig, schema: Schema) -> bool:
+    """Whether it is a figure that costs a search among all items."""
+    return monitored(config.train.monitor, schema)[1].startswith("all_")
+
+
+def check_monitor(config: RunConfig, schema: Schema) -> None:
     """Raise ConfigError unless evaluations have this figure."""
+    settings = config.train
     label, figure = monitored(settings.monitor, schema)
     if label not in schema.targets:
         raise ConfigError(
@@ -33,6 +39,8 @@ def check_monitor(settings: TrainConfig, schema: Schema) -> None:
         if schema.group is not None:
             of_k = [f"{name}@{k}" for name in ("ndcg", "hr") for k in settings.top_k]
             names += ["gauc", *of_k]
+        if config.loss.name == "in_batch_softmax":
+            names += [f"all_{name}@{k}" for name in ("ndcg", "hr") for k in settings.top_k]
     if figure not in names:
         others = "" if len(schema.targets) == 1 else ", or one of another label as LABEL:NAME"
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,31 @@ from pibroch.train.windows import ProgressiveWindows
 
 if TYPE_CHECKING:
     from pibroch.processors import Processors
+
+
+@dataclass(frozen=True, slots=True)
+class Predicting:
+    """A model that predicts, with its embeddings.
+
+    Attributes:
+        model: its layers.
+        looked_up: gives what the layers are given of a batch.
+        bf16: whether the layers compute in bfloat16.
+    """
+
+    model: nn.Module
+    looked_up: Callable[[JaggedBatch], Any]
+    bf16: bool
+
+    def __call__(self, batch: JaggedBatch) -> Tensor:
+        """Float32 logits."""
+        return _logits(self.model, batch.dense, partial(self.looked_up, batch), self.bf16)
+
+
+def _logits(model: nn.Module, dense: Tensor, embedded: object, bf16: bool) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits: Tensor = model(dense, embedded)
+    return logits.float()
 
 
 @dataclass(slots=True)
@@ -117,7 +142,7 @@ class Session:
     def _training_logits(self, step: int, batch: JaggedBatch, embedded: object) -> Tensor:
         places = None if batch.assigned is None else batch.assigned.places
         set_place(self.model, self.config.seed, step, batch.first_sample, places)
-        return self._logits(self.model, batch.dense, embedded)
+        return _logits(self.model, batch.dense, embedded, self.config.train.bf16)
 
     def update_dense(self) -> None:
         """Update the dense layers by their gradients, then their averages."""
@@ -126,8 +151,8 @@ class Session:
             self.averages.update_parameters(self.model)
 
     @contextmanager
-    def predicting(self) -> Iterator[Callable[[JaggedBatch], Tensor]]:
-        """Yields a function from batches to float32 logits; nothing is updated.
+    def predicting(self) -> Iterator[Predicting]:
+        """Yields what gives float32 logits of batches; nothing is updated.
 
         By the averages of weights when they are kept.
         """
@@ -140,9 +165,7 @@ class Session:
         try:
             with torch.inference_mode(), averaged:
                 model.eval()
-                yield lambda batch: self._logits(
-                    model, batch.dense, partial(self.embeddings, batch)
-                )
+                yield Predicting(model, self.embeddings, self.config.train.bf16)
         finally:
             self.set_training(True)
 
@@ -150,11 +173,6 @@ class Session:
         """Switch dropout, batch norm and row updates on or off."""
         self.model.train(training)
         self.embeddings.train(training)
-
-    def _logits(self, model: nn.Module, dense: Tensor, embedded: object) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.train.bf16):
-            logits: Tensor = model(dense, embedded)
-        return logits.float()
 
     def set_learning_rates(self, step: int, total_steps: int | None, plateaus: int) -> None:
         """Set both learning rates for ``step`` (from 1), after some plateaus.

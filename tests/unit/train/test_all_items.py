@@ -12,9 +12,9 @@ from pibroch.data import EncodedDataset, Loader
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
-from pibroch.score.all_items import figures_over_all_items
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.serve.retrieval import Items, Retriever
+from pibroch.train.all_items import figures_over_all_items
 from small_run import make_config, run_command, train_here
 
 SCHEMA = """
@@ -94,7 +94,10 @@ def test_figures_are_those_of_all_pairs(planted):
         scores = predictor.logits(pairs).numpy()
         place = int((scores > scores[known == item] + 1e-6).sum()) if item in known else K
         gains.append(1 / np.log2(place + 2) if place < K else 0.0)
-    figures = figures_over_all_items(predictor, dataset, dataset.split("test"), [K])
+    test = dataset.split("test")
+    parts = predictor.dense, predictor.looked_up, dataset, test
+    figures, in_pieces = (figures_over_all_items(*parts, size, [K]) for size in (8192, 17))
+    assert in_pieces == pytest.approx(figures)
     assert figures["all_hr@5"] == pytest.approx(np.mean(np.array(gains) > 0), abs=2e-3)
     assert figures["all_ndcg@5"] == pytest.approx(np.mean(gains), abs=2e-3)
 
@@ -116,7 +119,7 @@ max_length = 4
 shares = "item"
 """
 FOLLOWS = 0.8
-LONGER = ("train.epochs=30", "train.top_k=[1]")
+LONGER = ("train.epochs=30", "train.top_k=[1]", "train.monitor='all_hr@1'")
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +143,24 @@ def walked(tmp_path_factory):
     sasrec = "{name='sasrec', dim=16, histories={history='item'}, max_length=4, attention_heads=2}"
     config = make_config(folder / "data", *SETTINGS[1:], f"model={sasrec}", *LONGER)
     run, _ = train_here(config, folder / "run")
-    last = max((run.path / "checkpoints").glob("step-*"))  # the log loss, 0 or 1, says little
-    return SimpleNamespace(data=folder / "data", run=last, following=following, folder=folder)
+    return SimpleNamespace(data=folder / "data", run=run.path, following=following, folder=folder)
 
 
 def test_a_model_of_sequences_learns_what_comes_next(walked):
     found = evaluate_checkpoint(walked.run, EncodedDataset.open(walked.data), "test")
     best = FOLLOWS + (1 - FOLLOWS) / NUM_ITEMS
     assert best - 0.06 < found.tasks["click"]["all_hr@1"] < best + 0.04
+
+
+def test_a_run_goes_by_the_figure_over_all_items(walked):
+    """Evaluations of a run have what `pibroch evaluate` finds, and the best one is kept."""
+    lines = [json.loads(line) for line in (walked.run / "metrics.jsonl").read_text().splitlines()]
+    seen = [
+        each["tasks"]["click"]["all_hr@1"] for each in lines if each.get("split") == "validation"
+    ]
+    found = evaluate_checkpoint(walked.run, EncodedDataset.open(walked.data), "validation")
+    assert found.tasks["click"]["all_hr@1"] == pytest.approx(max(seen))
+    assert max(seen) > seen[0] + 0.3
 
 
 def test_what_comes_next_is_retrieved(walked):
