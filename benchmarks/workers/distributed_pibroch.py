@@ -17,7 +17,7 @@ from benchmarks.cases import Arrays, Case, initial_table
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workers.parts import Parts
-from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.ranks import RankSubject, batch_order, in_order, join, rank_batches
 from pibroch.collectives import data_parallel
 from pibroch.data import Loader, Split
 from pibroch.exchange.base import Exchange
@@ -65,8 +65,7 @@ def build_on(case: Case, exchange: str, are_hashed: bool = False) -> RankSubject
     if "assign" in case.exchange_options:
         batches = loaded_batches(case, embeddings)
     else:
-        own = ours.jagged_batches(*rank_batches(case))
-        batches = (own[number] for number in batch_order(len(own)))
+        batches = in_order(ours.jagged_batches(*rank_batches(case)))
     losses = train(data_parallel(dense_model(case)), embeddings, batches, case, parts)
     return RankSubject(losses, ours.versions(), partial(counts, embeddings.exchange), parts)
 

@@ -27,7 +27,7 @@ from benchmarks.workers import fbgemm
 from benchmarks.workers.dlrm_torchrec_fused import OPTIMIZERS
 from benchmarks.workers.parts import Parts
 from benchmarks.workers.plain_models import plain_model
-from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.ranks import RankSubject, in_order, join, rank_batches
 from benchmarks.workers.torchrec_model import empty_collection, torchrec_dlrm
 from benchmarks.workers.torchrec_parts import record_parts
 
@@ -140,4 +140,4 @@ def _batches(case: Case) -> Iterator[Batch]:
         Batch(dense, KeyedJaggedTensor.from_lengths_sync(keys, ids_FB.reshape(-1), lengths), labels)
         for ids_FB, dense, labels in zip(ids_NFB, dense_NBn, labels_NB, strict=True)
     ]
-    return (stored[number] for number in batch_order(len(stored)))
+    return in_order(stored)

@@ -8,9 +8,10 @@ Shape legend: N batches, F features, B samples of a rank, n dense features, D di
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch import Tensor
 from benchmarks.cases import CHECK_STEPS, Arrays, Case
 from benchmarks.workers.parts import Parts
 
+T = TypeVar("T")
 TIMEOUT = timedelta(seconds=120)
 
 
@@ -50,6 +52,11 @@ def batch_order(num_batches: int) -> Iterator[int]:
     A lost or doubled update of a row shows in the loss when the batch comes again.
     """
     return ((step // 2 if step < CHECK_STEPS else step) % num_batches for step in count())
+
+
+def in_order(batches: Sequence[T]) -> Iterator[T]:
+    """Batches to train on, in the order of :func:`batch_order`."""
+    return (batches[number] for number in batch_order(len(batches)))
 
 
 class RankSubject:

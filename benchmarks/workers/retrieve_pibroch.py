@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchmarks.cases import Case, initial_table
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.distributed_pibroch import train
 from benchmarks.workers.dlrm_pibroch import dense_model
-from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.ranks import RankSubject, in_order, join, rank_batches
 from pibroch.collectives import Ranks, data_parallel
 from pibroch.embedding.row_set import ids_of
 from pibroch.planner import Plan
@@ -63,8 +63,7 @@ def lookups(case: Case, exchange: str, plan: str | None = None) -> RankSubject:
     batches = ours.jagged_batches(*rank_batches(case))
 
     def losses() -> Iterator[Tensor]:
-        chosen = (batches[number] for number in batch_order(len(batches)))
-        for batch in embeddings.feed(chosen):
+        for batch in embeddings.feed(in_order(batches)):
             yield embeddings(batch).square().mean()
 
     return RankSubject(_without_gradients(losses()), ours.versions(), partial(_traffic, embeddings))
@@ -73,7 +72,7 @@ def lookups(case: Case, exchange: str, plan: str | None = None) -> RankSubject:
 def training(case: Case, exchange: str) -> RankSubject:
     """DLRM, or where the case's model is ``none`` the tables alone."""
     embeddings = _embeddings(case, exchange, "training")
-    batches = ours.jagged_batches(*rank_batches(case))
+    batches = in_order(ours.jagged_batches(*rank_batches(case)))
     parts = ours.parts(case)
     if case.model != "none":
         losses = train(data_parallel(dense_model(case)), embeddings, batches, case, parts)
@@ -90,7 +89,7 @@ def train_moving(case: Case) -> RankSubject:
     rows_per_step = max(
         1024, case.num_tables * case.num_rows // (dist.get_world_size() * STEPS_OF_A_MOVE)
     )
-    batches = ours.jagged_batches(*rank_batches(case))
+    batches = in_order(ours.jagged_batches(*rank_batches(case)))
     losses = train(data_parallel(dense_model(case)), embeddings, batches, case, ours.parts(case))
 
     def moving() -> Iterator[Tensor]:
@@ -175,8 +174,8 @@ def _of_tables(ids_FB: Tensor, tables: list[int], case: Case) -> pb.JaggedBatch:
     return batch.with_empty(tuple(f"C{t}" for t in range(case.num_tables) if t not in tables))
 
 
-def _train_tables(embeddings: pb.Embeddings, batches: list[pb.JaggedBatch]) -> Iterator[Tensor]:
-    for batch in embeddings.feed(batches[number] for number in batch_order(len(batches))):
+def _train_tables(embeddings: pb.Embeddings, batches: Iterable[pb.JaggedBatch]) -> Iterator[Tensor]:
+    for batch in embeddings.feed(batches):
         loss = embeddings(batch).square().mean()
         loss.backward()
         yield loss.detach()

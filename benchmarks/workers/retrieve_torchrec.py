@@ -17,7 +17,7 @@ from benchmarks.cases import Case
 from benchmarks.workers import fbgemm
 from benchmarks.workers.distributed_torchrec import _load_tables, _shard
 from benchmarks.workers.dlrm_torchrec_fused import OPTIMIZERS
-from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.ranks import RankSubject, in_order, join, rank_batches
 from benchmarks.workers.torchrec_model import empty_collection
 
 
@@ -84,4 +84,4 @@ def _batches(case: Case) -> Iterator[KeyedJaggedTensor]:
     stored = [
         KeyedJaggedTensor.from_lengths_sync(keys, ids_FB.reshape(-1), lengths) for ids_FB in ids_NFB
     ]
-    return (stored[number] for number in batch_order(len(stored)))
+    return in_order(stored)

@@ -12,7 +12,7 @@ import pibroch as pb
 from benchmarks.cases import Case
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers import tables_heads as heads
-from benchmarks.workers.ranks import RankSubject, batch_order, join, rank_batches
+from benchmarks.workers.ranks import RankSubject, in_order, join, rank_batches
 
 
 def build(case: Case) -> RankSubject:
@@ -70,7 +70,7 @@ def _subject(
         embeddings.load_weights(table.name, heads.weights_of(case, number))
 
     def losses() -> Iterator[Tensor]:
-        for batch in embeddings.feed(batches[number] for number in batch_order(len(batches))):
+        for batch in embeddings.feed(in_order(batches)):
             loss = loss_of(embeddings, batch)
             loss.backward()
             yield loss.detach()

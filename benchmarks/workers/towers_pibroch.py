@@ -19,7 +19,7 @@ from benchmarks.cases import BOTTOM_HIDDEN, TOP_SIZES, Arrays, Case
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.distributed_pibroch import load_pieces, train
 from benchmarks.workers.dlrm_pibroch import dense_model
-from benchmarks.workers.ranks import RankSubject, join
+from benchmarks.workers.ranks import RankSubject, in_order, join
 from pibroch.collectives import data_parallel
 from pibroch.exchange import place_towers
 from pibroch.models import Model, build_model
@@ -41,7 +41,7 @@ def build(case: Case) -> RankSubject:
     )
     load_pieces(embeddings, case)
     model = data_parallel(place_towers(model_of(case, towers), embeddings))
-    losses = train(model, embeddings, bags(case), case, ours.parts(case))
+    losses = train(model, embeddings, in_order(bags(case)), case, ours.parts(case))
 
     def counts() -> dict[str, float]:
         sent = embeddings.exchange.report().bytes_by_purpose

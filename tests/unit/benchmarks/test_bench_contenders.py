@@ -13,10 +13,14 @@ from benchmarks.contender import BenchmarkError, Contender, ContenderSpec
 from benchmarks.environments import our_python, peers_python
 from benchmarks.load import ForeignLoad
 from benchmarks.results import write
+from benchmarks.rpc_pairs import local_environment
 from benchmarks.runner import Schedule, measure
 from benchmarks.topics import single_process
+from benchmarks.workers import pibroch_tables
 
 from pibroch.errors import MissingDependencyError
+from pibroch.planner import Plan
+from pibroch.ports import free_port
 
 SHORT = Schedule(rounds=2, steps_per_round=10, warmup_steps=1)
 
@@ -170,3 +174,25 @@ def test_peers_agree_with_pibroch(small_case):
 def _ticks(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.parametrize(
+    "worker",
+    ["distributed_pibroch", "retrieve_pibroch:train_retrieve", "retrieve_pibroch:train_moving"],
+)
+def test_a_rank_trains_on_when_its_batches_are_used_up(small_case, tmp_path, worker):
+    plan = tmp_path / "plan.json"
+    Plan.of(pibroch_tables.tables(small_case), 1, "row_wise").save(plan)
+    options = {}
+    if worker.startswith("retrieve"):
+        options = {"plans": {name: str(plan) for name in ("training", "elsewhere")}}
+    spec = ContenderSpec(
+        "pibroch",
+        worker,
+        our_python(),
+        environment=local_environment(0, free_port()) | {"WORLD_SIZE": "1"},
+    )
+    with Contender(spec) as contender:
+        contender.setup(replace(small_case, exchange_options=options))
+        losses = contender.check(20)["loss"]
+    assert len(losses) == 20 and losses[-1] < losses[0]
