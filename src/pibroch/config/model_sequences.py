@@ -55,10 +55,16 @@ class BSTConfig(TransformerConfig):
 
 
 class SASRecConfig(TransformerConfig):
-    """Settings of :class:`pibroch.models.SASRec`; of ``histories`` it has one, and no ``top``."""
+    """Settings of :class:`pibroch.models.SASRec`; of ``histories`` it has one, and no ``top``.
+
+    Attributes:
+        all_positions: learn from a sample which item follows each item of its sequence, not only
+            which one follows the last; for the loss ``in_batch_softmax``.
+    """
 
     name: Literal["sasrec"] = "sasrec"
     blocks: int = Field(default=2, ge=1, le=64)
+    all_positions: bool = False
 
 
 SPECS = (

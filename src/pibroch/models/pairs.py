@@ -24,11 +24,11 @@ ByBag = Tensor | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The two sides of a batch.
+    """The two sides of a batch: P pairs, one a sample unless the model learns from sequences.
 
     Attributes:
-        users: ``[B, E]``.
-        items: ``[B, E]``.
+        users: ``[P, E]``.
+        items: ``[P, E]``.
     """
 
     users: Tensor
@@ -42,11 +42,16 @@ class PairModel(Model):
         item_features: what an item's vector is made of, its id first; all other features are the
             user's.
         vector_width: E.
+        sequence: where a sample has more pairs than that of its item, the feature whose items are
+            such, too: each but the first of the last ``max_length``, before the sample's own.
+        max_length: see there.
         keeps_pairs: whether training keeps the vectors of a forward pass for :meth:`take_pairs`.
     """
 
     item_features: tuple[str, ...]
     vector_width: int
+    sequence: str | None = None
+    max_length: int = 0
     keeps_pairs = False
     _pairs: Pairs | None = None
 
@@ -68,10 +73,15 @@ class PairModel(Model):
     def item_vectors(self, embedded: ByBag) -> Tensor:
         """``[B, E]`` of embeddings; user features are not read."""
 
-    def products(self, pairs: Pairs) -> Tensor:
-        """Logits ``[B]``; a loss that compares pairs may take these afterwards."""
+    def keep(self, pairs: Pairs) -> Pairs:
+        """For a loss that compares pairs, which may take these afterwards; returns them."""
         if self.training and self.keeps_pairs:
             self._pairs = pairs
+        return pairs
+
+    def products(self, pairs: Pairs) -> Tensor:
+        """Logits ``[B]`` of pairs of one sample each, which are kept."""
+        self.keep(pairs)
         return (pairs.users * pairs.items).sum(1)
 
     def take_pairs(self) -> Pairs:

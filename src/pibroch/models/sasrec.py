@@ -5,9 +5,10 @@ added (Eq. 1); in blocks of self-attention (Eq. 2 to 4, Sec. III-C) each positio
 those before it. The logit of item ``q`` is ``r_T . q`` (Eq. 6), where ``r_T`` is the vector of the
 last item.
 
-Differs from the paper: a sample is a sequence and one item with a label, where the paper trains all
-positions of a sequence at once; embeddings are not multiplied by ``sqrt(D)``. Other features and
-dense ones are not read. Under ``in_batch_softmax`` the other items of the batch are the negatives.
+Differs from the paper: a sample is a sequence and one item with a label; ``all_positions`` trains
+all positions of a sequence at once, as the paper does (Sec. III-E), under ``in_batch_softmax``,
+whose negatives are the other items of the batch. Embeddings are not multiplied by ``sqrt(D)``.
+Other features and dense ones are not read.
 
 Shape legend: B samples, D embedding width, T positions.
 """
@@ -44,6 +45,7 @@ class SASRec(SequenceModel, PairModel):
             )
         self.item_features = tuple(self.targets.values())
         self.vector_width = config.dim
+        self.sequence = next(iter(self.targets)) if config.all_positions else None
         self.positions = nn.Parameter(torch.randn(config.max_length, config.dim) / config.dim**0.5)
         self.blocks = nn.ModuleList(
             TransformerBlock(config.dim, config.attention_heads, config.dropout, norm_first=True)
@@ -53,7 +55,14 @@ class SASRec(SequenceModel, PairModel):
 
     def scores(self, dense: Tensor, others: Tensor, histories: Sequence[History]) -> Tensor:  # noqa: D102
         (history,) = histories
-        return self.products(Pairs(self._user(history), history.target))
+        if self.sequence is None or not self.training:
+            return self.products(Pairs(self._user(history), history.target))
+        users = self.norm(self._outputs(history)) * history.mask[:, :, None]
+        following = torch.cat([history.looked_up[:, 1:], history.target[:, None]], 1)
+        is_read = history.mask.clone()
+        is_read[:, -1] = True  # also of a sample without history
+        self.keep(Pairs(users[is_read], following[is_read]))
+        return (users[:, -1] * history.target).sum(1)
 
     def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
         """See :class:`PairModel`."""
@@ -67,10 +76,14 @@ class SASRec(SequenceModel, PairModel):
         return summed(embedded[self.item_id])
 
     def _user(self, history: History) -> Tensor:
+        last: Tensor = self.norm(self._outputs(history)[:, -1]) * history.mask[:, -1:]
+        return last
+
+    def _outputs(self, history: History) -> Tensor:
+        """``[B, T, D]``."""
         length = history.mask.shape[1]
         is_before = torch.ones(length, length, dtype=torch.bool, device=history.mask.device).tril()
         x = history.items + self.positions
         for block in self.blocks:
             x = block(x, history.mask[:, None] & is_before)
-        last: Tensor = self.norm(x[:, -1]) * history.mask[:, -1:]
-        return last
+        return x

@@ -44,12 +44,15 @@ class History:
     """A sequence, and the item that it is compared with.
 
     Attributes:
-        items: ``[B, T, D]``, the last one at the last position; zeros where there is none.
+        items: ``[B, T, D]``, the last one at the last position; zeros where there is none, and
+            where dropout makes some.
+        looked_up: the same without dropout.
         mask: which positions hold an item, bool ``[B, T]``.
         target: ``[B, D]``.
     """
 
     items: Tensor
+    looked_up: Tensor
     mask: Tensor
     target: Tensor
 
@@ -146,8 +149,9 @@ class SequenceModel(Model):
         ):
             vectors = by_name[name]
             assert not isinstance(vectors, Tensor), "tables that pool nothing"
-            items = dropout(vectors.padded(length, last=True))
-            found.append(History(items, vectors.mask(length, last=True), summed(by_name[target])))
+            items = vectors.padded(length, last=True)
+            mask = vectors.mask(length, last=True)
+            found.append(History(dropout(items), items, mask, summed(by_name[target])))
         return found
 
     @abstractmethod

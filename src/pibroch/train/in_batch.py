@@ -72,11 +72,15 @@ class InBatchCriterion:
                 "one item a sample",
                 "a feature without multi_hot first in model.item_features, or in model.histories",
             )
-        ids = bags.values
         rewards = batch.labels.clamp(min=0)
         if batch.sample_weights is not None:
             rewards = rewards * batch.sample_weights
-        log_q = torch.zeros(size) if self._log_q is None else self._log_q[ids]
+        ids = bags.values
+        if self._model.sequence is not None:
+            history = batch.select((self._model.sequence,))
+            ids, samples = _following(history, self._model.max_length, ids)
+            rewards = rewards[samples]
+        log_q = torch.zeros(len(ids)) if self._log_q is None else self._log_q[ids]
         own = Positives(users.detach(), items.detach(), ids, log_q, rewards)
         gather = self._channel.gather_tensors
         value, by_users, by_items = InBatchSoftmax.of_vectors(own, gather, self._channel.ranks.rank)
@@ -85,3 +89,23 @@ class InBatchCriterion:
             return logits.sum()
         slope: Tensor = ((users * by_users).sum() + (items * by_items).sum()) * scale
         return slope - slope.detach() + value
+
+
+def _following(history: JaggedBatch, max_length: int, last: Tensor) -> tuple[Tensor, Tensor]:
+    """The items that follow those of a sequence, ``[P]``, and of which samples they are, ``[P]``.
+
+    Args:
+        history: the sequences alone, of B samples.
+        max_length: items of each that are read, the last ones.
+        last: of each sample the item that follows all, ``[B]``.
+    """
+    kept = history.lengths().clamp(max=max_length)
+    counts = kept.clamp(min=1)
+    samples = torch.arange(len(last)).repeat_interleave(counts)
+    ends = counts.cumsum(0)
+    within = torch.arange(len(samples)) - (ends - counts)[samples]
+    is_last = within == counts[samples] - 1
+    of_sequence = history.offsets[1:][samples] - kept[samples] + 1 + within
+    ids = last[samples].clone()
+    ids[~is_last] = history.values[of_sequence[~is_last]]
+    return ids, samples

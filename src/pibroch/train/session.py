@@ -27,6 +27,7 @@ from pibroch.exchange import Embeddings, place_towers
 from pibroch.exchange.towers import TowersSection
 from pibroch.models import build_model, set_place
 from pibroch.models.build import model_class, pooling_of
+from pibroch.models.pairs import PairModel
 from pibroch.process import threads_of_rank
 from pibroch.train.accumulation import Passes, check_accumulation
 from pibroch.train.criterion import Criterion
@@ -112,6 +113,12 @@ class Session:
         if self.config.loss.name == "in_batch_softmax":
             self.criterion = InBatchCriterion(self.config, self.dataset, self.model, channel)
         else:
+            if isinstance(self.model, PairModel) and self.model.sequence is not None:
+                raise ConfigError(
+                    f"model.all_positions with the loss {self.config.loss.name!r}",
+                    "the loss in_batch_softmax, which compares pairs",
+                    "pass --set loss.name=in_batch_softmax, or leave it out",
+                )
             self.criterion = Criterion(self.config, self.dataset.schema, channel)
         if self.passes is not None:
             check_accumulation(self.model, self.criterion.compares)

@@ -12,9 +12,11 @@ from pibroch.data import EncodedDataset, Loader
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
+from pibroch.errors import ConfigError
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.serve.retrieval import Items, Retriever
 from pibroch.train.all_items import figures_over_all_items
+from pibroch.train.in_batch import _following
 from small_run import make_config, run_command, train_here
 
 SCHEMA = """
@@ -122,16 +124,14 @@ FOLLOWS = 0.8
 LONGER = ("train.epochs=30", "train.top_k=[1]", "train.monitor='all_hr@1'")
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory):
-    """Each item is followed by one of its own, or else by any."""
-    folder = tmp_path_factory.mktemp("walked")
+def walks(folder, count, length):
+    """Data in which each item is followed by one of its own, or else by any; and by which."""
     rng = np.random.default_rng(6)
     following = rng.permutation(NUM_ITEMS)
     lines = []
-    for _ in range(8000):
+    for _ in range(count):
         walk = [int(rng.integers(NUM_ITEMS))]
-        while len(walk) < 4:
+        while len(walk) < length:
             next_one = following[walk[-1]] if rng.random() < FOLLOWS else rng.integers(NUM_ITEMS)
             walk.append(int(next_one))
         *history, item = (f"i{each}" for each in walk)
@@ -140,9 +140,20 @@ def walked(tmp_path_factory):
     schema = Schema.from_toml(WALKS)
     source = TextSource(folder / "walks.csv", schema.separator, schema.quotes, schema.columns)
     prepare([source], schema, folder / "data", PrepareOptions())
-    sasrec = "{name='sasrec', dim=16, histories={history='item'}, max_length=4, attention_heads=2}"
-    config = make_config(folder / "data", *SETTINGS[1:], f"model={sasrec}", *LONGER)
-    run, _ = train_here(config, folder / "run")
+    return following
+
+
+def sasrec(folder, *more):
+    settings = "dim=16, histories={history='item'}, max_length=4, attention_heads=2"
+    model = f"model={{name='sasrec', {settings}}}"
+    return make_config(folder / "data", *SETTINGS[1:], model, *LONGER, *more)
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("walked")
+    following = walks(folder, 8000, 4)
+    run, _ = train_here(sasrec(folder), folder / "run")
     return SimpleNamespace(data=folder / "data", run=run.path, following=following, folder=folder)
 
 
@@ -150,6 +161,48 @@ def test_a_model_of_sequences_learns_what_comes_next(walked):
     found = evaluate_checkpoint(walked.run, EncodedDataset.open(walked.data), "test")
     best = FOLLOWS + (1 - FOLLOWS) / NUM_ITEMS
     assert best - 0.06 < found.tasks["click"]["all_hr@1"] < best + 0.04
+
+
+def test_all_positions_teach_more_than_the_last(tmp_path):
+    """Of 300 histories of 6 the last 4 items are read: 4 pairs each."""
+    walks(tmp_path, 300, 7)
+    best = {}
+    for is_on in (False, True):
+        config = sasrec(tmp_path, f"model.all_positions={str(is_on).lower()}", "train.epochs=60")
+        run, _ = train_here(config, tmp_path / str(is_on))
+        found = evaluate_checkpoint(run.path, EncodedDataset.open(tmp_path / "data"), "test")
+        best[is_on] = found.tasks["click"]["all_hr@1"]
+    assert best[True] > best[False] + 0.1
+    assert best[True] > FOLLOWS - 0.15, best
+
+
+def test_all_positions_want_a_loss_of_pairs(walked):
+    config = sasrec(
+        walked.folder, "model.all_positions=true", "loss.name=bce", "train.monitor=logloss"
+    )
+    with pytest.raises(ConfigError, match=r"model\.all_positions with the loss 'bce'"):
+        train_here(config, walked.folder / "refused")
+
+
+def test_items_that_follow_are_those_of_plain_python():
+    sequences = [[3, 1, 4, 1], [], [5], [9, 2, 6]]
+    last = [7, 8, 9, 0]
+    lengths = [len(each) for each in sequences]
+    history = pb.JaggedBatch(
+        torch.zeros(4, 0),
+        ("history",),
+        torch.tensor([id_ for each in sequences for id_ in each]),
+        torch.tensor([0, *np.cumsum(lengths)]),
+        torch.zeros(4),
+    )
+    for most in (1, 2, 3, 9):
+        ids, samples = _following(history, most, torch.tensor(last))
+        expected = [
+            (id_, number)
+            for number, (each, item) in enumerate(zip(sequences, last, strict=True))
+            for id_ in [*each[-most:][1:], item]
+        ]
+        assert list(zip(ids.tolist(), samples.tolist(), strict=True)) == expected
 
 
 def test_a_run_goes_by_the_figure_over_all_items(walked):
