@@ -57,7 +57,7 @@ class SASRec(SequenceModel, PairModel):
         (history,) = histories
         if self.sequence is None or not self.training:
             return self.products(Pairs(self._user(history), history.target))
-        users = self.norm(self._outputs(history)) * history.mask[:, :, None]
+        users: Tensor = self.norm(self._outputs(history)) * history.mask[:, :, None]
         following = torch.cat([history.looked_up[:, 1:], history.target[:, None]], 1)
         is_read = history.mask.clone()
         is_read[:, -1] = True  # also of a sample without history
