@@ -3,6 +3,7 @@
 import pytest
 import training_cases as cases
 
+from pibroch.data.synthetic import SyntheticOptions, synthesize
 from several_labels import prepared
 from small_run import make_config, train_here
 
@@ -132,6 +133,17 @@ OVER_ALL = ("train.monitor='all_ndcg@10'", "train.evaluate_batch_size=7")
 
 def test_figures_over_all_items_at_any_number_of_ranks(worlds, clicks, tmp_path):
     check(worlds, make_config(clicks, *PAIRS, *OVER_ALL), tmp_path)
+
+
+def test_all_positions_of_sequences_at_any_number_of_ranks(worlds, tmp_path):
+    """Each rank's samples have as many pairs as their sequences are long, none of them or six."""
+    synthesize(SyntheticOptions(num_samples=900, max_table_rows=60, history=6), tmp_path / "data")
+    settings = "dim=8, histories={history='C2'}, max_length=6, all_positions=true"
+    loss = "loss.name=in_batch_softmax"
+    config = make_config(
+        tmp_path / "data", *PLAIN[1:], *SGD, f"model={{name='sasrec', {settings}}}", loss, *OVER_ALL
+    )
+    check(worlds, config, tmp_path)
 
 
 def test_every_exchange_trains_two_towers_to_the_same_bits(worlds, clicks, tmp_path):
