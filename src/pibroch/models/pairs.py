@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pibroch.models.base import Model
 
-ByBag = Tensor | Mapping[str, Any]
+EmbeddedBatch = Tensor | Mapping[str, Any]
 """``[B, F, D]``; of a model of sequences the vectors of each feature by its name."""
 
 
@@ -66,11 +66,11 @@ class PairModel(Model):
         return self.vector_width
 
     @abstractmethod
-    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+    def user_vectors(self, dense: Tensor, embedded: EmbeddedBatch) -> Tensor:
         """``[B, E]`` of ``dense`` ``[B, n]`` and embeddings; item features are not read."""
 
     @abstractmethod
-    def item_vectors(self, embedded: ByBag) -> Tensor:
+    def item_vectors(self, embedded: EmbeddedBatch) -> Tensor:
         """``[B, E]`` of embeddings; user features are not read."""
 
     def keep(self, pairs: Pairs) -> Pairs:

@@ -24,7 +24,7 @@ from pibroch.config.model_sequences import SASRecConfig
 from pibroch.errors import ConfigError
 from pibroch.models.attention import TransformerBlock
 from pibroch.models.layer_norm import LayerNorm
-from pibroch.models.pairs import ByBag, PairModel, Pairs
+from pibroch.models.pairs import EmbeddedBatch, PairModel, Pairs
 from pibroch.models.sequences import History, SequenceModel, summed
 
 
@@ -64,13 +64,13 @@ class SASRec(SequenceModel, PairModel):
         self.keep(Pairs(users[is_read], following[is_read]))
         return (users[:, -1] * history.target).sum(1)
 
-    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+    def user_vectors(self, dense: Tensor, embedded: EmbeddedBatch) -> Tensor:
         """See :class:`PairModel`."""
         assert not isinstance(embedded, Tensor), "of tables that pool nothing"
         (history,) = self.histories(embedded)
         return self._user(history)
 
-    def item_vectors(self, embedded: ByBag) -> Tensor:
+    def item_vectors(self, embedded: EmbeddedBatch) -> Tensor:
         """See :class:`PairModel`."""
         assert not isinstance(embedded, Tensor), "of tables that pool nothing"
         return summed(embedded[self.item_id])

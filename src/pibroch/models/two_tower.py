@@ -20,7 +20,7 @@ from torch.nn import functional
 from pibroch.config.model_two_tower import TwoTowerConfig
 from pibroch.errors import ConfigError
 from pibroch.models.mlp import MLP, HiddenOptions
-from pibroch.models.pairs import ByBag, PairModel, Pairs
+from pibroch.models.pairs import EmbeddedBatch, PairModel, Pairs
 
 
 class TwoTower(PairModel):
@@ -84,17 +84,17 @@ class TwoTower(PairModel):
         """See :meth:`Model.build`."""
         return cls(num_dense, num_features, config, features)
 
-    def user_vectors(self, dense: Tensor, embedded: ByBag) -> Tensor:
+    def user_vectors(self, dense: Tensor, embedded: EmbeddedBatch) -> Tensor:
         """See :class:`PairModel`; divided by the temperature."""
         inputs = torch.cat([dense, self._of(embedded)[:, self._users].flatten(1)], 1)
         return self._scaled(self.user(inputs)) / self.temperature
 
-    def item_vectors(self, embedded: ByBag) -> Tensor:
+    def item_vectors(self, embedded: EmbeddedBatch) -> Tensor:
         """See :class:`PairModel`."""
         return self._scaled(self.item(self._of(embedded)[:, self._items].flatten(1)))
 
     @staticmethod
-    def _of(embedded: ByBag) -> Tensor:
+    def _of(embedded: EmbeddedBatch) -> Tensor:
         assert isinstance(embedded, Tensor), "of tables that pool"
         return embedded
 

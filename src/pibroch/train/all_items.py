@@ -17,10 +17,10 @@ from pibroch.collectives import Channel
 from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import Split
 from pibroch.data.loader import batch_of
-from pibroch.models.pairs import ByBag, PairModel
+from pibroch.models.pairs import EmbeddedBatch, PairModel
 
 _NUMBERS_AT_ONCE = 1 << 24
-LookedUp = Callable[[JaggedBatch], ByBag]
+LookedUp = Callable[[JaggedBatch], EmbeddedBatch]
 
 
 def figures_over_all_items(
