@@ -5,9 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from pibroch.cli.main import main
 from pibroch.sim.prediction import STEPS_RUN
-from small_run import make_dataset
 
 COMPUTES, SENDS = 4, 7
 
@@ -63,26 +61,12 @@ def numbers(packed):
     return found
 
 
-@pytest.fixture
-def simulate(monkeypatch, capsys, tmp_path):
-    data = make_dataset(tmp_path / "small")
-
-    def run(*words):
-        common = ["simulate", "synthetic_small", "--data", data, "--samples", 32, "--json"]
-        monkeypatch.setattr("sys.argv", ["pibroch", *map(str, [*common, *words])])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
-
-
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead", "towers"])
 def test_a_file_a_rank_has_all_work_and_messages(simulate, tmp_path, exchange):
     more = ["--utilisation", "0.01", "--set", f"embedding.exchange={exchange}"]
     if exchange == "lookahead":
         more += ["--set", "embedding.exchange.lookahead=3"]
-    code, output, notes = simulate("--hosts", "3", "--traces", tmp_path / "traces", *more)
+    code, output, notes = simulate("--json", "--hosts", "3", "--traces", tmp_path / "traces", *more)
     assert code == 0, notes
     told = json.loads(output)[0]
     sent = []
