@@ -77,8 +77,8 @@ def test_fuxictr_reads_the_same_samples(dataset):
 def test_rows_say_whether_both_bars_hold():
     ours = [Trained(auc, 3, rate) for auc, rate in ((0.76, 41.0), (0.75, 90.0), (0.77, 30.0))]
     theirs = [Trained(auc, 2, 10.0) for auc in (0.7585, 0.7500, 0.7800)]
-    pair = models.Pair(ModelCase("dcnv2"), ours, theirs)
-    row, other = models.rows_of(pair)
+    pair = models.Pair(ModelCase("dcnv2"), ours, theirs, layers=[50.0, 30.0, 60.0])
+    row, other, layers = models.rows_of(pair)
     assert (row["auc"], row["auc_by_seed"]) == (0.76, "0.7600, 0.7500, 0.7700")
     assert row["auc_difference"] == pytest.approx(0.0015) and row["auc_bar"] == "holds"
     assert row["over_fuxictr"] == pytest.approx(4.1) and row["speed_bar"] == "holds"
@@ -87,8 +87,10 @@ def test_rows_say_whether_both_bars_hold():
     assert models.rows_of(better)[0]["auc_bar"] == "missed"  # better is not the same either
     quicker = replace(pair, theirs=[replace(each, samples_per_second=11.0) for each in theirs])
     assert models.rows_of(quicker)[0]["speed_bar"] == "missed"
-    (alone,) = models.rows_of(replace(pair, theirs=[]))
-    assert alone["contender"] == "pibroch" and "over_fuxictr" not in alone
+    assert layers["over_fuxictr"] == pytest.approx(5.0) and "auc" not in layers
+    alone, layers = models.rows_of(replace(pair, theirs=[]))
+    assert alone["contender"] == "pibroch"
+    assert "over_fuxictr" not in alone and "over_fuxictr" not in layers
 
 
 def test_without_fuxictr_the_error_says_what_to_do(monkeypatch, tmp_path):
