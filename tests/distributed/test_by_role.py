@@ -131,30 +131,27 @@ def test_roles_on_two_hosts_meet_by_secret_and_tls(recipe, expected, tmp_path):
     check_same_run(run, expected)
 
 
-DOWN_S = 6.0
+def command_on_two_hosts(data, folder, exchange, *own):
+    """Under `lookahead` rows are on servers of both hosts, and a central oracle plans."""
+    roles = ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
+    served = exchange == "lookahead"
+    changes = [f"embedding.exchange={exchange}", *(roles if served else []), *own]
+    recipe = folder / "recipe.toml"
+    recipe.write_text(to_toml(make_config(data, *RAGGED, *changes).model_dump()))
+    arguments = ["train", str(recipe), "--run-dir", str(folder / "run"), *(["--by-role"] * served)]
+    return [sys.executable, "-m", "pibroch", *arguments]
+
+
+DOWN_S = 2.0  # half of what makes a host count as lost
 
 
 @pytest.mark.skipif(obstacle() is not None, reason="needs a lab")
 @pytest.mark.alone  # a lab
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
 def test_a_link_that_is_down_for_a_while_is_waited_for(data, expected, tmp_path, exchange):
-    """Under `lookahead` rows are on servers of both hosts, and a central oracle plans."""
     run = tmp_path / "run"
-    recipe = tmp_path / "recipe.toml"
-    roles = ["embedding.oracle=central", "embedding.servers=2", "data.processors=1"]
     served = exchange == "lookahead"
-    own = [f"embedding.exchange={exchange}", *(roles if served else [])]
-    recipe.write_text(to_toml(make_config(data, *RAGGED, *own).model_dump()))
-    command = [
-        sys.executable,
-        "-m",
-        "pibroch",
-        "train",
-        str(recipe),
-        "--run-dir",
-        str(run),
-        *(["--by-role"] * served),
-    ]
+    command = command_on_two_hosts(data, tmp_path, exchange)
     before = []
 
     def pull():
@@ -172,3 +169,34 @@ def test_a_link_that_is_down_for_a_while_is_waited_for(data, expected, tmp_path,
     assert set(ended.exit_codes) == {0}, ended.outputs
     assert before[1] <= before[0] + 3 < 40, "nothing goes on without the link"
     check_same_run(run, expected)
+
+
+NAMED_WITHIN_S = 5.0
+
+
+@pytest.mark.skipif(obstacle() is not None, reason="needs a lab")
+@pytest.mark.alone  # a lab
+def test_a_lost_host_is_named_by_every_role(data, tmp_path):
+    run = tmp_path / "run"
+    command = command_on_two_hosts(data, tmp_path, "lookahead", "train.epochs=1000")
+    lines = []
+
+    def say(rank, line):
+        lines.append(line)
+
+    def words():
+        """What the trainers say, of which rank 0 has no log, and what three roles do."""
+        names = ["ranks/rank-1", "oracle/0", "processors/0", "servers/1"]
+        return ["\n".join(lines), *((run / f"{name}.log").read_text() for name in names)]
+
+    with Lab(hosts=2, ranks_per_host=3) as lab, ThreadPoolExecutor(1) as threads:
+        environment = {"PIBROCH_RPC_SECRET": new_secret()}
+        running = threads.submit(lab.run, command, environment, 60.0, None, say)
+        wait_until(lambda: steps(run) >= 5 or running.done(), 60)
+        lab.network.plug(1, is_in=False)
+        began = time.monotonic()
+        wait_until(lambda: all("gives no sign of life" in text for text in words()), 30)
+        seconds = time.monotonic() - began
+        lab.network.plug(1, is_in=True)
+        running.result(90)
+    assert seconds <= NAMED_WITHIN_S

@@ -39,6 +39,10 @@ STUCK_S = 3.0
 
 One that waits in vain for a living rank never does.
 """
+LOST_HOST_STUCK_S = 0.1
+"""As ``STUCK_S``, after the loss of a host: nobody ends the connections to it, so who waits for it
+does so in vain, however long.
+"""
 STOPPED_REASON_S = 0.5
 """How long a rank that was told to stop looks for a failure as the cause.
 
@@ -236,7 +240,9 @@ class FailureDetector:
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
                 if stuck_at is None and self._has_failure.is_set():
-                    stuck_at = time.monotonic() + STUCK_S
+                    failure = self.failure()
+                    is_host_lost = failure is not None and failure.is_host_lost
+                    stuck_at = time.monotonic() + (LOST_HOST_STUCK_S if is_host_lost else STUCK_S)
                 elif stuck_at is not None and time.monotonic() >= stuck_at:
                     return self._give_up()
 
@@ -249,8 +255,10 @@ class FailureDetector:
         except ValueError:
             messages = None
         if messages is None and rank not in self._ended:
-            reason = "its process ended without a word, or its host was lost"
-            self._tell(RankFailure(rank, self._steps.get(rank), reason, is_loss=True))
+            is_host_lost = self._links[rank].is_host_lost
+            reason = "its host was lost" if is_host_lost else "its process ended without a word"
+            step = self._steps.get(rank)
+            self._tell(RankFailure(rank, step, reason, is_loss=True, is_host_lost=is_host_lost))
         return messages is not None
 
     def _take(self, rank: int, message: Message) -> None:

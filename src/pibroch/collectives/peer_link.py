@@ -12,12 +12,10 @@ import threading
 import msgspec
 
 from pibroch.errors import RankFailedError
-from pibroch.wire.sockets import notice_lost_host
+from pibroch.wire.alive import is_silence, notice_lost_host
 
 MAX_LINE_BYTES = 1 << 14
 SEND_TIMEOUT_S = 1.0
-LOST_HOST_S = 6
-"""After so long without an answer a host counts as lost; a process that ends is noticed at once."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -34,6 +32,7 @@ class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
         exit_code: with which its process ends.
         stopped: whether it was told to stop, and did not fail.
         is_loss: see :class:`PibrochError`.
+        is_host_lost: whether collectives with it wait in vain, as nobody ends its connections.
     """
 
     rank: int
@@ -42,6 +41,7 @@ class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     exit_code: int = 1
     stopped: bool = False
     is_loss: bool = False
+    is_host_lost: bool = False
 
     def error(self) -> RankFailedError:
         """The error that this is on all other ranks."""
@@ -74,8 +74,9 @@ class PeerLink:
         self._socket = connection
         self._buffer = bytearray()
         self._lock = threading.Lock()
+        self.is_host_lost = False
         connection.settimeout(SEND_TIMEOUT_S)
-        notice_lost_host(connection, LOST_HOST_S)
+        notice_lost_host(connection)
         os.set_inheritable(connection.fileno(), False)
 
     def fileno(self) -> int:
@@ -94,17 +95,17 @@ class PeerLink:
     def receive(self) -> list[Message] | None:
         """Messages that have come, waiting up to a second for some.
 
-        ``None`` when the other end is gone.
+        ``None`` when the other end is gone; ``is_host_lost`` then says how.
 
         Raises:
             ValueError: for what is no message.
         """
         try:
             data = self._socket.recv(1 << 16)
-        except TimeoutError:
-            return []
-        except OSError:
-            return None
+        except OSError as error:
+            self.is_host_lost = is_silence(error)
+            is_too_early = isinstance(error, TimeoutError) and not self.is_host_lost
+            return [] if is_too_early else None
         if not data:
             return None
         self._buffer += data

@@ -33,11 +33,6 @@ SAY_TIMEOUT_S = 5.0
 
 It is told there that a process has ended, too.
 """
-LOST_AFTER_S = 15.0
-"""A host that is silent for so long is given up.
-
-One that is busy, or stopped for a moment, is to slow the run down only.
-"""
 _POLL_S = 0.05
 TLS_VARIABLE = "PIBROCH_SERVERS_TLS"
 
@@ -197,9 +192,7 @@ def _cross_out(store: TCPStore, key: str) -> None:
 
 
 def _options(store: TCPStore, served: list[str]) -> rpc.RpcBackendOptions:
-    return rpc.RpcBackendOptions(
-        store=store, tls=tls_of(os.environ), lost_after_s=LOST_AFTER_S, allowed_modules=served
-    )
+    return rpc.RpcBackendOptions(store=store, tls=tls_of(os.environ), allowed_modules=served)
 
 
 def _store(

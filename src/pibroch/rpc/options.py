@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pibroch.errors import ConfigError
+from pibroch.wire.alive import LOST_HOST_S
 
 DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_RPC_TIMEOUT_S = 60.0
@@ -77,7 +78,8 @@ class RpcBackendOptions:
             for plain TCP.
         checksums: of all frames that this worker sends, which the others check; for hardware that
             is not trusted.
-        lost_after_s: a silent host is given up after this time.
+        lost_after_s: a host without a sign of life is given up after this time; a process that is
+            stopped is waited for.
         limits: bounds on what peers may ask for.
     """
 
@@ -95,7 +97,7 @@ class RpcBackendOptions:
     shared_memory: bool = True
     tls: tuple[str, str, str] | None = None
     checksums: bool = False
-    lost_after_s: float = 4.0
+    lost_after_s: float = LOST_HOST_S
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

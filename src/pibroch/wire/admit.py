@@ -12,17 +12,17 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pibroch.errors import AuthenticationError, ProtocolError, RpcError
+from pibroch.wire.alive import notice_lost_host
 from pibroch.wire.bounded_log import BoundedLog
 from pibroch.wire.handshake import Client, Server
 from pibroch.wire.reactor import READ, WRITE, Reactor
-from pibroch.wire.sockets import notice_lost_host
+from pibroch.wire.sockets import is_own_user
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ _MAX_READ_BYTES = 4096
 _BACKLOG = 512
 _PAUSE_S = 0.1
 _ACCEPTS_AT_A_TIME = 64
-_CREDENTIALS = struct.Struct("3i")
 
 
 _refusals_log = BoundedLog(log)
@@ -336,23 +335,3 @@ class Listener:
         if len(self._strangers) > self._max_strangers:
             oldest = next(iter(self._strangers.values()))
             oldest.refuse(ConnectionError("too many strangers wait; the oldest goes"))
-
-
-def is_own_user(link: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of this user, or of root.
-
-    True of other sockets.
-    """
-    return link.family != socket.AF_UNIX or credentials(link)[1] in (os.geteuid(), 0)
-
-
-def credentials(link: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end of a Unix socket.
-
-    The process is 0 when it is in another container.
-    """
-    size = _CREDENTIALS.size
-    process, user, group = _CREDENTIALS.unpack(
-        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return process, user, group

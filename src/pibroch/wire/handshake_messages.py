@@ -14,10 +14,12 @@ from enum import IntEnum
 from pibroch.errors import AuthenticationError, ProtocolError
 
 MAGIC = b"\x89PBRPC\r\n"  # not text, and damaged by whatever changes line ends
-VERSIONS = (2, 2)  # lowest and highest version of the wire format that is spoken here
+VERSIONS = (3, 3)  # lowest and highest version of the wire format that is spoken here
 MAX_MESSAGE_BYTES = 1024
 MAX_NAME_BYTES = 255
 
+IDLE = 0xFFFF
+"""The stream of a connection on which nothing is sent: its end tells of a lost host."""
 NONCE_BYTES = 32
 MAC_BYTES = 32
 HELLO = struct.Struct(f"<8sHH{NONCE_BYTES}s")  # magic, lowest version, highest version, nonce
@@ -61,7 +63,7 @@ class Purpose:
     Attributes:
         connection_id: chosen at random by the dialler, below 2**64, shared by all streams of one
             connection.
-        stream: 0 for messages, from 1 on for bulk data.
+        stream: 0 for messages, from 1 on for bulk data, or :data:`IDLE`.
     """
 
     connection_id: int

@@ -20,9 +20,8 @@ import msgspec
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
-from pibroch.wire.admit import is_own_user
 from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
-from pibroch.wire.sockets import listen
+from pibroch.wire.sockets import is_own_user, listen
 
 
 class KeyStore(Protocol):

@@ -1,11 +1,14 @@
-"""Sockets: where a rank listens, reading until memory is full, and hosts that vanish."""
+"""Sockets: where a rank listens, reading until memory is full, and whose the other end is."""
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 
 from pibroch.host import is_one_machine
+
+_CREDENTIALS = struct.Struct("3i")
 
 
 def listen() -> socket.socket:
@@ -45,21 +48,21 @@ def fill(link: socket.socket, room: memoryview) -> None:
         place += num_bytes
 
 
-def notice_lost_host(sock: socket.socket, lost_after_s: float) -> None:
-    """Let the kernel close a TCP connection after so long without a sign of the other host.
+def is_own_user(link: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user, or of root.
 
-    Small frames go out at once. Nothing happens to other sockets.
+    True of other sockets.
     """
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": 1,
-        "TCP_KEEPINTVL": 1,
-        "TCP_KEEPCNT": max(1, round(lost_after_s) - 1),
-        "TCP_USER_TIMEOUT": int(lost_after_s * 1000),
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):  # not on every system
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return link.family != socket.AF_UNIX or credentials(link)[1] in (os.geteuid(), 0)
+
+
+def credentials(link: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end of a Unix socket.
+
+    The process is 0 when it is in another container.
+    """
+    size = _CREDENTIALS.size
+    process, user, group = _CREDENTIALS.unpack(
+        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return process, user, group

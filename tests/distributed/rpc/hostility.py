@@ -14,7 +14,7 @@ import torch
 
 from pibroch import rpc
 from pibroch.rpc import autograd
-from pibroch.rpc.transport import connection
+from pibroch.rpc.transport import connection, stream
 from pibroch.rpc.transport.connection import Connection
 from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.messages import Call
@@ -391,6 +391,13 @@ def corrupt_next_length(by):
         original(self, [bytes(first), *buffers[1:]], descriptors)
 
     FrameStream.send = send
+
+
+def give_up_frames_after(seconds):
+    """How long a frame that was begun is waited for here; returns how long it was before."""
+    before = stream.STALL_S
+    stream.STALL_S = seconds
+    return before
 
 
 def call_until_it_works(to, timeout):

@@ -23,6 +23,7 @@ from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Code
 from pibroch.rpc.values.failures import decode_failure
 from pibroch.rpc.values.messages import Envelope, encode
+from pibroch.wire.handshake_messages import IDLE
 
 pytestmark = pytest.mark.timeout(240 + int(os.environ.get("PIBROCH_HOSTILE_FRAMES", "0")) // 100)
 
@@ -521,3 +522,14 @@ def bombarded(team, victim, seeds, num_frames, admitted):
         before_s = team.run(0, hostility.cpu_seconds)
         time.sleep(0.5)
         used_s.append(team.run(0, hostility.cpu_seconds) - before_s)
+
+
+def test_who_sends_on_the_idle_stream_loses_its_connection(team, victim):
+    with Attacker(victim, unix=False) as first, Attacker(victim, unix=False) as idle:
+        first.shake_hands(connection_id=1)
+        idle.shake_hands(connection_id=1, stream=IDLE)
+        assert first.request(call_of("hostility:add", 1, 2)).kind == Kind.ANSWER
+        idle.send(header(Kind.REQUEST, 1, 0, 0))
+        first.wait_closed()
+        idle.wait_closed()
+    assert team.run(1, hostility.honest_call, "worker0")

@@ -12,7 +12,7 @@ from pibroch.errors import DataError, RankFailedError, TrainingError
 from pibroch.wire.sockets import listen
 
 TIMEOUT_S = 60.0
-SILENCE = "its process ended without a word, or its host was lost"
+SILENCE = "its process ended without a word"
 
 
 def connected():

@@ -44,13 +44,13 @@ def test_both_learn_who_the_other_is(step):
     b = Server(SECRET, BEN)
     shake(a, b, step)
     assert (a.peer, b.peer, b.purpose) == (BEN, ANN, PURPOSE)
-    assert (a.version, b.version, a.surplus, b.surplus) == (2, 2, b"", b"")
+    assert (a.version, b.version, a.surplus, b.surplus) == (3, 3, b"", b"")
 
 
 def test_the_server_says_magic_versions_and_nonce_only_before_the_proof():
     first = Server(SECRET, BEN).start()
     second = Server(SECRET, BEN).start()
-    assert first[:12] == MAGIC + bytes([2, 0, 2, 0]) and len(first) == 44
+    assert first[:12] == MAGIC + bytes([3, 0, 3, 0]) and len(first) == 44
     assert first[12:] != second[12:]
 
 

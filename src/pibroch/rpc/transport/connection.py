@@ -113,7 +113,7 @@ class Connection:
         # what to send once there is a stream
         self._backlog: list[tuple[Sequence[Buffer], Sequence[OwnSegment]]] = []
         self.sharing: Sharing | None = None
-        self._bulk_streams: list[FrameStream] = []
+        self._further_streams: list[FrameStream] = []
         self._sender = BulkSender()
         self._receiver = BulkReceiver(limits.message_bytes)
         # messages by the number of the transfer that they wait for
@@ -255,8 +255,13 @@ class Connection:
         stream = make_stream(
             self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream)
         )
-        self._bulk_streams.append(stream)
+        self._further_streams.append(stream)
         self._sender.add(stream)
+        stream.start(surplus)
+
+    def open_idle(self, stream: FrameStream, surplus: bytes) -> None:
+        """Keep a stream on which nothing is sent, and whose end is the connection's."""
+        self._further_streams.append(stream)
         stream.start(surplus)
 
     def lose(self, reason: str) -> None:
@@ -268,7 +273,7 @@ class Connection:
             self.loss = reason
             self.is_lost = True
             self._backlog.clear()
-        for stream in (*self._bulk_streams, *([self.stream] if self.stream is not None else [])):
+        for stream in (*self._further_streams, *([self.stream] if self.stream is not None else [])):
             stream.close(reason)
         self._sender.clear()
         self._receiver.clear()

@@ -14,9 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from pibroch.errors import ConfigError, PibrochError
+from pibroch.errors import ConfigError, PibrochError, ProtocolError
 from pibroch.host import this_machine
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits, RpcBackendOptions
@@ -27,9 +27,10 @@ from pibroch.rpc.transport.sharing import Sharing
 from pibroch.rpc.transport.stream import FrameStream
 from pibroch.wire import tls
 from pibroch.wire.admit import Listener, dial
+from pibroch.wire.alive import wait_for_reader
 from pibroch.wire.dialling import Dialling
 from pibroch.wire.handshake import Client, Server
-from pibroch.wire.handshake_messages import Identity, Purpose
+from pibroch.wire.handshake_messages import IDLE, Identity, Purpose
 from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
@@ -189,15 +190,10 @@ class Peers:
             self._lost.pop((core.peer.id, core.peer.incarnation), None)
             connection.open(self._stream(connection, sock), core.surplus)
             if sock.family != socket.AF_UNIX:
-                for stream in range(1, options.num_streams + 1):
-                    self._admit(
-                        connection, record, machine, Purpose(connection_id, stream), bulk_admitted
-                    )
-
-        def bulk_admitted(sock: socket.socket, core: Client) -> None:
-            connection.open_bulk(
-                functools.partial(self._bulk_stream, connection, sock), core.surplus
-            )
+                for stream in (IDLE, *range(1, options.num_streams + 1)):
+                    purpose = Purpose(connection_id, stream)
+                    further = functools.partial(self._open_further, connection, purpose)
+                    self._admit(connection, record, machine, purpose, further)
 
         self._admit(connection, record, machine, Purpose(connection_id), admitted)
 
@@ -216,7 +212,7 @@ class Peers:
             self._share_memory(connection)
 
         def failed(error: Exception) -> None:
-            if purpose.stream:
+            if purpose.stream not in (0, IDLE):
                 log.warning("worker %r takes no stream %d: %s", record.name, purpose.stream, error)
                 return  # large tensors travel over the other streams
             connection.refusal = error if isinstance(error, PibrochError) else None
@@ -233,7 +229,23 @@ class Peers:
             tls.client_context(options.tls) if options.tls and not is_local else None,
         ).start()
 
+    def _open_further(
+        self, connection: Connection, purpose: Purpose, sock: socket.socket, core: Client | Server
+    ) -> None:
+        """Use one more stream of a connection between hosts."""
+        if purpose.stream == IDLE:
+            connection.open_idle(self._idle_stream(connection, sock), core.surplus)
+        else:
+            connection.open_bulk(
+                functools.partial(self._bulk_stream, connection, sock), core.surplus
+            )
+
+    def _idle_stream(self, connection: Connection, sock: socket.socket) -> FrameStream:
+        reader = FrameReader(0, 0, _refuse)
+        return FrameStream(self._reactor, sock, reader, _refuse, connection.lose)
+
     def _stream(self, connection: Connection, sock: socket.socket) -> FrameStream:
+        wait_for_reader(sock)
         limits = self._options.limits
         reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
         checksums = self._options.checksums
@@ -249,6 +261,7 @@ class Peers:
         on_chunk: Callable[[Frame], None],
         on_drained: Callable[[], None],
     ) -> FrameStream:
+        wait_for_reader(sock)
         reader = FrameReader(
             _MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate
         )
@@ -311,7 +324,7 @@ class Peers:
 
     def _on_admitted(self, sock: socket.socket, core: Server) -> None:
         if core.purpose.stream:
-            self._on_bulk_admitted(sock, core)
+            self._on_further_admitted(sock, core)
             return
         connection = self._new_connection(
             WorkerInfo(core.peer.name, core.peer.id), core.peer.incarnation
@@ -324,13 +337,11 @@ class Peers:
             self._accepted.add(connection)
         connection.open(self._stream(connection, sock), core.surplus)
 
-    def _on_bulk_admitted(self, sock: socket.socket, core: Server) -> None:
+    def _on_further_admitted(self, sock: socket.socket, core: Server) -> None:
         for connection in self.connections():
             key = (connection.number, connection.peer.id, connection.incarnation)
             if key == (core.purpose.connection_id, core.peer.id, core.peer.incarnation):
-                connection.open_bulk(
-                    functools.partial(self._bulk_stream, connection, sock), core.surplus
-                )
+                self._open_further(connection, core.purpose, sock, core)
                 return
         log.warning("worker %r opened a stream of a connection that there is not", core.peer.name)
         sock.close()
@@ -382,6 +393,10 @@ def _why_unreachable(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ECONNREFUSED, errno.ENOENT):
         return f"it does not listen any more ({error.strerror})"
     return str(error)
+
+
+def _refuse(frame: Frame) -> NoReturn:
+    raise ProtocolError(f"a frame of kind {frame.kind.name} on a stream that stays idle", "none")
 
 
 def _drop(what: object) -> None:

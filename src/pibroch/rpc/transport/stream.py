@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
+from pibroch.wire.alive import is_silence
 from pibroch.wire.descriptors import (
     MAX_DESCRIPTORS,
     receive_descriptors,
@@ -41,7 +42,7 @@ _READS_AT_A_TIME = 16  # then the loop turns to the other sockets
 _LONGEST_SLEEP_S = 3600.0
 _READER_LEAVES_S = 0.05  # how long a broken stream waits for the caller that reads it
 _LAST_ROUNDS = 16  # of reads once nothing can be written: more than the kernel holds
-STALL_S = 10.0
+STALL_S = 30.0  # longer than a process is stopped for while somebody looks at it
 STALL_BYTES = 10 << 10  # even a slow link delivers so much in that time
 
 
@@ -345,7 +346,8 @@ class FrameStream:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._fail(str(error) if not isinstance(error, RpcError) else error.args[0])
+            reason = str(error) if not isinstance(error, RpcError) else error.args[0]
+            self._fail("its host gives no sign of life" if is_silence(error) else reason)
         except RpcError as error:
             self._fail(str(error))
         except Exception as error:

@@ -1,0 +1,82 @@
+"""A host that is lost is named within five seconds; a process that is stopped is waited for."""
+
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from benchmarks.lab import Lab, obstacle
+from launched_team import wait_until
+
+from pibroch.wire.secret import new_secret
+
+pytestmark = [
+    pytest.mark.alone,  # a lab
+    pytest.mark.skipif(obstacle() is not None, reason="needs a lab"),
+]
+
+PROGRAM = Path(__file__).with_name("lost_host_program.py")
+RATE = "100mbit"  # by which the calls take 9 s each way
+NAMED_WITHIN_S = 5.0
+STOPPED_S = 20.0
+
+
+@contextmanager
+def running():
+    """Both processes once calls are under way; and their lines as they come, with the time."""
+    lines = []
+
+    def take(rank, line):
+        lines.append((time.monotonic(), f"{rank} {line}"))
+
+    def run():
+        environment = {"PIBROCH_RPC_SECRET": new_secret()}
+        return lab.run([sys.executable, str(PROGRAM)], environment, timeout_s=90, say=take)
+
+    with Lab(hosts=2, rate=RATE) as lab, ThreadPoolExecutor(1) as threads:
+        result = threads.submit(run)
+        wait_until(lambda: has(lines, "0 under way") or result.done(), 60)
+        time.sleep(1.0)
+        assert has(lines, "0 under way") and not result.done(), lines
+        yield lab.network, lines, result
+
+
+def has(lines, text):
+    return any(line.startswith(text) for _, line in lines)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_is_stopped_in_the_midst_of_large_messages_is_waited_for(stopped):
+    with running() as (_, lines, result):
+        (pid,) = (int(line.split()[-1]) for _, line in lines if line.startswith(f"{stopped} pid"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STOPPED_S)
+            assert not has(lines, "0 answered"), "it was stopped too late to tell"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        ended = result.result(90)
+    assert ended.exit_codes == (0, 0), lines
+    assert has(lines, "0 answered") and has(lines, "0 ended") and has(lines, "1 ended")
+
+
+def test_a_lost_host_is_named_by_ranks_and_workers_on_both_sides():
+    expected = ["0 call WorkerLostError", "0 worker worker1", "1 worker worker0"]
+    expected += ["0 rank got rank 1 failed in step ", "1 rank got rank 0 failed in step "]
+    with running() as (network, lines, _):
+        network.plug(1, is_in=False)
+        began = time.monotonic()
+        wait_until(lambda: all(has(lines, text) for text in expected), 30)
+        pids = [int(line.split()[-1]) for _, line in lines if " pid " in line]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    named = {
+        text: min(at for at, line in lines if line.startswith(text)) - began for text in expected
+    }
+    assert max(named.values()) <= NAMED_WITHIN_S, named
+    reasons = [line for _, line in lines if "failed in step" in line]
+    assert all("its host was lost" in line for line in reasons), reasons
