@@ -33,6 +33,7 @@ from pibroch.state.tensor_file import TensorFile
 logger = logging.getLogger(__name__)
 # of which the equal ones take less time on their way, 8 KB for all at most, than to be found
 _FEW_IDS = 256
+_NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,6 @@ class _MappedShard:
 
     rows: NDArray[Any]
     first_row: int
-
-    def has(self, places: Ints) -> NDArray[np.bool_]:
-        """Which rows are in it."""
-        return (places >= self.first_row) & (places < self.first_row + len(self.rows))
 
     def within(self, held: range | None) -> _MappedShard:
         """What of it is among these rows."""
@@ -67,21 +64,41 @@ class _Changes:
     """Rows with newer versions, which lie behind the export's last row.
 
     See :mod:`pibroch.kernels.overlay`.
+
+    Attributes:
+        changed: rows by place; empty where slots are those of all rows.
+        slots: of rows.
+        first: rows in the export.
+        count: places.
     """
 
     changed: Ints
     slots: NDArray[np.int32]
     first: int
+    count: int
 
     @classmethod
     def of(cls, newer: Sequence[Ints], first: int, before: Self | None) -> Self:
         """Rows of new versions, and those of versions before; ``first`` rows are in the export."""
-        if before is None:
-            changed = np.concatenate(newer)
-            return cls(changed, overlay.slots_of(changed, first), first)
-        changed = np.concatenate([before.changed, *newer])
-        slots = overlay.slots_of(changed, first, before.slots, len(before.changed))
-        return cls(changed, slots, first)
+        before = before or cls(_NO_ROWS, np.empty(0, np.int32), first, 0)
+        rows = np.concatenate(newer)
+        count = before.count + len(rows)
+        if before.has_all_slots:
+            slots = overlay.numbered(before.slots, rows, before.count)
+            return cls(_NO_ROWS, slots, first, count)
+        changed = np.concatenate([before.changed, rows])
+        slots = overlay.slots_of(changed, first, before.slots, before.count)
+        return cls(_NO_ROWS if len(slots) == first else changed, slots, first, count)
+
+    @property
+    def has_all_slots(self) -> bool:
+        """Whether there is a slot for every row of the export."""
+        return len(self.slots) == self.first
+
+    @property
+    def rows(self) -> Ints:
+        """Those that changed, each once, rising."""
+        return np.flatnonzero(self.slots >= 0) if self.has_all_slots else distinct(self.changed)
 
     def redirect(self, row_ids: Ints) -> Ints:
         """Where the newest versions of rows lie."""
@@ -124,6 +141,7 @@ class MappedRows:
         shards = [shard for shard in manifest.shards if held is None or shard.meets(held)]
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
+        self._where = _where(self._shards)
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
         self._changes: _Changes | None = None
         self._ids: dict[str, tuple[TableIds, ...]] = {
@@ -149,7 +167,7 @@ class MappedRows:
             ids: of tables of raw ids, what changed.
         """
         before = self._changes
-        first = self.num_rows + (0 if before is None else len(before.changed))
+        first = self.num_rows + (0 if before is None else before.count)
         newer = copy.copy(self)
         newer._ids = {
             name: (base, newest[0].with_changes(ids[name]) if newest else ids[name])
@@ -161,14 +179,14 @@ class MappedRows:
         for each in versions:
             newer._shards.append(_MappedShard(each.rows, first))
             first += len(each.row_ids)
-        newer._arrays = [kernel_arrays(shard.rows) for shard in newer._shards]
+        newer._where = _where(newer._shards)
         newer._changes = _Changes.of([each.row_ids for each in versions], self.num_rows, before)
         return newer
 
     @property
     def changed_rows(self) -> Ints:
         """Rows that are newer than the export's own, rising."""
-        return np.empty(0, np.int64) if self._changes is None else distinct(self._changes.changed)
+        return _NO_ROWS if self._changes is None else self._changes.rows
 
     def id_changes(self, ids: Mapping[str, TableIds]) -> dict[str, TableIds]:
         """What makes ids of tables of raw ids those of tables here."""
@@ -183,14 +201,8 @@ class MappedRows:
 
         Zeros for those of tables of raw ids that no file has.
         """
-        if len(self._shards) == 1 and not self._ids:
-            shard = self._shards[0]
-            return shard.rows.take(places - shard.first_row, 0)
         rows = self.empty(len(places))
-        rows[:] = 0
-        for shard in self._shards:
-            here = shard.has(places)
-            rows[here] = shard.rows[places[here] - shard.first_row]
+        quantise.take(places, *self._where, rows.view(np.uint16))
         return rows
 
     def empty(self, count: int) -> NDArray[Any]:
@@ -208,15 +220,17 @@ class MappedRows:
             DataError: for a batch without any of the features.
         """
         ids = self._resolved(batch)
-        row_ids = ids.row_ids
-        if self._changes is not None:
-            if not ids.one_hot:
-                rows, places = rising(row_ids)
-                return self._pooled(self.stored(rows), rows, places, ids)
-            row_ids = self._changes.redirect(row_ids)
+        if self._changes is not None and not ids.one_hot:
+            rows, places = rising(ids.row_ids)
+            return self._pooled(self.stored(rows), rows, places, ids)
         pooled_BFD = self._zeros(ids)
-        for shard, arrays in zip(self._shards, self._arrays, strict=True):
-            self._add(*arrays, shard.first_row, row_ids, ids.offsets, ids.scale, pooled_BFD.numpy())
+        bags = ids.offsets, ids.scale, pooled_BFD.numpy()
+        if self._changes is not None:
+            records = kernel_arrays(self.stored(ids.row_ids))
+            self._add(*records, 0, np.arange(len(ids.row_ids)), *bags)
+        else:
+            for shard, arrays in zip(self._shards, self._arrays, strict=True):
+                self._add(*arrays, shard.first_row, ids.row_ids, *bags)
         return self._given(pooled_BFD, ids)
 
     def _pooled(
@@ -291,6 +305,17 @@ class MappedRows:
     def _zeros(self, ids: BatchIds) -> Tensor:
         """What bags are added to, ``[B, F, D]``."""
         return torch.zeros(ids.num_samples, ids.num_features, self._tables.space.dim)
+
+
+def _where(shards: Sequence[_MappedShard]) -> tuple[Ints, Ints, Ints]:
+    """First rows, numbers of rows and addresses of shards, as :func:`quantise.take` wants them."""
+    shards = sorted((shard for shard in shards if len(shard.rows)), key=lambda each: each.first_row)
+    assert all(shard.rows.flags.c_contiguous for shard in shards)
+    return (
+        np.array([shard.first_row for shard in shards], np.int64),
+        np.array([len(shard.rows) for shard in shards], np.int64),
+        np.array([shard.rows.ctypes.data for shard in shards], np.int64),
+    )
 
 
 def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedShard:

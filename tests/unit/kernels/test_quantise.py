@@ -97,3 +97,17 @@ def test_adds_as_naive_from_several_files(dim, scaled, kind):
         add = fast.add_bytes if kind == "bytes" else fast.add_numbers
         parallel.run(add, 12, *parts, first, ids, offsets, scale, result, grain=4)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_taken_from_the_parts_in_which_they_lie():
+    rng = np.random.default_rng(1)
+    first_rows = np.array([5, 20, 21, 40])
+    num_rows = np.array([15, 1, 10, 3])
+    parts = [rng.integers(0, 1 << 16, (rows, 6)).astype(np.uint16) for rows in num_rows]
+    addresses = np.array([part.ctypes.data for part in parts])
+    row_ids = np.concatenate([np.arange(50), rng.integers(0, 50, 40)])
+    out = np.full((len(row_ids), 6), 7, np.uint16)
+    fast.take(row_ids, first_rows, num_rows, addresses, out, 3, 80)
+    expected = naive.take(row_ids, first_rows, parts)
+    assert np.array_equal(out[3:80], expected[3:80])
+    assert (out[:3] == 7).all() and (out[80:] == 7).all()

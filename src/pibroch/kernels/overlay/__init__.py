@@ -7,9 +7,9 @@ from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.operation import Operation
 from pibroch.kernels.overlay import numba
-from pibroch.kernels.overlay.numba import slots_of
+from pibroch.kernels.overlay.numba import numbered, slots_of
 
-__all__ = ["redirect", "slots_of"]
+__all__ = ["numbered", "redirect", "slots_of"]
 
 IDS_PER_THREAD = 4096  # below which a further thread is not worth waking
 
@@ -22,10 +22,10 @@ def redirect(row_ids: Ints, changed: Ints, slots: Array, first: int, out: Ints) 
         row_ids: ``[V]``; one of a changed row becomes ``first`` plus the row's last place.
         changed: rows ``[U]``.
         slots: :func:`slots_of` them.
-        first: where the changed rows begin.
+        first: rows there are, behind which the changed ones lie.
         out: ``[V]``.
     """
-    shift = 33 - len(slots).bit_length()
+    shift = numba.shift_of(slots, first)
     parallel.run(
         numba.redirect,
         len(row_ids),

@@ -5,6 +5,7 @@ R rows in a part, D weights in a row, W bytes in a row, V ids, B samples, F feat
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
@@ -12,7 +13,7 @@ from pibroch.kernels.operation import Operation
 from pibroch.kernels.quantise import numba
 from pibroch.kernels.quantise.naive import record_bytes
 
-__all__ = ["add_bytes", "add_numbers", "quantise", "record_bytes"]
+__all__ = ["add_bytes", "add_numbers", "quantise", "record_bytes", "take"]
 
 ROWS_PER_THREAD = 4096  # below which a further thread is not worth waking
 
@@ -22,6 +23,33 @@ def quantise(weights: Records, out: Bytes) -> None:
     """Write rows of bytes ``[R, W]`` of float32 weights ``[R, D]``."""
     parallel.run(
         numba.quantise, len(out), weights, out, out.view(np.float32), grain=ROWS_PER_THREAD
+    )
+
+
+@Operation
+def take(
+    row_ids: Ints, first_rows: Ints, num_rows: Ints, addresses: Ints, out: NDArray[np.uint16]
+) -> None:
+    """Copy rows from the parts in which they lie to ``out`` ``[V, W / 2]``.
+
+    A row that is in none becomes zeros.
+
+    Args:
+        row_ids: ``[V]``.
+        first_rows: of each part, rising ``[P]``.
+        num_rows: in each part.
+        addresses: of their rows in memory, which the caller holds.
+        out: rows as pairs of bytes.
+    """
+    parallel.run(
+        numba.take,
+        len(row_ids),
+        row_ids,
+        first_rows,
+        num_rows,
+        addresses,
+        out,
+        grain=ROWS_PER_THREAD,
     )
 
 

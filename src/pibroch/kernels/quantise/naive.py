@@ -54,6 +54,21 @@ def weights_of(records: Bytes, dim: int) -> Records:
     return offset + scale * records[:, HEADER_BYTES : HEADER_BYTES + dim].astype(np.float32)
 
 
+def take(row_ids: Ints, first_rows: Ints, parts: list[NDArray[np.uint16]]) -> NDArray[np.uint16]:
+    """Rows ``[V, W / 2]``, each from the part in which it lies; zeros for one that is in none.
+
+    >>> part = np.array([[1, 2], [3, 4]], np.uint16)
+    >>> take(np.array([11, 12, 3]), np.array([10]), [part]).tolist()
+    [[3, 4], [0, 0], [0, 0]]
+    """
+    out = np.zeros((len(row_ids), parts[0].shape[1]), np.uint16)
+    for position, row in enumerate(row_ids):
+        for first, part in zip(first_rows, parts, strict=True):
+            if first <= row < first + len(part):
+                out[position] = part[row - first]
+    return out
+
+
 def add_rows(
     weights: Records,
     first_row: int,

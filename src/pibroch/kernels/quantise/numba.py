@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.bits import half_widened
-from pibroch.kernels.memory import MAX_SHORT_DIM, prefetch_row
+from pibroch.kernels.memory import MAX_SHORT_DIM, numbers_at, prefetch_row
 from pibroch.kernels.policy import kernel
 from pibroch.kernels.quantise.naive import HEADER_BYTES, LEVELS, SMALLEST_SCALE
 
@@ -46,6 +46,28 @@ def quantise(weights: Records, records: Bytes, words: Records, start: int, stop:
             records[row, HEADER_BYTES + d] = np.uint8(min(max(steps, 0.0), float(LEVELS)))
         for d in range(HEADER_BYTES + dim, records.shape[1]):
             records[row, d] = 0
+
+
+@kernel
+def take(
+    row_ids: Ints,
+    first_rows: Ints,
+    num_rows: Ints,
+    addresses: Ints,
+    out: NDArray[np.uint16],
+    start: int,
+    stop: int,
+) -> None:
+    """Copy the rows ``start`` to ``stop`` of those asked for from the parts in which they lie."""
+    width = out.shape[1]
+    for position in range(start, stop):
+        row = row_ids[position]
+        part = np.searchsorted(first_rows, row, side="right") - 1
+        if part < 0 or row - first_rows[part] >= num_rows[part]:
+            out[position] = 0
+            continue
+        begin = addresses[part] + 2 * width * (row - first_rows[part])
+        out[position] = numbers_at(out, begin, width)
 
 
 @kernel
