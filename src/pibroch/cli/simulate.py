@@ -87,6 +87,14 @@ def recipe_command(
             help="From a death to the next new step; `pibroch bench recovery` measures it.",
         ),
     ] = 5.0,
+    saving: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="What a cut in memory, or a checkpoint by time, takes of the training thread.",
+        ),
+    ] = None,
     host_price: Annotated[
         float | None,
         typer.Option(metavar="PRICE", min=0, help="Of a host and hour: price of samples."),
@@ -144,7 +152,7 @@ def recipe_command(
         jitter=jitter,
         hosts_per_machine=hosts_per_machine,
         seed=seed,
-        economy=Economy(death_every, recovery, host_price),
+        economy=Economy(death_every, recovery, host_price, saving),
     )
     question.check()
     workload = Workload.of(config, open_dataset(config.data), seed)

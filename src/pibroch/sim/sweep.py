@@ -14,7 +14,7 @@ from pibroch.exchange.layout import lay_out
 from pibroch.sim.chakra import write_traces
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
-from pibroch.sim.economy import Economy, interval_of
+from pibroch.sim.economy import Economy, saved_by
 from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
@@ -190,7 +190,7 @@ def answer(
     economy = question.economy
     goodput = 1.0
     if economy.death_every_h is not None:
-        goodput = economy.goodput(size, interval_of(workload.config.train))
+        goodput = economy.goodput(size, saved_by(workload.config.train, economy.saving_s))
     price = economy.price_of_a_billion(num_hosts, goodput * prediction.samples_per_second)
     return Answer(
         num_hosts, size, exchange, prediction, helped, goodput, price, memory, error, notes

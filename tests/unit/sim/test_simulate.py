@@ -64,6 +64,15 @@ def test_deaths_cost_time_and_samples_their_price(simulate):
     one = json.loads(simulate(*words, *cuts)[1])[0]
     assert one["goodput"] == pytest.approx(1 / (1 + 2 * (10 + 20 / 2) / 3600))
     hours = 1e9 / (one["samples_per_second"] * one["goodput"]) / 3600
+    saving = json.loads(simulate(*words, *cuts, "--saving", 2)[1])[0]
+    assert saving["goodput"] == pytest.approx(0.9 * one["goodput"])
+    # a run that chooses the interval lets its cuts take 1.5 % of the time
+    chosen = json.loads(simulate(*words)[1])[0]
+    assert chosen["goodput"] == pytest.approx(0.985 / (1 + 2 * (10 + 30 / 2) / 3600))
+    chosen = json.loads(simulate(*words, "--saving", 0.15)[1])[0]
+    assert chosen["goodput"] == pytest.approx(0.985 / (1 + 2 * (10 + 10 / 2) / 3600))
+    code, _, notes = simulate(*words, *cuts, "--saving", 20)
+    assert code == 2 and "--saving 20 every 20 s" in notes
     assert one["price_of_a_billion_samples"] == pytest.approx(2 * 4 * hours)
     calm = json.loads(simulate("--json")[1])[0]
     assert (calm["goodput"], calm["price_of_a_billion_samples"]) == (1.0, None)
