@@ -18,9 +18,6 @@ from forked import Program
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 RESULTS = CHECKOUT / "benchmarks" / "results"
-STALE = RESULTS / "stale.txt"
-MOST_STALE = 1
-"""Results without a clean commit of this history: may fall, never rise."""
 
 
 def git(*arguments, cwd=CHECKOUT):
@@ -58,12 +55,7 @@ def test_each_result_is_of_a_clean_commit_of_this_history():
         commit = json.loads(path.read_text())["commit"]
         if not (len(commit) >= 7 and any(each.startswith(commit) for each in history)):
             stale.add(path.parent.relative_to(RESULTS).as_posix())
-    listed = STALE.read_text().split() if STALE.exists() else []
-    assert stale <= {*listed}, f"measured at no clean commit: {sorted(stale - {*listed})}"
-    assert {*listed} <= stale, (
-        f"measured again, so take them off {STALE.name}: {sorted({*listed} - stale)}"
-    )
-    assert len(listed) <= MOST_STALE, "this list grows shorter only"
+    assert not stale, f"measured at no clean commit: {sorted(stale)}"
 
 
 TOPIC = """
