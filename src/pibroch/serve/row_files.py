@@ -201,6 +201,9 @@ class MappedRows:
 
         Zeros for those of tables of raw ids that no file has.
         """
+        if len(self._shards) == 1 and not self._ids:
+            shard = self._shards[0]
+            return shard.rows.take(places - shard.first_row, 0)
         rows = self.empty(len(places))
         quantise.take(places, *self._where, rows.view(np.uint16))
         return rows
