@@ -154,7 +154,7 @@ def _copy_line(source: Stored, start: int, target: NDArray[np.float32], place: i
 
 def _array_at(like: NDArray[Any], address: int, size: int) -> NDArray[Any]:
     """Stand-in when kernels run uncompiled."""
-    memory = (ctypes.c_byte * (size * like.itemsize)).from_address(address)
+    memory = (ctypes.c_byte * (size * like.itemsize)).from_address(int(address))
     return np.ctypeslib.as_array(memory).view(like.dtype)
 
 
