@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from mpi_start import start_mpi
+from pibroch.collectives.bounded_lag import losses
 from pibroch.collectives.bounded_lag.base import Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
@@ -204,14 +205,31 @@ def files_and_threads():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def lose_a_peer(channel, name, victim, how):
+def stop_before_sending(channel, name):
+    """Rank 1 stops; its message comes when somebody lets it go on. The parts that arrived."""
+    transport = opened(channel, name)
+    here = channel.ranks.rank
+    received = [np.zeros(1, np.uint8) for _ in range(2)]
+    channel.barrier()
+    if here == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    transport.put(Slot(0, 0), RankParts.of([np.ones(1, np.uint8)] * 2))
+    transport.take(Slot(0, 0), RankParts.of(received))
+    channel.barrier()
+    transport.close()
+    return received[1 - here].tolist()
+
+
+def lose_a_peer(channel, name, victim, how, stopped_s):
     """One rank ends, or stops, while the others wait.
 
-    The one that is named, why, and seconds until it was.
+    The one that is named, why, and seconds until it was. Who is stopped for ``stopped_s`` is given
+    up.
 
     Rank 0 waits for all; the others, which do not, wait for rank 0, and so in vain once it has
     given up.
     """
+    losses.STOPPED_S = stopped_s
     transport = opened(channel, name)
     here = channel.ranks.rank
     parts = RankParts.of([np.zeros(5, np.uint8)] * channel.ranks.world_size)

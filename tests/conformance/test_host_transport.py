@@ -11,10 +11,9 @@ import host_cases as cases
 import pytest
 from world import World
 
-from pibroch.collectives.bounded_lag.losses import STOPPED_S
 from pibroch.wire.alive import state_of
 
-SECONDS_STOPPED = STOPPED_S + 1
+SECONDS_STOPPED = 3.0
 
 
 @pytest.mark.parametrize("expects_first", [True, False])

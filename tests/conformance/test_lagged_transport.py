@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from world import World
 
 from pibroch.collectives.bounded_lag.opening import OPENERS
+from pibroch.wire.alive import state_of
 
 NUM_EXCHANGES = int(os.environ.get("PIBROCH_SOAK_EXCHANGES", "300"))
 """Of each case; 100,000 of them were run by hand, see design note 0013."""
 MOST_GROWTH_BYTES = 1 << 20
 SECONDS_TO_NOTICE = 5.0
+SECONDS_STOPPED = 4.0
 
 HAS_MPI = find_spec("mpi4py") is not None  # the extra `mpi`
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
@@ -59,6 +62,23 @@ def test_closing_leaves_neither_descriptors_nor_threads(worlds, name):
         assert after == before
 
 
+@pytest.mark.alone  # times
+def test_a_rank_that_is_stopped_for_some_seconds_is_waited_for(name):
+    world = World(2)
+    pid = world._processes[1].pid
+    try:
+        world.ask(cases.stop_before_sending, name)
+        deadline = time.monotonic() + 60
+        while state_of(pid) != "T":
+            assert time.monotonic() < deadline
+        assert not world._pipes[0].poll(SECONDS_STOPPED)
+        os.kill(pid, signal.SIGCONT)
+        assert world.answer(0) == world.answer(1) == [1]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        world.close()
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.alone  # times, looks at /dev/shm
 def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
@@ -66,7 +86,7 @@ def test_a_rank_that_is_lost_is_named_by_all_others(how, name):
     world = World(3)
     victim = 2
     try:
-        world.ask(cases.lose_a_peer, name, victim, how)
+        world.ask(cases.lose_a_peer, name, victim, how, SECONDS_STOPPED / 2)
         for rank in (0, 1):
             named, why, seconds = world.answer(rank)
             assert named == victim and seconds < SECONDS_TO_NOTICE, why

@@ -13,11 +13,14 @@ import torch.distributed as dist
 
 import pibroch as pb
 from pibroch.collectives import Ranks
+from pibroch.collectives.bounded_lag import losses
 
 rank = int(os.environ["RANK"])
 bound = int(sys.argv[1])
 transport = sys.argv[2]
 num_batches = int(sys.argv[3])
+if len(sys.argv) > 4:
+    losses.STOPPED_S = float(sys.argv[4])
 torch.set_num_threads(1)
 dist.init_process_group("bls", pg_options=pb.BoundedLagOptions(bound=bound, transport=transport))
 channel = Ranks.joined(60.0).open_channel()
@@ -25,7 +28,7 @@ model, embeddings = cases.make(channel, "mixed")
 pipeline = pb.BoundedLagPipeline(model, embeddings, bound, transport)
 for number in range(20):
     pipeline.submit(cases.make_batch(rank, number % 4))
-print("running", flush=True)
+print("running", os.getpid(), flush=True)
 start = time.monotonic()
 try:
     for number in range(num_batches):

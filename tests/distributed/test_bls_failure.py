@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 SECONDS_TO_NOTICE = 5.0
 SECONDS_TO_END = 20.0
 SIZE = 3
+STOPPED_S = "2"  # who is stopped for so long is given up; 30 s by default
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def output(program):
 )
 def test_all_others_name_the_rank_that_is_lost_and_end(programs, how, transport):
     before = set(os.listdir("/dev/shm"))
-    ranks = programs(3, transport, 10**9)
+    ranks = programs(3, transport, 10**9, STOPPED_S)
     wait_until(lambda: all("running" in output(each) or each.poll() is not None for each in ranks))
     ranks[1].send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     lost = time.monotonic()

@@ -19,30 +19,42 @@ pytestmark = [
     pytest.mark.skipif(obstacle() is not None, reason="needs a lab"),
 ]
 
-PROGRAM = Path(__file__).with_name("lost_host_program.py")
+HERE = Path(__file__).parent
+PROGRAM = [sys.executable, str(HERE / "lost_host_program.py")]
+OWN_PROGRAMS = {
+    "bounded_lag": ["bls_program.py", "3", "auto", str(10**9)],
+    "retrieve": ["retrieve_program.py"],
+}
+"""Programs that know only torch's process group."""
 RATE = "100mbit"  # by which the calls take 9 s each way
 NAMED_WITHIN_S = 5.0
 STOPPED_S = 20.0
 
 
 @contextmanager
-def running():
-    """Both processes once calls are under way; and their lines as they come, with the time."""
+def running(command, is_ready, rate):
+    """Both processes once they are ready; and their lines as they come, with the time."""
     lines = []
 
     def take(rank, line):
         lines.append((time.monotonic(), f"{rank} {line}"))
 
     def run():
-        environment = {"PIBROCH_RPC_SECRET": new_secret()}
-        return lab.run([sys.executable, str(PROGRAM)], environment, timeout_s=90, say=take)
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        environment = {"PIBROCH_RPC_SECRET": new_secret(), "PYTHONPATH": path}
+        return lab.run(command, environment, timeout_s=90, say=take)
 
-    with Lab(hosts=2, rate=RATE) as lab, ThreadPoolExecutor(1) as threads:
+    with Lab(hosts=2, rate=rate) as lab, ThreadPoolExecutor(1) as threads:
         result = threads.submit(run)
-        wait_until(lambda: has(lines, "0 under way") or result.done(), 60)
+        wait_until(lambda: all(has(lines, text) for text in is_ready) or result.done(), 60)
         time.sleep(1.0)
-        assert has(lines, "0 under way") and not result.done(), lines
+        assert not result.done(), lines
         yield lab.network, lines, result
+
+
+def with_calls():
+    """Ranks that are workers, too, with large messages under way."""
+    return running(PROGRAM, ["0 under way"], RATE)
 
 
 def has(lines, text):
@@ -51,7 +63,7 @@ def has(lines, text):
 
 def test_a_process_that_is_stopped_in_the_midst_of_large_messages_is_waited_for():
     """It takes one message and sends the other."""
-    with running() as (_, lines, result):
+    with with_calls() as (_, lines, result):
         (pid,) = (int(line.split()[-1]) for _, line in lines if line.startswith("1 pid"))
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -67,7 +79,7 @@ def test_a_process_that_is_stopped_in_the_midst_of_large_messages_is_waited_for(
 def test_a_lost_host_is_named_by_ranks_and_workers_on_both_sides():
     expected = ["0 call WorkerLostError", "0 worker worker1", "1 worker worker0"]
     expected += ["0 rank got rank 1 failed in step ", "1 rank got rank 0 failed in step "]
-    with running() as (network, lines, _):
+    with with_calls() as (network, lines, _):
         network.plug(1, is_in=False)
         began = time.monotonic()
         wait_until(lambda: all(has(lines, text) for text in expected), 30)
@@ -80,3 +92,25 @@ def test_a_lost_host_is_named_by_ranks_and_workers_on_both_sides():
     assert max(named.values()) <= NAMED_WITHIN_S, named
     reasons = [line for _, line in lines if "failed in step" in line]
     assert all("its host was lost" in line for line in reasons), reasons
+
+
+@pytest.mark.parametrize("name", OWN_PROGRAMS)
+def test_programs_of_ones_own_wait_for_who_is_stopped_and_name_a_lost_host(name):
+    program, *arguments = OWN_PROGRAMS[name]
+    command = [sys.executable, str(HERE / program), *arguments]
+    with running(command, ["0 running", "1 running"], None) as (network, lines, result):
+        (pid,) = (int(line.split()[-1]) for _, line in lines if line.startswith("1 running"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STOPPED_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(2.0)
+        assert not has(lines, "0 named") and not has(lines, "1 named") and not result.done(), lines
+        network.plug(1, is_in=False)
+        began = time.monotonic()
+        ended = result.result(90)
+    assert ended.exit_codes == (3, 3), lines
+    for text in ("0 named 1", "1 named 0"):
+        at = min(at for at, line in lines if line.startswith(text))
+        assert at - began <= NAMED_WITHIN_S, lines

@@ -74,6 +74,34 @@ def notice_lost_host(sock: socket.socket, lost_after_s: float = LOST_HOST_S) -> 
     )
 
 
+class HostWatch:
+    """Which hosts were lost: asked by rank, of a connection to each on which nothing is sent.
+
+    Args:
+        links: TCP, by the rank at the other end; they belong to the watch from now on.
+    """
+
+    def __init__(self, links: dict[int, socket.socket]) -> None:
+        self._links = links
+        self._lost: set[int] = set()
+        for link in links.values():
+            notice_lost_host(link)
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether a rank's host was lost; false of ranks without a connection. Does not wait."""
+        link = self._links.get(rank)
+        # the system tells of an error once
+        if link is not None and link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _SILENCE:
+            self._lost.add(rank)
+        return rank in self._lost
+
+    def close(self) -> None:
+        """Close the connections. Once is enough."""
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+
 def is_silence(error: OSError) -> bool:
     """Whether a connection ended because its other host gave no sign."""
     return error.errno in _SILENCE

@@ -84,17 +84,24 @@ def agreed_key(key: bytes | None, published: str) -> bytes:
     return bytes.fromhex(published) if key is None else key
 
 
-def introduce(link: socket.socket, key: bytes, rank: int, other: int) -> None:
+def introduce(link: socket.socket, key: bytes, rank: int, other: int, stream: int = 0) -> None:
     """Prove to the rank at the other end who calls, and have it prove itself.
 
     Blocks; the socket's timeout holds.
+
+    Args:
+        link: connected.
+        key: of the run.
+        rank: of this process.
+        other: whom it calls.
+        stream: which of several connections between the two this is.
 
     Raises:
         AuthenticationError: when it is another.
         OSError: when it hangs up, or does not answer.
     """
     expected = _name(other, link.getpeername())
-    side = Client(key, Identity(f"rank {rank}", rank, 0), expected, Purpose(0))
+    side = Client(key, Identity(f"rank {rank}", rank, 0), expected, Purpose(0, stream))
     while not side.done:
         _receive(link, side)
 
@@ -106,7 +113,22 @@ def admit(
     expected: Iterable[int],
     deadline: float,
 ) -> dict[int, socket.socket]:
-    """The blocking sockets of these ranks, once all have called.
+    """The blocking sockets of these ranks, once all have called, one each.
+
+    See :func:`admit_streams`.
+    """
+    links = admit_streams(servers, key, rank, ((p, 0) for p in expected), deadline)
+    return {p: link for (p, _), link in links.items()}
+
+
+def admit_streams(
+    servers: Sequence[socket.socket],
+    key: bytes,
+    rank: int,
+    expected: Iterable[tuple[int, int]],
+    deadline: float,
+) -> dict[tuple[int, int], socket.socket]:
+    """The blocking sockets of these ranks and streams, once all have called.
 
     Strangers are turned away, and hold up nobody.
 
@@ -114,20 +136,21 @@ def admit(
         servers: listening.
         key: of the run.
         rank: of this process.
-        expected: who calls.
+        expected: who calls, and for which stream.
         deadline: by the monotonic clock.
 
     Raises:
         TimeoutError: names those that did not come.
     """
-    links: dict[int, socket.socket] = {}
+    links: dict[tuple[int, int], socket.socket] = {}
     absent = set(expected)
 
     def admitted(link: socket.socket, side: Server) -> None:
-        if side.peer.id in absent and not side.surplus:
-            absent.remove(side.peer.id)
+        caller = side.peer.id, side.purpose.stream
+        if caller in absent and not side.surplus:
+            absent.remove(caller)
             link.setblocking(True)
-            links[side.peer.id] = link
+            links[caller] = link
         else:
             link.close()
 
@@ -148,7 +171,7 @@ def admit(
     if absent:
         for link in links.values():
             link.close()
-        raise TimeoutError(f"ranks {sorted(absent)} did not come in time")
+        raise TimeoutError(f"ranks {sorted({p for p, _ in absent})} did not come in time")
     return links
 
 

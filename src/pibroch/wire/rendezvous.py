@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,9 @@ import msgspec
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
-from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
+from pibroch.wire.alive import HostWatch
+from pibroch.wire.handshake_messages import IDLE
+from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import is_own_user, listen
 
 
@@ -56,15 +58,31 @@ class ConnectedPeers:
 
     Attributes:
         local: Unix sockets.
-        remote: TCP.
+        remote: TCP, by stream first.
     """
 
     local: dict[int, socket.socket]
-    remote: dict[int, socket.socket]
+    remote: dict[int, dict[int, socket.socket]]
+
+    def watch_hosts(self) -> HostWatch:
+        """What tells of lost hosts; the streams :data:`IDLE` belong to it from now on."""
+        return HostWatch(self.remote[IDLE])
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for links in (self.local, *self.remote.values()):
+            for link in links.values():
+                link.close()
 
 
 def rendezvous(
-    store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool = True
+    store: KeyStore,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    *,
+    shares_memory: bool = True,
+    streams: Sequence[int] = (0, IDLE),
 ) -> ConnectedPeers:
     """Connect all ranks of a group, each of which calls this. Blocks.
 
@@ -75,15 +93,22 @@ def rendezvous(
         timeout_s: for all to come.
         shares_memory: whether ranks on this host are met at Unix sockets; the same on all ranks of
             a host.
+        streams: numbers of the TCP connections to have with each rank that is met so; with
+            :data:`IDLE`, ranks of lost hosts can be told from those that are stopped.
 
     Raises:
         TrainingError: when some did not come.
     """
-    return _rendezvous(store, rank, size, timeout_s, (shares_memory, True))
+    return _rendezvous(store, rank, size, timeout_s, (shares_memory, True), streams)
 
 
 def _rendezvous(
-    store: KeyStore, rank: int, size: int, timeout_s: float, ways: tuple[bool, bool]
+    store: KeyStore,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    ways: tuple[bool, bool],
+    streams: Sequence[int] = (0,),
 ) -> ConnectedPeers:
     """See :func:`rendezvous`; ``ways`` are the kinds of sockets to meet at.
 
@@ -104,16 +129,24 @@ def _rendezvous(
             each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)
         }
         key = agreed_key(own_key, store.get("key").decode())
-        links: dict[int, socket.socket] = {}
+        wanted = [
+            (each, stream)
+            for each in sorted(members)
+            for stream in ((0,) if here.shares_memory_with(members[each]) else streams)
+        ]
+        links: dict[tuple[int, int], socket.socket] = {}
         try:
-            for each in sorted(members):
+            for each, stream in wanted:
                 # the earlier ones listen already, as they have said where: no two ranks call each
                 # other
                 if each < rank:
-                    links[each] = _call(each, members[each], here, rank, key, deadline)
-            links |= admit(servers, key, rank, {p for p in members if p > rank}, deadline)
+                    links[each, stream] = _call(
+                        each, members[each], here, rank, key, stream, deadline
+                    )
+            later = [(each, stream) for each, stream in wanted if each > rank]
+            links |= admit_streams(servers, key, rank, later, deadline)
         except OSError as error:
-            absent = sorted(set(members) - set(links))
+            absent = sorted({each for each, _ in set(wanted) - set(links)})
             for link in links.values():
                 link.close()
             raise TrainingError(
@@ -122,8 +155,11 @@ def _rendezvous(
                 "check their logs; between hosts set MASTER_ADDR to an address that all reach, and"
                 " open the firewall",
             ) from error
-    local = {each: link for each, link in links.items() if link.family == socket.AF_UNIX}
-    return ConnectedPeers(local, {each: link for each, link in links.items() if each not in local})
+    peers = ConnectedPeers({}, {stream: {} for stream in streams})
+    for (each, stream), link in links.items():
+        met_at = peers.local if link.family == socket.AF_UNIX else peers.remote[stream]
+        met_at[each] = link
+    return peers
 
 
 def rendezvous_on_host(
@@ -164,7 +200,13 @@ def _listening(shares_memory: bool, over_tcp: bool) -> Iterator[tuple[list[socke
 
 
 def _call(
-    other: int, member: Member, here: Member, rank: int, key: bytes, deadline: float
+    other: int,
+    member: Member,
+    here: Member,
+    rank: int,
+    key: bytes,
+    stream: int,
+    deadline: float,
 ) -> socket.socket:
     remaining = max(0.01, deadline - time.monotonic())
     if here.shares_memory_with(member):
@@ -181,7 +223,7 @@ def _call(
                 "the ranks of one user",
                 "end what listens there",
             )
-        introduce(link, key, rank, other)
+        introduce(link, key, rank, other, stream)
     except BaseException:
         link.close()
         raise

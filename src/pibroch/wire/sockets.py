@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Callable
 
 from pibroch.host import is_one_machine
 
@@ -33,8 +34,22 @@ def _own_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def fill(link: socket.socket, room: memoryview) -> None:
-    """Read bytes until ``room`` is full. Blocks; the socket's timeout holds for each piece.
+def give_up() -> None:
+    """What to do at first when a socket's time is over.
+
+    Raises:
+        TimeoutError: always.
+    """
+    raise TimeoutError("timed out")
+
+
+def fill(link: socket.socket, room: memoryview, on_timeout: Callable[[], None] = give_up) -> None:
+    """Read bytes until ``room`` is full. Blocks.
+
+    Args:
+        link: connected; its timeout holds for each piece.
+        room: one byte an item.
+        on_timeout: called then; where it raises nothing, this waits again.
 
     Raises:
         ConnectionError: when the stream ends before.
@@ -42,10 +57,30 @@ def fill(link: socket.socket, room: memoryview) -> None:
     """
     place = 0
     while place < len(room):
-        num_bytes = link.recv_into(room[place:])
+        try:
+            num_bytes = link.recv_into(room[place:])
+        except TimeoutError as error:
+            if error.errno is not None:  # the system's, of a connection that has ended
+                raise
+            on_timeout()
+            continue
         if num_bytes == 0:
             raise ConnectionError("the stream ended")
         place += num_bytes
+
+
+def send_all(
+    link: socket.socket, data: memoryview, on_timeout: Callable[[], None] = give_up
+) -> None:
+    """Send bytes. Blocks; arguments and errors are those of :func:`fill`."""
+    place = 0
+    while place < len(data):
+        try:
+            place += link.send(data[place:])
+        except TimeoutError as error:
+            if error.errno is not None:
+                raise
+            on_timeout()
 
 
 def is_own_user(link: socket.socket) -> bool:

@@ -23,6 +23,7 @@ from pibroch.host import is_loopback, is_one_machine
 from pibroch.ports import free_port
 from pibroch.stores import tcp_store
 from pibroch.wire import ranks
+from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.rendezvous import rendezvous
 from pibroch.wire.sockets import listen
@@ -228,11 +229,13 @@ def test_what_is_in_the_store_lets_nobody_in(alone, threads, shares_memory):
     assert not first.done()
     second = rendezvous(store, 1, 2, TIMEOUT_S, shares_memory=shares_memory)
     links = first.result(TIMEOUT_S)
-    assert bool(links.local) == shares_memory and {*links.local, *links.remote} == {1}
-    for link in (*links.local.values(), *links.remote.values()):
-        link.close()
-    for link in (*second.local.values(), *second.remote.values()):
-        link.close()
+    by_stream = {stream: set(links.remote[stream]) for stream in (0, IDLE)}
+    if shares_memory:
+        assert set(links.local) == {1} and by_stream == {0: set(), IDLE: set()}
+    else:
+        assert not links.local and by_stream == {0: {1}, IDLE: {1}}
+    links.close()
+    second.close()
 
 
 def be_a_rank(rank, port, pipe):

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from pibroch.errors import TrainingError
 
-STOPPED_S = 2.0
+STOPPED_S = 30.0
 """How long a process may be stopped, by a signal, before those who wait for it give up."""
 CLOSED = -1
 """What a rank that has closed leaves as its note."""
 ENDED = "its process ended, or let go of the group, without a word"
 STOPPED = "it was waited for in vain, and its process is stopped"
+LOST_HOST = "its host was lost"
 LEFT = "it closed the group while others still wait for it"
 
 

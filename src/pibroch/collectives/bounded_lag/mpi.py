@@ -101,7 +101,7 @@ class MpiTransport(LaggedTransport):
     _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
     def __init__(self, opening: Opening, mpi: ModuleType, peers: ConnectedPeers) -> None:
-        self._links: dict[int, socket.socket] = {**peers.local, **peers.remote}
+        self._links: dict[int, socket.socket] = {**peers.local, **peers.remote[0]}
         super().__init__(opening, self._links)
         self.slot_bytes = opening.options.slot_bytes
         self._neighbours = frozenset(peers.local)
@@ -127,7 +127,7 @@ class MpiTransport(LaggedTransport):
             tuple[int, int, int], tuple[int, Bytes]
         ] = {}  # with the number of the message
         self._progress: threading.Thread | None = None
-        if peers.remote:
+        if peers.remote[0]:
             self._let_others_in()
 
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:

@@ -53,12 +53,14 @@ def _open(opening: Opening, shares_memory: bool) -> LaggedTransport:
         opening.timeout_s,
         shares_memory=shares_memory,
     )
+    links = peers.remote[0]
+    hosts = peers.watch_hosts()
     if not peers.local:
-        return TcpTransport(opening, peers.remote)
+        return TcpTransport(opening, links, hosts)
     local = SharedMemoryTransport(opening, peers.local)
-    if not peers.remote:
+    if not links:
         return local
-    return MixedTransport(opening, local, TcpTransport(opening, peers.remote, local.wake))
+    return MixedTransport(opening, local, TcpTransport(opening, links, hosts, local.wake))
 
 
 def _open_mpi(opening: Opening) -> LaggedTransport:
@@ -77,7 +79,8 @@ def _open_mpi(opening: Opening) -> LaggedTransport:
             "all of them: MPI starts on all at once",
             "make a group of all ranks with it first",
         )
-    peers = rendezvous(opening.store, opening.rank, len(members), opening.timeout_s)
+    # mpiexec ends all ranks when it loses a host
+    peers = rendezvous(opening.store, opening.rank, len(members), opening.timeout_s, streams=(0,))
     return MpiTransport(opening, start_mpi(members[opening.rank], num_ranks), peers)
 
 

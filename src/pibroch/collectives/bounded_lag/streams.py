@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
-from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, STOPPED, WaitPolicy
+from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, LOST_HOST, STOPPED, WaitPolicy
 from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
 from pibroch.kernels.ring import copy_bytes
@@ -105,6 +105,10 @@ class StreamTransport(LaggedTransport):
         :meth:`receive` ends with them.
         """
 
+    def is_host_lost(self, peer: int) -> bool:
+        """Whether a peer's host is known to be lost. Does not wait."""
+        return False
+
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""
         with self._changed:
@@ -180,6 +184,8 @@ class StreamTransport(LaggedTransport):
         for p in missing:
             if p in ended:
                 raise self.lost(p, number, ended[p])
+            if self.is_host_lost(p):
+                raise self.lost(p, number, LOST_HOST)
             if policy.seconds > PING_AFTER_S:
                 if policy.is_stopped_for_long(p, p in self._pinged):
                     raise self.lost(p, number, STOPPED)

@@ -19,6 +19,7 @@ import numpy as np
 from pibroch.collectives.bounded_lag.base import Opening
 from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
 from pibroch.kernels.arrays import Bytes
+from pibroch.wire.alive import HostWatch
 from pibroch.wire.sockets import fill
 
 _HEAD = struct.Struct("3q")  # stream, number, bytes of the part
@@ -31,6 +32,7 @@ class TcpTransport(StreamTransport):
     Args:
         opening: as there.
         links: a connected socket to each peer; they belong to the transport from now on.
+        hosts: tells which peers' hosts were lost; it belongs to the transport, too.
         on_news: as there.
     """
 
@@ -38,10 +40,12 @@ class TcpTransport(StreamTransport):
         self,
         opening: Opening,
         links: dict[int, socket.socket],
+        hosts: HostWatch,
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(opening, links, on_news)
         self._links = links
+        self._hosts = hosts
         self._outboxes = {p: _Outbox(link) for p, link in links.items()}
         self.listen()
         _OPEN.add(self)
@@ -51,6 +55,10 @@ class TcpTransport(StreamTransport):
         self._outboxes[peer].send(
             _HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part
         )
+
+    def is_host_lost(self, peer: int) -> bool:
+        """See :class:`StreamTransport`."""
+        return self._hosts.is_lost(peer)
 
     def receive(self, peer: int) -> StreamFrame | None:
         """See :class:`StreamTransport`."""
@@ -77,6 +85,7 @@ class TcpTransport(StreamTransport):
             thread.join(max(0.0, deadline - time.monotonic()))
             _shut(self._links[p], socket.SHUT_RDWR)
             self._links[p].close()
+        self._hosts.close()
 
     def flush(self, timeout_s: float) -> None:
         """Let what is under way go out, in this time, and end the threads that send."""

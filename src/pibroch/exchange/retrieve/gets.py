@@ -11,11 +11,13 @@ the tables that is there, and nothing follows.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate, count, pairwise
 
 import numpy as np
 
@@ -23,17 +25,21 @@ from pibroch.collectives.bounded_lag.opening import store_between
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Bytes, RowIds
+from pibroch.wire.alive import HostWatch, is_silence
+from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.rendezvous import rendezvous
-from pibroch.wire.sockets import fill
+from pibroch.wire.sockets import fill, give_up, send_all
 
 OK = 0
 REFUSED = 1
 NEWER = 2
 GET_TIMEOUT_S = 30.0
-"""How long to wait for an answer before a rank counts as lost.
+"""How long a rank may be silent in one wait before it counts as lost.
 
 A thread of its own answers, whatever the rank computes.
 """
+_LOOK_S = 0.5
+"""How often who waits looks whether the other host was lost."""
 
 
 Reads = Callable[[int, int | None, Sequence[Bytes]], list[Bytes] | int]
@@ -63,20 +69,27 @@ class RemoteGets:
         self.peers = tuple(p for p in range(ranks.world_size) if hosts[p] != hosts[here])
         self._asking: dict[int, socket.socket] = {}
         self._answering: dict[int, socket.socket] = {}
+        self._hosts = HostWatch({})
         self._counting = threading.Lock()
         if len(set(hosts)) == 1:
             return
-        for is_first in (True, False):
-            store = store_between(ranks)
-            met = rendezvous(
-                store, here, ranks.world_size, ranks.timeout_s, shares_memory=False
-            ).remote
-            for p, link in met.items():
-                if p not in self.peers:
-                    link.close()
-                    continue
-                asks = (here < p) == is_first
-                link.settimeout(min(GET_TIMEOUT_S, ranks.timeout_s) if asks else None)
+        met = rendezvous(
+            store_between(ranks),
+            here,
+            ranks.world_size,
+            ranks.timeout_s,
+            shares_memory=False,
+            streams=(0, 1, IDLE),
+        ).remote
+        for p in set(met[0]).difference(self.peers):
+            for links in met.values():
+                links.pop(p).close()
+        self._hosts = HostWatch(met[IDLE])
+        for stream in (0, 1):
+            for p, link in met[stream].items():
+                # the lower of two ranks asks on the first
+                asks = (here < p) == (stream == 0)
+                link.settimeout(_LOOK_S if asks else None)
                 (self._asking if asks else self._answering)[p] = link
 
     def serve(self, read: Reads, num_lanes: int) -> None:
@@ -97,7 +110,7 @@ class RemoteGets:
             [np.array(numbers, np.int64).view(np.uint8), *(each.view(np.uint8) for each in rows)]
         )
         try:
-            self._asking[p].sendall(request.data)
+            send_all(self._asking[p], request.data, self._patience(p))
         except OSError as error:
             raise self._lost(p, error) from error
         self._count(p, len(request), 0)
@@ -111,23 +124,23 @@ class RemoteGets:
             RankFailedError: when it ended, or has not answered in time.
             TrainingError: when it refused.
         """
-        link = self._asking[p]
+        read = partial(fill, self._asking[p], on_timeout=self._patience(p))
         head = np.empty(2, np.int64)
         try:
-            fill(link, head.view(np.uint8).data)
+            read(head.view(np.uint8).data)
             state, nbytes = head.tolist()
             if state == NEWER:
                 self._count(p, 0, head.nbytes)
                 return int(nbytes)
             if state != OK:
                 text = np.empty(nbytes, np.uint8)
-                fill(link, text.data)
+                read(text.data)
                 raise TrainingError(
                     f"no rows from rank {self._ranks.members[p]}: {text.tobytes().decode()}"
                 )
             assert nbytes == sum(map(len, places)), "both know the lanes"
             for place in places:
-                fill(link, place.data)
+                read(place.data)
         except OSError as error:
             raise self._lost(p, error) from error
         self._count(p, 0, head.nbytes + nbytes)
@@ -139,6 +152,19 @@ class RemoteGets:
             with suppress(OSError):  # the other end was first
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
+        self._hosts.close()
+
+    def _patience(self, p: int) -> Callable[[], None]:
+        """What to do each time that a peer has said nothing: see whether it is too late."""
+        looks = count(1)
+
+        def look() -> None:
+            if self._hosts.is_lost(p):
+                raise OSError(errno.EHOSTUNREACH, "no sign of the host")
+            if next(looks) * _LOOK_S >= min(GET_TIMEOUT_S, self._ranks.timeout_s):
+                give_up()
+
+        return look
 
     def _serve(self, p: int, link: socket.socket, read: Reads, num_lanes: int) -> None:
         """Answer one peer until it ends; on a thread of its own."""
@@ -163,8 +189,12 @@ class RemoteGets:
     def _lost(self, p: int, error: OSError) -> RankFailedError:
         # a late answer would be taken for that to the next request
         self._asking[p].close()
-        is_late = isinstance(error, TimeoutError)
-        why = "it answers no gets" if is_late else "its process ended, or let go of the tables"
+        if is_silence(error):
+            why = "its host was lost"
+        elif isinstance(error, TimeoutError):
+            why = "it answers no gets"
+        else:
+            why = "its process ended, or let go of the tables"
         return RankFailedError(self._ranks.members[p], None, why)
 
 

@@ -162,12 +162,12 @@ class HostMemory:
         """A Unix socket to each neighbour."""
         group = self._ranks.group(members)
         assert group is not None, "one of them"
-        peers = rendezvous(store_between(group), group.rank, group.world_size, group.timeout_s)
-        if peers.remote:
-            for link in (*peers.local.values(), *peers.remote.values()):
-                link.close()
+        store = store_between(group)
+        peers = rendezvous(store, group.rank, group.world_size, group.timeout_s, streams=(0,))
+        if peers.remote[0]:
+            peers.close()
             raise ConfigError(
-                f"ranks {[members[p] for p in peers.remote]} of the host of rank"
+                f"ranks {[members[p] for p in peers.remote[0]]} of the host of rank"
                 f" {self._ranks.rank}, without its memory",
                 "ranks of one machine (and network namespace) for one host",
                 "leave `hosts` out, and they are found",
