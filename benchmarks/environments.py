@@ -10,6 +10,7 @@ from pibroch.errors import MissingDependencyError
 
 PEERS_VARIABLE = "PIBROCH_PEERS_PYTHON"
 FUXICTR_VARIABLE = "PIBROCH_FUXICTR_PYTHON"
+RECBOLE_VARIABLE = "PIBROCH_RECBOLE_PYTHON"
 _PEERS = Path(__file__).resolve().parent / "peers"
 _PYTHON = Path(".venv", "bin", "python")
 
@@ -37,6 +38,16 @@ def fuxictr_python() -> Path:
     """
     install = "benchmarks/peers/install.sh --fuxictr"
     return _found(FUXICTR_VARIABLE, _PEERS / "fuxictr" / _PYTHON, "FuxiCTR", install)
+
+
+def recbole_python() -> Path:
+    """The interpreter that has RecBole.
+
+    Raises:
+        MissingDependencyError: when there is none.
+    """
+    install = "benchmarks/peers/install.sh --recbole"
+    return _found(RECBOLE_VARIABLE, _PEERS / "recbole" / _PYTHON, "RecBole", install)
 
 
 def _found(variable: str, default: Path, packages: str, install: str) -> Path:

@@ -1,18 +1,21 @@
 #!/bin/sh
-# Make an environment of the peers on CPU, of versions that work together: TorchRec and FBGEMM, or FuxiCTR.
+# Make an environment of the peers on CPU, of versions that work together: TorchRec and FBGEMM, FuxiCTR, or RecBole.
 # Usage: benchmarks/peers/install.sh [FOLDER]                (default: benchmarks/peers/.venv)
 #        benchmarks/peers/install.sh --fuxictr [FOLDER]      (default: benchmarks/peers/fuxictr/.venv)
+#        benchmarks/peers/install.sh --recbole [FOLDER]      (default: benchmarks/peers/recbole/.venv)
 # PYTHON picks the interpreter.
 # With TorchRec pip complains at the end that it wants fbgemm-gpu and an old torchmetrics. Both are harmless: its CPU build provides
 # the first under another name, and nothing measured here uses the second.
 set -eu
 peer=torchrec
 folder=$(dirname "$0")/.venv
-if [ "${1:-}" = --fuxictr ]; then
-    peer=fuxictr
-    folder=$(dirname "$0")/fuxictr/.venv
+case "${1:-}" in
+--fuxictr | --recbole)
+    peer=${1#--}
+    folder=$(dirname "$0")/$peer/.venv
     shift
-fi
+    ;;
+esac
 folder=${1:-$folder}
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -31,6 +34,16 @@ if [ $peer = fuxictr ]; then
 import fuxictr.pytorch.dataloaders, fuxictr.pytorch.models, torch
 from importlib.metadata import version
 print("peer ready: torch", torch.__version__, "fuxictr", version("fuxictr"))
+CHECK
+    exit
+fi
+if [ $peer = recbole ]; then
+    # Later releases lack what it calls.
+    $pip install recbole==1.2.1 'numpy<2' 'pandas<2.3' 'scipy<1.14' 'setuptools<81' torch==2.13.0
+    "$folder/bin/python" -W ignore - <<'CHECK'
+import recbole.quick_start, torch
+from importlib.metadata import version
+print("peer ready: torch", torch.__version__, "recbole", version("recbole"))
 CHECK
     exit
 fi

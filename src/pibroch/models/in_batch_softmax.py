@@ -59,8 +59,8 @@ class InBatchSoftmax(Loss):
     def of_vectors(own: Positives, gather: Gather, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """The loss over B samples, a scalar, and its gradients by ``own.users`` and ``own.items``.
 
-        Each rank multiplies its users with all items, and all users with its items: about
-        ``4 b B E`` products, and ``2 b B`` numbers of memory.
+        Each of several ranks multiplies its users with all items, and all users with its items:
+        about ``4 b B E`` products, and ``2 b B`` numbers of memory; a rank alone does it once.
         """
         width = own.users.shape[1]
         columns = [own.users, own.items, own.log_q[:, None], own.rewards[:, None]]
@@ -81,13 +81,15 @@ class InBatchSoftmax(Loss):
         norms = rows.logsumexp(1)
         losses = own.rewards * (norms - rows.gather(1, here[:, None])[:, 0])
         known = torch.cat(list(gather(torch.stack([norms, losses], 1))))
-        by_users = own.rewards[:, None] * (rows.sub_(norms[:, None]).exp_() @ items - own.items)
+        shares = rows.sub_(norms[:, None]).exp_()
+        by_users = own.rewards[:, None] * (shares @ items - own.items)
 
-        columns_here = users @ own.items.T - own.log_q
-        columns_here.masked_fill_(
-            (ids[:, None] == own.ids) & (samples[:, None] != here), -torch.inf
-        )
-        shares = columns_here.sub_(known[:, :1]).exp_().mul_(rewards[:, None])
-        by_items = shares.T @ users - own.rewards[:, None] * own.users
+        if len(parts) > 1:
+            columns_here = users @ own.items.T - own.log_q
+            columns_here.masked_fill_(
+                (ids[:, None] == own.ids) & (samples[:, None] != here), -torch.inf
+            )
+            shares = columns_here.sub_(known[:, :1]).exp_()
+        by_items = shares.mul_(rewards[:, None]).T @ users - own.rewards[:, None] * own.users
         loss = known[:, 1].double().sum() / size
         return loss.float(), by_users / size, by_items / size

@@ -1,0 +1,176 @@
+"""Data of topic ``next_item``, and its training runs, each in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import CHECKOUT, BenchmarkError
+from benchmarks.environments import recbole_python
+from benchmarks.next_item_case import DATASET, TOP, NextItemCase
+from benchmarks.small_runs import pibroch
+from pibroch.config.recipes import check_config
+from pibroch.config.toml import to_toml
+from pibroch.data import EncodedDataset
+
+SCHEMA = """
+label = "click"
+[categorical.item]
+min_count = 1
+[categorical.history]
+multi_hot = true
+delimiter = "|"
+max_length = {max_length}
+shares = "item"
+"""
+FIND_SAMPLE = "import recbole, os; print(os.path.dirname(recbole.__file__))"
+TIMEOUT_S = 3600.0
+
+Events = dict[str, list[str]]
+"""Items of each user, in the order of their times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run gave.
+
+    Attributes:
+        hr: the share of users whose last item is one of the first ten of all items.
+        ndcg: with a gain of ``1 / log2(place + 1)`` for each.
+        epochs: that were trained.
+        seconds: in them, reading included, without evaluation.
+        versions: that matter for speed.
+    """
+
+    hr: float
+    ndcg: float
+    epochs: int
+    seconds: float
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def movielens() -> Events:
+    """ml-100k, which comes with RecBole.
+
+    Raises:
+        MissingDependencyError: when there is no Python with RecBole.
+    """
+    command = [str(recbole_python()), "-W", "ignore", "-c", FIND_SAMPLE]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    sample = Path(found.stdout.strip(), "dataset_example", "ml-100k", "ml-100k.inter")
+    events = defaultdict(list)
+    with sample.open(newline="") as file:
+        for number, line in enumerate(csv.DictReader(file, delimiter="\t")):
+            moment = float(line["timestamp:float"]), number
+            events[line["user_id:token"]].append((moment, line["item_id:token"]))
+    return {user: [item for _, item in sorted(each)] for user, each in events.items()}
+
+
+def write_events(events: Events, folder: Path) -> None:
+    """As RecBole reads them; it leaves the last two of each user out of training itself."""
+    path = folder / DATASET / f"{DATASET}.inter"
+    path.parent.mkdir(parents=True)
+    lines = ["user_id:token\titem_id:token\ttimestamp:float"]
+    for user, items in events.items():
+        lines += [f"{user}\t{item}\t{place}" for place, item in enumerate(items)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def prepare_histories(events: Events, max_length: int, folder: Path) -> EncodedDataset:
+    """The same for pibroch: a sample is an item and the ``max_length`` items before it.
+
+    The last item of a user is tested, the one before it validates. Of all before those a sample
+    begins wherever half of the one after it is new: the model learns from all its positions.
+    """
+    samples: dict[str, list[list[str]]] = {"train": [], "validation": [], "test": []}
+    for items in events.values():
+        samples["test"].append(items[-1 - max_length :])
+        samples["validation"].append(items[-2 - max_length : -1])
+        for end in range(len(items) - 2, 1, -max(1, max_length // 2)):
+            samples["train"].append(items[max(0, end - 1 - max_length) : end])
+    folder.mkdir(parents=True)
+    files = {}
+    for split, of_split in samples.items():
+        files[split] = folder / f"{split}.csv"
+        lines = [f"1,{item},{'|'.join(history)}" for *history, item in of_split]
+        files[split].write_text("\n".join(["click,item,history", *lines]) + "\n")
+    schema = folder / "schema.toml"
+    schema.write_text(SCHEMA.format(max_length=max_length))
+    words = [files["train"], "--validation", files["validation"], "--test", files["test"]]
+    pibroch("data", "prepare", "csv", *words, "--schema", schema, "--out", folder / "data")
+    return EncodedDataset.open(folder / "data")
+
+
+def recipe(case: NextItemCase, dataset: EncodedDataset) -> dict[str, Any]:
+    """The case as a recipe; a sample teaches as many pairs as its history has items."""
+    optimizer = {"name": "adam", "lr": case.lr}
+    return {
+        "seed": case.seed,
+        "data": {"dir": str(dataset.path)},
+        "model": {
+            "name": "sasrec",
+            "histories": {"history": "item"},
+            "all_positions": True,
+            "dim": case.dim,
+            "max_length": case.max_length,
+            "blocks": case.blocks,
+            "attention_heads": case.heads,
+            "dropout": case.dropout,
+        },
+        "loss": {"name": "in_batch_softmax"},
+        "embedding": {"optimizer": optimizer},
+        "optimizer": optimizer,
+        "train": {
+            "epochs": case.epochs,
+            "early_stop_patience": case.patience,
+            "batch_size": case.pairs // case.max_length,
+            "monitor": f"all_ndcg@{TOP}",
+            "top_k": [TOP],
+        },
+    }
+
+
+def train_pibroch(case: NextItemCase, dataset: EncodedDataset, run: Path) -> Trained:
+    """As a user does; the folder ``run`` has the run afterwards.
+
+    Raises:
+        BenchmarkError: when it fails.
+    """
+    path = run.with_suffix(".toml")
+    config = check_config(recipe(case, dataset), "the benchmark")
+    path.write_text(to_toml(config.model_dump(mode="json")))
+    pibroch("train", path, "--run-dir", run, timeout_s=TIMEOUT_S)
+    summary = json.loads((run / "summary.json").read_text())
+    found = json.loads((run / "evaluation.json").read_text())["tasks"]["click"]
+    epochs = round(summary["samples"] / dataset.samples["train"])
+    return Trained(found[f"all_hr@{TOP}"], found[f"all_ndcg@{TOP}"], epochs, summary["seconds"])
+
+
+def train_recbole(case: NextItemCase, folder: Path) -> Trained:
+    """The same in RecBole.
+
+    Args:
+        case: what to train.
+        folder: of :func:`write_events`.
+
+    Raises:
+        BenchmarkError: when it fails.
+        MissingDependencyError: when there is no Python with RecBole.
+    """
+    worker = ["-m", "benchmarks.workers.next_item_recbole", case.to_json(), str(folder)]
+    done = subprocess.run(
+        [str(recbole_python()), "-W", "ignore", *worker],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchmarkError(f"RecBole: {done.stderr[-2000:]}")
+    return Trained(**json.loads(done.stdout.splitlines()[-1]))
