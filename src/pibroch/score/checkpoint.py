@@ -67,6 +67,7 @@ def evaluate_checkpoint(
             opened,
             settings.evaluate_batch_size,
             settings.top_k,
+            leave_out_seen=settings.leave_out_seen,
         )
     )
     check_finite(evaluation, split)

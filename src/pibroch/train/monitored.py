@@ -24,9 +24,21 @@ def is_over_all_items(config: RunConfig, schema: Schema) -> bool:
     return monitored(config.train.monitor, schema)[1].startswith("all_")
 
 
+def check_groups(schema: Schema) -> None:
+    """Raise ConfigError for data of which nobody can say what a user had before."""
+    if schema.group is None:
+        raise ConfigError(
+            "train.leave_out_seen with data that have no groups",
+            "a column that says whose a sample is",
+            'say group = "user" in the schema, and prepare the data again',
+        )
+
+
 def check_monitor(config: RunConfig, schema: Schema) -> None:
     """Raise ConfigError unless evaluations have this figure."""
     settings = config.train
+    if settings.leave_out_seen:
+        check_groups(schema)
     label, figure = monitored(settings.monitor, schema)
     if label not in schema.targets:
         raise ConfigError(

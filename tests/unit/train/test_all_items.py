@@ -9,13 +9,14 @@ import torch
 
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
+from pibroch.data.dataset import Split
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.errors import ConfigError
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.serve.retrieval import Items, Retriever
-from pibroch.train.all_items import figures_over_all_items
+from pibroch.train.all_items import _places, _Seen, figures_over_all_items
 from pibroch.train.in_batch import _following
 from small_run import make_config, run_command, train_here
 
@@ -102,6 +103,41 @@ def test_figures_are_those_of_all_pairs(planted):
     assert in_pieces == pytest.approx(figures)
     assert figures["all_hr@5"] == pytest.approx(np.mean(np.array(gains) > 0), abs=2e-3)
     assert figures["all_ndcg@5"] == pytest.approx(np.mean(gains), abs=2e-3)
+
+
+def test_items_that_a_group_had_are_left_out_but_for_the_wanted_one():
+    rng = np.random.default_rng(3)
+    num_items, num_samples = 30, 200
+    ids = np.sort(rng.choice(100, num_items, replace=False))
+    splits = [
+        Split(
+            "train",
+            ("item",),
+            (),
+            labels=(rng.random(num_samples) < 0.7).astype(np.uint8),
+            dense=np.empty((num_samples, 0), np.float32),
+            ids=rng.integers(0, 100, (num_samples, 1)).astype(np.int32),
+            bags={},
+            groups=rng.integers(0, 12, num_samples).astype(np.uint64) << np.uint64(60),
+        )
+        for _ in range(2)
+    ]
+    users, items = (torch.from_numpy(rng.normal(size=(n, 3))) for n in (50, num_items))
+    groups = rng.integers(0, 14, 50).astype(np.uint64) << np.uint64(60)
+    wanted = rng.choice(ids, 50)
+    excluded = _Seen.of(splits, "item", ids).by(groups.view(np.int64))
+    found = _places(users, wanted, ids, items, excluded)
+    for number, (group, item) in enumerate(zip(groups, wanted, strict=True)):
+        seen = {
+            id_
+            for each in splits
+            for of, label, id_ in zip(each.groups, each.labels, each.ids_of("item"), strict=True)
+            if of == group and label
+        }
+        scores = (items @ users[number]).tolist()
+        own = scores[ids.tolist().index(item)]
+        rest = [s for id_, s in zip(ids.tolist(), scores, strict=True) if id_ not in seen]
+        assert found[number] == sum(score > own for score in rest)
 
 
 def test_evaluate_prints_them(planted):
@@ -228,3 +264,30 @@ def test_what_comes_next_is_retrieved(walked):
     pairs = {"history": [histories[7]] * 3, "item": best[7]}
     expected = predictor.logits(predictor.encode(pairs))
     torch.testing.assert_close(torch.tensor(logits[7]), expected)
+
+
+def test_runs_and_evaluations_leave_out_what_users_had(tmp_path):
+    rng = np.random.default_rng(4)
+    lines = [f"1,u{rng.integers(20)},i{rng.integers(30)}" for _ in range(400)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["click,user,item", *lines]) + "\n")
+    found = {}
+    for group in ("", 'group = "user"'):
+        schema = Schema.from_toml(group + SCHEMA)
+        data = tmp_path / f"data{len(group)}"
+        source = TextSource(
+            tmp_path / "clicks.csv", schema.separator, schema.quotes, schema.columns
+        )
+        prepare([source], schema, data, PrepareOptions())
+        for leaves_out in ("true", "false"):
+            more = (f"train.leave_out_seen={leaves_out}", "train.monitor=all_hr@5")
+            config = make_config(data, *SETTINGS, *more, "train.epochs=1")
+            if leaves_out == "true" and not group:
+                with pytest.raises(ConfigError, match=r"leave_out_seen with data that have no gro"):
+                    train_here(config, tmp_path / "refused")
+                continue
+            run, _ = train_here(config, tmp_path / f"run{len(found)}")
+            told = evaluate_checkpoint(run.path, EncodedDataset.open(data), "test")
+            tested = json.loads((run.path / "evaluation.json").read_text())["tasks"]["click"]
+            found[group, leaves_out] = told.tasks["click"]["all_hr@5"]
+            assert tested["all_hr@5"] == pytest.approx(found[group, leaves_out])
+    assert found["", "false"] == found['group = "user"', "false"] < found['group = "user"', "true"]
