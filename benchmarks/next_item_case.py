@@ -1,4 +1,4 @@
-"""One training of SASRec, in pibroch and in RecBole alike.
+"""One training of a model that names items, in pibroch and in RecBole alike.
 
 Imported by workers in environments that have no pibroch, so it needs Python alone.
 """
@@ -20,19 +20,21 @@ class NextItemCase:
     """What both sides are told.
 
     Attributes:
+        model: ``sasrec``, or ``two_tower`` of users and items by their ids.
         seed: of weights and order.
-        dim: D, also of the hidden layer behind attention.
-        max_length: T, items of a history.
+        dim: D, also of hidden layers and of a tower's vector.
+        max_length: T, items of a history; of ``sasrec``, as the next two.
         blocks: of self-attention.
         heads: of each.
-        dropout: of embeddings in RecBole, of attention's weights and behind each layer in both.
+        dropout: behind each layer, of attention's weights, and in RecBole of embeddings.
         lr: of Adam.
-        pairs: of a history and what follows it, a step.
+        pairs: of a user or a history and an item, a step.
         epochs: at most; training ends after ``patience`` in a row without a better NDCG on the
             validation items, and the best epoch's model is tested.
         patience: see there.
     """
 
+    model: str = "sasrec"
     seed: int = 1
     dim: int = 64
     max_length: int = 20

@@ -20,13 +20,20 @@ from pibroch.data import EncodedDataset
 
 SCHEMA = """
 label = "click"
+group = "user"
 [categorical.item]
 min_count = 1
+"""
+HISTORY = """
 [categorical.history]
 multi_hot = true
 delimiter = "|"
 max_length = {max_length}
 shares = "item"
+"""
+USER = """
+[categorical.user]
+min_count = 1
 """
 FIND_SAMPLE = "import recbole, os; print(os.path.dirname(recbole.__file__))"
 TIMEOUT_S = 3600.0
@@ -81,54 +88,65 @@ def write_events(events: Events, folder: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def prepare_histories(events: Events, max_length: int, folder: Path) -> EncodedDataset:
-    """The same for pibroch: a sample is an item and the ``max_length`` items before it.
+def prepare_samples(events: Events, case: NextItemCase, folder: Path) -> EncodedDataset:
+    """The same for pibroch; the last item of a user is tested, the one before it validates.
 
-    The last item of a user is tested, the one before it validates. Of all before those a sample
-    begins wherever half of the one after it is new: the model learns from all its positions.
+    A sample of ``two_tower`` is a user and an item; one of ``sasrec`` an item and the
+    ``max_length`` items before it. Of these a sample begins wherever half of the one after it is
+    new: the model learns from all its positions.
     """
-    samples: dict[str, list[list[str]]] = {"train": [], "validation": [], "test": []}
-    for items in events.values():
-        samples["test"].append(items[-1 - max_length :])
-        samples["validation"].append(items[-2 - max_length : -1])
-        for end in range(len(items) - 2, 1, -max(1, max_length // 2)):
-            samples["train"].append(items[max(0, end - 1 - max_length) : end])
+    length = case.max_length if case.model == "sasrec" else 0
+    step = max(1, length // 2)
+    samples: dict[str, list[tuple[str, list[str]]]] = {"train": [], "validation": [], "test": []}
+    for user, items in events.items():
+        samples["test"].append((user, items[-1 - length :]))
+        samples["validation"].append((user, items[-2 - length : -1]))
+        for end in range(len(items) - 2, int(length > 0), -step):
+            samples["train"].append((user, items[max(0, end - 1 - length) : end]))
     folder.mkdir(parents=True)
     files = {}
     for split, of_split in samples.items():
         files[split] = folder / f"{split}.csv"
-        lines = [f"1,{item},{'|'.join(history)}" for *history, item in of_split]
-        files[split].write_text("\n".join(["click,item,history", *lines]) + "\n")
+        lines = [f"1,{user},{item},{'|'.join(before)}" for user, (*before, item) in of_split]
+        files[split].write_text("\n".join(["click,user,item,history", *lines]) + "\n")
     schema = folder / "schema.toml"
-    schema.write_text(SCHEMA.format(max_length=max_length))
+    schema.write_text(SCHEMA + (HISTORY.format(max_length=length) if length else USER))
     words = [files["train"], "--validation", files["validation"], "--test", files["test"]]
     pibroch("data", "prepare", "csv", *words, "--schema", schema, "--out", folder / "data")
     return EncodedDataset.open(folder / "data")
 
 
 def recipe(case: NextItemCase, dataset: EncodedDataset) -> dict[str, Any]:
-    """The case as a recipe; a sample teaches as many pairs as its history has items."""
+    """The case as a recipe; a sample of ``sasrec`` teaches a pair for each item it has."""
     optimizer = {"name": "adam", "lr": case.lr}
+    model: dict[str, Any] = {
+        "histories": {"history": "item"},
+        "all_positions": True,
+        "max_length": case.max_length,
+        "blocks": case.blocks,
+        "attention_heads": case.heads,
+    }
+    if case.model == "two_tower":
+        model = {
+            "item_features": ["item"],
+            "top": [case.dim],
+            "vector_width": case.dim,
+            "normalize": True,
+            "temperature": 0.1,
+        }
     return {
         "seed": case.seed,
         "data": {"dir": str(dataset.path)},
-        "model": {
-            "name": "sasrec",
-            "histories": {"history": "item"},
-            "all_positions": True,
-            "dim": case.dim,
-            "max_length": case.max_length,
-            "blocks": case.blocks,
-            "attention_heads": case.heads,
-            "dropout": case.dropout,
-        },
+        "model": model | {"name": case.model, "dim": case.dim, "dropout": case.dropout},
         "loss": {"name": "in_batch_softmax"},
         "embedding": {"optimizer": optimizer},
         "optimizer": optimizer,
         "train": {
             "epochs": case.epochs,
             "early_stop_patience": case.patience,
-            "batch_size": case.pairs // case.max_length,
+            "batch_size": case.pairs // (case.max_length if case.model == "sasrec" else 1),
+            # what RecBole does for models without histories, and not for those with them
+            "leave_out_seen": case.model == "two_tower",
             "monitor": f"all_ndcg@{TOP}",
             "top_k": [TOP],
         },

@@ -1,4 +1,4 @@
-"""Which item comes next: whole trainings of SASRec beside RecBole's, on ml-100k.
+"""Which item comes next: whole trainings beside RecBole's, on ml-100k.
 
 Both sides read the same events, leave the last two of each user out of training, have layers of the
 same widths and stop by the same rule.
@@ -16,7 +16,7 @@ from benchmarks.next_item_runs import (
     Events,
     Trained,
     movielens,
-    prepare_histories,
+    prepare_samples,
     train_pibroch,
     train_recbole,
     write_events,
@@ -27,40 +27,51 @@ from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
 
 RECBOLE = "RecBole"
+MODELS = {"sasrec": "SASRec", "two_tower": "Two towers"}
 SEEDS = (1, 2, 3)
 SPEED_BAR = 4.0
 DEVIATIONS = 2
 COLUMNS = [
-    "model", "contender", "hr", "hr_by_seed", "ndcg", "ndcg_by_seed", "epochs", "seconds",
+    "contender", "hr", "hr_by_seed", "ndcg", "ndcg_by_seed", "epochs", "seconds",
     "of_recbole",
 ]  # fmt: skip
-PLOT = PlotSpec("seconds", ("model",), "model", "contender", "s of training", "quickest", "slowest")
+PLOT = PlotSpec("seconds", ("model",), "data", "contender", "s of training", "quickest", "slowest")
 QUICK_USERS = 100
 
 
-@topic("next_item", "whole trainings of SASRec beside RecBole: hit rates and time")
+@topic(
+    "next_item",
+    "whole trainings beside RecBole: hit rates and time",
+    sections=list(MODELS),
+    quick_sections=["sasrec"],
+)
 def run(options: Options) -> Report:
-    """Train on both sides in turn, a seed after the other."""
+    """Train a model on both sides in turn, a seed after the other."""
     load = ForeignLoad()
     options.say("preparing the data")
     events = movielens()
-    case = NextItemCase()
+    case = NextItemCase(options.section)
     if options.quick:
         events = {user: events[user] for user in list(events)[:QUICK_USERS]}
         case = replace(case, epochs=2)
-    dataset = prepare_histories(events, case.max_length, options.scratch / "histories")
-    write_events(events, options.scratch)
+    scratch = options.scratch / options.section
+    dataset = prepare_samples(events, case, scratch / "samples")
+    write_events(events, scratch)
     ours, theirs = [], []
     for seed in SEEDS[:2] if options.quick else SEEDS:
         one = replace(case, seed=seed)
         options.say(f"{OURS}, seed {seed}")
-        ours.append(train_pibroch(one, dataset, options.scratch / f"run-{seed}"))
+        ours.append(train_pibroch(one, dataset, scratch / f"run-{seed}"))
         options.say(f"{RECBOLE}, seed {seed}")
-        theirs.append(train_recbole(one, options.scratch))
+        theirs.append(train_recbole(one, scratch))
     notes = [*headlines(ours, theirs), *meanings(case, events), noise_note(load)]
-    title = "SASRec on ml-100k in pibroch and in RecBole"
+    title = f"{MODELS[options.section]} on ml-100k in pibroch and in RecBole"
     origin = provenance() | theirs[0].versions
-    return Report("next_item", title, rows_of(ours, theirs), COLUMNS, PLOT, notes, origin)
+    rows = [
+        {"model": MODELS[options.section], "data": "ml-100k", **row}
+        for row in rows_of(ours, theirs)
+    ]
+    return Report("next_item", title, rows, COLUMNS, PLOT, notes, origin)
 
 
 def rows_of(ours: list[Trained], theirs: list[Trained]) -> list[Row]:
@@ -73,7 +84,6 @@ def rows_of(ours: list[Trained], theirs: list[Trained]) -> list[Row]:
 def _row(contender: str, trained: list[Trained]) -> Row:
     seconds = [each.seconds for each in trained]
     return {
-        "model": "SASRec",
         "contender": contender,
         "hr": mean(each.hr for each in trained),
         "hr_by_seed": ", ".join(f"{each.hr:.4f}" for each in trained),
@@ -109,18 +119,10 @@ def meanings(case: NextItemCase, events: Events) -> list[str]:
     """What was trained, and what columns mean."""
     num_events = sum(map(len, events.values()))
     num_items = len({item for items in events.values() for item in items})
-    return [
-        (
-            f"{num_events:,} events of {len(events):,} users with {num_items:,} items; of each user"
-            " the last one is tested and the one before it validates, among all items, also those"
-            " that the user had"
-        ),
+    of_model = [
         (
             f"both sides: {case.blocks} block of attention with {case.heads} head over the last"
-            f" {case.max_length} items, width {case.dim}, dropout {case.dropout:g}, Adam"
-            f" {case.lr:g}, some {case.pairs:,} pairs of a history and its next item a step; after"
-            f" {case.patience} epochs in a row without a better NDCG@{TOP} of validation the end;"
-            " the best epoch's model is tested"
+            f" {case.max_length} items; items that a user had are candidates, too"
         ),
         (
             f"{RECBOLE} gives each pair a sequence of its own and takes the softmax over all items;"
@@ -128,6 +130,30 @@ def meanings(case: NextItemCase, events: Events) -> list[str]:
             " is met about twice an epoch, and takes it over the items of the batch, corrected by"
             " how frequent they are"
         ),
+    ]
+    if case.model == "two_tower":
+        of_model = [
+            (
+                "both sides: of a user's and an item's id a hidden layer and a vector, compared by"
+                " their cosine; items that a user had in training or validation are no candidates"
+            ),
+            (
+                f"{RECBOLE}'s DSSM learns to tell each item that a user had from one that he had"
+                " not; pibroch takes the softmax over the items of the batch, corrected by how"
+                " frequent they are"
+            ),
+        ]
+    return [
+        (
+            f"{num_events:,} events of {len(events):,} users with {num_items:,} items; of each user"
+            " the last one is tested and the one before it validates, among all items"
+        ),
+        (
+            f"both sides: width {case.dim}, dropout {case.dropout:g}, Adam {case.lr:g}, some"
+            f" {case.pairs:,} pairs a step; after {case.patience} epochs in a row without a better"
+            f" NDCG@{TOP} of validation the end; the best epoch's model is tested"
+        ),
+        *of_model,
         "`seconds`: of all epochs that were trained, reading included, without evaluation",
         "means over seeds, which took turns",
     ]

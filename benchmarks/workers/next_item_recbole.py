@@ -21,12 +21,30 @@ from recbole.utils import get_model, get_trainer, init_seed
 
 from benchmarks.next_item_case import DATASET, TOP, NextItemCase
 
-MODEL = "SASRec"
+MODELS = {"sasrec": "SASRec", "two_tower": "DSSM"}
 
 
 def settings(case: NextItemCase, folder: str) -> dict[str, Any]:
     """The case as RecBole takes it."""
-    return {
+    of_model: dict[str, Any] = {
+        "train_neg_sample_args": None,
+        "loss_type": "CE",
+        "n_layers": case.blocks,
+        "n_heads": case.heads,
+        "hidden_size": case.dim,
+        "inner_size": case.dim,
+        "hidden_act": "relu",
+        "hidden_dropout_prob": case.dropout,
+        "attn_dropout_prob": case.dropout,
+        "MAX_ITEM_LIST_LENGTH": case.max_length,
+    }
+    if case.model == "two_tower":  # an item that the user has not had beside each that he has
+        of_model = {
+            "embedding_size": case.dim,
+            "mlp_hidden_size": [case.dim, case.dim],
+            "dropout_prob": case.dropout,
+        }
+    return of_model | {
         "data_path": folder,
         "checkpoint_dir": f"{folder}/saved",
         "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
@@ -40,17 +58,7 @@ def settings(case: NextItemCase, folder: str) -> dict[str, Any]:
         "metrics": ["Hit", "NDCG"],
         "topk": [TOP],
         "valid_metric": f"NDCG@{TOP}",
-        "train_neg_sample_args": None,
-        "loss_type": "CE",
         "seed": case.seed,
-        "n_layers": case.blocks,
-        "n_heads": case.heads,
-        "hidden_size": case.dim,
-        "inner_size": case.dim,
-        "hidden_act": "relu",
-        "hidden_dropout_prob": case.dropout,
-        "attn_dropout_prob": case.dropout,
-        "MAX_ITEM_LIST_LENGTH": case.max_length,
         "learning_rate": case.lr,
         "train_batch_size": case.pairs,
         "eval_batch_size": 1 << 20,
@@ -68,12 +76,13 @@ def main() -> None:
     os.chdir(sys.argv[2])  # to which it writes logs
     # what it saved itself, which torch does not load by default since 2.6
     torch.load = partial(torch.load, weights_only=False)
-    config = Config(model=MODEL, dataset=DATASET, config_dict=settings(case, "."))
+    name = MODELS[case.model]
+    config = Config(model=name, dataset=DATASET, config_dict=settings(case, "."))
     init_seed(case.seed, True)
     train, validation, test = data_preparation(config, create_dataset(config))
     init_seed(case.seed, True)
-    model = get_model(MODEL)(config, train.dataset)
-    trainer = get_trainer(config["MODEL_TYPE"], MODEL)(config, model)
+    model = get_model(name)(config, train.dataset)
+    trainer = get_trainer(config["MODEL_TYPE"], name)(config, model)
     seconds = []
     train_epoch = trainer._train_epoch
 

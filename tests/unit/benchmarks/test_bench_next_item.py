@@ -1,6 +1,7 @@
 """Topic ``next_item``: both sides get the same events, and bars say what figures say."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from benchmarks.environments import recbole_python
 from benchmarks.next_item_case import DATASET, NextItemCase
 from benchmarks.next_item_runs import (
     Trained,
-    prepare_histories,
+    prepare_samples,
     train_pibroch,
     train_recbole,
     write_events,
@@ -23,7 +24,7 @@ EVENTS = {f"u{user}": [f"i{(user + step) % 30}" for step in range(11)] for user 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    return prepare_histories(EVENTS, SMALL.max_length, tmp_path_factory.mktemp("next") / "data")
+    return prepare_samples(EVENTS, SMALL, tmp_path_factory.mktemp("next") / "data")
 
 
 def items_of(dataset, split):
@@ -62,19 +63,22 @@ def test_recbole_reads_the_same_events(tmp_path):
     assert lines[1:4] == ["u0\ti0\t0", "u0\ti1\t1", "u0\ti2\t2"]
 
 
-def test_a_run_says_how_good_it_is_and_how_long_it_took(dataset, tmp_path):
-    trained = train_pibroch(SMALL, dataset, tmp_path / "run")
+@pytest.mark.parametrize("model", next_item.MODELS)
+def test_a_run_says_how_good_it_is_and_how_long_it_took(model, tmp_path):
+    case = replace(SMALL, model=model)
+    trained = train_pibroch(case, prepare_samples(EVENTS, case, tmp_path / "s"), tmp_path / "run")
     assert trained.epochs == 2 and trained.seconds > 0
     assert 0 <= trained.ndcg <= trained.hr <= 1
 
 
-def test_both_sides_train(dataset, tmp_path):
+@pytest.mark.parametrize("model", next_item.MODELS)
+def test_recbole_trains(model, tmp_path):
     try:
         recbole_python()
     except MissingDependencyError as missing:
         pytest.skip(str(missing))
     write_events(EVENTS, tmp_path)
-    trained = train_recbole(SMALL, tmp_path)
+    trained = train_recbole(replace(SMALL, model=model), tmp_path)
     assert trained.epochs == 2 and trained.seconds > 0 and 0 <= trained.ndcg <= trained.hr <= 1
 
 
