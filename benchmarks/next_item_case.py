@@ -44,7 +44,7 @@ class NextItemCase:
     lr: float = 1e-3
     pairs: int = 2048
     epochs: int = 200
-    patience: int = 10
+    patience: int = 5
 
     def to_json(self) -> str:
         """The case as text."""
