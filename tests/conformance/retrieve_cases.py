@@ -8,6 +8,7 @@ import torch
 
 import pibroch as pb
 from cases import SHAPES, as_tensor, loss_of, optimizers, ragged_batch
+from pibroch.exchange.retrieve import gets
 from pibroch.planner.assignment import Assignment
 
 
@@ -161,6 +162,18 @@ def look_up_alone(channel):
             _KEPT["retrieve"](ragged_batch(SHAPES["any"], 20, seed=channel.ranks.rank))
         )
     return result, dict(traffic.sent_to), dict(traffic.received_from)
+
+
+def look_up_in_vain(channel, timeout_s):
+    """The error of a lookup that waits so long for a rank of another host."""
+    before, gets.GET_TIMEOUT_S = gets.GET_TIMEOUT_S, timeout_s
+    try:
+        look_up_alone(channel)
+    except pb.errors.RankFailedError as error:
+        return error.rank, str(error)
+    finally:
+        gets.GET_TIMEOUT_S = before
+    return None
 
 
 def let_go(channel):

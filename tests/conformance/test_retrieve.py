@@ -149,6 +149,21 @@ def test_a_rank_looks_up_while_all_others_sleep(worlds, hosts):
         world.run(retrieve_cases.let_go)
 
 
+def test_a_rank_of_another_host_that_stays_silent_is_named(worlds):
+    world = worlds(2)
+    prepared = world.run(retrieve_cases.prepare_alone, hosts=[0, 1])
+    try:
+        os.kill(prepared[1][1], signal.SIGSTOP)
+        try:
+            world.ask_one(0, retrieve_cases.look_up_in_vain, 1.2)
+            rank, why = world.answer(0)
+        finally:
+            os.kill(prepared[1][1], signal.SIGCONT)
+    finally:
+        world.run(retrieve_cases.let_go)
+    assert rank == 1 and "it answers no gets" in why
+
+
 def test_neighbours_may_even_be_stopped(worlds):
     world = worlds(2)
     prepared = world.run(retrieve_cases.prepare_alone)
