@@ -37,5 +37,6 @@ try:
     pipeline.drain()
 except pb.errors.RankFailedError as error:
     print(f"named {error.rank} after {time.monotonic() - start:.2f}", flush=True)
+    time.sleep(float(os.environ.get("LINGER_S", "0")))
     sys.exit(3)
 print("done", flush=True)  # and no goodbye: not every program says one

@@ -5,6 +5,7 @@ The tests stop a process of it, or pull a host from the net.
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ def main() -> None:
     except pb.errors.RankFailedError as error:
         sys.stdout.write(f"named {error.rank}: {error}\n")
         sys.stdout.flush()
+        time.sleep(float(os.environ.get("LINGER_S", "0")))
         os._exit(3)
 
 
