@@ -59,37 +59,92 @@ class InBatchSoftmax(Loss):
     def of_vectors(own: Positives, gather: Gather, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """The loss over B samples, a scalar, and its gradients by ``own.users`` and ``own.items``.
 
-        Each of several ranks multiplies its users with all items, and all users with its items:
-        about ``4 b B E`` products, and ``2 b B`` numbers of memory; a rank alone does it once.
+        Each of several ranks multiplies its users with the vectors of all items, and all users with
+        those of its items; a rank alone does it once. Where equal items have equal vectors, each
+        stands once for all its samples, and their gradients are the mean of these.
         """
         width = own.users.shape[1]
-        columns = [own.users, own.items, own.log_q[:, None], own.rewards[:, None]]
-        parts = gather(torch.cat(columns, 1))
+        numbers_own = [own.users, own.items, own.log_q[:, None], own.rewards[:, None]]
+        parts = gather(torch.cat(numbers_own, 1))
         numbers = torch.cat(list(parts))
         ids = torch.cat(list(gather(own.ids)))
         users = numbers[:, :width]
-        items = numbers[:, width : 2 * width]
-        log_q = numbers[:, -2]
         rewards = numbers[:, -1]
-        size = len(numbers)
         first = sum(len(part) for part in parts[:rank])
         here = torch.arange(first, first + len(own.ids))
-        samples = torch.arange(size)
+        table = _ItemTable.of(numbers[:, width : 2 * width], ids, numbers[:, -2])
 
-        rows = own.users @ items.T - log_q
-        rows.masked_fill_((own.ids[:, None] == ids) & (here[:, None] != samples), -torch.inf)
+        rows, places = table.logits(users, ids, here, None)
         norms = rows.logsumexp(1)
-        losses = own.rewards * (norms - rows.gather(1, here[:, None])[:, 0])
+        losses = own.rewards * (norms - rows.gather(1, places[:, None])[:, 0])
         known = torch.cat(list(gather(torch.stack([norms, losses], 1))))
         shares = rows.sub_(norms[:, None]).exp_()
-        by_users = own.rewards[:, None] * (shares @ items - own.items)
+        by_users = own.rewards[:, None] * (shares @ table.vectors - own.items)
 
+        columns = torch.arange(len(table.vectors))
         if len(parts) > 1:
-            columns_here = users @ own.items.T - own.log_q
-            columns_here.masked_fill_(
-                (ids[:, None] == own.ids) & (samples[:, None] != here), -torch.inf
-            )
-            shares = columns_here.sub_(known[:, :1]).exp_()
-        by_items = shares.mul_(rewards[:, None]).T @ users - own.rewards[:, None] * own.users
-        loss = known[:, 1].double().sum() / size
-        return loss.float(), by_users / size, by_items / size
+            columns = table.columns[here].unique()
+            shares, places = table.logits(users, ids, torch.arange(len(users)), columns)
+            shares = shares.sub_(known[:, :1]).exp_()
+        gained = rewards[:, None] * users
+        by_columns = shares.mul_(rewards[:, None]).T @ users
+        is_here = places >= 0
+        by_columns.index_add_(0, places[is_here], gained[is_here], alpha=-1)
+        by_columns /= table.counts[columns, None]
+        by_items = by_columns[places[here] if len(parts) > 1 else places]
+        loss = known[:, 1].double().sum() / len(numbers)
+        return loss.float(), by_users / len(numbers), by_items / len(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemTable:
+    """The vectors that users are compared with: U, one for each item, or one for each sample.
+
+    Attributes:
+        vectors: ``[U, E]``.
+        columns: of each sample its item's, int64 ``[B]``.
+        counts: samples of each, float32 ``[U]``.
+        biases: what is added to a logit, ``[U]``.
+        is_by_item: whether equal items share a vector.
+    """
+
+    vectors: Tensor
+    columns: Tensor
+    counts: Tensor
+    biases: Tensor
+    is_by_item: bool
+
+    @classmethod
+    def of(cls, items: Tensor, ids: Tensor, log_q: Tensor) -> _ItemTable:
+        """Of all samples: one for each item where all its samples have the same vector."""
+        _, columns, counts = ids.unique(return_inverse=True, return_counts=True)
+        firsts = columns.argsort(stable=True)[counts.cumsum(0) - counts]
+        vectors = items[firsts]
+        if not torch.equal(vectors[columns], items):
+            return cls(items, torch.arange(len(ids)), torch.ones(len(ids)), -log_q, False)
+        biases = counts.float().log() - log_q[firsts]
+        return cls(vectors, columns, counts.float(), biases, True)
+
+    def logits(
+        self, users: Tensor, ids: Tensor, samples: Tensor, columns: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Of these samples' users and these columns, all when absent; and the own item's place.
+
+        An item's own samples count once for it, others of the same item not at all. The place is -1
+        where the own item is in none of the columns.
+        """
+        vectors, biases = self.vectors, self.biases
+        places = self.columns[samples]
+        if columns is not None:
+            vectors, biases = vectors[columns], biases[columns]
+            at = torch.searchsorted(columns, places).clamp(max=max(0, len(columns) - 1))
+            places = torch.where(columns[at] == places, at, -1) if len(columns) else at - 1
+        rows = users[samples] @ vectors.T + biases
+        own = (places >= 0).nonzero()[:, 0]
+        if self.is_by_item:
+            rows[own, places[own]] -= self.counts[self.columns[samples[own]]].log()
+        else:
+            others = torch.arange(len(ids)) if columns is None else columns
+            same = (ids[samples][:, None] == ids[others]) & (samples[:, None] != others)
+            rows.masked_fill_(same, -torch.inf)
+        return rows, places

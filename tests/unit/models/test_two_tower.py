@@ -28,11 +28,17 @@ def cut(positives, sizes):
     return [Positives(*each) for each in zip(*columns, strict=True)]
 
 
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("sizes", [[13], [7, 6], [5, 0, 8], [1, 4, 4, 4]])
-def test_loss_and_gradients_are_those_of_the_equations(sizes):
+def test_loss_and_gradients_are_those_of_the_equations(sizes, share):
+    """Where equal items share a vector, only the sum of their gradients counts."""
     torch.manual_seed(1)
-    users, items = (torch.randn(13, 5, requires_grad=True) for _ in range(2))
+    users, items = (torch.randn(13, 5) for _ in range(2))
     ids = torch.randint(0, 6, (13,))
+    if share:
+        items = items[ids]
+    for each in (users, items):
+        each.requires_grad_()
     log_q = torch.rand(6).log()[ids]
     rewards = torch.rand(13) * (torch.rand(13) < 0.8)
     doubled = [each.double() for each in (users, items)]
@@ -64,8 +70,10 @@ def test_loss_and_gradients_are_those_of_the_equations(sizes):
     results = [run(rank, known) for rank in range(len(sizes))]
     for loss, _, _ in results:
         torch.testing.assert_close(loss, expected.detach().float())
-    for number, gradient in enumerate(wanted, start=1):
-        torch.testing.assert_close(torch.cat([each[number] for each in results]), gradient)
+    by_users, by_items = (torch.cat([each[number] for each in results]) for number in (1, 2))
+    torch.testing.assert_close(by_users, wanted[0])
+    of_item = functional.one_hot(ids, 6).float() if share else torch.eye(13)
+    torch.testing.assert_close(of_item.T @ by_items, of_item.T @ wanted[1])
 
 
 @pytest.mark.parametrize("normalize", [False, True])
