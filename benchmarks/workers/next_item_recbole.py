@@ -40,6 +40,7 @@ def settings(case: NextItemCase, folder: str) -> dict[str, Any]:
     }
     if case.model == "two_tower":  # an item that the user has not had beside each that he has
         of_model = {
+            "train_neg_sample_args": {"distribution": "uniform", "sample_num": 1},
             "embedding_size": case.dim,
             "mlp_hidden_size": [case.dim, case.dim],
             "dropout_prob": case.dropout,
