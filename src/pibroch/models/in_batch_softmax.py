@@ -133,10 +133,12 @@ class _ItemTable:
         An item's own samples count once for it, others of the same item not at all. The place is -1
         where the own item is in none of the columns.
         """
-        vectors, biases = self.vectors, self.biases
+        vectors = self.vectors
+        biases = self.biases
         places = self.columns[samples]
         if columns is not None:
-            vectors, biases = vectors[columns], biases[columns]
+            vectors = vectors[columns]
+            biases = biases[columns]
             at = torch.searchsorted(columns, places).clamp(max=max(0, len(columns) - 1))
             places = torch.where(columns[at] == places, at, -1) if len(columns) else at - 1
         rows = users[samples] @ vectors.T + biases
