@@ -1,12 +1,15 @@
 """The loop: order, timers, the standby thread, and sleeping when there is nothing to do."""
 
+import asyncio
 import os
+import queue
+import socket
 import threading
 import time
 
 import pytest
 
-from pibroch.wire.reactor import Reactor
+from pibroch.wire.reactor import READ, WRITE, Reactor
 
 pytestmark = pytest.mark.alone  # times of milliseconds, idle CPU
 
@@ -169,3 +172,63 @@ def test_stopping_ends_all_its_threads():
     while threads() and time.monotonic() < deadline:
         threading.Event().wait(0.001)
     assert not threads()
+
+
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_asyncio_turns_it_and_gives_it_back(library):
+    """Sockets, changes of other threads, functions and timers go on through both handovers."""
+    new_loop = pytest.importorskip(library).new_event_loop
+    reactor = Reactor("lent")
+    reactor.start()
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    events = queue.Queue()
+
+    def ready(event):
+        if event & READ and reader.recv(64):
+            events.put((event & READ, reactor.is_loop_thread(), threading.get_ident()))
+        if event & WRITE:
+            reactor.change(reader.fileno(), READ)
+            events.put((WRITE, reactor.is_loop_thread(), threading.get_ident()))
+
+    def exchange():
+        """What happens, from this thread, which is never the loop's."""
+        writer.send(b"1")
+        seen = [events.get(timeout=TIMEOUT_S)]
+        reactor.change(reader.fileno(), READ | WRITE)
+        seen.append(events.get(timeout=TIMEOUT_S))
+        reactor.change(reader.fileno(), 0)
+        run_on(reactor, lambda: None)  # after the change
+        writer.send(b"2")
+        with pytest.raises(queue.Empty):
+            events.get(timeout=0.05)
+        reactor.change(reader.fileno(), READ)
+        seen.append(events.get(timeout=TIMEOUT_S))
+        reactor.call_at(time.monotonic() + 0.01, lambda: events.put("late"))
+        assert events.get(timeout=TIMEOUT_S) == "late"
+        assert [event for event, *_ in seen] == [READ, WRITE, READ]
+        assert all(is_there for _, is_there, _ in seen)
+        (thread,) = {thread for *_, thread in seen}
+        return thread
+
+    run_on(reactor, lambda: reactor.watch(reader.fileno(), READ, ready))
+    before = exchange()
+    loop = new_loop()
+
+    async def lend():
+        reactor.attach(loop)
+        thread = await asyncio.wait_for(asyncio.to_thread(exchange), TIMEOUT_S)
+        reactor.detach()
+        return thread
+
+    assert loop.run_until_complete(lend()) == threading.get_ident() != before
+    loop.close()
+    assert exchange() not in (before, threading.get_ident())
+    run_on(reactor, lambda: reactor.forget(reader.fileno()))
+    writer.send(b"3")
+    with pytest.raises(queue.Empty):
+        events.get(timeout=0.05)
+    reactor.change(reader.fileno(), READ)  # of a socket that is no longer watched
+    reactor.stop()
+    reader.close()
+    writer.close()
