@@ -21,8 +21,9 @@ from pibroch.embedding.row_set import RowSet, as_slice, places_of, those_within
 from pibroch.kernels.arrays import Array, Ints, Records
 from pibroch.state.parts import WEIGHT
 from pibroch.state.tables import Extent, SavedTable
-from pibroch.state.tensor_file import BUFFER_BYTES
 
+ROUND_BYTES = 8 << 20
+"""Of all blocks' rows that move at a time."""
 Blocks = Sequence[range]
 """For each rank the consecutive rows of a table that it has, or is to have.
 
@@ -234,7 +235,7 @@ def sent_to_ranks(
 
 def _rounds(blocks: Blocks, width: int) -> Iterator[list[range]]:
     """Parts of all blocks, of so many rows that those for all ranks fit the buffer."""
-    rows = max(1, BUFFER_BYTES // (4 * width * len(blocks)))
+    rows = max(1, ROUND_BYTES // (4 * width * len(blocks)))
     for first in range(0, max(len(block) for block in blocks), rows):
         yield [block[first : first + rows] for block in blocks]
 

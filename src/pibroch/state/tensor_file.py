@@ -25,7 +25,8 @@ from pibroch.kernels.arrays import Array
 from pibroch.state.files import CHECKPOINT, FileDigest
 from pibroch.untrusted import Refusal, checked, open_file, parse_json
 
-BUFFER_BYTES = 8 << 20
+BUFFER_BYTES = 1 << 20
+"""Read and written at a time: what is gathered, checked, hashed and copied is in a cache."""
 MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library has it."""
 _TYPE_NAMES = {
