@@ -5,16 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import CHECKOUT, BenchmarkError
+from benchmarks.contender import BenchmarkError
 from benchmarks.environments import fuxictr_python
 from benchmarks.model_cases import ATTENTION_HIDDEN, CROSS_LAYERS, GATE_HIDDEN, ModelCase
-from benchmarks.small_runs import pibroch
+from benchmarks.small_runs import peer, pibroch
 from benchmarks.workloads import SAMPLE_NAME, sample_path
 from pibroch.config.recipes import check_config
 from pibroch.config.toml import to_toml
@@ -140,18 +139,9 @@ def train_fuxictr(case: ModelCase, folder: Path, weights: Path | None) -> Traine
         BenchmarkError: when it fails, or has other scores.
         MissingDependencyError: when there is no Python with FuxiCTR.
     """
-    words = [case.to_json(), str(folder), *([] if weights is None else [str(weights)])]
-    done = subprocess.run(
-        [str(fuxictr_python()), "-W", "ignore", "-m", "benchmarks.workers.models_fuxictr", *words],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchmarkError(f"FuxiCTR: {done.stderr[-2000:]}")
-    trained = Trained(**json.loads(done.stdout.splitlines()[-1]))
+    words = [case.to_json(), folder, *([] if weights is None else [weights])]
+    python = fuxictr_python()
+    trained = Trained(**peer("FuxiCTR", python, "models_fuxictr", *words, timeout_s=TIMEOUT_S))
     gap = trained.score_gap
     if gap is not None and not gap <= MOST_SCORE_GAP:
         raise BenchmarkError(

@@ -6,14 +6,14 @@ import csv
 import json
 import subprocess
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import CHECKOUT, BenchmarkError
 from benchmarks.environments import recbole_python
 from benchmarks.next_item_case import DATASET, TOP, NextItemCase
-from benchmarks.small_runs import pibroch
+from benchmarks.small_runs import peer, pibroch
 from pibroch.config.recipes import check_config
 from pibroch.config.toml import to_toml
 from pibroch.data import EncodedDataset
@@ -49,16 +49,31 @@ class Trained:
     Attributes:
         hr: the share of users whose last item is one of the first ten of all items.
         ndcg: with a gain of ``1 / log2(place + 1)`` for each.
-        epochs: that were trained.
-        seconds: in them, reading included, without evaluation.
+        seconds: in each epoch, or their mean; reading included, without evaluation.
+        validation: the NDCG of the validation items after each epoch.
         versions: that matter for speed.
     """
 
     hr: float
     ndcg: float
-    epochs: int
-    seconds: float
+    seconds: Sequence[float]
+    validation: Sequence[float]
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> int:
+        """That were trained."""
+        return len(self.validation)
+
+    def until_best(self) -> Trained:
+        """The same without the epochs after that whose model is tested."""
+        epochs = 1 + self.validation.index(max(self.validation))
+        return replace(self, seconds=self.seconds[:epochs], validation=self.validation[:epochs])
+
+    def epochs_until(self, ndcg: float) -> int | None:
+        """Epochs until the validation items have this NDCG, where they ever do."""
+        reached = (number for number, each in enumerate(self.validation, 1) if each >= ndcg)
+        return next(reached, None)
 
 
 def movielens() -> Events:
@@ -163,10 +178,16 @@ def train_pibroch(case: NextItemCase, dataset: EncodedDataset, run: Path) -> Tra
     config = check_config(recipe(case, dataset), "the benchmark")
     path.write_text(to_toml(config.model_dump(mode="json")))
     pibroch("train", path, "--run-dir", run, timeout_s=TIMEOUT_S)
-    summary = json.loads((run / "summary.json").read_text())
+    seconds = json.loads((run / "summary.json").read_text())["seconds"]
     found = json.loads((run / "evaluation.json").read_text())["tasks"]["click"]
-    epochs = round(summary["samples"] / dataset.samples["train"])
-    return Trained(found[f"all_hr@{TOP}"], found[f"all_ndcg@{TOP}"], epochs, summary["seconds"])
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validation = [
+        each["tasks"]["click"][f"all_ndcg@{TOP}"]
+        for each in records
+        if each["kind"] == "evaluation" and each["split"] == "validation"
+    ]
+    by_epoch = [seconds / len(validation)] * len(validation)
+    return Trained(found[f"all_hr@{TOP}"], found[f"all_ndcg@{TOP}"], by_epoch, validation)
 
 
 def train_recbole(case: NextItemCase, folder: Path) -> Trained:
@@ -180,15 +201,6 @@ def train_recbole(case: NextItemCase, folder: Path) -> Trained:
         BenchmarkError: when it fails.
         MissingDependencyError: when there is no Python with RecBole.
     """
-    worker = ["-m", "benchmarks.workers.next_item_recbole", case.to_json(), str(folder)]
-    done = subprocess.run(
-        [str(recbole_python()), "-W", "ignore", *worker],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchmarkError(f"RecBole: {done.stderr[-2000:]}")
-    return Trained(**json.loads(done.stdout.splitlines()[-1]))
+    words = case.to_json(), folder
+    python = recbole_python()
+    return Trained(**peer("RecBole", python, "next_item_recbole", *words, timeout_s=TIMEOUT_S))

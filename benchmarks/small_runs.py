@@ -1,10 +1,16 @@
-"""Commands of pibroch as users give them, and the recipe of a small DLRM that they train."""
+"""Whole runs: commands of pibroch as users give them, and peers' workers.
+
+With the recipe of a small DLRM that several topics train.
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
+from typing import Any
 
-from benchmarks.contender import BenchmarkError
+from benchmarks.contender import CHECKOUT, BenchmarkError
 from benchmarks.environments import our_python
 
 BATCH = 2048
@@ -43,3 +49,23 @@ def pibroch(*words: object, timeout_s: float = 1800) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise BenchmarkError(f"{words[0]}: {done.stderr[-2000:]}")
+
+
+def peer(name: str, python: Path, worker: str, *words: object, timeout_s: float) -> dict[str, Any]:
+    """Run a worker of a peer to its end; the figures that it prints as JSON, in its last line.
+
+    Raises:
+        BenchmarkError: when it fails.
+    """
+    done = subprocess.run(
+        [str(python), "-W", "ignore", "-m", f"benchmarks.workers.{worker}", *map(str, words)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"{name}: {done.stderr[-2000:]}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures

@@ -85,7 +85,9 @@ def main() -> None:
     model = get_model(name)(config, train.dataset)
     trainer = get_trainer(config["MODEL_TYPE"], name)(config, model)
     seconds = []
+    scores = []
     train_epoch = trainer._train_epoch
+    validate_epoch = trainer._valid_epoch
 
     def timed(*words: object, **options: object) -> object:
         began = time.perf_counter()
@@ -93,14 +95,20 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
         return loss
 
+    def noted(*words: object, **options: object) -> tuple[float, object]:
+        score, result = validate_epoch(*words, **options)
+        scores.append(float(score))
+        return score, result
+
     trainer._train_epoch = timed
+    trainer._valid_epoch = noted
     trainer.fit(train, validation, saved=True, show_progress=False)
     found = trainer.evaluate(test, load_best_model=True, show_progress=False)
     figures = {
         "hr": float(found[f"hit@{TOP}"]),
         "ndcg": float(found[f"ndcg@{TOP}"]),
-        "epochs": len(seconds),
-        "seconds": sum(seconds),
+        "seconds": seconds,
+        "validation": scores,
         "versions": {name: version(name) for name in ("recbole", "torch")},
     }
     print(json.dumps(figures))

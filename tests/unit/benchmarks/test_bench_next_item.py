@@ -67,7 +67,7 @@ def test_recbole_reads_the_same_events(tmp_path):
 def test_a_run_says_how_good_it_is_and_how_long_it_took(model, tmp_path):
     case = replace(SMALL, model=model)
     trained = train_pibroch(case, prepare_samples(EVENTS, case, tmp_path / "s"), tmp_path / "run")
-    assert trained.epochs == 2 and trained.seconds > 0
+    assert trained.epochs == 2 and min(trained.seconds) > 0
     assert 0 <= trained.ndcg <= trained.hr <= 1
 
 
@@ -79,18 +79,32 @@ def test_recbole_trains(model, tmp_path):
         pytest.skip(str(missing))
     write_events(EVENTS, tmp_path)
     trained = train_recbole(replace(SMALL, model=model), tmp_path)
-    assert trained.epochs == 2 and trained.seconds > 0 and 0 <= trained.ndcg <= trained.hr <= 1
+    assert trained.epochs == len(trained.seconds) == 2 and min(trained.seconds) > 0
+    assert 0 <= trained.ndcg <= trained.hr <= 1
+
+
+def test_the_epoch_that_reaches_a_figure():
+    trained = Trained(0.1, 0.05, [1.0, 2.0, 3.0, 4.0], [0.02, 0.04, 0.03, 0.04])
+    assert [trained.epochs_until(each) for each in (0.01, 0.03, 0.04, 0.05)] == [1, 2, 2, None]
+    assert trained.until_best() == replace(trained, seconds=[1.0, 2.0], validation=[0.02, 0.04])
 
 
 def test_rows_and_headlines_say_whether_bars_hold():
-    theirs = [Trained(hr, 0.05, 20, 80.0) for hr in (0.10, 0.12, 0.11)]
-    good = [Trained(0.091, 0.05, 30, 10.0)] * 3
-    bad = [Trained(0.089, 0.05, 30, 40.0)] * 3
-    rows = next_item.rows_of(good, theirs)
-    assert [row["contender"] for row in rows] == ["pibroch", "RecBole"]
-    assert rows[0]["of_recbole"] == 0.125 and rows[1]["hr_by_seed"] == "0.1000, 0.1200, 0.1100"
-    assert [line.count("holds") for line in next_item.headlines(good, theirs)] == [1, 1, 1]
-    assert [line.count("missed") for line in next_item.headlines(bad, theirs)] == [1, 0, 1]
+    theirs = [Trained(hr, 0.05, [40.0, 40.0], [0.06, 0.05]) for hr in (0.10, 0.12, 0.11)]
+    good = [Trained(0.091, 0.05, [5.0, 5.0], [0.05, 0.06])] * 3
+    bad = [Trained(0.089, 0.05, [20.0, 20.0], [0.05, 0.05])] * 3
+    rows = next_item.rows_of(good, theirs, good)
+    assert [row["contender"] for row in rows] == [
+        "pibroch", "RecBole", next_item.OURS_UNTIL, next_item.RECBOLE_UNTIL,
+    ]  # fmt: skip
+    assert [row["of_recbole"] for row in rows] == [0.125, 1.0, 0.25, 1.0]
+    assert rows[1]["hr_by_seed"] == rows[3]["hr_by_seed"] == "0.1000, 0.1200, 0.1100"
+    assert rows[1]["epochs"] == 2 and rows[3]["epochs"] == 1
+    assert len(next_item.rows_of(bad, theirs, bad[:1])) == 2
+    lines = next_item.headlines(good, theirs, good)
+    assert [line.count("holds") for line in lines] == [1] * 6
+    lines = next_item.headlines(bad, theirs, [])
+    assert [line.count("missed") for line in lines] == [1, 0, 1, 0]
 
 
 def test_a_case_is_text():
