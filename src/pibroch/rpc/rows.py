@@ -270,6 +270,10 @@ class RowWorker:
 class _Reading:
     """A request for rows, and the future of its answer."""
 
+    __slots__ = (
+        "_deadline", "_explained", "_here", "_is_again", "future", "rows", "wanted", "worker"
+    )  # fmt: skip
+
     def __init__(
         self,
         here: RowWorker,

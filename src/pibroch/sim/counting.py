@@ -8,7 +8,7 @@ the work is timed, which is how such a machine is calibrated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -47,6 +47,8 @@ class Job:
         groups: of all tables.
         plan: where their rows lie.
         batch_of: the batches.
+        every_batch: gives all samples of training, each once, where more ranks are predicted than
+            are counted.
         replicas: see :class:`pibroch.AllToAll`.
         wire: the type in which rows travel.
         seed: of the rows; ``None`` where only bytes are wanted, and the rows may hold anything.
@@ -58,6 +60,7 @@ class Job:
     replicas: str = "gather"
     wire: str = "float32"
     seed: int | None = None
+    every_batch: Callable[[], Iterator[JaggedBatch]] = lambda: iter(())
 
     @property
     def num_ranks(self) -> int:
@@ -71,7 +74,8 @@ class StepCount:
 
     Attributes:
         operations: that it takes.
-        num_slots: records whose home is elsewhere, on each rank, after it.
+        num_slots: in use on each rank after it, for records whose home is elsewhere and weights
+            that are borrowed.
         held: bytes of memory that each rank holds in it beside rows, by what they are, ``[W]``.
     """
 

@@ -100,7 +100,7 @@ class _Ranks:
         self._clock = clock
         self._ranks = range(job.num_ranks)
         wires = [virtual_wire(rank, job.num_ranks, job.wire) for rank in self._ranks]
-        self._lanes = [_lanes(job, ahead, rank, wires[rank]) for rank in self._ranks]
+        self._lanes = [lanes_of(job, ahead, rank, wires[rank]) for rank in self._ranks]
         self._width = float(np.mean([lane.layout.width for lane in self._lanes[0]]))
         purposes = [BytesByPurpose() for _ in self._ranks]
         self._carriers = [
@@ -173,7 +173,7 @@ class _Ranks:
         later = self._run("settle", partial(settle, False))
         self._places = [[plan.places for plan in own] for own in plans]
         read = self._read()
-        num_slots = [sum(each.num_cached for each in own) for own in self._carriers]
+        num_slots = [sum(int(plan.used[rank]) for plan in plans[rank]) for rank in self._ranks]
         done = [planned, pools, combined, local, critical, deliver, later, *read]
         if any(map(any, is_tight)):
             done.append(tight)
@@ -318,7 +318,8 @@ class _Ranks:
         return self._run(name, generators)
 
 
-def _lanes(job: Job, ahead: Ahead, rank: int, wire: RowWire) -> list[RowLane]:
+def lanes_of(job: Job, ahead: Ahead, rank: int, wire: RowWire) -> list[RowLane]:
+    """Of a rank, with room for its slots."""
     lanes = []
     for group in job.groups:
         for layout in lay_out(group.space, job.plan, rank):

@@ -60,7 +60,7 @@ def count_few(job: Job, ranks_per_host: int, num_steps: int) -> tuple[list[StepC
     steps = []
     totals = []
     for number in range(num_steps):
-        of_ranks = []
+        done = []
         for rank in looked_at:
             wire = virtual_wire(rank, size, job.wire)
             lanes = [
@@ -73,16 +73,16 @@ def count_few(job: Job, ranks_per_host: int, num_steps: int) -> tuple[list[StepC
                     "at least one row of each a rank",
                     "lower --hosts",
                 )
-            of_ranks.append(_step(job, lanes, number, rank))
-        steps.append(_of_all(of_ranks, size, ranks_per_host))
-        totals += [sum(sum(each.sent) for each in operations) for operations, _ in of_ranks]
+            done.append(_step(job, lanes, number, rank))
+        steps.append(of_all(done, size, ranks_per_host))
+        totals += [sum(sum(each.sent) for each in operations) for operations, _ in done]
     error = float(np.std(totals, ddof=1) / np.sqrt(len(totals)) / max(1.0, np.mean(totals)))
     return steps, error
 
 
 def _step(
     job: Job, lanes: Sequence[Lane], number: int, rank: int
-) -> tuple[list[_Mirrored], dict[str, int]]:
+) -> tuple[list[OfOneRank], dict[str, int]]:
     """What one rank does, and bytes that it holds meanwhile."""
     batch = job.batch_of(number, rank)
     ids = batch.values.numel()
@@ -100,14 +100,14 @@ def _step(
     ]
     _, updated = _mirrored("update", updates, lanes, ids, width)
     num_rows = sum(map(len, rows))
-    read = _Mirrored("read", [(ids, 0, 0, 0, 0)], [])
+    read = OfOneRank("read", [(ids, 0, 0, 0, 0)], [])
     about = [(ids, num_rows, 4 * width * num_rows, 0, 4 * width * ids)]
-    own = [_Mirrored(name, about, []) for name in ("pool", "combine")]
+    own = [OfOneRank(name, about, []) for name in ("pool", "combine")]
     return [read, routed, fetched, *own, updated], held
 
 
-class _Mirrored:
-    """An operation of one rank.
+class OfOneRank:
+    """An operation of one rank, which stands for all.
 
     Attributes:
         name: of it.
@@ -127,7 +127,7 @@ def _mirrored(
     lanes: Sequence[Lane],
     ids: int,
     width: float,
-) -> tuple[list[T], _Mirrored]:
+) -> tuple[list[T], OfOneRank]:
     """One rank's generators, each message answered by one of the same counts."""
     wire = lanes[0].wire
     run = joined(generators)
@@ -141,7 +141,7 @@ def _mirrored(
             messages = next(run) if answers is None else run.send(answers)
         except StopIteration as end:
             parts.append((0 if answers else ids, *came, 0, 0))
-            return end.value, _Mirrored(name, parts, sent)
+            return end.value, OfOneRank(name, parts, sent)
         going = size_of([tensor_of(each) for each in messages], width)
         parts.append((0 if answers else ids, *came, *going))
         sent.append(float(sum(_to_others(each, wire) for each in messages)))
@@ -170,10 +170,16 @@ def _to_others(message: Message, wire: RowWire) -> float:
     return float(narrow * per_row * (sum(counts) - counts[rank]))
 
 
-def _of_all(
-    of_few: Sequence[tuple[Sequence[_Mirrored], dict[str, int]]], size: int, per_host: int
+def of_all(
+    of_few: Sequence[tuple[Sequence[OfOneRank], dict[str, int]]], size: int, per_host: int
 ) -> StepCount:
-    """All ranks as the mean of those that were looked at."""
+    """All ranks as the mean of those that were looked at.
+
+    Args:
+        of_few: what each of these does, in one order, and bytes that it holds by name.
+        size: of all ranks.
+        per_host: ranks, whose messages to each other do not leave their host.
+    """
     near = (per_host - 1) / (size - 1)
     operations = []
     for alike in zip(*(done for done, _ in of_few), strict=True):

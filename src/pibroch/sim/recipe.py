@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from pibroch.sim.steps import STEPS
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.session import build_tables, groups_of_towers
 
+SAMPLES_AT_ONCE = 1 << 16
 COPIES = 3
 """Of dense parameters: weights, gradients, and the buckets in which these travel."""
 
@@ -195,6 +196,10 @@ class Workload:
             rng = np.random.default_rng([draws, step, rank])
             return batch_of(split, rng.integers(len(split), size=batch_size))
 
+        def every_batch() -> Iterator[JaggedBatch]:
+            for first in range(0, len(split), SAMPLES_AT_ONCE):
+                yield batch_of(split, np.arange(first, min(first + SAMPLES_AT_ONCE, len(split))))
+
         return Job(
             self.groups,
             plan,
@@ -202,6 +207,7 @@ class Workload:
             options.get("replicas", "gather"),
             options.get("wire", "float32"),
             seed,
+            every_batch,
         )
 
     @property

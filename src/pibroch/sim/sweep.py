@@ -19,6 +19,7 @@ from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.recipe import ModelBytes, Workload
+from pibroch.sim.sampled import count_sampled_lookahead
 from pibroch.sim.sensitivity import sensitivity
 from pibroch.sim.steps import Dense
 
@@ -26,7 +27,7 @@ COUNTED_STEPS = 4
 STEPS_OF_MANY = 2
 """Of more ranks than EXACT_RANKS."""
 MOST_RANKS = {"alltoall": EXACT_RANKS, "lookahead": EXACT_RANKS, "towers": 512}
-"""That are counted one by one; under ``alltoall`` a few stand for more."""
+"""That are counted one by one; under the first two a few stand for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,12 @@ def answer(
         counts, error = count_few(job, per_host, STEPS_OF_MANY)
         notes.append(
             f"{size:,} ranks: a few are looked at, so bytes have a standard error of {error:.1%}"
+        )
+    elif ahead is not None and size > EXACT_RANKS:
+        counts, error = count_sampled_lookahead(job, ahead, per_host, COUNTED_STEPS, question.seed)
+        notes.append(
+            f"{size:,} ranks: one is looked at, by a sample of rows, so bytes have a standard error"
+            f" of {error:.1%}"
         )
     else:
         if size > MOST_RANKS[exchange]:

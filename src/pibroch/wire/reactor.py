@@ -392,11 +392,14 @@ class Reactor:
             handler = self._handlers.get(fd)
             if handler is not None:
                 self._guarded(handler, events)
-        self._run_soon()
+        if self._soon:
+            self._run_soon()
         is_bulk = self._is_bulk
         self._is_bulk = False
-        self._run_timers()
-        self._run_completions(threading.current_thread())
+        if self._timers:
+            self._run_timers()
+        if self._completions:
+            self._run_completions(threading.current_thread())
         return is_bulk
 
     def _run_completions(self, me: threading.Thread) -> None:

@@ -9,14 +9,20 @@ from pibroch.cli.main import main
 from pibroch.config import load_recipe
 from pibroch.data import EncodedDataset
 from pibroch.planner import Plan
+from pibroch.sim import sampled
 from pibroch.sim.calibrate import _fitted
+from pibroch.sim.cluster import Flow
 from pibroch.sim.counting import count_alltoall
+from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers
 from pibroch.sim.lockstep import FEATURES
 from pibroch.sim.machine import Machine, PartCost
 from pibroch.sim.mirrored import count_few
 from pibroch.sim.recipe import Workload
+from pibroch.sim.sampled import count_sampled_lookahead
 from pibroch.sim.steps import Dense
+
+TOO_FEW = "embedding.exchange.cache_rows=40"
 
 
 @pytest.mark.parametrize("exchange", ["alltoall", "lookahead", "towers"])
@@ -220,3 +226,49 @@ def test_a_few_ranks_stand_for_all(data):
     assert 0 < error < 0.02
     rows = few[0]["update"].sent[0]
     assert rows.out_local[0] / rows.out_link[0] == pytest.approx(2 / 9)
+
+
+@pytest.mark.parametrize(("reads", "tolerance"), [(sampled.READS, 0.04), (600, 0.12)])
+def test_a_sample_of_rows_stands_for_all(data, monkeypatch, reads, tolerance):
+    """Bytes and rows of each operation, beside all ranks with all rows."""
+    monkeypatch.setattr(sampled, "READS", reads)
+    monkeypatch.setattr(sampled, "LEAST_ROWS", 24)
+    config = load_recipe("synthetic_small_lookahead", [])
+    job = Workload.of(config, EncodedDataset.open(data)).job(12, 64)
+    ahead = Ahead(6)
+    exact = count_lookahead(job, ahead, 8)
+    few, error = count_sampled_lookahead(job, ahead, 3, 8)
+    assert [each.name for each in exact[0].operations] == [each.name for each in few[0].operations]
+
+    def mean(steps, name):
+        """Features of all parts together, and bytes sent, of the mean rank."""
+        done = [step[name] for step in steps]
+        parts = [np.sum([part.mean(0) for part in each.parts], axis=0) for each in done]
+        sent = [
+            sum(float((one.out if isinstance(one, Flow) else one).sum()) for one in each.sent)
+            for each in done
+        ]
+        return [*np.mean(parts, axis=0), np.mean(sent) / job.num_ranks]
+
+    for name in (each.name for each in exact[0].operations):
+        assert mean(few, name) == pytest.approx(mean(exact, name), rel=tolerance, abs=40), name
+    slots = np.mean([step.num_slots.mean() for step in exact])
+    assert np.mean([step.num_slots.mean() for step in few]) == pytest.approx(slots, rel=tolerance)
+    for name, held in exact[0].held.items():
+        assert few[0].held[name].mean() == pytest.approx(held.mean(), rel=0.35), name
+    assert 0 < error < tolerance
+
+
+def test_many_ranks_of_lookahead(simulate, monkeypatch):
+    options = ["exchange=lookahead", "exchange.lookahead=4"]
+    words = [word for each in options for word in ("--set", f"embedding.{each}")]
+    code, output, notes = simulate("--hosts", 5, "--ranks-per-host", 8, "--json", *words)
+    assert code == 0 and "standard error" in notes
+    (told,) = json.loads(output)
+    assert told["ranks"] == 40 and 0 < told["sampling_error"] < 0.1
+    assert sum(told["parts_seconds"].values()) == pytest.approx(told["step_seconds"], rel=0.02)
+    code, _, notes = simulate("--hosts", 5, "--ranks-per-host", 8, *words, "--set", TOO_FEW)
+    assert code == 2 and "slots in use" in notes
+    monkeypatch.setattr(sampled, "MAX_RANKS", 36)
+    code, _, notes = simulate("--hosts", 5, "--ranks-per-host", 8, *words)
+    assert code == 2 and "at most 36" in notes

@@ -220,6 +220,15 @@ class Oracle:
         """Steps that are known and not planned."""
         return len(self._steps) + len(self._outside)
 
+    def window_bytes(self, num_touches: int) -> int:
+        """Bytes of memory that so many touches in the window would take, but for rows' state."""
+        window = self._window
+        rings = (window.readers, window.behind, window.then, window.owner, window.borrowed)
+        rings += (window.row, window.place) + (() if self._states.is_full else (window.number,))
+        size = 1 << (max(num_touches, _FIRST_TOUCHES) - 1).bit_length()
+        places = num_touches * window.place.itemsize  # of the steps' own lists
+        return size * sum(each.nbytes for each in rings) // len(window.row) + places
+
     def add(self, rows_of_rank: Sequence[RowIds]) -> None:
         """The addresses that each rank touches in one more step; duplicates are allowed.
 

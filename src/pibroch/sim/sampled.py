@@ -1,0 +1,366 @@
+"""Steps of ``lookahead`` of many ranks, counted over a sample of rows by one rank's oracles.
+
+An oracle sees the rows of all W ranks, so those of all ranks are W² of work. But what a step does
+with a row depends on that row alone: who reads it when. So rows of a sample say what all rows do,
+each for as many as it stands for. Hot rows are few and read by many ranks, cold ones many and read
+by few: rows are sampled by how often they are read.
+
+Who reads a row is drawn: each rank in each step with the probability that a batch of it has the
+row, by the samples of training. Of what two ranks exchange the reader's half is counted, which is
+alike on all ranks; all homes together give what all readers get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pibroch.errors import ConfigError
+from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.lookahead.announcement import prepare
+from pibroch.exchange.lookahead.oracle import Oracle, StepPlan
+from pibroch.exchange.rows import room_for
+from pibroch.kernels.arrays import Ints, distinct
+from pibroch.kernels.window import MAX_RANKS
+from pibroch.sim.counting import Job, StepCount
+from pibroch.sim.counting_lookahead import READ_BEYOND, Ahead, lanes_of
+from pibroch.sim.held import held_bytes
+from pibroch.sim.lockstep import virtual_wire
+from pibroch.sim.mirrored import OfOneRank, of_all
+
+STRATA = 5
+READS = 12_000
+"""Of sampled rows by all ranks, a step and stratum; some more where few rows have many."""
+LEAST_ROWS = 48
+"""Of a stratum, where it has as many."""
+DRAWS = 4
+"""Samples of rows and reads, each of its own; they say how far one is off."""
+SLOTS_PER_ROW = 4
+"""For a record, and for weights that are borrowed for this step and the next."""
+MOST_SHARE = 1 - 1e-6
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowReads:
+    """Rows of a lane that training reads.
+
+    Attributes:
+        addresses: rising.
+        rates: of each, reads of a batch: a rank reads it in a step with ``1 - exp(-rate)``.
+    """
+
+    addresses: Ints
+    rates: Floats
+
+    def strata(self) -> Iterator[Ints]:
+        """Numbers of rows, those that are read most first; each stratum has as many reads."""
+        order = np.argsort(-self.rates, kind="stable")
+        reads = np.cumsum(-np.expm1(-self.rates[order]))
+        bounds = np.searchsorted(reads, reads[-1] * np.arange(1, STRATA) / STRATA)
+        yield from (each for each in np.split(order, bounds) if len(each))
+
+
+def count_sampled_lookahead(
+    job: Job, ahead: Ahead, ranks_per_host: int, num_steps: int, seed: int = 0
+) -> tuple[list[StepCount], float]:
+    """Steps of ``lookahead`` of all ranks, by samples of their rows.
+
+    Args:
+        job: what is trained.
+        ahead: and how; slots for all rows of the window.
+        ranks_per_host: of each host, which their messages do not leave.
+        num_steps: that are counted, after as many as are looked ahead.
+        seed: of the samples.
+
+    Returns:
+        The steps, and the relative standard error of their bytes.
+
+    Raises:
+        ConfigError: for more ranks than an oracle plans for, or too few slots.
+    """
+    size = job.num_ranks
+    if size > MAX_RANKS:
+        raise ConfigError(
+            f"{size:,} ranks under lookahead",
+            f"at most {MAX_RANKS}, as in a run",
+            "lower --hosts, or pass --set embedding.exchange=alltoall",
+        )
+    wire = virtual_wire(0, size, job.wire)
+    lanes = lanes_of(job, replace(ahead, cache_rows=0), 0, wire)
+    reads = read_rates(job, lanes)
+    draws = [
+        _Draw(job, ahead, lanes, reads, np.random.default_rng([seed, number]))
+        for number in range(DRAWS)
+    ]
+    for draw in draws:
+        draw.open()
+    steps = []
+    sent = np.zeros((num_steps, DRAWS))
+    for number in range(num_steps):
+        of_draws = [draw.step() for draw in draws]
+        sent[number] = [sum(sum(each.sent) for each in done) for done, _ in of_draws]
+        slots = float(np.mean([draw.num_slots for draw in draws]))
+        if ahead.cache_rows is not None and slots > ahead.cache_rows:
+            raise ConfigError(
+                f"{slots:,.0f} slots in use on each of {size:,} ranks, and {ahead.cache_rows:,}",
+                "slots for the window, where so many ranks are predicted",
+                "raise --set embedding.exchange.cache_rows, or lower the lookahead",
+            )
+        count = of_all(of_draws, size, ranks_per_host)
+        steps.append(replace(count, num_slots=np.full(size, round(slots))))
+    of_draw = sent.mean(0)
+    error = float(of_draw.std(ddof=1) / np.sqrt(DRAWS) / max(1.0, of_draw.mean()))
+    return steps, error
+
+
+def read_rates(job: Job, lanes: Sequence[RowLane]) -> list[RowReads]:
+    """How often each row of each lane is read, by all samples of training."""
+    counts = [np.zeros(int(lane.layout.bounds[-1]), np.int32) for lane in lanes]
+    num_samples = 0
+    for batch in job.every_batch():
+        num_samples += batch.batch_size
+        for lane, own in zip(lanes, counts, strict=True):
+            ids, _ = lane.resolve(batch.pick(lane.layout.features))
+            np.add.at(own, ids.row_ids, 1)
+    batch_size = job.batch_of(0, 0).batch_size
+    found = []
+    for own in counts:
+        addresses = np.flatnonzero(own)
+        shares = np.minimum(own[addresses] / num_samples, MOST_SHARE)
+        found.append(RowReads(addresses, -batch_size * np.log1p(-shares)))
+    return found
+
+
+class _Sample:
+    """Rows of a stratum of a lane, and an oracle that knows no others.
+
+    Args:
+        reads: of the rows, rising.
+        weight: rows that each stands for.
+        bounds: of the lane's homes.
+        rank: whose view is wanted.
+        ahead: how batches are read ahead.
+        rng: of the reads.
+    """
+
+    def __init__(
+        self,
+        reads: RowReads,
+        weight: float,
+        bounds: Ints,
+        rank: int,
+        ahead: Ahead,
+        rng: np.random.Generator,
+    ) -> None:
+        num_rows = len(reads.addresses)
+        self.weight = weight
+        self._rates = reads.rates
+        self._size = len(bounds) - 1
+        self._rank = rank
+        self._rng = rng
+        homes = np.searchsorted(reads.addresses, bounds)
+        slots = SLOTS_PER_ROW * num_rows
+        self.oracle = Oracle(homes, rank, ahead.lookahead, slots, ahead.design, ahead.delayed)
+
+    def read(self) -> None:
+        """Draw one more step, and give it to the oracle."""
+        num_rows = len(self._rates)
+        times = self._rng.poisson(self._size * self._rates)
+        rows = np.repeat(np.arange(num_rows), times)
+        # a rank that reads a row several times in a batch has it once
+        reads = distinct(self._rng.integers(0, self._size, len(rows)) * num_rows + rows)
+        bounds = np.searchsorted(reads, np.arange(1, self._size) * num_rows)
+        self.oracle.add(np.split(reads % num_rows, bounds))
+
+    def plan(self) -> tuple[Floats, float]:
+        """What the next step moves (:data:`_MOVED`), and slots in use: of all rows."""
+        plan = self.oracle.plan()
+        return self.weight * _moved(plan), self.weight * float(plan.used[self._rank])
+
+
+_MOVED = (
+    "next",
+    "next weights",
+    "early",
+    "early weights",
+    "evicted",
+    "critical",
+    "deferred",
+    "local",
+)
+
+
+def _moved(plan: StepPlan) -> Floats:
+    """Of a plan as its rank sees it: records and weights that come, sums that go, updates here."""
+    early = np.zeros(2) if plan.prefetch is None else plan.prefetch.counts[2:].sum(1)
+    return np.array(
+        [
+            *plan.next_step.counts[2:].sum(1),
+            *early,
+            sum(each.counts[0].sum() for each in plan.evicted),
+            plan.critical.counts[0].sum(),
+            plan.deferred.counts[0].sum(),
+            len(plan.local.places),
+        ],
+        float,
+    )
+
+
+class _Draw:
+    """One rank, with samples of the rows of all lanes."""
+
+    def __init__(
+        self,
+        job: Job,
+        ahead: Ahead,
+        lanes: Sequence[RowLane],
+        reads: Sequence[RowReads],
+        rng: np.random.Generator,
+    ) -> None:
+        self._job = job
+        self._ahead = ahead
+        self._lanes = lanes
+        self._rank = int(rng.integers(job.num_ranks))
+        self._samples = [
+            list(_samples(own, lane, self._rank, ahead, rng))
+            for own, lane in zip(reads, lanes, strict=True)
+        ]
+        self._number = 0
+        self.num_slots = 0.0
+
+    def open(self) -> None:
+        """Begin, and take steps until as many rows come as go."""
+        for sample in self._all():
+            for _ in range(self._ahead.lookahead + READ_BEYOND):
+                sample.read()
+            sample.oracle.open()
+            for _ in range(self._ahead.lookahead + 1):
+                sample.plan()
+                sample.read()
+
+    def _all(self) -> Iterator[_Sample]:
+        for own in self._samples:
+            yield from own
+
+    def step(self) -> tuple[list[OfOneRank], dict[str, int]]:
+        """What the mean rank does in a step, and what it holds."""
+        moved = np.zeros((len(self._lanes), len(_MOVED)))
+        self.num_slots = 0.0
+        for own, samples in zip(moved, self._samples, strict=True):
+            for sample in samples:
+                of_sample, slots = sample.plan()
+                own += of_sample
+                self.num_slots += slots
+                sample.read()
+        batch = self._job.batch_of(self._number, self._rank)
+        self._number += 1
+        prepared = prepare(self._lanes, batch)
+        rows = [len(lane.grouped.rows) for lane in prepared.lanes]
+        # its head, its rows, and the room that is left for more
+        message = 8 * (3 + 2 * len(rows)) + 17 / 16 * sum(
+            len(lane.encoded) for lane in prepared.lanes
+        )
+        operations = self._operations(moved, batch.values.numel(), rows, message)
+        size = self._job.num_ranks
+        num_known = self._ahead.lookahead + READ_BEYOND
+        another = self._job.batch_of(self._number, self._rank)
+        own = held_bytes(batch)
+        sums = [
+            (count + sum(own[_MOVED.index(name)] for name in ("critical", "deferred")))
+            * lane.shard.dim
+            for count, own, lane in zip(rows, moved, self._lanes, strict=True)
+        ]
+        room = held_bytes(room_for(self._job.groups, batch))
+        held = {
+            # what batches share, once
+            "batches": own + (num_known - 1) * (held_bytes(batch, another) - own),
+            "announcements": num_known * (held_bytes(prepared) + 8 * size * sum(rows)),
+            "oracle": sum(
+                own[0].oracle.window_bytes(num_known * size * count)
+                for own, count in zip(self._samples, rows, strict=True)
+            ),
+            "messages": round(2 * room + 4 * sum(sums) + 8 * sum(rows)),
+        }
+        return operations, held
+
+    def _operations(
+        self, moved: Floats, ids: int, rows: Sequence[int], message: float
+    ) -> list[OfOneRank]:
+        """In the order of :mod:`pibroch.sim.counting_lookahead`."""
+        size = self._job.num_ranks
+        narrow = self._lanes[0].wire.dtype.itemsize
+        width = float(np.mean([lane.layout.width for lane in self._lanes]))
+        dims = np.array([lane.shard.dim for lane in self._lanes])
+        records = np.array([lane.shard.space.shape[1] for lane in self._lanes])
+        of = dict(zip(_MOVED, moved.T, strict=True))
+        touched = [(size * sum(rows), 0.0, 0.0, 0.0, 0.0)]
+        read = [(ids, 0.0, 0.0, 0.0, 0.0)]
+        pooled = [(ids, sum(rows), 4 * width * sum(rows), 0.0, 4 * width * ids)]
+        local = float(of["local"].sum())
+        critical, deferred = (
+            _Message(of[name].sum(), 4 * of[name] @ dims, narrow * of[name] @ dims)
+            for name in ("critical", "deferred")
+        )
+        following, leaving = (
+            _Message(
+                (whole + borrowed) / width, 4 * (whole + borrowed), 4 * whole + narrow * borrowed
+            )
+            for whole, borrowed in (
+                (of["next"] @ records, of["next weights"] @ dims),
+                ((of["evicted"] + of["early"]) @ records, of["early weights"] @ dims),
+            )
+        )
+        told = _Message(size * message, size * message, (size - 1) * message)
+        return [
+            OfOneRank("plan", touched, []),
+            OfOneRank("pool", pooled, []),
+            OfOneRank("combine", pooled, []),
+            OfOneRank("local", [(0.0, local, 4 * width * local, 0.0, 0.0)], []),
+            _in_turn("critical", critical),
+            _in_turn("deliver", following),
+            _in_turn("settle", deferred, leaving),
+            OfOneRank("read", read, []),
+            OfOneRank("prepare", read, []),
+            _in_turn("announce", told),
+            OfOneRank("add", touched, []),
+        ]
+
+
+class _Message(NamedTuple):
+    """As much as a rank sends to all others and gets of them.
+
+    Attributes:
+        rows, num_bytes: as :data:`~pibroch.sim.lockstep.FEATURES` count them.
+        on_wire: bytes that leave the rank.
+    """
+
+    rows: float
+    num_bytes: float
+    on_wire: float
+
+
+def _in_turn(name: str, *messages: _Message) -> OfOneRank:
+    """An operation of some messages, with work before, between and after them."""
+    sizes = [(0.0, 0.0), *((each.rows, each.num_bytes) for each in messages), (0.0, 0.0)]
+    parts = [(0.0, *came, *going) for came, going in pairwise(sizes)]
+    return OfOneRank(name, parts, [each.on_wire for each in messages])
+
+
+def _samples(
+    reads: RowReads, lane: RowLane, rank: int, ahead: Ahead, rng: np.random.Generator
+) -> Iterator[_Sample]:
+    """Of each stratum as many rows, at equal distances, as are read often enough."""
+    size = lane.world_size
+    for stratum in reads.strata():
+        wanted = len(stratum) * READS / max(1.0, size * -np.expm1(-reads.rates[stratum]).sum())
+        count = min(len(stratum), max(LEAST_ROWS, int(np.ceil(wanted))))
+        step = len(stratum) / count
+        chosen = np.sort(stratum[((np.arange(count) + rng.random()) * step).astype(np.int64)])
+        sampled = RowReads(reads.addresses[chosen], reads.rates[chosen])
+        yield _Sample(sampled, step, lane.layout.bounds, rank, ahead, rng)
