@@ -270,7 +270,7 @@ class _Draw:
         size = self._job.num_ranks
         num_known = self._ahead.lookahead + READ_BEYOND
         another = self._job.batch_of(self._number, self._rank)
-        own = held_bytes(batch)
+        alone = held_bytes(batch)
         sums = [
             (count + sum(own[_MOVED.index(name)] for name in ("critical", "deferred")))
             * lane.shard.dim
@@ -279,7 +279,7 @@ class _Draw:
         room = held_bytes(room_for(self._job.groups, batch))
         held = {
             # what batches share, once
-            "batches": own + (num_known - 1) * (held_bytes(batch, another) - own),
+            "batches": alone + (num_known - 1) * (held_bytes(batch, another) - alone),
             "announcements": num_known * (held_bytes(prepared) + 8 * size * sum(rows)),
             "oracle": sum(
                 own[0].oracle.window_bytes(num_known * size * count)

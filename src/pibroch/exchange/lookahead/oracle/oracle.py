@@ -223,8 +223,8 @@ class Oracle:
     def window_bytes(self, num_touches: int) -> int:
         """Bytes of memory that so many touches in the window would take, but for rows' state."""
         window = self._window
-        rings = (window.readers, window.behind, window.then, window.owner, window.borrowed)
-        rings += (window.row, window.place) + (() if self._states.is_full else (window.number,))
+        rings = [window.readers, window.behind, window.then, window.owner, window.borrowed]
+        rings += [window.row, window.place, *([] if self._states.is_full else [window.number])]
         size = 1 << (max(num_touches, _FIRST_TOUCHES) - 1).bit_length()
         places = num_touches * window.place.itemsize  # of the steps' own lists
         return size * sum(each.nbytes for each in rings) // len(window.row) + places
