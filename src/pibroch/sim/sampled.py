@@ -60,6 +60,8 @@ class RowReads:
 
     def strata(self) -> Iterator[Ints]:
         """Numbers of rows, those that are read most first; each stratum has as many reads."""
+        if not len(self.rates):
+            return
         order = np.argsort(-self.rates, kind="stable")
         reads = np.cumsum(-np.expm1(-self.rates[order]))
         bounds = np.searchsorted(reads, reads[-1] * np.arange(1, STRATA) / STRATA)
@@ -284,6 +286,7 @@ class _Draw:
             "oracle": sum(
                 own[0].oracle.window_bytes(num_known * size * count)
                 for own, count in zip(self._samples, rows, strict=True)
+                if own
             ),
             "messages": round(2 * room + 4 * sum(sums) + 8 * sum(rows)),
         }
