@@ -1,7 +1,6 @@
 """Dropout whose mask depends on seed, step, layer and a sample's number in the global batch alone.
 
-So a sample meets the same mask on whichever rank it lies, and after whichever interruption; or what
-several samples have in common, under a number of its own.
+So a sample meets the same mask on whichever rank it lies, and after whichever interruption.
 """
 
 from __future__ import annotations
@@ -44,19 +43,12 @@ class Dropout(nn.Module):
         self._first_sample = 0
         self._places: Ints | None = None
 
-    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """``[B, ...]`` to the same shape and dtype.
-
-        Args:
-            x: of samples.
-            numbers: int64 ``[B]``, from 0 on, in place of the samples' own; equal ones share a
-                mask.
-        """
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, ...]`` to the same shape and dtype."""
         if not self.training or not self.p:
             return x
         key = int(torch.randint(2**63 - 1, ())) if self._key is None else self._key
-        rows = self._numbers(len(x)) if numbers is None else numbers.cpu().numpy()
-        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, rows))
+        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, self._numbers(len(x))))
         return out
 
     def _numbers(self, count: int) -> Ints:

@@ -22,9 +22,6 @@ from pibroch.errors import ConfigError
 from pibroch.models.mlp import MLP, HiddenOptions
 from pibroch.models.pairs import EmbeddedBatch, PairModel, Pairs
 
-FACTOR = 6364136223846793005
-"""Odd, with bits all over: its powers keep apart rows that differ in few bits."""
-
 
 class TwoTower(PairModel):
     """A network over user and dense features, and one over item features.
@@ -93,19 +90,8 @@ class TwoTower(PairModel):
         return self._scaled(self.user(inputs)) / self.temperature
 
     def item_vectors(self, embedded: EmbeddedBatch) -> Tensor:
-        """See :class:`PairModel`.
-
-        Training computes an item once for all its samples, which also share its dropout, on
-        whichever ranks; not under batch norm, whose moments are of samples.
-        """
-        inputs = self._of(embedded)[:, self._items].flatten(1)
-        if not self.training or self.item.options.batch_norm:
-            return self._scaled(self.item(inputs))
-        numbers, places, counts = _numbers_of(inputs).unique(
-            return_inverse=True, return_counts=True
-        )
-        firsts = places.argsort(stable=True)[counts.cumsum(0) - counts]
-        return self._scaled(self.item(inputs[firsts], numbers)).index_select(0, places)
+        """See :class:`PairModel`."""
+        return self._scaled(self.item(self._of(embedded)[:, self._items].flatten(1)))
 
     @staticmethod
     def _of(embedded: EmbeddedBatch) -> Tensor:
@@ -118,11 +104,3 @@ class TwoTower(PairModel):
     def logits(self, dense: Tensor, embeddings: Callable[[], Tensor]) -> Tensor:  # noqa: D102
         vectors = embeddings()
         return self.products(Pairs(self.user_vectors(dense, vectors), self.item_vectors(vectors)))
-
-
-@torch.no_grad()
-def _numbers_of(rows: Tensor) -> Tensor:
-    """Of each row ``[B, N]`` a number from 0 on, the same for equal rows: int64 ``[B]``."""
-    bits = rows.float().contiguous().view(torch.int32).long()
-    factors = torch.full((rows.shape[1],), FACTOR, device=rows.device).cumprod(0)
-    return (bits * factors).sum(1) & (2**63 - 1)

@@ -6,7 +6,6 @@ from torch.nn import functional
 
 from pibroch.errors import ConfigError
 from pibroch.models import InBatchSoftmax, build_model
-from pibroch.models.dropout import set_place
 from pibroch.models.in_batch_softmax import Positives
 
 NAMES = ("user", "genre", "country", "item")
@@ -106,51 +105,3 @@ def test_logits_are_products_of_two_networks(normalize):
 def test_features_that_make_no_two_towers_are_refused(items, say):
     with pytest.raises(ConfigError, match=say):
         build_model("two_tower", 0, 4, NAMES, item_features=items)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_training_computes_an_item_once_and_drops_the_same_of_it(dropout):
-    """In the whole batch and in parts of it, as on ranks; users drop each for themselves."""
-    torch.manual_seed(3)
-    model = build_model("two_tower", 2, 4, NAMES, dim=3, top=(64,), vector_width=4, dropout=dropout)
-    dense, vectors = torch.randn(9, 2), torch.randn(9, 4, 3)
-    items = torch.tensor([2, 0, 1, 0, 2, 2, 1, 0, 3])
-    vectors[:, 3] = torch.randn(4, 3)[items]
-    vectors[:, :3] = vectors[0, :3]
-    dense[:] = dense[0]
-    model.train()
-
-    def taken(samples):
-        set_place(model, seed=1, step=2, first_sample=samples.start)
-        return model.item_vectors(vectors[samples]), model.user_vectors(
-            dense[samples], vectors[samples]
-        )
-
-    whole, users = taken(slice(0, 9))
-    assert all((whole[items == item] == whole[items == item][0]).all() for item in range(4))
-    parts = [taken(slice(*bounds))[0] for bounds in ((0, 4), (4, 9))]
-    torch.testing.assert_close(torch.cat(parts), whole)
-    assert (len(users.unique(dim=0)) > 4) == (dropout > 0)
-    known = model.eval().item_vectors(vectors)
-    assert torch.allclose(known, whole) == (dropout == 0)
-
-
-def test_gradients_of_an_item_are_the_sum_over_its_samples():
-    torch.manual_seed(4)
-    model = build_model("two_tower", 0, 4, NAMES, dim=3, top=(7,), vector_width=4)
-    vectors = torch.randn(9, 4, 3)
-    vectors[:, 3] = torch.randn(4, 3)[torch.tensor([2, 0, 1, 0, 2, 2, 1, 0, 3])]
-    vectors.requires_grad_()
-    weights = torch.randn(9, 4)
-    found = torch.autograd.grad(
-        (model.train().item_vectors(vectors) * weights).sum(), [*model.item.parameters(), vectors]
-    )
-    wanted = torch.autograd.grad(
-        (model.eval().item_vectors(vectors) * weights).sum(), [*model.item.parameters(), vectors]
-    )
-    for one, other in zip(found[:-1], wanted[:-1], strict=True):
-        torch.testing.assert_close(one, other)
-    same = vectors[:, 3, 0][:, None] == vectors[:, 3, 0]
-    for of_vectors in (found[-1], wanted[-1]):
-        assert of_vectors[:, :3].eq(0).all()
-    torch.testing.assert_close(same.float() @ found[-1][:, 3], same.float() @ wanted[-1][:, 3])
