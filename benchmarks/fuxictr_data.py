@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import pibroch as pb
 from benchmarks.model_cases import DATASET, LAYER, SCORES, TABLE
+from pibroch.config.run import RunConfig
 from pibroch.data import EncodedDataset, Loader
 from pibroch.data.dataset import Bags, SplitName
 from pibroch.kernels.arrays import Array, Ints
 from pibroch.serve.from_checkpoint import open_checkpoint
+from pibroch.train.session import build_session
 
 LABEL = "label"
 FILES: dict[SplitName, str] = {"train": "train", "validation": "valid", "test": "test"}
@@ -83,21 +86,30 @@ def padded_sequences(bags: Bags, length: int) -> Ints:
     return out
 
 
-def write_weights(run: Path, dataset: EncodedDataset, path: Path) -> None:
-    """Write the best model of a run, and its scores of the test split, as ``.npz``.
+def write_start(config: RunConfig, dataset: EncodedDataset, path: Path) -> None:
+    """Write the weights with which a run of pibroch's begins, see :func:`_weights`."""
+    session = build_session(config, dataset)
+    np.savez(path, allow_pickle=False, **_weights(session.embeddings, session.model))
 
-    Tables ``[R, D]`` are named by their features, layers by their number.
-    """
+
+def write_weights(run: Path, dataset: EncodedDataset, path: Path) -> None:
+    """Write the best model of a run, see :func:`_weights`, and its scores of the test split."""
     opened = open_checkpoint(run)
     assert isinstance(opened.lookup, pb.Embeddings), "those of a checkpoint"
-    arrays: dict[str, Array] = {}
-    for table in opened.lookup.tables:
-        (rows,) = opened.lookup.full_state_dict([table.name]).values()
-        for feature in table.features:
-            arrays[TABLE + feature] = rows.numpy()
-    for number, parameter in enumerate(opened.dense.parameters()):
-        arrays[f"{LAYER}{number}"] = parameter.detach().numpy()
     predictor = pb.Predictor(opened)
     batches = Loader(dataset.split("test"), 8192)
-    arrays[SCORES] = torch.cat([predictor.scores(batch) for batch in batches]).numpy()
+    scores = torch.cat([predictor.scores(batch) for batch in batches]).numpy()
+    arrays = _weights(opened.lookup, opened.dense) | {SCORES: scores}
     np.savez(path, allow_pickle=False, **arrays)
+
+
+def _weights(embeddings: pb.Embeddings, layers: nn.Module) -> dict[str, Array]:
+    """Tables ``[R, D]`` by their features, layers by their number."""
+    arrays: dict[str, Array] = {}
+    for table in embeddings.tables:
+        (rows,) = embeddings.full_state_dict([table.name]).values()
+        for feature in table.features:
+            arrays[TABLE + feature] = rows.numpy()
+    for number, parameter in enumerate(layers.parameters()):
+        arrays[f"{LAYER}{number}"] = parameter.detach().numpy()
+    return arrays

@@ -16,6 +16,7 @@ from benchmarks.model_cases import ATTENTION_HIDDEN, CROSS_LAYERS, GATE_HIDDEN, 
 from benchmarks.small_runs import peer, pibroch
 from benchmarks.workloads import SAMPLE_NAME, sample_path
 from pibroch.config.recipes import check_config
+from pibroch.config.run import RunConfig
 from pibroch.config.toml import to_toml
 from pibroch.data import EncodedDataset
 from pibroch.data.presets import criteo_schema
@@ -111,6 +112,11 @@ def recipe(case: ModelCase, dataset: EncodedDataset) -> dict[str, Any]:
     }
 
 
+def config_of(case: ModelCase, dataset: EncodedDataset) -> RunConfig:
+    """The case as pibroch resolves its recipe."""
+    return check_config(recipe(case, dataset), "the benchmark")
+
+
 def train_pibroch(case: ModelCase, dataset: EncodedDataset, run: Path) -> Trained:
     """As a user does; the folder ``run`` has the run afterwards.
 
@@ -118,7 +124,7 @@ def train_pibroch(case: ModelCase, dataset: EncodedDataset, run: Path) -> Traine
         BenchmarkError: when it fails.
     """
     path = run.with_suffix(".toml")
-    config = check_config(recipe(case, dataset), "the benchmark")
+    config = config_of(case, dataset)
     path.write_text(to_toml(config.model_dump(mode="json")))
     pibroch("train", path, "--run-dir", run, timeout_s=TIMEOUT_S)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -127,19 +133,20 @@ def train_pibroch(case: ModelCase, dataset: EncodedDataset, run: Path) -> Traine
     return Trained(auc, len(rates), max(rates))
 
 
-def train_fuxictr(case: ModelCase, folder: Path, weights: Path | None) -> Trained:
+def train_fuxictr(case: ModelCase, folder: Path, start: Path, weights: Path | None) -> Trained:
     """The same in FuxiCTR.
 
     Args:
         case: what to train.
         folder: its data.
+        start: weights with which pibroch's run began.
         weights: of pibroch's run, whose scores FuxiCTR's model must have.
 
     Raises:
         BenchmarkError: when it fails, or has other scores.
         MissingDependencyError: when there is no Python with FuxiCTR.
     """
-    words = [case.to_json(), folder, *([] if weights is None else [weights])]
+    words = [case.to_json(), folder, start, *([] if weights is None else [weights])]
     python = fuxictr_python()
     trained = Trained(**peer("FuxiCTR", python, "models_fuxictr", *words, timeout_s=TIMEOUT_S))
     gap = trained.score_gap

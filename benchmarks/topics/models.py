@@ -1,8 +1,9 @@
 """Whole trainings of models beside FuxiCTR: what they are worth, and how fast they go.
 
 Both sides read the same encoded data, have the same hyper-parameters and stop by the same rule.
-Before anything is reported FuxiCTR's model is given the weights that pibroch trained, and must give
-each sample of the test split the same score.
+Both begin with the same weights, on which FinalNet's AUC with Adagrad depends by more than the bar
+between both sides. Before anything is reported FuxiCTR's model is given the weights that pibroch
+trained, and must give each sample of the test split the same score.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from statistics import median
 
 from benchmarks.comparison import OURS, noise_note
 from benchmarks.environments import fuxictr_python
-from benchmarks.fuxictr_data import write_dataset, write_weights
+from benchmarks.fuxictr_data import write_dataset, write_start, write_weights
 from benchmarks.layers_alone import layers_alone
 from benchmarks.load import ForeignLoad
 from benchmarks.model_cases import ModelCase
 from benchmarks.model_runs import (
     Trained,
+    config_of,
     criteo_sample,
     generated_histories,
     train_fuxictr,
@@ -137,9 +139,11 @@ def measured(case: ModelCase, dataset: EncodedDataset, options: Options, has_pee
         pair.layers.append(layers_alone(dataset, run_folder, case.batch_size))
         if not has_peer:
             continue
+        start = run_folder.with_suffix(".start.npz")
+        write_start(config_of(one, dataset), dataset, start)
         if weights is not None:
             write_weights(run_folder, dataset, weights)
-        pair.theirs.append(train_fuxictr(one, peer_files(dataset), weights))
+        pair.theirs.append(train_fuxictr(one, peer_files(dataset), start, weights))
         weights = None
     return pair
 
@@ -218,7 +222,8 @@ def meanings(pairs: list[Pair], dataset: EncodedDataset) -> list[str]:
         ),
         (
             f"both sides: hidden layers {widths}, batch {case.batch_size:,}, {rates} for layers and"
-            f" embeddings, which begin normal with deviation {case.initial_std:g}; no"
+            f" embeddings; the same weights at the start, embeddings normal with deviation"
+            f" {case.initial_std:g}; no"
             f" regularisation; at most {case.epochs} epochs, after one without a better AUC on the"
             f" validation split a tenth of the learning rate, after {case.patience} in a row the"
             " end; the best epoch's model is tested"

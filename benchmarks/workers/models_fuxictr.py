@@ -1,8 +1,9 @@
 """A run of topic ``models`` in FuxiCTR, as its own experiments are run.
 
-Run by FuxiCTR's Python: ``CASE FOLDER [WEIGHTS]``, where ``FOLDER`` is what
-:func:`benchmarks.fuxictr_data.write_dataset` wrote and ``WEIGHTS`` a trained model of pibroch's,
-whose scores the model must have, too. Prints figures as JSON.
+Run by FuxiCTR's Python: ``CASE FOLDER START [WEIGHTS]``, where ``FOLDER`` is what
+:func:`benchmarks.fuxictr_data.write_dataset` wrote, ``START`` the weights with which pibroch's run
+began, and ``WEIGHTS`` a trained model of pibroch's, whose scores the model must have, too. Prints
+figures as JSON.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main() -> None:
     files = {f"{name}_data": str(folder / f"{name}.npz") for name in ("train", "valid", "test")}
     train, valid, test = RankDataLoader(feature_map, "both", batch_size=case.batch_size, **files)
     model = MODELS[case.model](feature_map, case, folder)
+    with np.load(sys.argv[3]) as start:
+        fill(model, start)
     model.compile(OPTIMIZERS[case.optimizer], "binary_crossentropy", case.lr)
     # the norm of all gradients is always computed; nothing is clipped, as pibroch clips nothing
     model.fit(train, case.epochs, valid, max_gradient_norm=math.inf)
@@ -47,8 +50,8 @@ def main() -> None:
         "samples_per_second": train.num_samples / min(model.epoch_seconds),
         "versions": {name: version(name) for name in ("fuxictr", "torch")},
     }
-    if len(sys.argv) > 3:
-        with np.load(sys.argv[3]) as weights:
+    if len(sys.argv) > 4:
+        with np.load(sys.argv[4]) as weights:
             fill(model, weights)
             scores = model.predict(test)
             figures["score_gap"] = float(np.abs(scores - weights[SCORES]).max())
