@@ -1,6 +1,7 @@
 """Dropout whose mask depends on seed, step, layer and a sample's number in the global batch alone.
 
-So a sample meets the same mask on whichever rank it lies, and after whichever interruption.
+So a sample meets the same mask on whichever rank it lies, and after whichever interruption. What
+several samples have in common, as an item, may have a number of its own in their place.
 """
 
 from __future__ import annotations
@@ -43,12 +44,18 @@ class Dropout(nn.Module):
         self._first_sample = 0
         self._places: Ints | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, ...]`` to the same shape and dtype."""
+    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """``[B, ...]`` to the same shape and dtype.
+
+        Args:
+            x: of samples.
+            numbers: int64 ``[B]``, in place of the samples' own; equal ones share a mask.
+        """
         if not self.training or not self.p:
             return x
         key = int(torch.randint(2**63 - 1, ())) if self._key is None else self._key
-        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, self._numbers(len(x))))
+        rows = self._numbers(len(x)) if numbers is None else numbers.cpu().numpy()
+        out: Tensor = _Dropout.apply(x, _Mask(key, self.p, rows))
         return out
 
     def _numbers(self, count: int) -> Ints:

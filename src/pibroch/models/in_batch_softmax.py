@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pibroch.config.loss import InBatchSoftmaxConfig
 from pibroch.models.losses import Loss
+from pibroch.models.pairs import DistinctItems
 
 Gather = Callable[[Tensor], Sequence[Tensor]]
 """What each rank gives, ``[b, ...]``, in rank order; all call it at the same time."""
@@ -117,13 +118,13 @@ class _ItemTable:
     @classmethod
     def of(cls, items: Tensor, ids: Tensor, log_q: Tensor) -> _ItemTable:
         """Of all samples: one for each item where all its samples have the same vector."""
-        _, columns, counts = ids.unique(return_inverse=True, return_counts=True)
-        firsts = columns.argsort(stable=True)[counts.cumsum(0) - counts]
-        vectors = items[firsts]
-        if not torch.equal(vectors[columns], items):
+        distinct = DistinctItems.of(ids)
+        vectors = items[distinct.firsts]
+        if not torch.equal(vectors[distinct.places], items):
             return cls(items, torch.arange(len(ids)), torch.ones(len(ids)), -log_q, False)
-        biases = counts.float().log() - log_q[firsts]
-        return cls(vectors, columns, counts.float(), biases, True)
+        counts = distinct.counts.float()
+        biases = counts.log() - log_q[distinct.firsts]
+        return cls(vectors, distinct.places, counts, biases, True)
 
     def logits(
         self, users: Tensor, ids: Tensor, samples: Tensor, columns: Tensor | None

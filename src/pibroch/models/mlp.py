@@ -81,18 +81,18 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList(norms)
         self.dropouts = nn.ModuleList(Dropout(options.dropout) for _ in range(self.num_hidden))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, widths[0]]`` to ``[B, widths[-1]]``."""
+    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """``[B, widths[0]]`` to ``[B, widths[-1]]``; ``numbers`` are those of :class:`Dropout`."""
         for i in range(self.num_hidden):
-            x = self._hidden(i, x)
+            x = self._hidden(i, x, numbers)
         return x if self.num_hidden == len(self.layers) else self.layers[-1](x)
 
-    def _hidden(self, i: int, x: Tensor) -> Tensor:
+    def _hidden(self, i: int, x: Tensor, numbers: Tensor | None) -> Tensor:
         options = self.options
         if options.activation == "relu" and not options.batch_norm:
             x = self.layers[i](x, relu=True)
         else:
             x = self.layers[i](x)
             x = ACTIVATIONS[options.activation](self.norms[i](x) if options.batch_norm else x)
-        out: Tensor = self.dropouts[i](x)
+        out: Tensor = self.dropouts[i](x, numbers)
         return out

@@ -4,7 +4,7 @@ Item vectors need no user, so that a loss can compare each user with all items o
 index can hold all items.
 
 Shape legend: B samples, n dense features, F categorical features, D embedding width, E width of a
-vector.
+vector, U distinct items.
 """
 
 from __future__ import annotations
@@ -35,6 +35,30 @@ class Pairs:
     items: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DistinctItems:
+    """The U items of some samples.
+
+    Attributes:
+        ids: ascending, int64 ``[U]``.
+        places: of each sample's item, ``[B]``.
+        counts: samples of each, ``[U]``.
+        firsts: the first sample of each, ``[U]``.
+    """
+
+    ids: Tensor
+    places: Tensor
+    counts: Tensor
+    firsts: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor) -> DistinctItems:
+        """Of the items of the samples, int64 ``[B]``."""
+        distinct, places, counts = ids.unique(return_inverse=True, return_counts=True)
+        firsts = places.argsort(stable=True)[counts.cumsum(0) - counts]
+        return cls(distinct, places, counts, firsts)
+
+
 class PairModel(Model):
     """Makes a vector of a user and one of an item.
 
@@ -46,6 +70,8 @@ class PairModel(Model):
             such, too: each but the first of the last ``max_length``, before the sample's own.
         max_length: see there.
         keeps_pairs: whether training keeps the vectors of a forward pass for :meth:`take_pairs`.
+        item_ids: of the samples of the next forward pass in training, int64 ``[B]``, where a loss
+            compares items; then an item's vector may be computed once for all its samples.
     """
 
     item_features: tuple[str, ...]
@@ -53,6 +79,7 @@ class PairModel(Model):
     sequence: str | None = None
     max_length: int = 0
     keeps_pairs = False
+    item_ids: Tensor | None = None
     _pairs: Pairs | None = None
 
     @property

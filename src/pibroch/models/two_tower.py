@@ -20,7 +20,7 @@ from torch.nn import functional
 from pibroch.config.model_two_tower import TwoTowerConfig
 from pibroch.errors import ConfigError
 from pibroch.models.mlp import MLP, HiddenOptions
-from pibroch.models.pairs import EmbeddedBatch, PairModel, Pairs
+from pibroch.models.pairs import DistinctItems, EmbeddedBatch, PairModel, Pairs
 
 
 class TwoTower(PairModel):
@@ -90,8 +90,21 @@ class TwoTower(PairModel):
         return self._scaled(self.user(inputs)) / self.temperature
 
     def item_vectors(self, embedded: EmbeddedBatch) -> Tensor:
-        """See :class:`PairModel`."""
-        return self._scaled(self.item(self._of(embedded)[:, self._items].flatten(1)))
+        """See :class:`PairModel`.
+
+        Where training compares items, an item is computed once for all its samples, which share its
+        dropout on whichever ranks they lie; not under batch norm, whose moments are of samples.
+        """
+        inputs = self._of(embedded)[:, self._items].flatten(1)
+        if not self.training or self.item_ids is None or self.item.options.batch_norm:
+            return self._scaled(self.item(inputs))
+        by_item = DistinctItems.of(self.item_ids)
+        firsts = by_item.firsts.to(inputs.device)
+        places = by_item.places.to(inputs.device)
+        once = inputs[firsts]
+        if not torch.equal(once[places], inputs):  # other features differ among its samples
+            return self._scaled(self.item(inputs, self.item_ids))
+        return self._scaled(self.item(once, by_item.ids)).index_select(0, places)
 
     @staticmethod
     def _of(embedded: EmbeddedBatch) -> Tensor:

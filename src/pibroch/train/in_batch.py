@@ -52,30 +52,36 @@ class InBatchCriterion:
             self._log_q = torch.from_numpy(np.log(counts / counts.sum())).float()
         model.keeps_pairs = True
 
-    def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
-        """The loss of this rank's part of a batch, whose gradient is that of the global batch.
-
-        It is multiplied with ``B / b``, as it is weighted with ``b / B`` afterwards. Every rank
-        calls this at the same time, and it waits for the others.
+    def show_items(self, batch: JaggedBatch) -> None:
+        """Tell the model which items the next forward pass has, and check them.
 
         Raises:
             DataError: for a sample without exactly one item.
         """
-        pairs = self._model.take_pairs()
-        users = pairs.users.float()
-        items = pairs.items.float()
-        size = batch.batch_size
         bags = batch.select(self._item)
-        if size and not bool((bags.lengths() == 1).all()):
+        if batch.batch_size and not bool((bags.lengths() == 1).all()):
             raise DataError(
                 f"a sample with several or no ids of {self._item[0]!r}",
                 "one item a sample",
                 "a feature without multi_hot first in model.item_features, or in model.histories",
             )
+        self._model.item_ids = bags.values
+
+    def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
+        """The loss of this rank's part of a batch, whose gradient is that of the global batch.
+
+        It is multiplied with ``B / b``, as it is weighted with ``b / B`` afterwards. Every rank
+        calls this at the same time, and it waits for the others. :meth:`show_items` came before.
+        """
+        pairs = self._model.take_pairs()
+        ids = self._model.item_ids
+        assert ids is not None, "shown before"
+        users = pairs.users.float()
+        items = pairs.items.float()
+        size = batch.batch_size
         rewards = batch.labels.clamp(min=0)
         if batch.sample_weights is not None:
             rewards = rewards * batch.sample_weights
-        ids = bags.values
         if self._model.sequence is not None:
             history = batch.select((self._model.sequence,))
             ids, samples = _following(history, self._model.max_length, ids)

@@ -135,6 +135,8 @@ class Session:
 
         Its backward updates the rows.
         """
+        if isinstance(self.criterion, InBatchCriterion):
+            self.criterion.show_items(batch)
         if self.passes is None:
             logits = self._training_logits(step, batch, partial(self.embeddings, batch))
             loss = self.criterion(logits, batch)

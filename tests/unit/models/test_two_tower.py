@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from pibroch.errors import ConfigError
-from pibroch.models import InBatchSoftmax, build_model
+from pibroch.models import InBatchSoftmax, build_model, set_place
 from pibroch.models.in_batch_softmax import Positives
 
 NAMES = ("user", "genre", "country", "item")
@@ -105,3 +105,58 @@ def test_logits_are_products_of_two_networks(normalize):
 def test_features_that_make_no_two_towers_are_refused(items, say):
     with pytest.raises(ConfigError, match=say):
         build_model("two_tower", 0, 4, NAMES, item_features=items)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_training_that_compares_items_drops_the_same_of_an_item(dropout, is_same):
+    """In the whole batch and in parts of it, as on ranks; users drop each for themselves."""
+    torch.manual_seed(3)
+    options = {"dropout": dropout, "item_features": ("item", "country")}
+    model = build_model("two_tower", 2, 4, NAMES, dim=3, top=(64,), vector_width=4, **options)
+    dense, vectors = torch.randn(1, 2).expand(9, 2), torch.randn(1, 4, 3).repeat(9, 1, 1)
+    items = torch.tensor([2, 0, 1, 0, 2, 2, 1, 0, 2**40])
+    rows = items.clamp(max=3)
+    vectors[:, 3] = torch.randn(4, 3)[rows]
+    if not is_same:  # one sample's item has another country
+        vectors[4, 2] += 1
+    model.train()
+
+    def taken(samples):
+        set_place(model, seed=1, step=2, first_sample=samples.start)
+        model.item_ids = items[samples]
+        users = model.user_vectors(dense[samples], vectors[samples])
+        return model.item_vectors(vectors[samples]), users
+
+    whole, users = taken(slice(0, 9))
+    for row in range(4):
+        same = torch.arange(9)[rows == row].tolist()
+        if not is_same:
+            same = [sample for sample in same if sample != 4]
+        assert (whole[same] == whole[same][0]).all()
+    assert torch.equal(whole[4], whole[0]) == is_same
+    parts = [taken(slice(*bounds))[0] for bounds in ((0, 4), (4, 4), (4, 9))]
+    torch.testing.assert_close(torch.cat(parts), whole)
+    assert (len(users.unique(dim=0)) > 4) == (dropout > 0)
+    known = model.eval().item_vectors(vectors)
+    assert torch.allclose(known, whole) == (dropout == 0)
+
+
+def test_gradients_of_an_item_are_the_sum_over_its_samples():
+    torch.manual_seed(4)
+    model = build_model("two_tower", 0, 4, NAMES, dim=3, top=(7,), vector_width=4)
+    vectors = torch.randn(9, 4, 3)
+    items = torch.tensor([2, 0, 1, 0, 2, 2, 1, 0, 3])
+    vectors[:, 3] = torch.randn(4, 3)[items]
+    vectors.requires_grad_()
+    weights = torch.randn(9, 4)
+    model.item_ids = items
+    of = [*model.item.parameters(), vectors]
+    found = torch.autograd.grad((model.train().item_vectors(vectors) * weights).sum(), of)
+    wanted = torch.autograd.grad((model.eval().item_vectors(vectors) * weights).sum(), of)
+    for one, other in zip(found[:-1], wanted[:-1], strict=True):
+        torch.testing.assert_close(one, other)
+    same = (items[:, None] == items).float()
+    for of_vectors in (found[-1], wanted[-1]):
+        assert of_vectors[:, :3].eq(0).all()
+    torch.testing.assert_close(same @ found[-1][:, 3], same @ wanted[-1][:, 3])
