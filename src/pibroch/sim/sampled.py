@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import prepare
-from pibroch.exchange.lookahead.oracle import Oracle, StepPlan
+from pibroch.exchange.lookahead.oracle import Oracle, RowsOfRanks, StepPlan
 from pibroch.exchange.rows import room_for
 from pibroch.kernels.arrays import Ints, distinct
 from pibroch.kernels.window import MAX_RANKS
@@ -34,10 +34,14 @@ from pibroch.sim.lockstep import virtual_wire
 from pibroch.sim.mirrored import OfOneRank, of_all
 
 STRATA = 5
-READS = 12_000
-"""Of sampled rows by all ranks, a step and stratum; some more where few rows have many."""
+READS = 240_000
+"""Of sampled rows by all ranks, in the steps of a window and a stratum; some more where few rows
+have many.
+"""
 LEAST_ROWS = 48
 """Of a stratum, where it has as many."""
+OFTEN = 0.1
+"""Rows with more reads of a batch are asked rank by rank whether they are read."""
 DRAWS = 4
 """Samples of rows and reads, each of its own; they say how far one is off."""
 SLOTS_PER_ROW = 4
@@ -96,27 +100,34 @@ def count_sampled_lookahead(
     wire = virtual_wire(0, size, job.wire)
     lanes = lanes_of(job, replace(ahead, cache_rows=0), 0, wire)
     reads = read_rates(job, lanes)
-    draws = [
-        _Draw(job, ahead, lanes, reads, np.random.default_rng([seed, number]))
-        for number in range(DRAWS)
-    ]
-    for draw in draws:
+    done = []
+    slots = np.zeros((DRAWS, num_steps))
+    for number in range(DRAWS):  # one after another, as each is large
+        draw = _Draw(job, ahead, lanes, reads, np.random.default_rng([seed, number]))
         draw.open()
-    steps = []
-    sent = np.zeros((num_steps, DRAWS))
-    for number in range(num_steps):
-        of_draws = [draw.step() for draw in draws]
-        sent[number] = [sum(sum(each.sent) for each in done) for done, _ in of_draws]
-        slots = float(np.mean([draw.num_slots for draw in draws]))
-        if ahead.cache_rows is not None and slots > ahead.cache_rows:
-            raise ConfigError(
-                f"{slots:,.0f} slots in use on each of {size:,} ranks, and {ahead.cache_rows:,}",
-                "slots for the window, where so many ranks are predicted",
-                "raise --set embedding.exchange.cache_rows, or lower the lookahead",
-            )
-        count = of_all(of_draws, size, ranks_per_host)
-        steps.append(replace(count, num_slots=np.full(size, round(slots))))
-    of_draw = sent.mean(0)
+        of_steps = []
+        for step in range(num_steps):
+            of_steps.append(draw.step())
+            slots[number, step] = draw.num_slots
+        done.append(of_steps)
+    in_use = slots.mean(0)
+    most = float(in_use.max())
+    if ahead.cache_rows is not None and most > ahead.cache_rows:
+        raise ConfigError(
+            f"{most:,.0f} slots in use on each of {size:,} ranks, and {ahead.cache_rows:,}",
+            "slots for the window, where so many ranks are predicted",
+            "raise --set embedding.exchange.cache_rows, or lower the lookahead",
+        )
+    steps = [
+        replace(of_all(of_draws, size, ranks_per_host), num_slots=np.full(size, round(used)))
+        for of_draws, used in zip(zip(*done, strict=True), in_use, strict=True)
+    ]
+    of_draw = np.array(
+        [
+            np.mean([sum(sum(each.sent) for each in operations) for operations, _ in of_steps])
+            for of_steps in done
+        ]
+    )
     error = float(of_draw.std(ddof=1) / np.sqrt(DRAWS) / max(1.0, of_draw.mean()))
     return steps, error
 
@@ -162,7 +173,12 @@ class _Sample:
     ) -> None:
         num_rows = len(reads.addresses)
         self.weight = weight
-        self._rates = reads.rates
+        often = reads.rates > OFTEN
+        self._often = np.flatnonzero(often)
+        self._seldom = np.flatnonzero(~often)
+        self._shares = -np.expm1(-reads.rates[often]).astype(np.float32)
+        self._totals = reads.rates[~often]
+        self._num_rows = num_rows
         self._size = len(bounds) - 1
         self._rank = rank
         self._rng = rng
@@ -172,13 +188,17 @@ class _Sample:
 
     def read(self) -> None:
         """Draw one more step, and give it to the oracle."""
-        num_rows = len(self._rates)
-        times = self._rng.poisson(self._size * self._rates)
-        rows = np.repeat(np.arange(num_rows), times)
+        size = self._size
+        num_rows = self._num_rows
+        shape = (size, len(self._often))
+        ranks, which = np.nonzero(self._rng.random(shape, np.float32) < self._shares)
+        often = ranks * num_rows + self._often[which]
+        rows = np.repeat(self._seldom, self._rng.poisson(size * self._totals))
+        seldom = self._rng.integers(0, size, len(rows)) * num_rows + rows
         # a rank that reads a row several times in a batch has it once
-        reads = distinct(self._rng.integers(0, self._size, len(rows)) * num_rows + rows)
-        bounds = np.searchsorted(reads, np.arange(1, self._size) * num_rows)
-        self.oracle.add(np.split(reads % num_rows, bounds))
+        reads = distinct(np.concatenate([often, seldom])) if len(seldom) else often
+        bounds = np.searchsorted(reads, np.arange(size + 1) * num_rows)
+        self.oracle.add(RowsOfRanks(reads % num_rows, bounds))
 
     def plan(self) -> tuple[Floats, float]:
         """What the next step moves (:data:`_MOVED`), and slots in use: of all rows."""
@@ -360,8 +380,9 @@ def _samples(
 ) -> Iterator[_Sample]:
     """Of each stratum as many rows, at equal distances, as are read often enough."""
     size = lane.world_size
+    of_step = READS / ahead.lookahead
     for stratum in reads.strata():
-        wanted = len(stratum) * READS / max(1.0, size * -np.expm1(-reads.rates[stratum]).sum())
+        wanted = len(stratum) * of_step / max(1.0, size * -np.expm1(-reads.rates[stratum]).sum())
         count = min(len(stratum), max(LEAST_ROWS, int(np.ceil(wanted))))
         step = len(stratum) / count
         chosen = np.sort(stratum[((np.arange(count) + rng.random()) * step).astype(np.int64)])

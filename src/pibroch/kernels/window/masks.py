@@ -2,7 +2,7 @@
 
 Masks ``[K, n]`` are n sets in K words; bit b of word k says whether rank ``BITS * k + b`` is in.
 Kernels take the words' numbers as a tuple, whose length is a constant to the compiler: with one
-word, loops over words leave no trace.
+word, loops over words leave no trace. Of very many words they are an array, of any length.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from pibroch.kernels.policy import kernel
 
 BITS = 62
 """Ranks in a word: few enough for words, and ``1 << BITS``, to be positive as int64."""
-MAX_RANKS = 16 * BITS
+MOST_CONSTANT_WORDS = 16
+MAX_RANKS = (1 << 15) - 1
+"""As many as the type of a rank's number takes."""
 
-Words = tuple[int, ...]
+Words = tuple[int, ...] | Ints
 
 
 def words_for(num_ranks: int) -> Words:
     """The words' numbers in masks of ``num_ranks`` ranks.
 
-    There are few different lengths, since code is compiled for each.
+    There are few different lengths of tuples, since code is compiled for each.
 
     Example:
-        >>> words_for(62), words_for(63)
-        ((0,), (0, 1))
+        >>> words_for(62), words_for(63), len(words_for(8192))
+        ((0,), (0, 1), 133)
     """
-    return tuple(range(1 << (-(-num_ranks // BITS) - 1).bit_length()))
+    num_words = -(-num_ranks // BITS)
+    if num_words > MOST_CONSTANT_WORDS:
+        return np.arange(num_words)
+    return tuple(range(1 << (num_words - 1).bit_length()))
 
 
 def mask_type(num_ranks: int) -> np.dtype[Any]:
@@ -54,11 +59,17 @@ def bit_in(words: Words, word: int, rank: int) -> np.int64:
 
 
 @kernel
+def word_of(words: Words, rank: int) -> int:
+    """The word in which a rank is."""
+    return 0 if len(words) == 1 else rank // BITS
+
+
+@kernel
 def is_in(words: Words, masks: Array, at: int, rank: int) -> bool:
     """Whether a rank is in a set."""
     if len(words) == 1:
         return bool((np.int64(masks[0, at]) >> np.int64(rank)) & 1)
-    word = rank // BITS
+    word = word_of(words, rank)
     return bool(np.int64(masks[word, at]) & bit_in(words, word, rank))
 
 

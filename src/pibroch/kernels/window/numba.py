@@ -20,7 +20,14 @@ from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.window.masks import BITS, add_bits, bit_in, is_in, lowest_in
+from pibroch.kernels.window.masks import (
+    BITS,
+    add_bits,
+    bit_in,
+    is_in,
+    lowest_in,
+    word_of,
+)
 from pibroch.kernels.window.rules import (
     AHEAD,
     HOME,
@@ -39,19 +46,18 @@ from pibroch.kernels.window.rules import (
 
 @kernel
 def enter(
-    window: Window, rows: Array, numbers: Array, reader: int, begin: int, end: int, touches: Places
+    window: Window, rows: Array, numbers: Array, bounds: Ints, begin: int, touches: Places
 ) -> int:
-    """Note that ``reader`` touches ``rows`` (duplicates allowed) in the newest step.
+    """Note who touches which rows (duplicates allowed) in the newest step.
 
-    Returns the step's new end.
+    Returns the index behind the step's last touch.
 
     Args:
         window: has room for as many touches from ``begin`` on, side by side.
-        rows: addresses.
+        rows: addresses, of all ranks in their order.
         numbers: of these rows.
-        reader: rank.
+        bounds: int64 ``[W + 1]``, of the rows of each rank.
         begin: index of the step's first touch.
-        end: index behind its last one so far.
         touches: int32 ``[len(rows)]``, receives the touches.
     """
     mask = len(window.row) - 1
@@ -62,22 +68,29 @@ def enter(
     readers_of = window.readers
     behind_of = window.behind
     number_of = window.number
-    for i in range(len(rows)):
-        prefetch(newest, np.int64(numbers[min(i + AHEAD, final)]))
-        number = np.uint64(numbers[i])
-        before = np.int64(newest[number]) - 1  # the row's last touch, -1 for none in the window
-        is_there = (before >= begin) & (before < end)
-        at = before if is_there else end  # another rank's touch of the step counts for this one too
-        row_of[at] = rows[i]
-        number_of[at] = numbers[i]
-        for word in range(len(words)):
-            others = np.int64(readers_of[word, at]) if is_there else np.int64(0)
-            readers_of[word, at] = others | bit_in(words, word, reader)
-        distance = (end - before) & mask if before >= 0 else 0
-        behind_of[at] = behind_of[at] if is_there else distance
-        newest[number] = np.int64(at) + 1
-        touches[i] = at
-        end += not is_there
+    end = begin
+    for reader in range(len(bounds) - 1):
+        of_reader = word_of(words, reader)
+        bit = bit_in(words, of_reader, reader)
+        for i in range(bounds[reader], bounds[reader + 1]):
+            prefetch(newest, np.int64(numbers[min(i + AHEAD, final)]))
+            number = np.uint64(numbers[i])
+            before = np.int64(newest[number]) - 1  # the row's last touch, -1 for none in the window
+            is_there = (before >= begin) & (before < end)
+            # another rank's touch of the step counts for this one too
+            at = before if is_there else end
+            row_of[at] = rows[i]
+            number_of[at] = numbers[i]
+            others = np.int64(readers_of[of_reader, at]) if is_there else np.int64(0)
+            if len(words) > 1 and not is_there:
+                for word in range(len(words)):
+                    readers_of[word, at] = 0
+            readers_of[of_reader, at] = others | bit
+            distance = (end - before) & mask if before >= 0 else 0
+            behind_of[at] = behind_of[at] if is_there else distance
+            newest[number] = np.int64(at) + 1
+            touches[i] = at
+            end += not is_there
     return end
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.lookahead.oracle import DESIGNS, Oracle
+from pibroch.kernels.window import masks
 from pibroch.kernels.window.naive import NaiveWindow
 
 EMPTY = -7
@@ -360,8 +361,8 @@ def test_a_batch_that_fits_into_no_cache_is_named():
 
 
 def test_so_many_ranks_cannot_be():
-    with pytest.raises(ConfigError, match="993 ranks and servers"):
-        Oracle(np.arange(994), 0, lookahead=2, capacity=3)
+    with pytest.raises(ConfigError, match="32768 ranks and servers"):
+        Oracle(np.arange((1 << 15) + 1), 0, lookahead=2, capacity=3)
 
 
 @pytest.mark.parametrize(
@@ -444,10 +445,16 @@ def test_plans_are_those_of_the_naive_rules(
     compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, 12)
 
 
-@pytest.mark.parametrize(("num_ranks", "num_servers"), [(62, 0), (70, 61), (3, 128)])
+@pytest.mark.parametrize(("num_ranks", "num_servers"), [(62, 0), (70, 61), (3, 128), (3, 1000)])
 @pytest.mark.parametrize("design", sorted(DESIGNS))
 def test_plans_of_many_ranks_are_those_of_the_naive_rules(num_ranks, num_servers, design):
     compare_to_naive(7, num_ranks, 3, design, num_servers, False, 3)
+
+
+@pytest.mark.parametrize("design", sorted(DESIGNS))
+def test_plans_by_sets_of_any_number_of_words_are_those_of_the_naive_rules(design, monkeypatch):
+    monkeypatch.setattr(masks, "MOST_CONSTANT_WORDS", 1)
+    compare_to_naive(7, 70, 3, design, 61, False, 3)
 
 
 def compare_to_naive(seed, num_ranks, lookahead, design, num_servers, in_full, most):

@@ -8,6 +8,7 @@ from pibroch.exchange.lookahead.oracle.oracle import (
     DESIGNS,
     Opening,
     Oracle,
+    RowsOfRanks,
     StepPlan,
     early_steps,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "Oracle",
     "PlanQueue",
     "PlanRequest",
+    "RowsOfRanks",
     "StepPlan",
     "early_steps",
 ]

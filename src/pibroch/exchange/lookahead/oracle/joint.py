@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pibroch.exchange.lookahead.oracle.oracle import Opening, Oracle, StepPlan
+from pibroch.exchange.lookahead.oracle.oracle import Opening, Oracle, RowsOfRanks, StepPlan
 from pibroch.kernels.arrays import RowIds
 
 
@@ -36,10 +36,11 @@ class JointOracle:
         Raises:
             ConfigError: when they fit into no cache; then no oracle knows the step.
         """
-        for oracle, rows_of_rank in zip(self._oracles, rows, strict=True):
-            oracle.check_fits(rows_of_rank)
-        for oracle, rows_of_rank in zip(self._oracles, rows, strict=True):
-            oracle.add(rows_of_rank)
+        of_lanes = [RowsOfRanks.of(rows_of_rank) for rows_of_rank in rows]
+        for oracle, of_ranks in zip(self._oracles, of_lanes, strict=True):
+            oracle.check_fits(of_ranks)
+        for oracle, of_ranks in zip(self._oracles, of_lanes, strict=True):
+            oracle.add(of_ranks)
 
     def open(self) -> list[Opening]:
         """See :meth:`Oracle.open`."""

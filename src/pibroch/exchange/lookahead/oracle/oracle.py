@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -104,6 +105,27 @@ class StepPlan:
     lookahead: int
     used: Ints
     early: Ints
+
+
+class RowsOfRanks(NamedTuple):
+    """Addresses that the ranks touch in a step.
+
+    Attributes:
+        rows: of all ranks in their order.
+        bounds: int64 ``[W + 1]``, of those of each.
+    """
+
+    rows: RowIds
+    bounds: Ints
+
+    @classmethod
+    def of(cls, rows_of_rank: Sequence[RowIds] | RowsOfRanks) -> RowsOfRanks:
+        """The same of one array a rank."""
+        if isinstance(rows_of_rank, RowsOfRanks):
+            return rows_of_rank
+        bounds = np.zeros(len(rows_of_rank) + 1, np.int64)
+        np.cumsum([len(rows) for rows in rows_of_rank], out=bounds[1:])
+        return cls(np.concatenate(rows_of_rank), bounds)
 
 
 @dataclass(slots=True)
@@ -212,7 +234,7 @@ class Oracle:
             np.empty(capacity + 1, np.int32), np.zeros(1, np.int64), np.zeros(num_ranks, np.int64)
         )
         self._steps: deque[WindowStep] = deque()  # from ``step`` on, as many as are in force
-        self._outside: deque[Sequence[RowIds]] = deque()  # rows of the known steps after these
+        self._outside: deque[RowsOfRanks] = deque()  # of the known steps after these
         self._free_all()
 
     @property
@@ -229,51 +251,51 @@ class Oracle:
         places = num_touches * window.place.itemsize  # of the steps' own lists
         return size * sum(each.nbytes for each in rings) // len(window.row) + places
 
-    def add(self, rows_of_rank: Sequence[RowIds]) -> None:
+    def add(self, rows_of_rank: Sequence[RowIds] | RowsOfRanks) -> None:
         """The addresses that each rank touches in one more step; duplicates are allowed.
 
         Raises:
             ConfigError: when no cache of this capacity could hold what one rank reads in the step.
         """
-        self.check_fits(rows_of_rank)
-        self._outside.append(rows_of_rank)
+        of_ranks = RowsOfRanks.of(rows_of_rank)
+        self.check_fits(of_ranks)
+        self._outside.append(of_ranks)
         self._enter()
 
     def _enter(self) -> None:
         """Take known steps into the window, as many as are in force beside the next one."""
         while self._outside and len(self._steps) <= self.in_force:
-            rows_of_rank = self._outside.popleft()
-            number = self._room_for(sum(map(len, rows_of_rank)))
-            begin = end = number & (len(self._window.row) - 1)
-            touches = [np.empty(len(rows), np.int32) for rows in rows_of_rank]
-            numbers_of_rank = [self._states.enter(rows) for rows in rows_of_rank]
+            rows, bounds = self._outside.popleft()
+            number = self._room_for(len(rows))
+            begin = number & (len(self._window.row) - 1)
+            touches = np.empty(len(rows), np.int32)
+            numbers = self._states.enter(rows)
             self._window = self._window._replace(**self._states.arrays())
-            for rank, (rows, numbers) in enumerate(zip(rows_of_rank, numbers_of_rank, strict=True)):
-                end = kernels.enter(self._window, rows, numbers, rank, begin, end, touches[rank])
+            end = kernels.enter(self._window, rows, numbers, bounds, begin, touches)
             gap = number - self._steps[-1].number if self._steps else 0
             fresh, again = kernels.split(self._window, begin, end, gap)
-            self._steps.append(
-                WindowStep(number, begin, end, touches[self._site.rank], fresh, again)
-            )
+            here = slice(bounds[self._site.rank], bounds[self._site.rank + 1])
+            self._steps.append(WindowStep(number, begin, end, touches[here].copy(), fresh, again))
 
-    def check_fits(self, rows_of_rank: Sequence[RowIds]) -> None:
+    def check_fits(self, rows_of_rank: Sequence[RowIds] | RowsOfRanks) -> None:
         """Refuse a step of which one rank reads more rows than its cache could hold.
 
         Raises:
             ConfigError: for such a step.
         """
         site = self._site
-        read = rows_of_rank
+        all_rows, bounds = RowsOfRanks.of(rows_of_rank)
         if len(site.bounds) == 2:  # all rows are at home
             return
+        if len(all_rows) <= self.capacity:
+            return
+        read = np.split(all_rows, bounds[1:-1])
         if site.design == REPLICATED:
-            read = [np.concatenate(rows_of_rank)]
+            read = [all_rows]
         elif site.design == PARTITIONED and site.num_trainers < len(site.bounds) - 1:
-            all_rows = np.concatenate(rows_of_rank)
             owner = all_rows % site.num_trainers
             read = [
-                np.concatenate([rows, all_rows[owner == rank]])
-                for rank, rows in enumerate(rows_of_rank)
+                np.concatenate([rows, all_rows[owner == rank]]) for rank, rows in enumerate(read)
             ]
         if max(map(len, read)) <= self.capacity:
             return
