@@ -32,7 +32,7 @@ from benchmarks.runner import Schedule
 from benchmarks.team import teams
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
-from benchmarks.workloads import Workload, sample_path
+from benchmarks.workloads import Workload
 from pibroch.embedding import group_tables
 from pibroch.planner import Plan
 from pibroch.sim.calibrate import Sample, calibrate
@@ -44,6 +44,8 @@ from pibroch.sim.machine import Machine
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
 
+SECTIONS = ("zipf", "criteo")
+"""Kinds of ids; each takes some 25 minutes."""
 LOOKAHEAD = 20
 BATCHES = 40
 WORKERS = {
@@ -93,15 +95,18 @@ def enter_host(lab: Lab, rank: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def settings(quick: bool) -> list[Setting]:
-    """What to measure; the real ids only where the sample is at hand."""
-    if quick:
-        return [Setting("zipf", 2, 16)]
-    kinds = ["zipf", *(["criteo"] if sample_path() else [])]
-    return [Setting(*each) for each in product(kinds, (2, 4, 8), (16, 64))]
+def settings(ids: str, quick: bool) -> list[Setting]:
+    """What to measure of ids of one kind."""
+    sizes = [(2, 16)] if quick else product((2, 4, 8), (16, 64))
+    return [Setting(ids, *each) for each in sizes]
 
 
-@topic("simulate", "steps predicted by `pibroch simulate` beside the lab's; needs root")
+@topic(
+    "simulate",
+    "steps predicted by `pibroch simulate` beside the lab's; needs root",
+    sections=SECTIONS,
+    quick_sections=SECTIONS[:1],
+)
 def run(options: Options) -> Report:
     """Calibrate, predict, measure.
 
@@ -109,9 +114,8 @@ def run(options: Options) -> Report:
         PibrochError: where no lab can be built; says what is missing.
     """
     load = ForeignLoad()
-    chosen = settings(options.quick)
     rows: list[Row] = []
-    for setting in chosen:
+    for setting in settings(options.section, options.quick):
         # each time: the speed of a virtual machine drifts by a tenth within minutes
         with Lab(2, rate=CALIBRATED_RATE) as lab:
             enter = partial(enter_host, lab)
@@ -145,7 +149,8 @@ def run(options: Options) -> Report:
                         )
                     )
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
-    return Report("simulate", "Predicted beside measured", rows, COLUMNS, PLOT, notes, provenance())
+    title = f"Predicted beside measured, ids of {options.section}"
+    return Report("simulate", title, rows, COLUMNS, PLOT, notes, provenance())
 
 
 def case_of_setting(setting: Setting, options: Options) -> Case:
