@@ -114,12 +114,13 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize("batch_size", [50, 3])
+@pytest.mark.parametrize(("batch_size", "dropout"), [(50, 0.0), (50, 0.5), (3, 0.5)])
 def test_the_softmax_of_a_batch_is_the_same_at_any_number_of_ranks(
-    worlds, clicks, tmp_path, batch_size
+    worlds, clicks, tmp_path, batch_size, dropout
 ):
     """Of three samples one of four ranks has none."""
-    config = make_config(clicks, *PAIRS, f"train.batch_size={batch_size}")
+    more = f"train.batch_size={batch_size}", f"model.dropout={dropout}"
+    config = make_config(clicks, *PAIRS, *more)
     single, _ = train_here(config, tmp_path / "1")
     losses = [r["loss"] for r in single.metrics() if r["kind"] == "training"]
     assert len(losses) == 7

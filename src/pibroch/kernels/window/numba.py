@@ -20,14 +20,7 @@ from pibroch.kernels.arrays import Array, Ints
 from pibroch.kernels.bits import lowest
 from pibroch.kernels.memory import prefetch
 from pibroch.kernels.policy import kernel
-from pibroch.kernels.window.masks import (
-    BITS,
-    add_bits,
-    bit_in,
-    is_in,
-    lowest_in,
-    word_of,
-)
+from pibroch.kernels.window.masks import BITS, add_bits, bit_in, is_in, lowest_in, word_of
 from pibroch.kernels.window.rules import (
     AHEAD,
     HOME,
