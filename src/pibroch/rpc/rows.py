@@ -1,8 +1,11 @@
 """Rows that are elsewhere: asked for by number, over the transport and the admission of calls.
 
 No function is named and no object is made here: a peer with the secret can read rows, and do
-nothing else. Neither side blocks, and nothing of it needs a thread of its own where asyncio's loop
-turns it (:meth:`RowWorker.attach`).
+nothing else. Which rows are numbered, requests say in metadata that whoever gives them defines.
+Neither side blocks, and nothing of it needs a thread of its own where asyncio's loop turns it
+(:meth:`RowWorker.attach`).
+
+V rows of one request.
 """
 
 from __future__ import annotations
@@ -12,17 +15,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError, WorkerLostError
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.info import WorkerInfo
@@ -33,7 +35,6 @@ from pibroch.rpc.transport.membership import Record
 from pibroch.rpc.transport.peers import Peers
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.failures import encode_failure
-from pibroch.rpc.values.messages import encode
 from pibroch.wire.reactor import Reactor
 
 AT_ONCE = 4096
@@ -43,8 +44,12 @@ MOST_OWED_BYTES = 256 << 20
 """Of answers that a peer has not taken."""
 _END_S = 2.0
 Rows = NDArray[Any]
-Give = Callable[[str, Ints], Rows]
-"""Rows of a set, by their numbers; raises PibrochError for others than are here."""
+Give = Callable[[WorkerInfo, bytes, Bytes], "Sequence[Rows] | bytes"]
+"""Rows that a worker wants, by the metadata and the payload of its request.
+
+In their place it may give a word, one byte at least. It raises PibrochError for rows that are not
+here.
+"""
 
 
 class RowReader(Protocol):
@@ -56,21 +61,6 @@ class RowReader(Protocol):
         The future has them as bytes, one behind the other, or fails with WorkerLostError; it is
         done within the reader's timeout.
         """
-
-
-class WantedRows(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
-    """The metadata of a request for rows; its payload is their numbers, int64 ``[V]``.
-
-    That of an answer are the rows, and there are no metadata.
-
-    Attributes:
-        of: which rows are numbered.
-    """
-
-    of: str
-
-
-_decoder = msgspec.msgpack.Decoder(WantedRows)
 
 
 class _Connection(Connection):
@@ -89,15 +79,19 @@ class _Connection(Connection):
 
     def allocate(self, frame: Frame) -> list[memoryview]:
         """Memory for a frame's payload (``frames.Allocate``)."""
+        if frame.kind == Kind.ANSWER:
+            room = self._worker.room_for(self, frame.number, frame.payload_bytes)
+            if room is not None:
+                return [part.data for part in room]
         frame.target = np.empty(frame.payload_bytes, np.uint8)
         return [frame.target.data]
 
     def on_frame(self, frame: Frame) -> None:
         """Handle a whole frame."""
         if frame.kind == Kind.ANSWER:
-            self._worker.on_answer(self, frame.number, _payload(frame))
+            self._worker.on_answer(self, frame)
         elif frame.kind == Kind.REQUEST:
-            self._worker.on_request(self, frame.number, frame.metadata, _payload(frame))
+            self._worker.on_request(self, frame)
         elif frame.kind == Kind.FAILURE:
             self._worker.on_failure(self, frame.number, frame.metadata)
         elif frame.kind == Kind.GOODBYE:
@@ -116,6 +110,9 @@ class RowWorker:
         give: answers; nobody is listened to where absent.
         listens_at: host and port, 0 for any that is free.
         tls: as of ``RpcBackendOptions``.
+        num_threads: for answers that are long, or may wait.
+        may_wait: whether ``give`` may: then the loop never calls it.
+        limits: on what others may send.
 
     Raises:
         ConfigError: for an address that cannot be had, or files of TLS that cannot be used.
@@ -129,14 +126,21 @@ class RowWorker:
         give: Give | None = None,
         listens_at: tuple[str, int] | None = None,
         tls: tuple[str, str, str] | None = None,
+        *,
+        num_threads: int = 2,
+        may_wait: bool = False,
+        limits: Limits = LIMITS,
     ) -> None:
         self.info = info
         self._secret = secret
-        self._addresses = _Addresses(addresses)
+        self._addresses = _Addresses()
+        self.know(addresses)
         self._give = give
         self._listens_at = listens_at
+        self._num_threads = num_threads
+        self._at_once = -1 if may_wait else AT_ONCE
         self._options = RpcBackendOptions(
-            num_streams=0, shared_memory=False, tls=tls, limits=LIMITS
+            num_streams=0, shared_memory=False, tls=tls, limits=limits
         )
         self._lock = threading.Lock()
         self._open()
@@ -145,7 +149,7 @@ class RowWorker:
         self._process = os.getpid()
         self.is_closed = self._is_started = False
         self.reactor = Reactor("rows")
-        self._pool = Pool("rows-worker", 2, self.reactor)
+        self._pool = Pool("rows-worker", self._num_threads, self.reactor)
         self._requests = Requests(self.info, self.reactor, Callables(()))
         # with ``on_message`` these make it an ``Inbox``
         self.on_failure = self._requests.on_failure
@@ -166,6 +170,10 @@ class RowWorker:
     def port(self) -> int:
         """At which it listens."""
         return self._peers.record.port
+
+    def know(self, addresses: Mapping[WorkerInfo, tuple[str, int]]) -> None:
+        """Add addresses of those whose rows it reads."""
+        self._addresses.add(addresses)
 
     def start(self) -> None:
         """Begin to answer and to read, on a thread of its own; again after a fork."""
@@ -200,114 +208,190 @@ class RowWorker:
         """See ``connection.Inbox``: there are no messages with tensors."""
         raise ProtocolError("a message", "a request for rows")
 
-    def on_answer(self, connection: Connection, number: int, payload: Rows) -> None:
-        """Handle rows that have come."""
-        call = self._requests.taken(connection, number)
-        if call is not None:
-            call.receiver.succeed(payload)
+    def room_for(self, connection: Connection, number: int, num_bytes: int) -> list[Bytes] | None:
+        """Where rows that are coming belong; ``None`` for any memory."""
+        reading = self._requests.receiver(connection, number)
+        return reading.room(num_bytes) if isinstance(reading, Reading) else None
 
-    def on_request(
-        self, connection: Connection, number: int, metadata: bytes, payload: Rows
-    ) -> None:
-        """Give rows, or say why not; what is long, a thread does."""
+    def on_answer(self, connection: Connection, frame: Frame) -> None:
+        """Handle rows that have come, or a word in their place."""
+        call = self._requests.taken(connection, frame.number)
+        if call is None:
+            return
+        if frame.metadata:
+            call.receiver.fail(InPlaceOfRows(frame.metadata))
+        else:
+            call.receiver.succeed(_payload(frame))
+
+    def on_request(self, connection: Connection, frame: Frame) -> None:
+        """Give rows, or say why not; what is long or may wait, a thread does."""
+        number, metadata, payload = frame.number, frame.metadata, _payload(frame)
+        num_rows = len(payload) // 8
         try:
-            wanted = _decoder.decode(metadata)
-            if self._give is None or not 0 < len(payload) == len(payload) // 8 * 8:
-                raise ProtocolError("a request for rows without numbers", "int64 [V]")
+            if self._give is None or not len(payload):
+                raise ProtocolError("a request for rows without numbers", "some")
             if max(connection.bytes_owed, 8 * AT_ONCE * connection.num_at_work) > MOST_OWED_BYTES:
                 raise ProtocolError("one more request for rows", "answers that are taken")
-        except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except ProtocolError as error:
             connection.send_failure(number, encode_failure(error))
             return
-        numbers = payload.view(np.int64)
-        if len(numbers) <= AT_ONCE:
-            self._answer(connection, number, wanted.of, numbers)
+        if num_rows <= self._at_once:
+            self._answer(connection, number, metadata, payload)
             return
 
         def answer() -> None:
-            self._answer(connection, number, wanted.of, numbers)
+            self._answer(connection, number, metadata, payload)
             connection.num_at_work -= 1
 
         connection.num_at_work += 1
         self._pool.submit(answer)
 
-    def _answer(self, connection: Connection, number: int, of: str, numbers: Ints) -> None:
+    def _answer(self, connection: Connection, number: int, metadata: bytes, payload: Bytes) -> None:
         assert self._give is not None
         try:
-            rows = _bytes_of(self._give(of, numbers))
+            given = self._give(connection.peer, metadata, payload)
+            if isinstance(given, bytes):
+                connection.send(Kind.ANSWER, number, given)
+            else:
+                connection.send(Kind.ANSWER, number, b"", [_bytes_of(each).data for each in given])
         except Exception as error:
             connection.send_failure(number, encode_failure(error))
-        else:
-            connection.send(Kind.ANSWER, number, b"", [rows.data])
 
     def read(
         self,
         worker: WorkerInfo,
-        of: str,
-        rows: Ints,
+        wanted: bytes,
+        numbers: Sequence[Rows],
         timeout_s: float,
         explained: Callable[[BaseException], BaseException] = lambda error: error,
-    ) -> Future[Rows]:
-        """See :class:`RowReader`; a connection that has ended meanwhile is made anew, once.
+        *,
+        into: Sequence[Bytes] | None = None,
+        asks_again: bool = True,
+    ) -> Reading:
+        """Ask for rows; returns at once, from any thread.
 
-        ``explained`` makes the future's error of what happened.
+        Args:
+            worker: whose rows.
+            wanted: metadata of the request.
+            numbers: of the rows.
+            timeout_s: within which the outcome is there.
+            explained: makes the reading's error of what happened.
+            into: memory that the rows fill; new memory otherwise.
+            asks_again: once, where the connection has ended meanwhile.
         """
         if self._process != os.getpid() or not self._is_started:
             self.start()
-        deadline = time.monotonic() + timeout_s
-        reading = _Reading(self, worker, WantedRows(of), rows, deadline, explained)
+        reading = Reading(self, worker, wanted, numbers, timeout_s, explained, into, asks_again)
         reading.ask()
-        return reading.future
+        return reading
 
-    def ask(self, reading: _Reading, timeout_s: float) -> None:
+    def ask(self, reading: Reading, timeout_s: float) -> Connection:
         """Send a request, whose outcome ``reading`` gets."""
         connection = self._peers.connection_to(reading.worker)
-        rows = _bytes_of(reading.rows)
+        numbers = [_bytes_of(each).data for each in reading.numbers]
         number = self._requests.expect(connection, reading, timeout_s)
-        connection.send(Kind.REQUEST, number, encode(reading.wanted), [rows.data])
+        connection.send(Kind.REQUEST, number, reading.wanted, numbers)
+        return connection
 
 
-class _Reading:
-    """A request for rows, and the future of its answer."""
+class InPlaceOfRows(Exception):
+    """A word that a worker gave in place of rows.
+
+    Attributes:
+        word: one byte at least.
+    """
+
+    def __init__(self, word: bytes) -> None:
+        super().__init__(word)
+        self.word = word
+
+
+class Reading:
+    """A request for rows under way; see :meth:`RowWorker.read`.
+
+    Attributes:
+        future: has the rows as bytes, one behind the other, or nothing where they went into memory
+            of the caller's. It fails with ``explained``'s error, :class:`InPlaceOfRows` without
+            that.
+    """
 
     __slots__ = (
-        "_deadline", "_explained", "_here", "_is_again", "future", "rows", "wanted", "worker"
+        "_asks_again", "_connection", "_deadline", "_explained", "_here", "_into", "future",
+        "numbers", "wanted", "worker",
     )  # fmt: skip
 
     def __init__(
         self,
         here: RowWorker,
         worker: WorkerInfo,
-        wanted: WantedRows,
-        rows: Ints,
-        deadline: float,
+        wanted: bytes,
+        numbers: Sequence[Rows],
+        timeout_s: float,
         explained: Callable[[BaseException], BaseException],
+        into: Sequence[Bytes] | None,
+        asks_again: bool,
     ) -> None:
         self._here = here
         self.worker = worker
         self.wanted = wanted
-        self.rows = rows
-        self._deadline = deadline
+        self.numbers = numbers
+        self._deadline = time.monotonic() + timeout_s
         self._explained = explained
-        self._is_again = False
+        self._into = None if into is None else list(into)
+        self._asks_again = asks_again
         self.future: Future[Rows] = Future()
 
     def ask(self) -> None:
         """Send it; before the deadline."""
-        self._here.ask(self, max(1e-3, self._deadline - time.monotonic()))
+        self._connection = self._here.ask(self, self._left_s())
+
+    def wait(self) -> Rows:
+        """The future's result; where nobody reads the answer yet the calling thread does.
+
+        So no other one has to wake it.
+        """
+        stream = self._connection.stream
+        if stream is not None:
+            stream.read_until(self.future.done, self._left_s())
+        return self.future.result()
+
+    def _left_s(self) -> float:
+        return max(1e-3, self._deadline - time.monotonic())
+
+    def room(self, num_bytes: int) -> list[Bytes] | None:
+        """Memory for an answer, where the caller has some.
+
+        Raises:
+            ProtocolError: for another number of bytes than it holds.
+        """
+        if self._into is not None and sum(map(len, self._into)) != num_bytes:
+            raise ProtocolError(
+                f"{num_bytes:,} bytes of rows", f"{sum(map(len, self._into)):,}, as asked for"
+            )
+        return self._into
 
     def succeed(self, value: object) -> None:
-        """Take the rows (``calls.Receiver``)."""
+        """Take the rows (``calls.Receiver``), which may be where they belong already."""
         assert isinstance(value, np.ndarray)
-        self.future.set_result(value)
+        if self._into is None or not len(value):
+            self.future.set_result(value)
+            return
+        try:
+            self.room(len(value))
+        except ProtocolError as error:
+            self.fail(error)
+            return
+        start = 0
+        for part in self._into:
+            part[:] = value[start : start + len(part)]
+            start += len(part)
+        self.future.set_result(value[:0])
 
     def fail(self, error: BaseException) -> None:
         """Take the error, or ask again (``calls.Receiver``)."""
-        may_ask_again = isinstance(error, WorkerLostError) and not (
-            self._is_again or self._here.is_closed
-        )
-        if may_ask_again and time.monotonic() < self._deadline:
-            self._is_again = True
+        may_ask_again = self._asks_again and isinstance(error, WorkerLostError)
+        if may_ask_again and not self._here.is_closed and time.monotonic() < self._deadline:
+            self._asks_again = False
             self.ask()
         else:
             self.future.set_exception(self._explained(error))
@@ -316,8 +400,12 @@ class _Reading:
 class _Addresses:
     """Workers whose addresses are given, and whose names the system resolves each time."""
 
-    def __init__(self, addresses: Mapping[WorkerInfo, tuple[str, int]]) -> None:
-        self._addresses = {info.name: (info, *address) for info, address in addresses.items()}
+    def __init__(self) -> None:
+        self._addresses: dict[str, tuple[WorkerInfo, str, int]] = {}
+
+    def add(self, addresses: Mapping[WorkerInfo, tuple[str, int]]) -> None:
+        """Know further ones."""
+        self._addresses |= {info.name: (info, *address) for info, address in addresses.items()}
 
     def find(self, name: str) -> Record | None:
         """Where it is; blocks for a name that the system has to ask others about."""

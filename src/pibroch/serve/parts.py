@@ -7,13 +7,16 @@ of other rows than those meant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 import numpy as np
 
-from pibroch.errors import ConfigError, DataError
-from pibroch.kernels.arrays import Ints
+from pibroch.errors import ConfigError, DataError, ProtocolError
+from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.rpc.rows import Give, Rows
 
 ANSWER_TIMEOUT_S = 2.0
 """For a host to be connected to and to answer; requests that need its rows are refused then."""
@@ -67,6 +70,34 @@ class Part:
     def worker(self) -> str:
         """The name of the host that has it."""
         return f"rows:{self.number}-of-{self.count}"
+
+
+class WantedRows(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
+    """The metadata of a request for rows, whose payload are their ids, int64 ``[V]``.
+
+    Attributes:
+        of: checksum of the export.
+    """
+
+    of: str
+
+
+_decoder = msgspec.msgpack.Decoder(WantedRows)
+
+
+def by_ids(rows: Callable[[str, Ints], Rows]) -> Give:
+    """What gives ``rows``, by an export's checksum and ids, to whoever asks."""
+
+    def give(_: object, wanted: bytes, ids: Bytes) -> list[Rows]:
+        try:
+            of = _decoder.decode(wanted).of
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a request for rows ({error})", "an export's checksum") from error
+        if len(ids) % 8:
+            raise ProtocolError("a request for rows without numbers", "int64 [V]")
+        return [rows(of, ids.view(np.int64))]
+
+    return give
 
 
 def most_ids(row_bytes: int) -> int:

@@ -21,7 +21,8 @@ from pibroch.errors import ConfigError, RpcTimeoutError, WorkerLostError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rows import RowReader, RowWorker
-from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part
+from pibroch.rpc.values.messages import encode
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, WantedRows
 
 _LEFT_ALONE_S = 1.0  # after it did not answer at all, in which nobody waits for it again
 Rows = NDArray[Any]
@@ -83,7 +84,9 @@ class RowHost:
             lost: Future[Rows] = Future()
             lost.set_exception(WorkerLostError(self.address, reason))
             return lost
-        return self.worker.read(self._info, sha256, rows, ANSWER_TIMEOUT_S, self._explained)
+        wanted = encode(WantedRows(sha256))
+        how = ANSWER_TIMEOUT_S, self._explained
+        return self.worker.read(self._info, wanted, [rows], *how).future
 
     def _explained(self, error: BaseException) -> BaseException:
         """Name the host as users know it; one that does not answer is left alone for a moment."""

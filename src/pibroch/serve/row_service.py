@@ -16,7 +16,7 @@ from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rows import RowWorker
 from pibroch.serve.direct import DirectRequest, Reply
-from pibroch.serve.parts import Part, check_ids
+from pibroch.serve.parts import Part, by_ids, check_ids
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess
 from pibroch.serve.settings import Refusal
@@ -47,7 +47,7 @@ class RowService:
         """
         me = WorkerInfo(self._part.worker, self._part.number)
         at = host, access.port
-        worker = RowWorker(me, access.secret, {}, self.rows, at, access.tls)
+        worker = RowWorker(me, access.secret, {}, by_ids(self.rows), at, access.tls)
         logger.info("rows of part %s at %s:%d", self._part, host, worker.port)
         return worker
 

@@ -20,7 +20,7 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rows import RowWorker
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, by_ids
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.row_hosts import RowAccess, row_hosts
 from pibroch.serve.settings import Refusal, ServerLimits
@@ -61,7 +61,8 @@ class Host:
         self._num_left = num_silent_after
         self._is_over = threading.Event()
         me = WorkerInfo(part.worker, part.number)
-        self._worker = RowWorker(me, access.secret, {}, self._give, ("127.0.0.1", 0), access.tls)
+        at = "127.0.0.1", 0
+        self._worker = RowWorker(me, access.secret, {}, by_ids(self._give), at, access.tls)
         self._worker.start()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"

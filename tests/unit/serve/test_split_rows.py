@@ -30,7 +30,7 @@ from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.http import Service, build_app
 from pibroch.serve.open_connections import OpenConnections
-from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part
+from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part, by_ids
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess, row_hosts
@@ -192,7 +192,7 @@ def admission_of(store, token):
 def giving(give, part, port=0, access=ACCESS):
     """A host that gives rows: its port."""
     me = WorkerInfo(part.worker, part.number)
-    worker = RowWorker(me, access.secret, {}, give, ("127.0.0.1", port), access.tls)
+    worker = RowWorker(me, access.secret, {}, by_ids(give), ("127.0.0.1", port), access.tls)
     worker.start()
     try:
         yield worker.port

@@ -20,9 +20,10 @@ from pibroch import rpc
 from pibroch.ports import free_port
 from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.rows import RowWorker, WantedRows
+from pibroch.rpc.rows import RowWorker
 from pibroch.rpc.transport.frames import Kind, header
 from pibroch.rpc.values.messages import encode
+from pibroch.serve.parts import WantedRows, by_ids
 from pibroch.wire.handshake import Client
 from pibroch.wire.handshake_messages import MAGIC, Identity, Purpose, ReplyCode
 from pibroch.wire.ranks import admit, introduce
@@ -33,6 +34,7 @@ STRANGE = b"the secret of another job, also 3"
 FRAMES = int(os.environ.get("PIBROCH_SOAK_FRAMES", "1500"))
 """Damaged handshakes at each listener."""
 HELD_UP_S = 0.5
+THESE = encode(WantedRows("these"))
 TIMEOUT_S = 60.0
 
 
@@ -110,14 +112,14 @@ def worker(is_unix):
 @contextmanager
 def rows():
     me = WorkerInfo("rows:1-of-1", 1)
-    giving = RowWorker(me, SECRET, {}, lambda of, ids: ids + 1, ("127.0.0.1", 0))
+    giving = RowWorker(me, SECRET, {}, by_ids(lambda of, ids: ids + 1), ("127.0.0.1", 0))
     giving.start()
     place = {me: ("127.0.0.1", giving.port)}
     reading = RowWorker(WorkerInfo("rows:scoring", 2), SECRET, place)
 
     def greet():
         ids = np.arange(3)
-        answer = reading.read(me, "these", ids, HELD_UP_S).result(TIMEOUT_S)
+        answer = reading.read(me, THESE, [ids], HELD_UP_S).future.result(TIMEOUT_S)
         assert np.array_equal(answer.view(np.int64), ids + 1)
 
     try:
@@ -257,9 +259,8 @@ def test_who_is_slow_holds_up_nobody(listener):
 
 def test_who_has_the_secret_can_ask_for_rows_and_break_nothing(monkeypatch):
     """Damaged frames behind a handshake that was right."""
-    request = encode(WantedRows("these"))
     ids = np.arange(3)
-    right = header(Kind.REQUEST, 5, len(request), ids.nbytes) + request + ids.tobytes()
+    right = header(Kind.REQUEST, 5, len(THESE), ids.nbytes) + THESE + ids.tobytes()
     with rows() as listener, watched(listener):
         link = None
         for frame in mutations([right], FRAMES):

@@ -17,7 +17,6 @@ from pibroch.exchange.base import Setup, options_of
 from pibroch.exchange.layout import LaneLayout, lay_out, plan_for
 from pibroch.exchange.retrieve.copies import HostCopies, LaneCopies
 from pibroch.exchange.retrieve.exchange import RetrieveExchange
-from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.host_memory import HostMemory
 from pibroch.exchange.retrieve.lane import RetrieveLane
 from pibroch.planner import Plan
@@ -79,9 +78,7 @@ def build(setup: Setup, **options: object) -> RetrieveExchange:
     def moved(of: Plan) -> list[GroupLanes]:
         return groups_under(plan_for(setup.tables, of, ranks.world_size, "ranks"))
 
-    exchange = RetrieveExchange(
-        groups_under(plan, setup.seed), wire, host, RemoteGets(ranks, hosts), moved
-    )
+    exchange = RetrieveExchange(groups_under(plan, setup.seed), wire, host, moved)
     exchange.rows_of = rows_of(setup, chosen.assign, plan, host_of_rank=hosts)
     return exchange
 

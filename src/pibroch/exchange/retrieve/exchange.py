@@ -138,7 +138,6 @@ class RetrieveExchange(AllToAllExchange):
         groups: all tables, with the lanes of each group, which are :class:`RetrieveLane`.
         wire: as for :class:`AllToAllExchange`.
         host: the memory in which the lanes' rows are.
-        gets: to the ranks of other hosts.
         groups_under: as for :class:`AllToAllExchange`.
     """
 
@@ -147,17 +146,15 @@ class RetrieveExchange(AllToAllExchange):
         groups: Sequence[GroupLanes],
         wire: RowWire,
         host: HostMemory,
-        gets: RemoteGets,
         groups_under: Callable[[Plan], list[GroupLanes]] | None = None,
     ) -> None:
         self._host = host
-        self._gets = gets
         self._held = HeldRows(wire.channel.ranks.timeout_s)
         super().__init__(groups, wire, groups_under)
         self._one_at_a_time = threading.Lock()
         self._trains = False
-        gets.serve(self._held.answer, len(self._lanes))
-        weakref.finalize(self, gets.close)
+        self._gets = RemoteGets(wire.channel, host.hosts, self._held.answer)
+        weakref.finalize(self, self._gets.close)
 
     def _use(self, groups: Sequence[GroupLanes]) -> None:
         super()._use(groups)
@@ -226,19 +223,14 @@ class RetrieveExchange(AllToAllExchange):
         """Fill in the rows of each lane; returns a later version where some holder has one."""
         holders = sorted({holder for each in parts for holder in each.holders()})
         far = [p for p in holders if p in self._gets.peers]
-        for p in far:
-            self._gets.ask(p, version, averaged_at, [each.question(p) for each in parts])
+        asked = [self._ask(p, parts, version, averaged_at) for p in far]
         near = (
             self._host.neighbours if any(p >= self._ranks.world_size for p in holders) else holders
         )
         near = [p for p in near if p in self._host.neighbours]
-        try:
-            versions = self._read_here(
-                parts, version, averaged_at, near, self._ranks.rank in holders
-            )
-        finally:  # an answer that is left in the stream would be taken for the next one
-            with self._ranks.waiting():
-                answers = [self._receive(p, parts) for p in far]
+        versions = self._read_here(parts, version, averaged_at, near, self._ranks.rank in holders)
+        with self._ranks.waiting():
+            answers = [take() for take in asked]
         later = max(version, *versions, *(answer for answer in answers if answer is not None))
         return None if later == version else later
 
@@ -292,13 +284,29 @@ class RetrieveExchange(AllToAllExchange):
             rows.write(chosen, parts[self._row_lanes.index(lane)].rows)
         return True
 
-    def _receive(self, p: int, parts: Sequence[WantedRows]) -> int | None:
-        places = [each.part(p) for each in parts]
-        if self.wire.is_exact:
-            return self._gets.receive(p, [part.reshape(-1).view(np.uint8) for part in places])
-        narrow = [np.empty(part.size * self.wire.dtype.itemsize, np.uint8) for part in places]
-        later = self._gets.receive(p, narrow)
-        if later is None:
-            for part, received in zip(places, narrow, strict=True):
-                part[:] = widened(received, self.wire.dtype).reshape(part.shape)
-        return later
+    def _ask(
+        self, p: int, parts: Sequence[WantedRows], version: int, averaged_at: int | None
+    ) -> Callable[[], int | None]:
+        """Ask a rank of another host for its rows.
+
+        Returns what waits until they are where they belong, or says which later version is there.
+        """
+        places = [each.part(p).reshape(-1) for each in parts]
+        dtype = self.wire.dtype
+        rooms = [
+            place.view(np.uint8)
+            if self.wire.is_exact
+            else np.empty(place.size * dtype.itemsize, np.uint8)
+            for place in places
+        ]
+        rows = [each.question(p) for each in parts]
+        answer = self._gets.ask(p, version, averaged_at, rows, rooms)
+
+        def take() -> int | None:
+            later = answer()
+            if later is None and not self.wire.is_exact:
+                for place, room in zip(places, rooms, strict=True):
+                    place[:] = widened(room, dtype).reshape(-1)
+            return later
+
+        return take

@@ -71,6 +71,7 @@ class HostMemory:
         hosts: the number of each rank's host.
 
     Attributes:
+        hosts: of each rank.
         neighbours: the other ranks of this host.
 
     Raises:
@@ -80,6 +81,7 @@ class HostMemory:
 
     def __init__(self, ranks: Ranks, hosts: Sequence[int]) -> None:
         self._ranks = ranks
+        self.hosts = tuple(hosts)
         here = ranks.rank
         on_host = [p for p in range(ranks.world_size) if hosts[p] == hosts[here]]
         self.neighbours = tuple(p for p in on_host if p != here)

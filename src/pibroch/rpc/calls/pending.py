@@ -64,10 +64,14 @@ class PendingCalls:
         queue.append((now + call.timeout_s, call.number))
         return now + call.timeout_s
 
+    def find(self, number: int, peer: object) -> PendingCall | None:
+        """The call of this number to ``peer``; ``None`` when there is none."""
+        call = self._calls.get(number)
+        return call if call is not None and call.peer is peer else None
+
     def take(self, number: int, peer: object) -> PendingCall | None:
         """Remove and return the call of this number to ``peer``; ``None`` when there is none."""
-        call = self._calls.get(number)
-        return self._calls.pop(number, None) if call is not None and call.peer is peer else None
+        return None if self.find(number, peer) is None else self._calls.pop(number, None)
 
     def take_of(self, peer: object) -> list[PendingCall]:
         """Remove and return all calls to ``peer``."""

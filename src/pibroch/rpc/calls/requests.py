@@ -68,6 +68,11 @@ class Requests:
         """The request that an answer is for, which no longer waits; ``None`` when it came late."""
         return self._calls.take(number, connection)
 
+    def receiver(self, connection: Connection, number: int) -> Receiver | None:
+        """Of a request that still waits."""
+        call = self._calls.find(number, connection)
+        return None if call is None else call.receiver
+
     def on_failure(self, connection: Connection, number: int, metadata: bytes) -> None:
         """Handle an error in place of an answer."""
         call = self.taken(connection, number)
