@@ -51,10 +51,9 @@ def test_orders_of_dims_take_no_memory():
 def test_a_lost_connection_keeps_nothing_of_what_has_half_arrived():
     """It may live until the garbage collector runs, and a peer may connect often before."""
     connection = Connection(WorkerInfo("eve", 1), 1, LIMITS, DEAF)
-    allocates = []
-    connection.open_bulk(lambda allocate, *_: (allocates.append(allocate), NoStream())[1], b"")
+    connection.open_further(NoStream(), b"", is_bulk=True)
     chunk = Frame(Kind.BULK, 1, encode((2911, 0)), 2911)
-    allocates[0](chunk)
+    connection.allocate_chunk(chunk)
     assert num_tensors_of(2911) > 0
     connection.lose("it was enough")
     assert num_tensors_of(2911) == 0

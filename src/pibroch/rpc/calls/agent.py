@@ -332,13 +332,11 @@ class Agent:
         call = self._requests.taken(connection, message.number)
         origin = connection.peer
         try:
-            references = self._packer.references_in(
-                message.envelope, origin, connection.incarnation
-            )
+            self._packer.receive_references(message, origin, connection.incarnation)
             if call is None:
                 log.debug("an answer that arrived too late")
                 return
-            value = self._packer.unpack(message, origin, references)
+            value = self._packer.unpack(message, origin)
         except Exception as error:
             if call is not None:
                 call.receiver.fail(error)

@@ -72,17 +72,20 @@ class Packer:
     ) -> PackedMessage:
         """A message that ``send`` is to send next; its references count from now on."""
         raw, tensors, references = self._codec.encode(value)
-        wires: list[object] = []
+        peer = connection.peer
+        wires: list[Any] = []
         graph = None
         try:
-            self._send_references(references, connection.peer, connection.incarnation, wires)
+            for reference in references:
+                assert self.references is not None
+                wires.append(self.references.send(reference, peer, connection.incarnation))
             if context is not None and self.recorder is not None:
-                graph, tensors = self.recorder.outgoing(context, connection.peer, tensors)
+                graph, tensors = self.recorder.outgoing(context, peer, tensors)
             infos, payload = connection.place(tensors, self._device_maps)
         except BaseException:
             self._unsend(wires)
             raise
-        metadata = encode(_envelope(body, raw, infos, context, graph, wires))
+        metadata = encode(Envelope(body, raw, infos, context, graph, wires))
         return PackedMessage(metadata, payload, wires)
 
     def send(self, connection: Connection, kind: Kind, number: int, packed: PackedMessage) -> None:
@@ -91,46 +94,28 @@ class Packer:
         if connection.is_lost:
             self._unsend(packed.wires)
 
-    def references_in(self, envelope: Envelope, origin: WorkerInfo, incarnation: int) -> list[Any]:
-        """The references of a message, which count from now on even if the message fails.
+    def receive_references(self, message: Message, origin: WorkerInfo, incarnation: int) -> None:
+        """Take the references of a message, which count from now on even if the message fails.
 
         ``incarnation`` is that of ``origin``, the sender.
         """
-        if not envelope.references or self.references is None:
-            return []
-        return [self.references.receive(wire, origin, incarnation) for wire in envelope.references]
+        table = self.references
+        if table is not None:
+            for wire in message.envelope.references:
+                message.references.append(table.receive(wire, origin, incarnation))
 
-    def unpack(self, message: Message, origin: WorkerInfo, references: list[Any]) -> object:
-        """A message's value; the message then no longer refers to its tensors."""
+    def unpack(self, message: Message, origin: WorkerInfo) -> object:
+        """A message's value; the message then no longer refers to its tensors and references."""
         envelope = message.envelope
         tensors = message.tensors
+        references = message.references
         message.tensors = []
+        message.references = []
         if envelope.graph is not None and self.recorder is not None:
             tensors = self.recorder.incoming(origin, envelope.graph, tensors)
         return self._codec.decode(envelope.value, tensors, references)
-
-    def _send_references(
-        self, references: list[Any], to: WorkerInfo, incarnation: int, wires: list[Any]
-    ) -> None:
-        for reference in references:
-            assert self.references is not None
-            wires.append(self.references.send(reference, to, incarnation))
 
     def _unsend(self, wires: list[Any]) -> None:
         for wire in wires:
             assert self.references is not None
             self.references.unsend(wire)
-
-
-def _envelope(
-    body: msgspec.Raw,
-    raw: msgspec.Raw,
-    infos: list[Any],
-    context: int | None,
-    graph: object,
-    wires: list[Any],
-) -> Envelope:
-    packed_graph = None if graph is None else msgspec.Raw(encode(graph))
-    return Envelope(
-        body, raw, infos, context, packed_graph, [msgspec.Raw(encode(wire)) for wire in wires]
-    )

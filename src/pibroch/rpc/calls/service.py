@@ -12,6 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -26,7 +29,7 @@ from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
 from pibroch.rpc.values.failures import encode_failure
-from pibroch.rpc.values.messages import Answer, BodyDecoder, Call, encode
+from pibroch.rpc.values.messages import Answer, Call, encode
 from pibroch.wire.reactor import Reactor
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[WorkerInfo, Any, Any], object]
 IncarnationOf = Callable[[Any], int]
 _ANSWER_BODY = msgspec.Raw(encode(Answer()))
+_OUT_OF_CONTEXT = nullcontext()
 _SHORT_S = 0.0002  # functions that take less run on the network thread
 
 
@@ -48,11 +52,11 @@ class RequestService:
     """
 
     def __init__(self, packer: Packer, reactor: Reactor, pool: Pool, limits: Limits) -> None:
-        self.packer = packer
+        self._packer = packer
         self._reactor = reactor
         self._pool = pool
         self._limits = limits
-        self._bodies = BodyDecoder()
+        self._decoder: msgspec.msgpack.Decoder[Any] | None = None  # of all bodies
         self._handlers: dict[type, tuple[Handler, bool]] = {}
         self._incarnations: dict[type, IncarnationOf] = {}
         self._mean_s: dict[str, float] = {}  # by function, how long it took lately
@@ -72,7 +76,7 @@ class RequestService:
         ``incarnation(body)`` is the sender's incarnation according to the body; it must be that of
         the connection.
         """
-        self._bodies.add(body_type)
+        self._decoder = None
         self._handlers[body_type] = (handler, in_pool)
         if incarnation is not None:
             self._incarnations[body_type] = incarnation
@@ -81,8 +85,8 @@ class RequestService:
         """Handle a request or a note."""
         origin = connection.peer
         try:
-            references = self.packer.references_in(message.envelope, origin, connection.incarnation)
-            body = self._bodies.decode(message.envelope.body)
+            self._packer.receive_references(message, origin, connection.incarnation)
+            body = self._body(message.envelope.body)
             handler, in_pool = self._handlers[type(body)]
             incarnation = self._incarnations.get(type(body))
             if incarnation is not None and incarnation(body) != connection.incarnation:
@@ -103,13 +107,28 @@ class RequestService:
             self.num_running += 1
             connection.num_at_work += 1
             connection.bytes_at_work += message.num_bytes
-        task = _Task(self, connection, message, references, body, handler)
+        task = partial(self._handle, connection, message, body, handler)
         if not in_pool:
             task()
         elif type(body) is Call and self._is_short(body.function):
             self._reactor.complete(task)
         else:
             self._pool.submit(task)
+
+    def _body(self, raw: msgspec.Raw) -> Any:
+        """The body of a message.
+
+        Raises:
+            ProtocolError: when its type is not registered or its fields are wrong.
+        """
+        if self._decoder is None:
+            self._decoder = msgspec.msgpack.Decoder(reduce(or_, self._handlers))
+        try:
+            return self._decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(
+                f"a message that cannot be read ({error})", "one of the known messages"
+            ) from error
 
     def _check_load(self, connection: Connection, message: Message) -> None:
         """Refuse a request of a worker with too much under way here, or with untaken answers."""
@@ -147,26 +166,63 @@ class RequestService:
         """Whether passing a function to another thread would take as long as the function."""
         return self._mean_s.get(function, 1.0) < self._short_s
 
-    def note_duration(self, function: str, seconds: float) -> None:
+    def _note_duration(self, function: str, seconds: float) -> None:
         """Update the mean duration of a function."""
         mean_s = self._mean_s.get(function, 10 * _SHORT_S)
         self._mean_s[function] = mean_s + (seconds - mean_s) / 4
 
-    def finish(self, connection: Connection, message: Message, value: object) -> None:
+    def _handle(
+        self, connection: Connection, message: Message, body: msgspec.Struct, handler: Handler
+    ) -> None:
+        """Handle a message, on the thread that is to do it."""
+        origin = connection.peer
+        context = message.envelope.context
+        recorder = self._packer.recorder
+        began = time.monotonic()
+        try:
+            with (
+                _OUT_OF_CONTEXT
+                if context is None or recorder is None
+                else recorder.entered(context)
+            ):
+                value = handler(origin, body, self._packer.unpack(message, origin))
+        except BaseException as error:  # also SystemExit: the caller must not wait in vain
+            self._fail(connection, message, error)
+            return
+        if type(body) is Call:
+            self._note_duration(body.function, time.monotonic() - began)
+        if isinstance(value, torch._C.Future):
+            value.add_done_callback(partial(self._finish_later, connection, message))
+        else:
+            self._finish(connection, message, value)
+
+    def _finish_later(
+        self, connection: Connection, message: Message, future: torch.futures.Future[Any]
+    ) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            self._fail(connection, message, error)
+            # the future keeps the error, and would keep all these frames
+            error.__traceback__ = None
+            return
+        self._finish(connection, message, value)
+
+    def _finish(self, connection: Connection, message: Message, value: object) -> None:
         """Answer a request that was handled with ``value``; a note has no answer."""
         context = message.envelope.context
         try:
             if message.kind != Kind.REQUEST:
                 return
             self._check_answers(connection)
-            packed = self.packer.pack(connection, _ANSWER_BODY, value, context)
-            self.packer.send(connection, Kind.ANSWER, message.number, packed)
+            packed = self._packer.pack(connection, _ANSWER_BODY, value, context)
+            self._packer.send(connection, Kind.ANSWER, message.number, packed)
         except Exception as error:
             self._answer_failure(connection, message, error)
         finally:
             self._is_done(connection, message)
 
-    def finish_failed(self, connection: Connection, message: Message, error: BaseException) -> None:
+    def _fail(self, connection: Connection, message: Message, error: BaseException) -> None:
         """Answer a request whose handler failed with the error; for a note, log it."""
         if message.kind == Kind.REQUEST:
             if isinstance(error, ProtocolError | NotAllowedError):
@@ -189,65 +245,3 @@ def _too_much(num_bytes: int, where: str, connection: Connection) -> ProtocolErr
         f"at most {connection.limits.message_bytes:,} at once",
         "wait for some requests, take their answers and let them go, or raise limits.message_bytes",
     )
-
-
-class _Task:
-    """One message that is being handled; called on the thread that handles it."""
-
-    __slots__ = ("body", "connection", "handler", "message", "references", "service")
-
-    def __init__(
-        self,
-        service: RequestService,
-        connection: Connection,
-        message: Message,
-        references: list[Any],
-        body: msgspec.Struct,
-        handler: Handler,
-    ) -> None:
-        self.service = service
-        self.connection = connection
-        self.message = message
-        self.references = references
-        self.body = body
-        self.handler = handler
-
-    def __call__(self) -> None:
-        service = self.service
-        try:
-            value = self._run()
-        except BaseException as error:  # also SystemExit: the caller must not wait in vain
-            service.finish_failed(self.connection, self.message, error)
-            return
-        if isinstance(value, torch._C.Future):
-            value.add_done_callback(self._finish_later)
-        else:
-            service.finish(self.connection, self.message, value)
-
-    def _run(self) -> object:
-        context = self.message.envelope.context
-        recorder = self.service.packer.recorder
-        began = time.monotonic()
-        if context is None or recorder is None:
-            result = self.handler(self.connection.peer, self.body, self._value())
-        else:
-            with recorder.entered(context):
-                result = self.handler(self.connection.peer, self.body, self._value())
-        if type(self.body) is Call:
-            self.service.note_duration(self.body.function, time.monotonic() - began)
-        return result
-
-    def _value(self) -> object:
-        references = self.references
-        self.references = []
-        return self.service.packer.unpack(self.message, self.connection.peer, references)
-
-    def _finish_later(self, future: torch.futures.Future[Any]) -> None:
-        try:
-            value = future.value()
-        except Exception as error:
-            self.service.finish_failed(self.connection, self.message, error)
-            # the future keeps the error, and would keep all these frames
-            error.__traceback__ = None
-            return
-        self.service.finish(self.connection, self.message, value)

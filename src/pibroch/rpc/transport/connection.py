@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -23,7 +23,7 @@ from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
-from pibroch.rpc.transport.frames import Allocate, Frame, Kind, header
+from pibroch.rpc.transport.frames import Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.transport.stream import Buffer, FrameStream
 from pibroch.rpc.values.devices import DeviceMap, stage, unstage
@@ -53,23 +53,20 @@ _COPY_BELOW_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class Message:
-    """A whole message that was received."""
+    """A message that was received, or is being received.
+
+    Attributes:
+        tensors: those behind the metadata; in the end all, in their order.
+        references: the remote references, once somebody has counted them (``calls/packing.py``).
+        num_bytes: of the tensors, where they were counted (``calls/service.py``).
+    """
 
     kind: Kind
     number: int
     envelope: Envelope
-    tensors: list[torch.Tensor]
-    num_bytes: int = 0  # of the tensors, where they were counted (``calls/service.py``)
-
-
-@dataclass(slots=True)
-class _PartialMessage:
-    """A message whose payload is being received."""
-
-    envelope: Envelope
     tensors: list[torch.Tensor] = field(default_factory=list)
-    kind: Kind = Kind.NOTE
-    number: int = 0
+    references: list[Any] = field(default_factory=list)
+    num_bytes: int = 0
 
 
 class Inbox(Protocol):
@@ -116,8 +113,11 @@ class Connection:
         self._further_streams: list[FrameStream] = []
         self._sender = BulkSender()
         self._receiver = BulkReceiver(limits.message_bytes)
+        # with ``on_chunk`` what a further stream for large tensors needs
+        self.pull = self._sender.pull
+        self.allocate_chunk = self._receiver.allocate
         # messages by the number of the transfer that they wait for
-        self._incomplete: dict[int, _PartialMessage] = {}
+        self._incomplete: dict[int, Message] = {}
         self.refusal: PibrochError | None = None  # why the peer did not admit this worker
         self.is_lost = False
         self.loss = ""  # why it is lost
@@ -246,22 +246,11 @@ class Connection:
             )
         stream.start(surplus)
 
-    def open_bulk(
-        self,
-        make_stream: Callable[[Allocate, Callable[[Frame], None], Callable[[], None]], FrameStream],
-        surplus: bytes,
-    ) -> None:
-        """Use one more stream, for large tensors."""
-        stream = make_stream(
-            self._receiver.allocate, self._on_chunk, lambda: self._sender.pull(stream)
-        )
+    def open_further(self, stream: FrameStream, surplus: bytes, is_bulk: bool) -> None:
+        """Use one more stream: for large tensors, or idle, as its end is the connection's."""
         self._further_streams.append(stream)
-        self._sender.add(stream)
-        stream.start(surplus)
-
-    def open_idle(self, stream: FrameStream, surplus: bytes) -> None:
-        """Keep a stream on which nothing is sent, and whose end is the connection's."""
-        self._further_streams.append(stream)
+        if is_bulk:
+            self._sender.add(stream)
         stream.start(surplus)
 
     def lose(self, reason: str) -> None:
@@ -293,13 +282,13 @@ class Connection:
             raise ProtocolError(
                 f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say"
             )
-        partial = _PartialMessage(envelope)
+        message = Message(frame.kind, frame.number, envelope)
         buffers = []
         for info in inline:
             tensor, buffer = empty(info)
-            partial.tensors.append(tensor)
+            message.tensors.append(tensor)
             buffers.append(buffer)
-        frame.target = partial
+        frame.target = message
         return buffers
 
     def on_frame(self, frame: Frame) -> None:
@@ -307,9 +296,7 @@ class Connection:
         if self._does_not_read:  # the stream closes soon; frames read before that do not count
             raise ProtocolError(_DOES_NOT_READ)
         if frame.kind in _MESSAGES:
-            message = self._message(frame)
-            if message is not None:
-                self._on_message(self, message)
+            self._on_message_frame(frame)
         elif frame.kind == Kind.FAILURE:
             self._on_failure(self, frame.number, frame.metadata)
         elif frame.kind == Kind.GOODBYE:
@@ -330,70 +317,63 @@ class Connection:
             assert self.stream is not None
             sharing.on_segment(frame.number, frame.metadata, self.stream.take_descriptor())
 
-    def _message(self, frame: Frame) -> Message | None:
-        """The message of a frame, or ``None`` while some of its transfers are not complete.
+    def _on_message_frame(self, frame: Frame) -> None:
+        message = frame.target
+        if not isinstance(message, Message):
+            try:
+                envelope = decode_envelope(frame.metadata)
+                inline = [each for each in envelope.tensors if each.is_inline]
+                tensors = cut(inline, frame.payload)
+            except RpcError as error:
+                self.unreadable(frame.kind, frame.number, error)
+                return
+            message = Message(frame.kind, frame.number, envelope, tensors)
+        self._deliver(message)
+
+    def _deliver(self, message: Message) -> None:
+        """Hand a message on, once all its transfers are complete.
 
         An unreadable message is reported to its sender, and the connection lives on.
         """
         try:
-            partial = frame.target
-            if not isinstance(partial, _PartialMessage):
-                envelope = decode_envelope(frame.metadata)
-                partial = _PartialMessage(
-                    envelope,
-                    cut([each for each in envelope.tensors if each.is_inline], frame.payload),
-                )
-            partial.kind = frame.kind
-            partial.number = frame.number
-            if self._awaits_transfer(partial):
-                return None
-            return Message(frame.kind, frame.number, partial.envelope, self._in_order(partial))
+            for info in message.envelope.tensors:
+                if info.transfer is not None and not self._receiver.is_complete(info.transfer):
+                    self._await_transfer(info.transfer, message)
+                    return
+            message.tensors = self._in_order(message)
         except RpcError as error:
-            log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
-            self.unreadable(frame.kind, frame.number, error)
-            return None
-
-    def _awaits_transfer(self, partial: _PartialMessage) -> bool:
-        """Whether a transfer of the message is not complete; ``_on_chunk`` then goes on with it."""
-        for info in partial.envelope.tensors:
-            if info.transfer is not None and not self._receiver.is_complete(info.transfer):
-                if len(self._incomplete) >= self.limits.requests:
-                    raise ProtocolError(
-                        f"{len(self._incomplete):,} messages that wait for their transfers", "fewer"
-                    )
-                self._incomplete[info.transfer] = partial
-                return True
-        return False
-
-    def _on_chunk(self, frame: Frame) -> None:
-        if not self._receiver.arrived(frame):
-            return
-        partial = self._incomplete.pop(frame.number, None)
-        if partial is None:
-            return
-        try:
-            if self._awaits_transfer(partial):
-                return
-            message = Message(
-                partial.kind, partial.number, partial.envelope, self._in_order(partial)
-            )
-        except RpcError as error:
-            self.unreadable(partial.kind, partial.number, error)
+            self.unreadable(message.kind, message.number, error)
             return
         self._on_message(self, message)
 
+    def _await_transfer(self, number: int, message: Message) -> None:
+        """Have ``on_chunk`` go on with a message once this transfer is complete."""
+        if len(self._incomplete) >= self.limits.requests:
+            raise ProtocolError(
+                f"{len(self._incomplete):,} messages that wait for their transfers", "fewer"
+            )
+        self._incomplete[number] = message
+
+    def on_chunk(self, frame: Frame) -> None:
+        """Handle a chunk on a further stream."""
+        if self._receiver.arrived(frame):
+            message = self._incomplete.pop(frame.number, None)
+            if message is not None:
+                self._deliver(message)
+
     def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
         """Report a message that could not be read to the caller that waits for its answer."""
+        log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
         failure = encode(failure_of(error))
         if kind == Kind.REQUEST:
             self.send_failure(number, failure)
         elif kind == Kind.ANSWER:
             self._on_failure(self, number, failure)
 
-    def _in_order(self, partial: _PartialMessage) -> list[torch.Tensor]:
+    def _in_order(self, message: Message) -> list[torch.Tensor]:
         """All tensors of a message in its order, wherever their bytes travelled."""
-        infos = partial.envelope.tensors
-        tensors = partial.tensors
+        infos = message.envelope.tensors
+        tensors = message.tensors
         if not all(info.is_inline for info in infos):
             inline = iter(tensors)
             tensors = [

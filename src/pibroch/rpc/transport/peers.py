@@ -21,7 +21,7 @@ from pibroch.host import this_machine
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits, RpcBackendOptions
 from pibroch.rpc.transport.connection import Connection, Inbox
-from pibroch.rpc.transport.frames import Allocate, Frame, FrameReader, Kind
+from pibroch.rpc.transport.frames import Frame, FrameReader, Kind
 from pibroch.rpc.transport.membership import Record
 from pibroch.rpc.transport.sharing import Sharing
 from pibroch.rpc.transport.stream import FrameStream
@@ -181,35 +181,28 @@ class Peers:
             connection.lose(reason)
             return
         connection.incarnation = record.incarnation
+        machine = self._machine if self._options.shared_memory else ""
+        self._dial_stream(connection, record, machine, Purpose(secrets.randbits(62)))
+
+    def _dial_stream(
+        self, connection: Connection, record: Record, machine: str, purpose: Purpose
+    ) -> None:
+        """Dial one stream of a connection, and after the first one to another host all others."""
         options = self._options
-        machine = self._machine if options.shared_memory else ""
-        connection_id = secrets.randbits(62)
+        is_first = purpose.stream == 0
+        is_local = record.address.is_reached_locally(machine)
+        if is_local and is_first:
+            self._share_memory(connection)
 
         def admitted(sock: socket.socket, core: Client) -> None:
-            connection.incarnation = core.peer.incarnation
-            self._lost.pop((core.peer.id, core.peer.incarnation), None)
-            connection.open(self._stream(connection, sock), core.surplus)
-            if sock.family != socket.AF_UNIX:
+            if is_first:
+                connection.incarnation = core.peer.incarnation
+                self._lost.pop((core.peer.id, core.peer.incarnation), None)
+            self._open_stream(connection, sock, core.surplus, purpose.stream)
+            if is_first and not is_local:
                 for stream in (IDLE, *range(1, options.num_streams + 1)):
-                    purpose = Purpose(connection_id, stream)
-                    further = functools.partial(self._open_further, connection, purpose)
-                    self._admit(connection, record, machine, purpose, further)
-
-        self._admit(connection, record, machine, Purpose(connection_id), admitted)
-
-    def _admit(
-        self,
-        connection: Connection,
-        record: Record,
-        machine: str,
-        purpose: Purpose,
-        on_admitted: Callable[[socket.socket, Client], None],
-    ) -> None:
-        """Dial one stream of a connection."""
-        options = self._options
-        is_local = record.address.is_reached_locally(machine)
-        if is_local and purpose.stream == 0:
-            self._share_memory(connection)
+                    further = Purpose(purpose.connection_id, stream)
+                    self._dial_stream(connection, record, machine, further)
 
         def failed(error: Exception) -> None:
             if purpose.stream not in (0, IDLE):
@@ -222,53 +215,39 @@ class Peers:
             self._reactor,
             lambda: dial(record.address, machine, options.lost_after_s),
             lambda: Client(self._secret, self._identity, record.name, purpose),
-            on_admitted,
+            admitted,
             failed,
             lambda: not (connection.is_lost or self._is_closing),
             options.lost_after_s,
             tls.client_context(options.tls) if options.tls and not is_local else None,
         ).start()
 
-    def _open_further(
-        self, connection: Connection, purpose: Purpose, sock: socket.socket, core: Client | Server
+    def _open_stream(
+        self, connection: Connection, sock: socket.socket, surplus: bytes, number: int
     ) -> None:
-        """Use one more stream of a connection between hosts."""
-        if purpose.stream == IDLE:
-            connection.open_idle(self._idle_stream(connection, sock), core.surplus)
-        else:
-            connection.open_bulk(
-                functools.partial(self._bulk_stream, connection, sock), core.surplus
-            )
-
-    def _idle_stream(self, connection: Connection, sock: socket.socket) -> FrameStream:
-        reader = FrameReader(0, 0, _refuse)
-        return FrameStream(self._reactor, sock, reader, _refuse, connection.lose)
-
-    def _stream(self, connection: Connection, sock: socket.socket) -> FrameStream:
-        wait_for_reader(sock)
+        """Use a stream of a connection: for messages, for large tensors, or an idle one."""
         limits = self._options.limits
-        reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
-        checksums = self._options.checksums
-        return FrameStream(
-            self._reactor, sock, reader, connection.on_frame, connection.lose, checksums=checksums
+        make = functools.partial(
+            FrameStream,
+            self._reactor,
+            sock,
+            on_closed=connection.lose,
+            checksums=self._options.checksums,
         )
-
-    def _bulk_stream(
-        self,
-        connection: Connection,
-        sock: socket.socket,
-        allocate: Allocate,
-        on_chunk: Callable[[Frame], None],
-        on_drained: Callable[[], None],
-    ) -> FrameStream:
+        if number == IDLE:
+            idle = make(FrameReader(0, 0, _refuse), _refuse)
+            connection.open_further(idle, surplus, is_bulk=False)
+            return
         wait_for_reader(sock)
+        if number == 0:
+            reader = FrameReader(limits.metadata_bytes, limits.message_bytes, connection.allocate)
+            connection.open(make(reader, connection.on_frame), surplus)
+            return
         reader = FrameReader(
-            _MAX_CHUNK_METADATA_BYTES, self._options.limits.message_bytes, allocate
+            _MAX_CHUNK_METADATA_BYTES, limits.message_bytes, connection.allocate_chunk
         )
-        checksums = self._options.checksums
-        return FrameStream(
-            self._reactor, sock, reader, on_chunk, connection.lose, on_drained, checksums
-        )
+        bulk = make(reader, connection.on_chunk, on_drained=connection.pull)
+        connection.open_further(bulk, surplus, is_bulk=True)
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:
@@ -335,13 +314,13 @@ class Peers:
         self._lost.pop((core.peer.id, core.peer.incarnation), None)
         with self._lock:
             self._accepted.add(connection)
-        connection.open(self._stream(connection, sock), core.surplus)
+        self._open_stream(connection, sock, core.surplus, 0)
 
     def _on_further_admitted(self, sock: socket.socket, core: Server) -> None:
         for connection in self.connections():
             key = (connection.number, connection.peer.id, connection.incarnation)
             if key == (core.purpose.connection_id, core.peer.id, core.peer.incarnation):
-                self._open_further(connection, core.purpose, sock, core)
+                self._open_stream(connection, sock, core.surplus, core.purpose.stream)
                 return
         log.warning("worker %r opened a stream of a connection that there is not", core.peer.name)
         sock.close()

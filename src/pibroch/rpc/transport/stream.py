@@ -56,7 +56,8 @@ class FrameStream:
         on_frame: called with each frame by the thread that reads. An ``RpcError`` from it closes
             the stream.
         on_closed: called once, on the loop, with the reason.
-        on_drained: called on the loop when the kernel has taken all that was queued.
+        on_drained: called on the loop, with this stream, when the kernel has taken all that was
+            queued.
         checksums: add checksums to the frames that are sent.
     """
 
@@ -67,7 +68,7 @@ class FrameStream:
         reader: FrameReader,
         on_frame: Callable[[Frame], None],
         on_closed: Callable[[str], None],
-        on_drained: Callable[[], None] = lambda: None,
+        on_drained: Callable[[FrameStream], None] = lambda stream: None,
         checksums: bool = False,
     ) -> None:
         self._reactor = reactor
@@ -286,7 +287,7 @@ class FrameStream:
             if drained:
                 self._reactor.change(self._fd, self._events())
         if drained:
-            self._on_drained()
+            self._on_drained(self)
 
     def _write(self) -> None:
         """Write as much of the queue as the kernel takes (under the lock); does not raise."""

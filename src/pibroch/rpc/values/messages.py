@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import reduce
-from operator import or_
 from typing import Annotated, Any
 
 import msgspec
@@ -160,37 +157,3 @@ def decode_envelope(metadata: bytes) -> Envelope:
             f"an envelope as in the wire format, of at most {MAX_TENSORS:,} tensors and"
             f" {MAX_REFERENCES:,} references",
         ) from error
-
-
-class BodyDecoder:
-    """Decodes bodies of the types that were registered; anything else is a ``ProtocolError``."""
-
-    def __init__(self) -> None:
-        self._types: list[type[msgspec.Struct]] = []
-        self._decoder: msgspec.msgpack.Decoder[Any] | None = None
-
-    def add(self, body_type: type[msgspec.Struct]) -> None:
-        """Register a type of bodies."""
-        self._types.append(body_type)
-        self._decoder = None
-
-    def decode(self, raw: msgspec.Raw) -> msgspec.Struct:
-        """Decode one body.
-
-        Raises:
-            ProtocolError: when its type is not registered or its fields are wrong.
-        """
-        if self._decoder is None:
-            self._decoder = msgspec.msgpack.Decoder(union(self._types))
-        try:
-            body: msgspec.Struct = self._decoder.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(
-                f"a message that cannot be read ({error})", "one of the known messages"
-            ) from error
-        return body
-
-
-def union(types: Iterable[type]) -> object:
-    """The union type ``A | B | …``."""
-    return reduce(or_, types)
