@@ -146,16 +146,12 @@ def rpc_sync(
     name, value = call_of(agent, func, args, kwargs)
     callee = agent.find(to)
     context = agent.current_context()
-    result: _T
-    if profiling.is_on():
-        result = profiling.sync_call(
-            agent,
-            callee,
-            func,
-            lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context),
-        )
-        return result
-    result = agent.request_sync(callee, Call(name), value, timeout=timeout, context=context)
+    result: _T = profiling.sync_call(
+        agent,
+        callee,
+        func,
+        lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context),
+    )
     return result
 
 
@@ -175,14 +171,12 @@ def rpc_async(
     name, value = call_of(agent, func, args, kwargs)
     callee = agent.find(to)
     context = agent.current_context()
-    if profiling.is_on():
-        return profiling.async_call(
-            agent,
-            callee,
-            func,
-            lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context),
-        )
-    return agent.request(callee, Call(name), value, timeout=timeout, context=context)
+    return profiling.async_call(
+        agent,
+        callee,
+        func,
+        lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context),
+    )
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:

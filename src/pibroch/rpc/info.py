@@ -54,15 +54,10 @@ def check_name(name: str) -> None:
     raise WorkerNameError(f"worker name {name[:200]!r}", need, "choose another one")
 
 
-class IdSource(Iterator[int]):
+def new_ids() -> Iterator[int]:
     """Integers below 2**63 that are unique over workers, incarnations and calls.
 
     A random start, then one by one. Any two of ten thousand sources with a million numbers each
     overlap with a probability below 1e-5.
     """
-
-    def __init__(self) -> None:
-        self._count = itertools.count(secrets.randbits(62))
-
-    def __next__(self) -> int:
-        return next(self._count)
+    return itertools.count(secrets.randbits(62))

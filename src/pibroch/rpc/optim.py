@@ -115,7 +115,7 @@ class DistributedOptimizer:
         """
         own = current_agent().autograd
         assert isinstance(own, Autograd)
-        own.check_open(context_id)
+        own.contexts.get(context_id)  # raises for one that is not open
         with own.entered(context_id):  # so that owners without a call in the context open it
             futures = {
                 each.owner(): rpc_async(each.owner(), step_local_optimizer, (each, context_id))

@@ -57,13 +57,20 @@ class RemoteModule(nn.Module):
         kwargs: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
-        self._place(remote_device)
+        self.on, self.device = worker_and_device(remote_device)
+        self.is_scriptable = False
         arguments = (module_cls, list(args or ()), dict(kwargs or {}), self.device)
         self.module_rref: RRef[nn.Module] = remote(self.on, make_module, arguments)
 
-    def _place(self, remote_device: str) -> None:
-        self.on, self.device = worker_and_device(remote_device)
+    @classmethod
+    def _of(cls, on: str | int, device: str, module_rref: RRef[nn.Module]) -> RemoteModule:
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self.on = on
+        self.device = device
         self.is_scriptable = False
+        self.module_rref = module_rref
+        return self
 
     @staticmethod
     def init_from_module_rref(remote_device: str, module_rref: RRef[nn.Module]) -> RemoteModule:
@@ -73,11 +80,7 @@ class RemoteModule(nn.Module):
             remote_device: worker and device of the module.
             module_rref: a reference to the module.
         """
-        self = RemoteModule.__new__(RemoteModule)
-        nn.Module.__init__(self)
-        self._place(remote_device)
-        self.module_rref = module_rref
-        return self
+        return RemoteModule._of(*worker_and_device(remote_device), module_rref)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the module's ``forward`` at its owner; blocks until it returns."""
@@ -123,14 +126,7 @@ class RemoteModule(nn.Module):
             raise ProtocolError(
                 "the state of a remote module", "a worker, a device, and a reference to its module"
             )
-        on, device, module_rref = state
-        self = cls.__new__(cls)
-        nn.Module.__init__(self)
-        self.on = on
-        self.device = device
-        self.is_scriptable = False
-        self.module_rref = module_rref
-        return self
+        return cls._of(*state)
 
     def __getstate__(self) -> NoReturn:
         raise RuntimeError(

@@ -12,7 +12,7 @@ from pibroch.rpc.calls.agent import current_agent, is_initialized
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.references import Fork, State, ValuePlace
-from pibroch.rpc.references.call_messages import FunctionCall, MethodCall
+from pibroch.rpc.references.call_messages import FunctionCall
 from pibroch.rpc.references.calls import References, call_of, check_method_name, lost, run_backward
 from pibroch.rpc.references.owned import OwnedValue
 from pibroch.rpc.values.failures import copy_of
@@ -61,53 +61,41 @@ class RRef(Generic[_T]):
         references = _current_references()
         owned = OwnedValue()
         owned.succeed(value)
-        self._fork = None
-        self._owned = owned
-        self._deadline = None
+        self._refer(references, references.agent.info, references.own(owned), owned)
         self.type_hint = type_hint
-        self._owner = references.agent.info
-        self._reference = references.own(owned)
-        self._references = references
 
     @classmethod
-    def of_owner(
+    def of(
         cls,
         references: References,
+        owner: WorkerInfo,
         reference: int,
-        owned: OwnedValue,
+        held: OwnedValue | Fork,
         deadline: float | None = None,
     ) -> RRef[Any]:
-        """A reference of this worker to its own value, which the table counts already.
+        """A reference of this worker to its own value, which the table counts already, or a fork.
 
-        ``deadline`` (monotonic, in seconds): until when the value must be set.
+        ``deadline`` (monotonic, in seconds): until when the owner must have the value.
         """
         self = cls.__new__(cls)
-        self._fork = None
-        self._owned = owned
-        self._deadline = deadline
-        self.type_hint = None
-        self._owner = references.agent.info
-        self._reference = reference
-        self._references = references
+        self._refer(references, owner, reference, held, deadline)
         return self
 
-    @classmethod
-    def of_user(
-        cls, references: References, owner: WorkerInfo, fork: Fork, deadline: float | None = None
-    ) -> RRef[Any]:
-        """A reference of this worker to another worker's value.
-
-        ``deadline`` (monotonic, in seconds): until when the owner must have it.
-        """
-        self = cls.__new__(cls)
-        self._fork = fork
-        self._owned = None
+    def _refer(
+        self,
+        references: References,
+        owner: WorkerInfo,
+        reference: int,
+        held: OwnedValue | Fork,
+        deadline: float | None = None,
+    ) -> None:
+        self._fork = held if isinstance(held, Fork) else None
+        self._owned = held if isinstance(held, OwnedValue) else None
         self._deadline = deadline
         self.type_hint = None
         self._owner = owner
-        self._reference = fork.reference
+        self._reference = reference
         self._references = references
-        return self
 
     def __del__(self) -> None:
         references = getattr(self, "_references", None)
@@ -186,15 +174,15 @@ class RRef(Generic[_T]):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.rpc_sync().method(...)`` returns the result of the value's method at its owner."""
-        return SyncProxy(self, timeout)
+        return _Proxy(self, timeout, self._references.call, profiling.sync_call)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.rpc_async().method(...)`` returns a future of the result."""
-        return AsyncProxy(self, timeout)
+        return _Proxy(self, timeout, self._references.call_async, profiling.async_call)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.remote().method(...)`` returns a reference to the result at the owner."""
-        return RemoteProxy(self, timeout)
+        return _Proxy(self, timeout, self._references.call_remote, profiling.remote_call)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run a backward pass from the value, a scalar tensor, at its owner.
@@ -285,71 +273,43 @@ class _Proxy:
 
     The owner decides which methods may be called (``values/methods.py``); private ones are refused
     before that.
+
+    Args:
+        rref: refers to the value.
+        timeout: of the calls.
+        call: sends one: gets ``rref``, the method's name, its arguments, ``timeout``, and what
+            ``profiled`` adds.
+        profiled: makes it an event of the profiler (``calls/profiling.py``).
     """
 
-    def __init__(self, rref: RRef[Any], timeout: float) -> None:
+    def __init__(
+        self,
+        rref: RRef[Any],
+        timeout: float,
+        call: Callable[..., Any],
+        profiled: Callable[..., Any],
+    ) -> None:
         self._rref = rref
         self._timeout = timeout
+        self._call = call
+        self._profiled = profiled
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         check_method_name(name)
         rref = self._rref
         timeout = self._timeout
-        send = self._send
+        call = self._call
         profiled = self._profiled
 
         def method(*args: object, **kwargs: object) -> Any:
             rref.check_usable()
             value = [list(args), kwargs]
-            if profiling.is_on():
-                agent = rref.references.agent
-                owner = rref.owner()
-                return profiled(
-                    agent, owner, name, lambda *rest: send(rref, name, value, timeout, *rest)
-                )
-            return send(rref, name, value, timeout)
+            agent = rref.references.agent
+            return profiled(
+                agent, rref.owner(), name, lambda *more: call(rref, name, value, timeout, *more)
+            )
 
         return method
-
-    _profiled: Callable[..., Any]
-
-    @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
-        raise NotImplementedError
-
-
-class SyncProxy(_Proxy):
-    """Methods return the result."""
-
-    _profiled = staticmethod(profiling.sync_call)
-
-    @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
-        return rref.references.call(rref, name, value, timeout)
-
-
-class AsyncProxy(_Proxy):
-    """Methods return a future of the result."""
-
-    _profiled = staticmethod(profiling.async_call)
-
-    @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: object) -> Any:
-        return rref.references.call_async(rref, name, value, timeout)
-
-
-class RemoteProxy(_Proxy):
-    """Methods return a reference to the result."""
-
-    _profiled = staticmethod(profiling.remote_call)
-
-    @staticmethod
-    def _send(rref: RRef[Any], name: str, value: list[Any], timeout: float, *rest: Any) -> Any:
-        what = MethodCall(rref.place(), name)
-        answered = rest[0] if rest else None
-        return rref.references.remote(
-            rref.owner(), what, value, timeout, keeps=rref, answered=answered
-        )
 
 
 def remote(
@@ -379,18 +339,12 @@ def remote(
     agent = references.agent
     name, value = call_of(agent, func, args, kwargs)
     owner = agent.find(to)
-    rref: RRef[_T]
-    if profiling.is_on():
-        rref = profiling.remote_call(
-            agent,
-            owner,
-            func,
-            lambda answered: references.remote(
-                owner, FunctionCall(name), value, timeout, answered=answered
-            ),
-        )
-        return rref
-    rref = references.remote(owner, FunctionCall(name), value, timeout)
+    rref: RRef[_T] = profiling.remote_call(
+        agent,
+        owner,
+        func,
+        lambda *answered: references.remote(owner, FunctionCall(name), value, timeout, *answered),
+    )
     return rref
 
 

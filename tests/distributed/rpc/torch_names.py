@@ -213,7 +213,7 @@ class ContextView:
 
 
 def retrieve_context(context_id):
-    return ContextView(agent()._agent.autograd._contexts.get(context_id))
+    return ContextView(agent()._agent.autograd.contexts.get(context_id))
 
 
 def current_context():
@@ -222,7 +222,7 @@ def current_context():
 
 def new_context():
     autograd = agent()._agent.autograd
-    context_id = autograd._contexts._of_thread.context = autograd.open()
+    context_id = autograd.contexts._of_thread.context = autograd.open()
     return retrieve_context(context_id)
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from pibroch.errors import ConfigError
-from pibroch.rpc.info import IdSource, WorkerInfo
+from pibroch.rpc.info import WorkerInfo, new_ids
 
 
 def test_a_worker_is_a_value_with_name_and_id():
@@ -17,7 +17,7 @@ def test_a_worker_is_a_value_with_name_and_id():
 
 
 def test_numbers_of_one_source_follow_each_other_and_fit_63_bits():
-    source = IdSource()
+    source = new_ids()
     numbers = [next(source) for _ in range(1000)]
     assert numbers == list(range(numbers[0], numbers[0] + 1000))
     assert numbers[0] >= 0
@@ -25,7 +25,7 @@ def test_numbers_of_one_source_follow_each_other_and_fit_63_bits():
 
 
 def test_sources_start_far_from_each_other():
-    starts = sorted(next(IdSource()) for _ in range(1000))
+    starts = sorted(next(new_ids()) for _ in range(1000))
     gaps = [after - before for before, after in pairwise(starts)]
     assert min(gaps) > 1_000_000
 

@@ -71,7 +71,7 @@ def backward(
     """
     with suppress(TypeError):  # ``backward`` below raises the right error
         context_id = operator.index(context_id)
-    _autograd().backward(context_id, roots, retain_graph, timeout)
+    _autograd().coordinator.run(context_id, roots, retain_graph, timeout)
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
     Raises:
         RuntimeError: for a context that is not open on this worker.
     """
-    return _autograd().gradients(context_id)
+    return _autograd().contexts.get(context_id).gradients()
 
 
 def current_context() -> int | None:

@@ -26,7 +26,6 @@ from pibroch.rpc.autograd.send_receive import Received
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.calls.pending import OutcomeTo
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 
 class Coordinator:
@@ -44,8 +43,8 @@ class Coordinator:
         self,
         context_id: int,
         roots: Sequence[Tensor],
-        retain_graph: bool = False,
-        timeout: float = UNSET_RPC_TIMEOUT,
+        retain_graph: bool,
+        timeout: float,
     ) -> None:
         """Accumulate the gradients of ``roots`` in the context, on all workers.
 

@@ -6,7 +6,6 @@ handled, on the loop or in a caller that reads its own answer; ``_on_lost`` on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -25,16 +24,15 @@ from pibroch.rpc.autograd.send_receive import (
 )
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 
 
 class Autograd:
-    """Contexts and backward passes of one agent."""
+    """Contexts (``contexts``) and backward passes (``coordinator``) of one agent."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._contexts = Contexts()
-        self.coordinator = Coordinator(agent, self._contexts)
+        self.contexts = Contexts()
+        self.coordinator = Coordinator(agent, self.contexts)
         agent.serve(Release, self._on_release)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
@@ -49,7 +47,7 @@ class Autograd:
         Returns:
             The graph's part of the message, ``None`` when ``to`` needs none; the tensors, detached.
         """
-        own = self._contexts.find(context)
+        own = self.contexts.find(context)
         detached = [tensor.detach() for tensor in tensors]
         if own is None:
             return None, detached
@@ -86,11 +84,9 @@ class Autograd:
             ) from error
         own = self._agent.info.id
         is_stale = (
-            origin.id != own
-            and part.creator[0] == own
-            and self._contexts.find(part.context) is None
+            origin.id != own and part.creator[0] == own and self.contexts.find(part.context) is None
         )
-        context = None if is_stale else self._contexts.open(part.context, part.creator, origin.id)
+        context = None if is_stale else self.contexts.open(part.context, part.creator, origin.id)
         if context is None:
             return tensors
         context.reached.add(origin)
@@ -115,18 +111,18 @@ class Autograd:
 
     def entered(self, context: int) -> AbstractContextManager[None]:
         """Inside the ``with`` block the calling thread works for ``context``."""
-        return self._contexts.entered(context)
+        return self.contexts.entered(context)
 
     def current_context(self) -> int | None:
         """The context that the calling thread is in."""
-        return self._contexts.current
+        return self.contexts.current
 
     # contexts
 
     def open(self) -> int:
         """Open a new context, whose creator is this worker; returns its id."""
         context_id = next(self._agent.ids)
-        self._contexts.open(context_id, (self._agent.info.id, self._agent.incarnation))
+        self.contexts.open(context_id, (self._agent.info.id, self._agent.incarnation))
         return context_id
 
     def release(self, context: int) -> None:
@@ -140,21 +136,9 @@ class Autograd:
             ),
         )
 
-    def check_open(self, context: int) -> None:
-        """Raise ``RuntimeError`` when the context is not open here."""
-        self._contexts.get(context)
-
-    def gradients(self, context: int) -> dict[Tensor, Tensor]:
-        """The sum of gradients of each leaf of this worker.
-
-        Raises:
-            RuntimeError: when the context is not open here.
-        """
-        return self._contexts.get(context).gradients()
-
     def live_counts(self) -> dict[str, int]:
         """How many ``contexts``, ``gates``, ``passes`` and ``buffers`` (gradients) are kept."""
-        contexts = self._contexts.all()
+        contexts = self.contexts.all()
         passes = [each for context in contexts for each in tuple(context.passes.values())]
         return {
             "contexts": len(contexts),
@@ -168,12 +152,12 @@ class Autograd:
 
     def close(self) -> None:
         """Drop all contexts; passes under way fail."""
-        for context in self._contexts.all():
-            self._contexts.close(context.id)
+        for context in self.contexts.all():
+            self.contexts.close(context.id)
             _clear(context, RpcError("a backward pass on a worker that was shut down"))
 
     def _drop(self, context_id: int, error: Exception, for_good: bool = True) -> None:
-        context = self._contexts.close(context_id, for_good)
+        context = self.contexts.close(context_id, for_good)
         if context is None:
             return
         _clear(context, error)
@@ -184,24 +168,9 @@ class Autograd:
     def _on_release(self, origin: WorkerInfo, release: Release, value: object) -> None:
         self.release(release.context)
 
-    # backward
-
-    def backward(
-        self,
-        context_id: int,
-        roots: Sequence[Tensor],
-        retain_graph: bool = False,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> None:
-        """Accumulate the gradients of ``roots`` in the context, on all workers.
-
-        See ``pibroch.rpc.autograd.backward``.
-        """
-        self.coordinator.run(context_id, roots, retain_graph, timeout)
-
     def _on_lost(self, worker: WorkerInfo, incarnation: int) -> None:
         error = WorkerLostError(worker.name, "it was lost in the middle of distributed autograd")
-        for context in self._contexts.all():
+        for context in self.contexts.all():
             if incarnation:  # else it could not be dialled, but may still have dialled this worker
                 context.reached.discard(worker)
             is_own = context.creator[0] == self._agent.info.id

@@ -23,14 +23,14 @@ from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceTable
 from pibroch.rpc.calls.pending import Receiver
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests, too_late
-from pibroch.rpc.calls.service import Handler, IncarnationOf, RequestService
-from pibroch.rpc.info import IdSource, WorkerInfo
+from pibroch.rpc.calls.service import RequestService
+from pibroch.rpc.info import WorkerInfo, new_ids
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
 from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
 from pibroch.rpc.transport.loopback import Loopback
-from pibroch.rpc.transport.membership import Membership, Record, Rendezvous
+from pibroch.rpc.transport.membership import Membership, Rendezvous
 from pibroch.rpc.transport.peers import Peers
 from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.codec import Codec
@@ -56,7 +56,7 @@ class Agent:
     ) -> None:
         self.options = options
         self.callables = callables
-        self.ids = IdSource()
+        self.ids = new_ids()
         # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
         self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin)
@@ -87,6 +87,13 @@ class Agent:
             self,
         )
         self.incarnation = self._peers.incarnation
+        self.record = self._peers.record
+        # what one of its parts does for all
+        self.serve = self._service.serve
+        self.when_lost = self._peers.when_lost
+        self.incarnation_of = self._peers.incarnation_of
+        self.workers = self._membership.workers
+        self.submit = self.pool.submit
         self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)
 
     # its parts
@@ -109,11 +116,6 @@ class Agent:
     def autograd(self, autograd: Recorder) -> None:
         self._packer.recorder = autograd
 
-    @property
-    def record(self) -> Record:
-        """Who this worker is, and where it listens."""
-        return self._peers.record
-
     # life
 
     def start(self) -> None:
@@ -126,7 +128,7 @@ class Agent:
         _settle_torch()
         self.reactor.start()
         try:
-            self._membership.join(self._peers.record)
+            self._membership.join(self.record)
         except BaseException:
             self.close()
             raise
@@ -140,18 +142,11 @@ class Agent:
             callback()
         with contextlib.suppress(RuntimeError):  # the host of the store may be gone already
             # before the goodbye, after which others look this worker up again
-            self._membership.leave(self._peers.record)
+            self._membership.leave(self.record)
         self._peers.close()
         self._requests.lose_all("this worker was shut down")
         self.reactor.stop()
         self.pool.close(_END_S)
-
-    def when_lost(self, callback: Callable[[WorkerInfo, int], None]) -> None:
-        """Call ``callback(worker, incarnation)`` on the loop when a worker is lost or leaves.
-
-        It is also called when a worker cannot be reached: then the incarnation is 0.
-        """
-        self._peers.when_lost(callback)
 
     def when_closed(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when this agent is closed, before its connections are."""
@@ -182,17 +177,9 @@ class Agent:
             )
         return record.info
 
-    def workers(self) -> list[WorkerInfo]:
-        """All workers whose addresses this one has."""
-        return self._membership.workers()
-
     def reach(self, worker: WorkerInfo) -> None:
         """Dial a worker if there is no connection to it; if it cannot be reached, it is lost."""
         self._peers.connection_to(worker)
-
-    def incarnation_of(self, to: WorkerInfo) -> int:
-        """The incarnation of a worker that is connected at present, 0 while unknown."""
-        return self._peers.incarnation_of(to)
 
     # sending
 
@@ -242,10 +229,6 @@ class Agent:
         """Run ``function`` on the loop; takes no lock, so the garbage collector may call it."""
         if not self._is_closed:
             self.reactor.call_soon(function)
-
-    def submit(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on a thread of the pool."""
-        self.pool.submit(function)
 
     def timeout_s(self, timeout: float) -> float:
         """The timeout in force, in seconds, 0 for none."""
@@ -300,17 +283,6 @@ class Agent:
         return self._loopback if worker.id == self.info.id else self._peers.connection_to(worker)
 
     # serving
-
-    def serve(
-        self,
-        body_type: type[msgspec.Struct],
-        handler: Handler,
-        *,
-        in_pool: bool = False,
-        incarnation: IncarnationOf | None = None,
-    ) -> None:
-        """Register the handler of messages with such a body (``RequestService.serve``)."""
-        self._service.serve(body_type, handler, in_pool, incarnation)
 
     @property
     def num_started(self) -> int:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from pibroch.errors import RpcTimeoutError
 from pibroch.rpc.calls.pool import Pool
+from pibroch.rpc.calls.requests import too_late
 from pibroch.rpc.transport.stream import FrameStream
 from pibroch.rpc.values.failures import copy_of
 from pibroch.wire.reactor import Reactor
@@ -205,11 +205,7 @@ class Waiter:
             if stream is not None:
                 stream.read_until(lambda: self.is_done, timeout_s)
             if not self._done.acquire(timeout=timeout_s + 30.0 if timeout_s > 0 else -1):
-                raise RpcTimeoutError(
-                    f"no answer within {timeout_s} s",
-                    "one in time",
-                    "raise the timeout, or see the callee's log",
-                )
+                raise too_late(timeout_s)
         finally:
             pool.end_wait(token)
         if self._error is not None:

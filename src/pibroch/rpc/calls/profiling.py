@@ -1,6 +1,7 @@
 """Calls as events of torch's profiler, ``rpc_sync#name(caller -> callee)``, until their answer.
 
-Nothing of this runs while no profiler is on. What the callee does is only in a profiler of its own.
+While no profiler is on there are only the calls. What the callee does is only in a profiler of its
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.info import WorkerInfo
 
 _T = TypeVar("_T")
-is_on: Callable[[], bool] = torch._C._autograd._profiler_enabled  # of the calling thread
+_is_on: Callable[[], bool] = torch._C._autograd._profiler_enabled  # of the calling thread
 
 
 def key(kind: str, function: object, caller: WorkerInfo, callee: WorkerInfo) -> str:
@@ -31,6 +32,8 @@ def key(kind: str, function: object, caller: WorkerInfo, callee: WorkerInfo) -> 
 
 def sync_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[[], _T]) -> _T:
     """Run ``call()`` as an event; returns its result."""
+    if not _is_on():
+        return call()
     with record_function(key("sync", function, agent.info, to)):
         return call()
 
@@ -42,6 +45,8 @@ def async_call(
 
     The event is over when that future is done.
     """
+    if not _is_on():
+        return call()
     result = agent.future()
     with record_function(key("async", function, agent.info, to)) as event:
         future = call()
@@ -58,11 +63,16 @@ def async_call(
     return result
 
 
-def remote_call(
-    agent: Agent, to: WorkerInfo, function: object, call: Callable[[Callable[[], None]], _T]
-) -> _T:
+def remote_call(agent: Agent, to: WorkerInfo, function: object, call: Callable[..., _T]) -> _T:
     """Run ``call(answered)`` as an event that ends when ``answered()`` is called."""
-    answered: torch.futures.Future[None] = torch.futures.Future()
+    if not _is_on():
+        return call()
+    done: torch.futures.Future[None] = torch.futures.Future()
+
+    def answered() -> None:
+        if not done.done():  # a creation that cannot be asked for fails twice
+            done.set_result(None)
+
     with record_function(key("remote", function, agent.info, to)) as event:
-        event._call_end_callbacks_on_future(answered)
-        return call(lambda: answered.set_result(None))
+        event._call_end_callbacks_on_future(done)
+        return call(answered)

@@ -68,7 +68,8 @@ class RequestService:
         self,
         body_type: type[msgspec.Struct],
         handler: Handler,
-        in_pool: bool,
+        *,
+        in_pool: bool = False,
         incarnation: IncarnationOf | None = None,
     ) -> None:
         """Register the handler of messages with such a body: on the loop, or on the pool.

@@ -15,7 +15,7 @@ from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.calls.pending import OutcomeTo
 from pibroch.rpc.functions import apply, run
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.references import Peer
+from pibroch.rpc.references import Fork, Peer
 from pibroch.rpc.references.call_messages import Backward, Create, Fetch, FunctionCall, MethodCall
 from pibroch.rpc.references.owned import OwnedValue, fill
 from pibroch.rpc.references.runtime import Handle, ReferenceRuntime
@@ -42,8 +42,8 @@ class References(ReferenceRuntime):
         what: FunctionCall | MethodCall,
         value: list[Any],
         timeout: float,
+        answered: Callable[[], None] = lambda: None,
         keeps: Handle | None = None,
-        answered: Callable[[], None] | None = None,
     ) -> Any:
         """Request ``owner`` to create a value; returns a handle at once.
 
@@ -51,33 +51,42 @@ class References(ReferenceRuntime):
         """
         agent = self.agent
         timeout_s = agent.timeout_s(timeout)
+        held: OwnedValue | Fork
         if owner.id == agent.info.id:
-            owned = OwnedValue()
-            reference = self.own(owned)
+            held = OwnedValue()
+            reference = self.own(held)
             number = 0
-            rref = self.handles.of_owner(self, reference, owned, _deadline(timeout_s))
-            # the value is set before the answer
-            receiver = _Creation(lambda incarnation: None, owned.fail, keeps, answered)
         else:
-            fork = self.create(owner)
-            reference = fork.reference
-            number = fork.number
-            rref = self.handles.of_user(self, owner, fork, _deadline(timeout_s))
-            receiver = _Creation(
-                lambda incarnation: self.created(fork, Peer(owner.id, incarnation)),
-                lambda error: self.creation_failed(
-                    fork, error, owner_lives=not isinstance(error, WorkerLostError)
-                ),
-                keeps,
-                answered,
-            )
+            held = self.create(owner)
+            reference = held.reference
+            number = held.number
+
+        def created(incarnation: object) -> None:
+            answered()
+            if not isinstance(incarnation, int):
+                failed(RuntimeError(f"got {incarnation!r} from the owner; need its incarnation"))
+            elif isinstance(held, Fork):  # else the value was set before the answer
+                self.created(held, Peer(owner.id, incarnation))
+
+        def failed(error: BaseException) -> None:
+            assert isinstance(error, Exception)
+            answered()
+            if isinstance(held, Fork):
+                owner_lives = not isinstance(error, WorkerLostError)
+                self.creation_failed(held, error, owner_lives)
+            else:
+                held.fail(error)
+
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        rref = self.handles.of(self, owner, reference, held, deadline)
         body = Create(reference, number, agent.incarnation, what)
         # without a timeout, as the outcome at the owner matters; ``RRef`` checks the deadline when
         # it is used
         try:
+            receiver = OutcomeTo(created, failed, keeps)
             agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
         except Exception as error:
-            receiver.fail(error)
+            failed(error)
             raise
         return rref
 
@@ -109,6 +118,18 @@ class References(ReferenceRuntime):
         receiver = OutcomeTo(future.succeed, future.fail, keeps=rref)
         self.agent.ask(receiver, rref.owner(), body, value, timeout_s, context)
         return future
+
+    def call_remote(
+        self,
+        rref: Handle,
+        method: str,
+        value: list[Any],
+        timeout: float,
+        answered: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """As ``call``, but returns a handle of the result, which stays at the owner."""
+        what = MethodCall(rref.place(), method)
+        return self.remote(rref.owner(), what, value, timeout, answered, rref)
 
     def backward(self, rref: Handle, context: int, retain_graph: bool) -> None:
         """Run a distributed backward pass with the value as its root, at its owner."""
@@ -191,43 +212,3 @@ def lost(rref: Handle) -> ReferenceLostError:
         "a living owner",
         "make the value again",
     )
-
-
-def _deadline(timeout_s: float) -> float | None:
-    return time.monotonic() + timeout_s if timeout_s else None
-
-
-class _Creation:
-    """Receives the owner's answer to a ``Create`` request (``calls.Receiver``, on the loop)."""
-
-    __slots__ = ("_answered", "_created", "_failed", "_keeps")
-
-    def __init__(
-        self,
-        created: Callable[[int], object],
-        failed: Callable[[Exception], object],
-        keeps: Handle | None,
-        answered: Callable[[], None] | None,
-    ) -> None:
-        self._created = created
-        self._failed = failed
-        self._keeps = keeps
-        self._answered = answered
-
-    def succeed(self, value: object) -> None:
-        self._call_answered()
-        if isinstance(value, int):
-            self._created(value)
-        else:
-            self.fail(RuntimeError(f"got {value!r} from the owner; need its incarnation"))
-
-    def fail(self, error: BaseException) -> None:
-        self._call_answered()
-        self._failed(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-    def _call_answered(self) -> None:
-        """Once, though a creation that cannot be asked for fails twice."""
-        answered = self._answered
-        self._answered = None
-        if answered is not None:
-            answered()

@@ -42,16 +42,15 @@ class Handle(Protocol):
     """An object that users hold (``rref.RRef``), and how the runtime makes one."""
 
     @classmethod
-    def of_owner(
-        cls, references: Any, reference: int, owned: OwnedValue, deadline: float | None = None
+    def of(
+        cls,
+        references: Any,
+        owner: WorkerInfo,
+        reference: int,
+        held: OwnedValue | Fork,
+        deadline: float | None = None,
     ) -> object:
-        """A handle of a value of this worker, which the table counts already."""
-
-    @classmethod
-    def of_user(
-        cls, references: Any, owner: WorkerInfo, fork: Fork, deadline: float | None = None
-    ) -> object:
-        """A handle of another worker's value."""
+        """A handle of a value of this worker, which the table counts already, or of a fork."""
 
     def owner(self) -> WorkerInfo:
         """The worker that holds the value."""
@@ -195,10 +194,10 @@ class ReferenceRuntime:
             owner = self._workers.setdefault(
                 place.owner.worker, WorkerInfo(wire.owner_name, place.owner.worker)
             )
-            return self.handles.of_user(self, owner, fork_or_exists)
+            return self.handles.of(self, owner, place.reference, fork_or_exists)
         if not fork_or_exists:
             owned.fail(no_value(f"reference {place.reference}, whose value is gone"))
-        return self.handles.of_owner(self, place.reference, owned)
+        return self.handles.of(self, self.agent.info, place.reference, owned)
 
     # values here
 

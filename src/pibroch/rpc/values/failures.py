@@ -14,7 +14,7 @@ import copy
 import functools
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -157,24 +157,16 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
 
 
 def _without_constructor(
-    cls: type[Exception], arguments: list[Any], state: Mapping[str, object]
+    cls: type[Exception], arguments: Sequence[Any], state: Mapping[str, object]
 ) -> Exception:
     # the first ``__new__`` may not fit: a subclass of RuntimeError and OSError has OSError's layout
     for base in cls.__mro__:
         with contextlib.suppress(TypeError):
             error = base.__new__(cls, *arguments)
-            error.args = tuple(arguments)
+            error.args = tuple(arguments)  # not set yet by an OSError with a constructor of its own
             vars(error).update(state)
             return error
     raise TypeError(f"no __new__ of {cls} takes {arguments}")
-
-
-def _blank(cls: type[Exception], arguments: Iterable[object]) -> Exception:
-    """An exception made without its own constructor, by that of its builtin base class."""
-    builtin = cls
-    while builtin.__module__ != "builtins" and builtin.__base__ is not None:
-        builtin = builtin.__base__
-    return builtin.__new__(cls, *arguments)
 
 
 @functools.cache
@@ -241,9 +233,7 @@ def copy_of(error: Exception) -> Exception:
         copied = error
     if type(copied) is not type(error) or copied is error or str(copied) != str(error):
         # its constructor has other parameters than ``args``
-        copied = _blank(type(error), error.args)
-        copied.args = error.args  # not set yet by an OSError with a constructor of its own
-        copied.__dict__.update(error.__dict__)
+        copied = _without_constructor(type(error), error.args, vars(error))
     copied.__cause__ = error.__cause__
     copied.__suppress_context__ = error.__suppress_context__
     return copied.with_traceback(error.__traceback__)
