@@ -29,7 +29,7 @@ from pibroch.collectives.peer_link import (
 )
 from pibroch.collectives.ranks import Channel
 from pibroch.errors import PibrochError, RankFailedError, TrainingError
-from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
+from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import listen
 
 REASON_TIMEOUT_S = 5.0
@@ -116,8 +116,9 @@ class FailureDetector:
                     channel.gather([*server.getsockname()[:2], published])
                     deadline = time.monotonic() + _OPEN_TIMEOUT_S
                     key = agreed_key(own_key, published)
-                    callers = admit([server], key, rank, range(1, size), deadline)
-                    links = {other: PeerLink(link) for other, link in callers.items()}
+                    expected = [(other, 0) for other in range(1, size)]
+                    callers = admit_streams([server], key, rank, expected, deadline)
+                    links = {other: PeerLink(link) for (other, _), link in callers.items()}
             else:
                 host, port, published = channel.gather(None)[0]
                 link = socket.create_connection((host, port), _OPEN_TIMEOUT_S)

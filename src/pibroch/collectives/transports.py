@@ -14,35 +14,37 @@ from pibroch.errors import ConfigError
 
 TRANSPORT_VARIABLE = "PIBROCH_CHANNEL_TRANSPORT"
 CHOICES = ("auto", "gloo")
-"""``auto`` is shared memory within a host; with ``gloo`` all messages of a rank go over gloo."""
-DEFAULT_CHOICE = "auto"
-"""For channels: with gloo a training step takes 1.05 to 1.2 times as long, see design note 0022."""
+"""``auto`` is shared memory within a host; with ``gloo`` all messages of a rank go over gloo.
+
+With gloo a training step takes 1.05 to 1.2 times as long, see design note 0022.
+"""
 
 
-def open_host_transport(ranks: Group, choice_when_absent: str = "auto") -> Transport:
+def open_host_transport(ranks: Group) -> Transport:
     """Gloo, and shared memory between the ranks of a host that all allow it. Blocks.
-
-    Args:
-        ranks: the members of the group.
-        choice_when_absent: one of CHOICES, where the environment has none.
 
     Raises:
         ConfigError: for a transport in the environment that is not known.
     """
     # imported here, as a run of one process does not need them
     from pibroch.kernels.atomics import FUTEX_CALL
-    from pibroch.wire.rendezvous import rendezvous_on_host
+    from pibroch.wire.rendezvous import rendezvous
 
-    choice = os.environ.get(TRANSPORT_VARIABLE) or choice_when_absent
+    choice = os.environ.get(TRANSPORT_VARIABLE) or "auto"
     if choice not in CHOICES:
         raise ConfigError(
             f"{TRANSPORT_VARIABLE}={choice} in the environment", f"one of {', '.join(CHOICES)}"
         )
     network = GlooTransport(ranks)
     shares_memory = choice == "auto" and FUTEX_CALL is not None
-    links = rendezvous_on_host(
-        network.store, ranks.rank, ranks.world_size, ranks.timeout_s, shares_memory=shares_memory
-    )
+    links = rendezvous(
+        network.store,
+        ranks.rank,
+        ranks.world_size,
+        ranks.timeout_s,
+        shares_memory=shares_memory,
+        streams=(),
+    ).local
     if not links:
         return network
     # imported here, as systems without shared memory do not need them
@@ -78,4 +80,4 @@ def open_transport(ranks: Group) -> Transport:
         )
     if dist.get_backend() == "nccl":
         return TRANSPORTS["nccl"](ranks)
-    return open_host_transport(ranks, DEFAULT_CHOICE)
+    return open_host_transport(ranks)

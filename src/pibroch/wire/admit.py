@@ -38,7 +38,7 @@ _other_users_log = BoundedLog(log)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker listens.
+    """Where a worker or rank listens.
 
     Attributes:
         machine: boot id and network namespace; workers of one machine use the Unix socket.

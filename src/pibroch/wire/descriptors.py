@@ -1,26 +1,12 @@
-"""File descriptors sent over a Unix socket (``SCM_RIGHTS``), of memory that both sides map."""
+"""File descriptors that come over a Unix socket (``SCM_RIGHTS``), of memory that both sides map."""
 
 from __future__ import annotations
 
 import array
 import socket
-from collections.abc import Sequence
-
-from pibroch.wire.segments import OwnSegment
 
 MAX_DESCRIPTORS = 64
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
-
-
-def send_descriptors(
-    sock: socket.socket, view: memoryview, descriptors: Sequence[OwnSegment]
-) -> int:
-    """Send descriptors with the first byte of ``view`` and close them here; returns bytes sent."""
-    rights = array.array("i", [each.fd for each in descriptors])
-    sent = sock.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-    for each in descriptors:
-        each.close_fd()
-    return sent
 
 
 def receive_descriptors(sock: socket.socket, target: memoryview) -> tuple[int, list[int], bool]:

@@ -106,21 +106,6 @@ def introduce(link: socket.socket, key: bytes, rank: int, other: int, stream: in
         _receive(link, side)
 
 
-def admit(
-    servers: Sequence[socket.socket],
-    key: bytes,
-    rank: int,
-    expected: Iterable[int],
-    deadline: float,
-) -> dict[int, socket.socket]:
-    """The blocking sockets of these ranks, once all have called, one each.
-
-    See :func:`admit_streams`.
-    """
-    links = admit_streams(servers, key, rank, ((p, 0) for p in expected), deadline)
-    return {p: link for (p, _), link in links.items()}
-
-
 def admit_streams(
     servers: Sequence[socket.socket],
     key: bytes,

@@ -20,6 +20,7 @@ import msgspec
 
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
+from pibroch.wire.admit import Address
 from pibroch.wire.alive import HostWatch
 from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
@@ -31,25 +32,6 @@ class KeyStore(Protocol):
 
     def set(self, key: str, value: str, /) -> None: ...  # noqa: D102
     def get(self, key: str, /) -> bytes: ...  # noqa: D102
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A rank as it presents itself.
-
-    Attributes:
-        machine: equal for those that can share memory.
-        unix: abstract name of its Unix socket, empty when it has none.
-        host, port: where it listens for others.
-    """
-
-    machine: str
-    unix: str
-    host: str
-    port: int
-
-    def shares_memory_with(self, other: Member) -> bool:
-        """Whether the two can, and want to."""
-        return bool(self.unix and other.unix) and self.machine == other.machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,47 +74,30 @@ def rendezvous(
         size: number of ranks.
         timeout_s: for all to come.
         shares_memory: whether ranks on this host are met at Unix sockets; the same on all ranks of
-            a host.
-        streams: numbers of the TCP connections to have with each rank that is met so; with
-            :data:`IDLE`, ranks of lost hosts can be told from those that are stopped.
+            a host, where there are streams.
+        streams: numbers of the TCP connections to have with each other rank; with :data:`IDLE`,
+            ranks of lost hosts can be told from those that are stopped. With none, only ranks that
+            share this host's memory are connected.
 
     Raises:
         TrainingError: when some did not come.
-    """
-    return _rendezvous(store, rank, size, timeout_s, (shares_memory, True), streams)
-
-
-def _rendezvous(
-    store: KeyStore,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    ways: tuple[bool, bool],
-    streams: Sequence[int] = (0,),
-) -> ConnectedPeers:
-    """See :func:`rendezvous`; ``ways`` are the kinds of sockets to meet at.
-
-    Unix sockets are taken, and TCP where they cannot be.
     """
     deadline = time.monotonic() + timeout_s
     own_key = key_of_run()
     if rank == 0:
         store.set("key", published_key(own_key))
-    with _listening(*ways) as (servers, here):
+    with _listening(shares_memory, bool(streams)) as (servers, here):
         store.set(f"member{rank}", msgspec.json.encode(here).decode())
-        everybody = {
-            each: msgspec.json.decode(store.get(f"member{each}"), type=Member)
+        members = {
+            each: msgspec.json.decode(store.get(f"member{each}"), type=Address)
             for each in range(size)
             if each != rank
-        }
-        members = {
-            each: it for each, it in everybody.items() if ways[1] or here.shares_memory_with(it)
         }
         key = agreed_key(own_key, store.get("key").decode())
         wanted = [
             (each, stream)
             for each in sorted(members)
-            for stream in ((0,) if here.shares_memory_with(members[each]) else streams)
+            for stream in ((0,) if _share_memory(here, members[each]) else streams)
         ]
         links: dict[tuple[int, int], socket.socket] = {}
         try:
@@ -162,54 +127,41 @@ def _rendezvous(
     return peers
 
 
-def rendezvous_on_host(
-    store: KeyStore, rank: int, size: int, timeout_s: float, *, shares_memory: bool
-) -> dict[int, socket.socket]:
-    """Connect those ranks of a group that share this host's memory, by the rank at the other end.
-
-    Each rank calls this. Blocks.
-
-    Args:
-        store: as for :func:`rendezvous`.
-        rank: as there.
-        size: as there.
-        timeout_s: as there.
-        shares_memory: whether this rank does; it may differ from rank to rank.
-
-    Raises:
-        TrainingError: when some did not come.
-    """
-    return _rendezvous(store, rank, size, timeout_s, (shares_memory, False)).local
-
-
 @contextlib.contextmanager
-def _listening(shares_memory: bool, over_tcp: bool) -> Iterator[tuple[list[socket.socket], Member]]:
+def _listening(
+    shares_memory: bool, over_tcp: bool
+) -> Iterator[tuple[list[socket.socket], Address]]:
     servers = [listen()] if over_tcp else []
     host, port = servers[0].getsockname()[:2] if over_tcp else ("", 0)
-    unix = ""
+    unix = None
     try:
         if shares_memory and hasattr(os, "memfd_create"):
             unix = f"pibroch-lag-{secrets.token_hex(8)}"
             servers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             servers[-1].bind(f"\0{unix}")
             servers[-1].listen(512)
-        yield servers, Member(this_machine(), unix, host, port)
+        yield servers, Address(this_machine(), unix, host, port)
     finally:
         for each in servers:
             each.close()
 
 
+def _share_memory(one: Address, other: Address) -> bool:
+    """Whether the two can, and want to."""
+    return one.unix is not None and other.is_reached_locally(one.machine)
+
+
 def _call(
     other: int,
-    member: Member,
-    here: Member,
+    member: Address,
+    here: Address,
     rank: int,
     key: bytes,
     stream: int,
     deadline: float,
 ) -> socket.socket:
     remaining = max(0.01, deadline - time.monotonic())
-    if here.shares_memory_with(member):
+    if _share_memory(here, member):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.settimeout(remaining)
         link.connect(f"\0{member.unix}")

@@ -26,7 +26,7 @@ from pibroch.rpc.values.messages import encode
 from pibroch.serve.parts import WantedRows, by_ids
 from pibroch.wire.handshake import Client
 from pibroch.wire.handshake_messages import MAGIC, Identity, Purpose, ReplyCode
-from pibroch.wire.ranks import admit, introduce
+from pibroch.wire.ranks import admit_streams, introduce
 from pibroch.wire.sockets import listen
 
 SECRET = b"the secret of this test alone, 32"
@@ -73,7 +73,7 @@ def ranks(is_unix):
         links = {}
         until = time.monotonic() + 10 * TIMEOUT_S
         waiting = threading.Thread(
-            target=lambda: links.update(admit([server], SECRET, 0, [1], until))
+            target=lambda: links.update(admit_streams([server], SECRET, 0, [(1, 0)], until))
         )
         waiting.start()
         address = server.getsockname()
@@ -82,8 +82,8 @@ def ranks(is_unix):
             with here.connect() as link:
                 introduce(link, SECRET, 1, 0)
                 waiting.join(TIMEOUT_S)
-                assert set(links) == {1}
-                links[1].close()
+                assert set(links) == {(1, 0)}
+                links[1, 0].close()
 
         here = Listening(address, f"rank 0 at {address!r}", greet)
         yield here

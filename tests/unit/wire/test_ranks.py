@@ -24,7 +24,7 @@ from pibroch.ports import free_port
 from pibroch.stores import tcp_store
 from pibroch.wire import ranks
 from pibroch.wire.handshake_messages import IDLE
-from pibroch.wire.ranks import admit, agreed_key, introduce, key_of_run, published_key
+from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.rendezvous import rendezvous
 from pibroch.wire.sockets import listen
 
@@ -54,7 +54,9 @@ def server(alone):
 
 
 def admitted(server, *ranks):
-    return admit([server], KEY, 0, ranks, time.monotonic() + TIMEOUT_S)
+    expected = [(rank, 0) for rank in ranks]
+    links = admit_streams([server], KEY, 0, expected, time.monotonic() + TIMEOUT_S)
+    return {rank: link for (rank, _), link in links.items()}
 
 
 def call(address, key=KEY, rank=1, other=0):
@@ -116,13 +118,13 @@ def test_ranks_come_in_where_there_is_no_epoll(server, threads, monkeypatch):
 
 def test_absent_ranks_are_named(server):
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not come"):
-        admit([server], KEY, 0, (1, 2), time.monotonic() + 0.05)
+        admit_streams([server], KEY, 0, [(1, 0), (2, 0)], time.monotonic() + 0.05)
 
 
 def test_nobody_else_can_be_called(server, threads):
     with ThreadPoolExecutor(1) as pool, listen() as other_rank:
         for impostor in ([server], bytes(32), 0), ([other_rank], KEY, 2):
-            gone = pool.submit(admit, *impostor, (1,), time.monotonic() + 1.0)
+            gone = pool.submit(admit_streams, *impostor, [(1, 0)], time.monotonic() + 1.0)
             with pytest.raises(AuthenticationError):
                 call(impostor[0][0].getsockname())
             assert isinstance(gone.exception(TIMEOUT_S), TimeoutError)
@@ -130,7 +132,7 @@ def test_nobody_else_can_be_called(server, threads):
 
 def test_a_proof_that_is_passed_on_is_worth_nothing(server, threads):
     """Who can write to the store gives its own address out as rank 0's, and hands all bytes on."""
-    gone = threads.submit(admit, [server], KEY, 0, (1,), time.monotonic() + 2.0)
+    gone = threads.submit(admit_streams, [server], KEY, 0, [(1, 0)], time.monotonic() + 2.0)
     with listen() as between:
 
         def hand_on():
@@ -215,7 +217,7 @@ def test_what_is_in_the_store_lets_nobody_in(alone, threads, shares_memory):
     first = threads.submit(rendezvous, store, 0, 2, TIMEOUT_S, shares_memory=shares_memory)
     stranger = tcp_store("127.0.0.1", store.port)
     stranger.wait(["key", "member0"])
-    _, unix, host, port = json.loads(stranger.get("member0"))
+    _, unix, host, port = json.loads(stranger.get("member0")).values()
     stranger.set("member1", stranger.get("member0"))
     for word in {*all_of(stranger), stranger.get("key").ljust(32, b"0")}:
         for key in {word, word[:32].ljust(32, b"\0")} - {b""}:

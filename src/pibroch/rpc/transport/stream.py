@@ -24,11 +24,7 @@ from collections.abc import Callable, Sequence
 from pibroch.errors import ProtocolError, RpcError
 from pibroch.rpc.transport.frames import Frame, FrameReader, seal
 from pibroch.wire.alive import is_silence
-from pibroch.wire.descriptors import (
-    MAX_DESCRIPTORS,
-    receive_descriptors,
-    send_descriptors,
-)
+from pibroch.wire.descriptors import MAX_DESCRIPTORS, receive_descriptors
 from pibroch.wire.reactor import READ, SPIN_S, WRITE, Reactor
 from pibroch.wire.segments import OwnSegment
 
@@ -310,7 +306,9 @@ class FrameStream:
     def _send_some(self) -> int:
         view, descriptors = self._queue[0]
         if descriptors:
-            sent = send_descriptors(self._sock, view, descriptors)
+            sent = socket.send_fds(self._sock, [view], [each.fd for each in descriptors])
+            for each in descriptors:
+                each.close_fd()
             self._queue[0] = (view, ())
             return sent
         if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
