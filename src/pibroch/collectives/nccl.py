@@ -20,14 +20,11 @@ class NcclTransport(Transport):
     """
 
     def __init__(self, ranks: Group) -> None:
-        timeout = timedelta(seconds=ranks.timeout_s)
-        self._group = None
-        if ranks.are_all:
-            self._group = dist.new_group(timeout=timeout)
-        else:
-            self._group = dist.new_group(
-                list(ranks.members), timeout=timeout, use_local_synchronization=True
-            )
+        self._group = dist.new_group(
+            None if ranks.are_all else list(ranks.members),
+            timeout=timedelta(seconds=ranks.timeout_s),
+            use_local_synchronization=not ranks.are_all,
+        )
         # torch sorts them
         self._order = [ranks.members.index(member) for member in sorted(ranks.members)]
         self.device = torch.device("cuda", torch.cuda.current_device())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 
 import msgspec
 
@@ -83,14 +84,10 @@ class PeerLink:
         """The socket's descriptor, by which selectors take a link."""
         return self._socket.fileno()
 
-    def send(self, message: Message) -> bool:
-        """Send a message, from any thread; false when nobody hears it."""
-        try:
-            with self._lock:
-                self._socket.sendall(msgspec.json.encode(message) + b"\n")
-        except OSError:
-            return False
-        return True
+    def send(self, message: Message) -> None:
+        """Send a message, from any thread, which perhaps nobody hears."""
+        with suppress(OSError), self._lock:
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> list[Message] | None:
         """Messages that have come, waiting up to a second for some.

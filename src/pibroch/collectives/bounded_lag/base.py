@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, WaitPolicy
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
-from pibroch.errors import RankFailedError
+from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.kernels.ring import copy_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
@@ -104,7 +105,8 @@ class LaggedTransport(ABC):
         self.num_slots = opening.num_slots
         self.timeout_s = opening.timeout_s
         self.peers = tuple(sorted(peers))
-        self._whole: LaggedTransport | None = None
+        # of which this one is a part, and whose peers must hear of a loss
+        self.whole: LaggedTransport | None = None
 
     @abstractmethod
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
@@ -113,20 +115,31 @@ class LaggedTransport(ABC):
         Returns when the memory may be written again.
         """
 
-    @abstractmethod
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """:meth:`put` to all peers, and copy this rank's own part to an address.
 
         An address of 0 leaves that out.
         """
+        self.put(slot, going)
+        if own:
+            copy_bytes(own, int(going.addresses[self.rank]), int(going.sizes[self.rank]))
 
-    @abstractmethod
     def take(self, slot: Slot, coming: RankParts) -> None:
         """Wait for the parts of all peers and copy them to memory of their sizes.
 
         Raises:
             InputError: for a part of another size.
         """
+        policy = WaitPolicy(self.members, self.timeout_s)
+        pending = list(self.peers)
+        seen = 0
+        while pending:
+            for p in [p for p in pending if self.has_arrived(slot, p)]:
+                part = self.part(slot, p, int(coming.sizes[p]))
+                copy_bytes(int(coming.addresses[p]), part.ctypes.data, len(part))
+                pending.remove(p)
+            if pending:
+                seen = self.wait_for_news(seen, slot, policy)
 
     @abstractmethod
     def has_arrived(self, slot: Slot, peer: int) -> bool:
@@ -139,15 +152,31 @@ class LaggedTransport(ABC):
         Valid until this rank puts the message ``num_slots // 2`` after it.
         """
 
-    def wait_for_news(self, seen: int, missing: Slot) -> int:
+    def part(self, slot: Slot, peer: int, expected: int) -> Bytes:
+        """:meth:`view` of a part that must have so many bytes.
+
+        Raises:
+            InputError: for one of another size.
+        """
+        part = self.view(slot, peer)
+        if len(part) != expected:
+            raise InputError(
+                f"{len(part)} bytes from rank {self.members[peer]} in exchange {slot.number}",
+                f"{expected}, which this rank expects",
+                "let all ranks agree on the sizes of an exchange",
+            )
+        return part
+
+    def wait_for_news(self, seen: int, missing: Slot, policy: WaitPolicy | None = None) -> int:
         """Wait until something has arrived since an earlier call; returns how much in all.
 
         Args:
             seen: what the last call returned, 0 at first.
             missing: the message for which the caller waits; if nothing ever arrives, the error
                 names a peer whose part of it is not there.
+            policy: of a longer wait, of which this one is a part.
         """
-        policy = WaitPolicy(self.members, self.timeout_s)
+        policy = policy or WaitPolicy(self.members, self.timeout_s)
         while (news := self.sleep(seen)) == seen:
             absent = [p for p in self.peers if not self.has_arrived(missing, p)]
             self.look_at_others(absent, missing.number, policy)
@@ -189,22 +218,10 @@ class LaggedTransport(ABC):
                 raise self.lost(p, number, STOPPED)
         policy.check(states, number)
 
-    @property
-    def whole(self) -> LaggedTransport:
-        """The transport of which this one is a part, or this one.
-
-        Its peers must hear of a loss.
-        """
-        return self._whole or self
-
-    def be_part_of(self, whole: LaggedTransport) -> None:
-        """Let all peers of another transport hear of losses that this one notices."""
-        self._whole = whole
-
     def lost(self, rank: int, number: int | None, reason: str) -> RankFailedError:
         """The error for a rank of the group that is lost; the others hear of it."""
         with suppress(OSError):
-            self.whole.announce(rank)
+            (self.whole or self).announce(rank)
         return RankFailedError(self.members[rank], number, reason)
 
     @abstractmethod

@@ -28,8 +28,7 @@ class MixedTransport(LaggedTransport):
         self._remote = remote
         # by peer, so that a question about one goes to the transport that has it
         self._of = {p: part for part in (local, remote) for p in part.peers}
-        local.be_part_of(self)
-        remote.be_part_of(self)
+        local.whole = remote.whole = self
 
     def put(self, slot: Slot, going: RankParts, only: int | None = None) -> None:
         """See :class:`LaggedTransport`."""

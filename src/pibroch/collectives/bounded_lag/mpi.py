@@ -27,7 +27,6 @@ import numpy as np
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, WaitPolicy
 from pibroch.collectives.bounded_lag.mpi_start import forget_files
-from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.wire.alive import has_hung_up, state_behind
 from pibroch.wire.rendezvous import ConnectedPeers
@@ -151,31 +150,6 @@ class MpiTransport(LaggedTransport):
             self._send(header.ctypes.data, 8, p, self._place(slot.stream, place))
         for p in peers:
             self._inbox.Flush(p)
-
-    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
-        """See :class:`LaggedTransport`."""
-        self.put(slot, going)
-        if own:
-            ctypes.memmove(own, int(going.addresses[self.rank]), int(going.sizes[self.rank]))
-
-    def take(self, slot: Slot, coming: RankParts) -> None:
-        """See :class:`LaggedTransport`."""
-        pending = list(self.peers)
-        seen = 0
-        while pending:
-            for p in [p for p in pending if self.has_arrived(slot, p)]:
-                view = self.view(slot, p)
-                expected = int(coming.sizes[p])
-                if len(view) != expected:
-                    raise InputError(
-                        f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                        f"{expected}, which this rank expects",
-                        "let all ranks agree on the sizes of an exchange",
-                    )
-                ctypes.memmove(int(coming.addresses[p]), view.ctypes.data, expected)
-                pending.remove(p)
-            if pending:
-                seen = self.wait_for_news(seen, slot)
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:
         """See :class:`LaggedTransport`."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy
-from pibroch.errors import InputError, RankFailedError
+from pibroch.errors import RankFailedError
 from pibroch.kernels import ring
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.wire.alive import state_behind
@@ -264,18 +264,9 @@ class SharedMemoryTransport(LaggedTransport):
                     [p for p in missing if not self.has_arrived(slot, p)], slot.number, policy
                 )
                 continue
+            # what the kernel could not do with a part that is there: map its segment, or refuse it
             p = next(p for p in missing if self.has_arrived(slot, p))
-            self._resolve(slot, p, int(coming.sizes[p]))
-
-    def _resolve(self, slot: Slot, p: int, expected: int) -> None:
-        """Do what the kernel could not with a part that is there: map its segment, or refuse it."""
-        view = self.view(slot, p)
-        if len(view) != expected:
-            raise InputError(
-                f"{len(view)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                f"{expected}, which this rank expects",
-                "let all ranks agree on the sizes of an exchange",
-            )
+            self.part(slot, p, int(coming.sizes[p]))
 
     def _segments_for(
         self, stream: int, place: int, going: RankParts, peers: Sequence[int]

@@ -18,9 +18,7 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import ENDED, LEFT, LOST_HOST, STOPPED, WaitPolicy
-from pibroch.errors import InputError
 from pibroch.kernels.arrays import Bytes
-from pibroch.kernels.ring import copy_bytes
 
 PING = -1
 PONG = -2
@@ -124,35 +122,11 @@ class StreamTransport(LaggedTransport):
                 ),
             )
 
-    def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
-        """See :class:`LaggedTransport`."""
-        self.put(slot, going)
-        if own:
-            copy_bytes(own, int(going.addresses[self.rank]), int(going.sizes[self.rank]))
-
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
-        policy = WaitPolicy(self.members, self.timeout_s)
-        for p in self.peers:
-            while not self.has_arrived(slot, p):
-                # before the second look: what comes after it ends the sleep
-                seen = self._news
-                if not self.has_arrived(slot, p) and self.sleep(seen) == seen:
-                    self.look_at_others(
-                        [q for q in self.peers if not self.has_arrived(slot, q)],
-                        slot.number,
-                        policy,
-                    )
-            part = self._parts[slot.stream, slot.number, p]
-            expected = int(coming.sizes[p])
-            if len(part) != expected:
-                raise InputError(
-                    f"{len(part)} bytes from rank {self.members[p]} in exchange {slot.number}",
-                    f"{expected}, which this rank expects",
-                    "let all ranks agree on the sizes of an exchange",
-                )
-            copy_bytes(int(coming.addresses[p]), part.ctypes.data, expected)
-            with self._changed:
+        super().take(slot, coming)
+        with self._changed:
+            for p in self.peers:
                 del self._parts[slot.stream, slot.number, p]
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:

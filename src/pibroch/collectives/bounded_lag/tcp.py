@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakSet
 
 import numpy as np
@@ -80,10 +81,12 @@ class TcpTransport(StreamTransport):
         self.flush(timeout_s)
         deadline = time.monotonic() + timeout_s
         for link in self._links.values():
-            _shut(link, socket.SHUT_WR)
+            with suppress(OSError):  # the other end was first
+                link.shutdown(socket.SHUT_WR)
         for p, thread in zip(self.peers, self._threads, strict=True):
             thread.join(max(0.0, deadline - time.monotonic()))
-            _shut(self._links[p], socket.SHUT_RDWR)
+            with suppress(OSError):
+                self._links[p].shutdown(socket.SHUT_RDWR)
             self._links[p].close()
         self._hosts.close()
 
@@ -164,10 +167,3 @@ def _started(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, name="pibroch-lag-sender", daemon=True)
     thread.start()
     return thread
-
-
-def _shut(link: socket.socket, how: int) -> None:
-    try:
-        link.shutdown(how)
-    except OSError:
-        return  # the other end was first

@@ -9,6 +9,7 @@ leaves the socket alone meanwhile. ``_reading`` is also held until ``start``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -74,7 +75,7 @@ class FrameStream:
         self._on_closed = on_closed
         self._on_drained = on_drained
         self._checksums = checksums
-        self._stalls = StallWatch(reactor)
+        self._is_stall_watched = False
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -335,7 +336,7 @@ class FrameStream:
                 for frame in frames:
                     self._on_frame(frame)
                 if self._reader.num_staged:
-                    self._stalls.watch(self)
+                    self._watch_stall()
                 if self._is_closed or (
                     num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)
                 ):
@@ -354,15 +355,37 @@ class FrameStream:
             log.exception("a frame could not be handled")
             self._fail(f"{type(error).__name__}: {error}")
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing is sent or received any more."""
-        return self._is_closed
+    def _watch_stall(self) -> None:
+        """Plan to check in a while whether the frame that was begun is complete."""
+        if not self._is_stall_watched:
+            self._is_stall_watched = True
+            # a timer must not keep a closed stream, and its buffer
+            check = functools.partial(
+                _check_stall, weakref.ref(self), self._reader.num_frames, self._reader.num_staged
+            )
+            self._reactor.call_at(time.monotonic() + STALL_S, check)
 
-    @property
-    def num_begun(self) -> tuple[int, int]:
-        """Frames that were begun, and bytes of the one that is not complete."""
-        return self._reader.num_frames, self._reader.num_staged
+    def check_stall(self, num_frames: int, num_staged: int) -> None:
+        """Close a stream whose begun frame does not come, as all later ones would be lost in it.
+
+        A sender writes whole frames, so the length in the header of such a frame is wrong. There is
+        one check at a time, on the loop.
+
+        Args:
+            num_frames: that were begun when this was planned.
+            num_staged: bytes that there were then of the one that was not complete.
+        """
+        self._is_stall_watched = False
+        if self._is_closed or not self._reader.num_staged:
+            return
+        is_same = self._reader.num_frames == num_frames
+        if is_same and self._reader.num_staged - num_staged < STALL_BYTES:
+            self.close(
+                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header"
+                " may be damaged"
+            )
+        else:
+            self._watch_stall()
 
     def _fail(self, reason: str) -> None:
         """Read no more; the loop then closes the stream."""
@@ -385,41 +408,6 @@ class FrameStream:
         return num_bytes
 
 
-class StallWatch:
-    """Closes a stream whose begun frame is not completed, as all later frames would be lost in it.
-
-    A sender writes whole frames, so the length in the header of such a frame is wrong. There is one
-    timer at a time, on the loop.
-    """
-
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-        self._is_on = False
-
-    def watch(self, stream: FrameStream) -> None:
-        """Plan to check in a while whether the frame that was begun is complete."""
-        if not self._is_on:
-            self._is_on = True
-            before = stream.num_begun
-            # a timer must not keep a closed stream, and its buffer
-            reference = weakref.ref(stream)
-
-            def check() -> None:
-                stream = reference()
-                if stream is not None:
-                    self._check(stream, before)
-
-            self._reactor.call_at(time.monotonic() + STALL_S, check)
-
-    def _check(self, stream: FrameStream, before: tuple[int, int]) -> None:
-        self._is_on = False
-        num_frames, num_staged = stream.num_begun
-        if stream.is_closed or not num_staged:
-            return
-        if num_frames == before[0] and num_staged - before[1] < STALL_BYTES:
-            stream.close(
-                f"a frame was begun {STALL_S:g} s ago and does not come; the length in its header"
-                " may be damaged"
-            )
-        else:
-            self.watch(stream)
+def _check_stall(stream: weakref.ref[FrameStream], num_frames: int, num_staged: int) -> None:
+    if (one := stream()) is not None:
+        one.check_stall(num_frames, num_staged)
