@@ -306,8 +306,4 @@ class _Gather:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing, ()
-
-
-def _nothing() -> None:
-    return None
+        return type(None), ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -63,7 +64,9 @@ class GradientReducer:
                     parameter,
                     [
                         parameter.register_hook(_keep_earlier(bucket, place)),
-                        parameter.register_post_accumulate_grad_hook(_arrival(self, bucket, place)),
+                        parameter.register_post_accumulate_grad_hook(
+                            partial(self._arrived, bucket, place)
+                        ),
                     ],
                 )
 
@@ -75,7 +78,7 @@ class GradientReducer:
         self._waiting.add(num_samples)
         self._not_tracked = set() if tracked else {num_samples}
 
-    def arrived(self, bucket: _Bucket, place: int) -> None:
+    def _arrived(self, bucket: _Bucket, place: int, _: Tensor) -> None:
         """A gradient is complete: send all buckets that now are.
 
         They go in their order, which is the same on all ranks.
@@ -146,10 +149,6 @@ def _keep_earlier(bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
             parameter.grad = None
 
     return keep
-
-
-def _arrival(gradients: GradientReducer, bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
-    return lambda _: gradients.arrived(bucket, place)
 
 
 def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -84,7 +84,9 @@ class HostTransport(Transport):
             mailbox = self._open_mailbox()
             for p in self._others:
                 if coming[p].numel() and self._is_near(p, coming[p]):
-                    messages.append(self._expect(mailbox, p, coming[p]))
+                    messages.append(_Message(p, coming[p]))
+                    self._coming[p].append(messages[-1])
+                    mailbox.expect(p)
                 elif coming[p].numel():
                     work.append(self._network.receive(coming[p], p, IN_TURN))
             near = [p for p in self._others if going[p].numel() and self._is_near(p, going[p])]
@@ -95,7 +97,9 @@ class HostTransport(Transport):
             ]
             for p in near:
                 if self._going[p] or not mailbox.put(p, going[p].data_ptr(), going[p].nbytes):
-                    messages.append(self._defer(mailbox, p, going[p]))
+                    messages.append(_Message(p, going[p]))
+                    self._going[p].append(messages[-1])
+                    mailbox.subscribe(1)
 
         def wait() -> None:
             if messages:
@@ -117,18 +121,6 @@ class HostTransport(Transport):
 
     def _is_near(self, p: int, tensor: Tensor) -> bool:
         return p in self._near and tensor.nbytes <= LARGEST_BYTES
-
-    def _expect(self, mailbox: Mailbox, p: int, tensor: Tensor) -> _Message:
-        message = _Message(p, tensor)
-        self._coming[p].append(message)
-        mailbox.expect(p)
-        return message
-
-    def _defer(self, mailbox: Mailbox, p: int, tensor: Tensor) -> _Message:
-        message = _Message(p, tensor)
-        self._going[p].append(message)
-        mailbox.subscribe(1)
-        return message
 
     def _wait(self, messages: Sequence[_Message]) -> None:
         start = time.monotonic()

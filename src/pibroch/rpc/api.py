@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pibroch.errors import ConfigError, ProtocolError
+from pibroch.host import is_loopback
 from pibroch.rpc.autograd.engine import Autograd
 from pibroch.rpc.calls import profiling
 from pibroch.rpc.calls.agent import Agent, current_agent, is_initialized, set_current_agent
@@ -86,12 +87,8 @@ def _make_agent(
         raise ConfigError(
             "no rank", "one from 0 on for each worker", "pass rank to init_rpc, or export RANK"
         )
-    on_one_machine = rendezvous.is_loopback and options.bind in (
-        None,
-        "127.0.0.1",
-        "::1",
-        "localhost",
-    )
+    is_bound_here = options.bind is None or is_loopback(options.bind)
+    on_one_machine = rendezvous.is_loopback and is_bound_here
     secret = find_secret(options.secret, os.environ, local=on_one_machine, key=rendezvous.key)
     callables = Callables(
         [*default_modules(caller), *options.allowed_modules],

@@ -6,6 +6,7 @@ import torch
 from pibroch.errors import ProtocolError
 from pibroch.rpc.values.messages import TensorInfo
 from pibroch.rpc.values.tensors import (
+    bytes_of,
     describe,
     empty,
     in_memory_order,
@@ -16,7 +17,8 @@ from pibroch.rpc.values.tensors import (
 
 def there_and_back(tensor):
     info = describe(tensor)
-    arrived, memory = empty(info)
+    arrived = empty(info)
+    memory = bytes_of(arrived)
     data = read_only_bytes(in_memory_order(tensor, info), 1 << 20)
     if data:
         memory[:] = data
@@ -82,4 +84,4 @@ def test_much_room_between_rows_is_not_kept():
 def test_a_layout_that_fits_no_tensor_is_refused(layout):
     info = TensorInfo(0, (2, 3), layout=layout)
     with pytest.raises(ProtocolError, match="the layout"):
-        in_own_order(empty(info)[0], info)
+        in_own_order(empty(info), info)

@@ -27,7 +27,7 @@ class Future(torch.futures.Future[Any]):
     other workers.
     """
 
-    def __init__(self, pool: Pool, loop: Reactor | None = None) -> None:
+    def __init__(self, pool: Pool, loop: Reactor) -> None:
         super().__init__()
         self._pool = pool
         self._loop = loop
@@ -113,10 +113,10 @@ class Future(torch.futures.Future[Any]):
     def _complete(self, function: Callable[[], None]) -> None:
         if self._has_callbacks:
             self._pool.submit(function)
-        elif self._loop is not None and self._loop.is_loop_thread():
+        elif self._loop.is_loop_thread():
             # not at once: ``collect_all`` adds callbacks that ``_has_callbacks`` does not show
             self._loop.complete(function)
-        elif self._loop is not None and self._loop.is_reading():
+        elif self._loop.is_reading():
             self._loop.call_soon(functools.partial(self._loop.complete, function))
         else:
             function()
@@ -125,7 +125,7 @@ class Future(torch.futures.Future[Any]):
 class _Group(Future):
     """Several futures as one, which is completed once, by the first outcome."""
 
-    def __init__(self, pool: Pool, loop: Reactor | None) -> None:
+    def __init__(self, pool: Pool, loop: Reactor) -> None:
         super().__init__(pool, loop)
         self._once = threading.Lock()
 

@@ -27,9 +27,10 @@ from pibroch.rpc.transport.frames import Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
 from pibroch.rpc.transport.stream import Buffer, FrameStream
 from pibroch.rpc.values.devices import DeviceMap, stage, unstage
-from pibroch.rpc.values.failures import failure_of
-from pibroch.rpc.values.messages import Envelope, TensorInfo, decode_envelope, encode
+from pibroch.rpc.values.failures import encode_failure
+from pibroch.rpc.values.messages import Envelope, TensorInfo, decode_envelope
 from pibroch.rpc.values.tensors import (
+    bytes_of,
     bytes_with_room,
     cut,
     describe,
@@ -64,7 +65,7 @@ class Message:
     kind: Kind
     number: int
     envelope: Envelope
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[torch.Tensor]
     references: list[Any] = field(default_factory=list)
     num_bytes: int = 0
 
@@ -146,8 +147,7 @@ class Connection:
         # all before anything is placed: this raises for tensors that cannot be sent
         described = [describe(tensor) for tensor in tensors]
         for tensor, info in zip(tensors, described, strict=True):
-            if info.layout is not None:
-                tensor = in_memory_order(tensor, info)
+            tensor = in_memory_order(tensor, info)
             num_bytes = tensor.numel() * tensor.element_size()
             shared: TensorInfo | None = None
             if self.sharing is not None and num_bytes >= SHARE_FROM_BYTES:
@@ -282,14 +282,9 @@ class Connection:
             raise ProtocolError(
                 f"{frame.payload_bytes:,} bytes of tensors", f"{expected:,}, as their shapes say"
             )
-        message = Message(frame.kind, frame.number, envelope)
-        buffers = []
-        for info in inline:
-            tensor, buffer = empty(info)
-            message.tensors.append(tensor)
-            buffers.append(buffer)
+        message = Message(frame.kind, frame.number, envelope, [empty(info) for info in inline])
         frame.target = message
-        return buffers
+        return [bytes_of(tensor) for tensor in message.tensors]
 
     def on_frame(self, frame: Frame) -> None:
         """Handle a whole frame."""
@@ -364,7 +359,7 @@ class Connection:
     def unreadable(self, kind: Kind, number: int, error: RpcError) -> None:
         """Report a message that could not be read to the caller that waits for its answer."""
         log.warning("an unreadable message of worker %r: %s", self.peer.name, error)
-        failure = encode(failure_of(error))
+        failure = encode_failure(error)
         if kind == Kind.REQUEST:
             self.send_failure(number, failure)
         elif kind == Kind.ANSWER:
@@ -379,7 +374,7 @@ class Connection:
             tensors = [
                 next(inline) if info.is_inline else self._out_of_line(info) for info in infos
             ]
-        with_room = sum(bytes_with_room(info) for info in infos if info.layout is not None)
+        with_room = sum(map(bytes_with_room, infos))
         # a check of its own, as many tensors may name the same place in shared memory
         if with_room > self.limits.message_bytes:
             raise ProtocolError(
@@ -388,8 +383,7 @@ class Connection:
                 "send them contiguous",
             )
         for place, info in enumerate(infos):
-            if info.layout is not None:
-                tensors[place] = in_own_order(tensors[place], info)
+            tensors[place] = in_own_order(tensors[place], info)
             if info.device is not None:
                 tensors[place] = unstage(tensors[place], info.device)
             if info.requires_grad and (

@@ -29,7 +29,6 @@ from pibroch.rpc.values.forms import (
 
 __all__ = ["Code", "Codec", "EncodedValue"]
 
-Encoder = Callable[[Any], Any]
 _Ext = msgspec.msgpack.Ext
 
 
@@ -128,6 +127,9 @@ class _Encoding:
     def ext(self, code: int, value: object) -> object:
         return _Ext(code, _encode(value))
 
+    def _object(self, value: object, state: object) -> object:
+        return self.ext(Code.OBJECT, [self.codec._names.name(type(value)), state])
+
     def _other(self, value: Any) -> object:
         """Encode a value whose type is recognised by its bases or attributes."""
         codec = self.codec
@@ -137,8 +139,8 @@ class _Encoding:
         if isinstance(value, np.generic):
             return _scalar(self, value)
         if isinstance(value, enum.Enum):
-            state = self.plain(value.value) if isinstance(value, enum.Flag) else value.name
-            return self.ext(Code.OBJECT, [codec._names.name(type(value)), state])
+            is_flag = isinstance(value, enum.Flag)
+            return self._object(value, self.plain(value.value) if is_flag else value.name)
         if isinstance(value, type) or _is_function(value):
             try:
                 return self.ext(Code.NAMED, codec._names.name(value))
@@ -147,19 +149,15 @@ class _Encoding:
                     raise
                 return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
         if hasattr(type(value), "__rpc_state__"):  # the class decides which state travels
-            return self.ext(
-                Code.OBJECT, [codec._names.name(type(value)), self.plain(value.__rpc_state__())]
-            )
+            return self._object(value, self.plain(value.__rpc_state__()))
         if dataclasses.is_dataclass(value):
             fields = {
                 field.name: self.plain(getattr(value, field.name))
                 for field in dataclasses.fields(value)
             }
-            return self.ext(Code.OBJECT, [codec._names.name(type(value)), fields])
+            return self._object(value, fields)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self.ext(
-                Code.OBJECT, [codec._names.name(type(value)), [self.plain(item) for item in value]]
-            )
+            return self._object(value, [self.plain(item) for item in value])
         # a subclass of the standard library without state of its own travels as its base
         for base in (dict, list, tuple, str, int, float):
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):

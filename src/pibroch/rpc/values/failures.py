@@ -24,6 +24,7 @@ from pibroch import errors
 from pibroch.errors import NotAllowedError, ProtocolError, RemoteError
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.messages import encode
 
 MAX_MESSAGE_LENGTH = 16 << 10
 MAX_TRACEBACK_LENGTH = 64 << 10
@@ -48,7 +49,6 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     traceback: str = ""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
 
 
@@ -78,7 +78,7 @@ class _Repr(str):
 
 def encode_failure(error: BaseException) -> bytes:
     """An exception as bytes; never raises."""
-    return _encoder.encode(failure_of(error))
+    return encode(failure_of(error))
 
 
 def decode_failure(data: bytes, worker: WorkerInfo, callables: Callables) -> Exception:

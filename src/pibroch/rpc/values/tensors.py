@@ -137,24 +137,18 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def empty(info: TensorInfo) -> tuple[torch.Tensor, memoryview]:
-    """An uninitialised tensor as described, and its memory.
-
-    The memory is valid as long as the tensor lives.
+def empty(info: TensorInfo) -> torch.Tensor:
+    """An uninitialised tensor as described.
 
     Raises:
         ProtocolError: when there can be no such tensor.
     """
     try:
-        tensor = torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
+        return torch.empty(info.shape, dtype=DTYPE_OF_CODE[info.dtype])
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         raise ProtocolError(
             f"a tensor of shape {info.shape} ({error})", "one that fits into memory"
         ) from error
-    num_bytes = tensor.numel() * tensor.element_size()
-    if not num_bytes:
-        return tensor, memoryview(b"")
-    return tensor, memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor]:
@@ -175,7 +169,7 @@ def cut(infos: list[TensorInfo], payload: bytearray | None) -> list[torch.Tensor
     start = 0
     for info, size in zip(infos, sizes, strict=True):
         if not size or payload is None:
-            tensors.append(empty(info)[0])
+            tensors.append(empty(info))
             continue
         data = payload if size == num_bytes else payload[start : start + size]
         flat = torch.frombuffer(data, dtype=DTYPE_OF_CODE[info.dtype])
