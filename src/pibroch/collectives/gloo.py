@@ -173,11 +173,7 @@ class GlooTransport(PairTransport):
         # an error is raised where the sum is waited for
         with span("sum dense gradients"), suppress(RuntimeError):
             work.wait(timedelta(seconds=COURTESY_S))
-
-        def wait() -> None:
-            work.wait()
-
-        return wait
+        return work.wait
 
     def close(self) -> None:
         """Let gloo end its threads and close its sockets."""

@@ -18,6 +18,7 @@ from torch.utils.weak import TensorWeakRef
 
 from pibroch.collectives.ranks import Channel
 from pibroch.collectives.samples import tensors_of
+from pibroch.collectives.transport import Wait
 from pibroch.errors import TrainingError
 
 BUCKET_BYTES = 1 << 20
@@ -205,7 +206,7 @@ class _Bucket:
         self._views = [
             view.view_as(parameter) for view, parameter in zip(views, parameters, strict=True)
         ]
-        self._wait: Callable[[], None] = lambda: None
+        self._wait: Wait = lambda: None
 
     @property
     def is_complete(self) -> bool:

@@ -40,11 +40,7 @@ class NcclTransport(Transport):
 
     def reduce(self, tensor: Tensor) -> Wait:
         """Start a sum; NCCL's own wait would end the group when its time is over."""
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
-
-        def wait() -> None:
-            work.wait()
-
+        wait: Wait = dist.all_reduce(tensor, group=self._group, async_op=True).wait
         return wait
 
     def close(self) -> None:

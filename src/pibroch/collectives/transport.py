@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Wait = Callable[[], None]
+Wait = Callable[[], object]
 """Blocks until what was started is done; called once."""
 
 

@@ -89,7 +89,7 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
     if size == 1:
         yield World.alone()
         return
-    world, detector = _join(on_stuck)
+    world, detector = _join(rank, size, on_stuck)
     try:
         yield world
         world.control.barrier()
@@ -103,10 +103,8 @@ def world_of_environment(on_stuck: OnStuck | None = None) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
+def _join(rank: int, size: int, on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
     try:
-        rank = _number("RANK", 0)
-        size = _number("WORLD_SIZE", 1)
         timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         _keep_gloo_to_loopback()
         dist.init_process_group(
@@ -127,7 +125,7 @@ def _join(on_stuck: OnStuck | None) -> tuple[World, FailureDetector]:
             for variable in ("MASTER_ADDR", "MASTER_PORT")
         )
         raise TrainingError(
-            f"no meeting of {os.environ['WORLD_SIZE']} ranks at {where}: {error}",
+            f"no meeting of {size} ranks at {where}: {error}",
             "all ranks started, each reaching that address",
             "check MASTER_ADDR, MASTER_PORT and the logs of all ranks",
         ) from error

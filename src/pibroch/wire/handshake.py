@@ -60,30 +60,17 @@ class Client(Side):
         nonce: bytes | None = None,
         versions: tuple[int, int] = VERSIONS,
     ) -> None:
-        super().__init__(secret, me)
+        super().__init__(secret, me, versions)
         self._expected = encoded_name(expected_name)
         self._purpose = purpose
         self._nonce = nonce or secrets.token_bytes(NONCE_BYTES)
-        self._versions = versions
         self._has_hello = False
-        self.version = 0  # 0 until both have agreed on one
 
     def start(self) -> bytes:
         """What to send before anything was received: nothing, the server sends first."""
         return b""
 
-    def receive(self, data: bytes) -> bytes:
-        """Handle any number of received bytes; returns what to send.
-
-        Raises:
-            AuthenticationError: the server refused, cannot prove itself, is another worker or
-                speaks another version.
-            ProtocolError: these are not the bytes of a handshake.
-        """
-        if self.done:
-            self.surplus += data
-            return b""
-        self._buffer += data
+    def _advance(self) -> bytes:
         if not self._has_hello:
             return self._greet()
         message = self._message()
@@ -189,12 +176,10 @@ class Server(Side):
         nonce: bytes | None = None,
         versions: tuple[int, int] = VERSIONS,
     ) -> None:
-        super().__init__(secret, me)
-        self._versions = versions
+        super().__init__(secret, me, versions)
         self._transcript = HELLO.pack(MAGIC, *versions, nonce or secrets.token_bytes(NONCE_BYTES))
         self._purpose: Purpose | None = None
         self.refusal = b""
-        self.version = 0  # 0 until both have agreed on one
 
     @property
     def purpose(self) -> Purpose:
@@ -206,18 +191,7 @@ class Server(Side):
         """The hello, to be sent at once."""
         return self._transcript
 
-    def receive(self, data: bytes) -> bytes:
-        """Handle any number of received bytes; returns what to send.
-
-        Raises:
-            AuthenticationError: the client does not know the secret, repeats a handshake, wants
-                another worker or version.
-            ProtocolError: these are not the bytes of a handshake.
-        """
-        if self.done:
-            self.surplus += data
-            return b""
-        self._buffer += data
+    def _advance(self) -> bytes:
         try:
             message = self._message()
             return b"" if message is None else self._check(message)

@@ -71,12 +71,20 @@ class Purpose:
 
 
 class Side:
-    """What both sides share: a buffer that never holds more than one message."""
+    """What both sides share: a buffer that never holds more than one message.
 
-    def __init__(self, secret: bytes, me: Identity) -> None:
+    Args:
+        secret: the job's.
+        me: this worker.
+        versions: lowest and highest that this side speaks.
+    """
+
+    def __init__(self, secret: bytes, me: Identity, versions: tuple[int, int]) -> None:
         encoded_name(me.name)
         self._secret = secret
         self._me = me
+        self._versions = versions
+        self.version = 0  # 0 until both have agreed on one
         self._buffer = bytearray()
         self._transcript = b""
         self._peer: Identity | None = None
@@ -92,6 +100,24 @@ class Side:
         """The other side, once ``done``."""
         assert self._peer is not None, "asked for the peer before the handshake was done"
         return self._peer
+
+    def receive(self, data: bytes) -> bytes:
+        """Handle any number of received bytes; returns what to send.
+
+        Raises:
+            AuthenticationError: the other side refused, or does not know the secret, repeats a
+                handshake, is or wants another worker, or speaks another version.
+            ProtocolError: these are not the bytes of a handshake.
+        """
+        if self.done:
+            self.surplus += data
+            return b""
+        self._buffer += data
+        return self._advance()
+
+    def _advance(self) -> bytes:
+        """Handle what is in the buffer; returns what to send."""
+        raise NotImplementedError
 
     def _proof(self, label: bytes, body: bytes) -> bytes:
         return hmac.new(self._secret, label + self._transcript + body, hashlib.sha256).digest()

@@ -120,7 +120,11 @@ class _Outbox:
                 # a copy: the caller writes to this memory when send returns
                 self._left.append(part[rest:].tobytes())
             if self._left:
-                self._thread = self._thread or _started(self._work)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._work, name="pibroch-lag-sender", daemon=True
+                    )
+                    self._thread.start()
                 self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
@@ -161,9 +165,3 @@ def _finish() -> None:
     """Others still want what was put before a program ended."""
     for transport in list(_OPEN):
         transport.flush(END_S)
-
-
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="pibroch-lag-sender", daemon=True)
-    thread.start()
-    return thread

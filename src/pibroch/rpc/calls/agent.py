@@ -92,6 +92,7 @@ class Agent:
         self.serve = self._service.serve
         self.when_lost = self._peers.when_lost
         self.incarnation_of = self._peers.incarnation_of
+        self.reach = self._peers.connection_to
         self.workers = self._membership.workers
         self.submit = self.pool.submit
         self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)
@@ -176,10 +177,6 @@ class Agent:
                 "see its init_rpc",
             )
         return record.info
-
-    def reach(self, worker: WorkerInfo) -> None:
-        """Dial a worker if there is no connection to it; if it cannot be reached, it is lost."""
-        self._peers.connection_to(worker)
 
     # sending
 

@@ -90,13 +90,22 @@ class Future(torch.futures.Future[Any]):
         for group in groups:
             group.fail(error)
 
+    def follow(self, done: Any) -> None:
+        """Take the outcome of a future that is done."""
+        try:
+            value = done.value()
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.succeed(value)
+
     def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
         """A future of all ``futures`` (this one and others).
 
         It is done when all are, or with the first error of one like this.
         """
         group = _Group(self._pool, self._loop)
-        torch._C._collect_all(cast(Any, list(futures))).then(group.all_done)
+        torch._C._collect_all(cast(Any, list(futures))).then(group.follow)
         for each in futures:
             if isinstance(each, Future):
                 each._join(group)
@@ -128,15 +137,6 @@ class _Group(Future):
     def __init__(self, pool: Pool, loop: Reactor) -> None:
         super().__init__(pool, loop)
         self._once = threading.Lock()
-
-    def all_done(self, done: Any) -> None:
-        """Take the outcome of torch's ``collect_all``."""
-        try:
-            value = done.value()
-        except Exception as error:
-            self.fail(error)
-        else:
-            self.succeed(value)
 
     def succeed(self, value: object) -> None:
         """Set the value, unless one future has failed before."""

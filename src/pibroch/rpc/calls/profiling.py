@@ -50,16 +50,8 @@ def async_call(
     result = agent.future()
     with record_function(key("async", function, agent.info, to)) as event:
         future = call()
-
-        def finish(_: object) -> None:
-            try:
-                value = future.value()
-            except Exception as error:
-                result.fail(error)
-            else:
-                result.succeed(value)
-
-        event._call_end_callbacks_on_future(future).add_done_callback(finish)
+        ended = event._call_end_callbacks_on_future(future)
+        ended.add_done_callback(lambda _: result.follow(future))
     return result
 
 
