@@ -318,11 +318,11 @@ class Connection:
             try:
                 envelope = decode_envelope(frame.metadata)
                 inline = [each for each in envelope.tensors if each.is_inline]
-                tensors = cut(inline, frame.payload)
+                # no name for the tensors, which are to live no longer than their user wants
+                message = Message(frame.kind, frame.number, envelope, cut(inline, frame.payload))
             except RpcError as error:
                 self.unreadable(frame.kind, frame.number, error)
                 return
-            message = Message(frame.kind, frame.number, envelope, tensors)
         self._deliver(message)
 
     def _deliver(self, message: Message) -> None:
