@@ -276,7 +276,7 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
 
 
 def _check_extra() -> None:
-    for module in ("starlette", "prometheus_client", "uvicorn", "httptools"):
+    for module in ("prometheus_client", "uvicorn", "httptools"):
         if find_spec(module) is None:
             raise MissingDependencyError(
                 f"pibroch serve without {module}",

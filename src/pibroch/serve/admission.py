@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from pibroch.serve.direct import GET, DirectRequest, Endpoints, Reply
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.settings import Refusal, ServerLimits
@@ -21,7 +22,6 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What a load balancer asks, without a token."""
@@ -31,10 +31,10 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 
 class AdmissionControl:
-    """An ASGI application around another.
+    """An ASGI application around the endpoints.
 
     Args:
-        app: the other.
+        endpoints: that answer.
         limits: of bodies.
         metrics: of all answers.
         token: that requests must bear; none needed when absent.
@@ -47,13 +47,13 @@ class AdmissionControl:
 
     def __init__(
         self,
-        app: App,
+        endpoints: Endpoints,
         limits: ServerLimits,
         metrics: ServerMetrics,
         token: str | None,
         open_connections: OpenConnections,
     ) -> None:
-        self._app = app
+        self._endpoints = endpoints
         self._limits = limits
         self._metrics = metrics
         self._open_connections = open_connections
@@ -63,41 +63,43 @@ class AdmissionControl:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            await self._app(scope, receive, send)
-            return
         started = time.monotonic()
         status = 0
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if self.is_draining:
-                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
-
         self.num_open += 1
         body = _BoundedBody(receive, started, self._limits, self._open_connections)
         try:
-            if REFUSAL in scope.get("state", ()):
-                raise scope["state"][REFUSAL]
-            self.check(scope["path"], dict(scope["headers"]))
-            await self._app(scope, body.receive, watched)
-        except Refusal as refusal:
-            if not status:
-                await refuse(watched, refusal)
-        except Exception:
-            logger.exception("%s %s failed", scope["method"], scope["path"])
-            if not status:
-                await refuse(watched, Refusal(500, "the server failed; its log has the reason"))
+            reply = await self._reply(scope, body)
+            status = reply.status
+            headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
+            if self.is_draining:
+                headers.append((b"connection", b"close"))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": reply.body})
         finally:
             self.num_open -= 1
             self._open_connections.num_bytes -= body.num_bytes
             self._metrics.request(endpoint_of(scope["path"]), status, time.monotonic() - started)
+
+    async def _reply(self, scope: Scope, body: _BoundedBody) -> Reply:
+        method = scope["method"]
+        path = scope["path"]
+        headers = dict(scope["headers"])
+        try:
+            if REFUSAL in scope.get("state", ()):
+                raise scope["state"][REFUSAL]
+            self.check(path, headers)
+            endpoint, model, version = self._endpoints.find(method, path)
+            if endpoint.methods == GET:
+                return await endpoint.answer(DirectRequest(b"", headers, model, version))
+            request = DirectRequest(await body.read(), headers, model, version)
+            reply = await endpoint.answer(request)
+            self._open_connections.check_bytes(len(reply.body))
+            return reply
+        except Refusal as refusal:
+            return _refused(refusal)
+        except Exception:
+            logger.exception("%s %s failed", method, path)
+            return _refused(Refusal(500, "the server failed; its log has the reason"))
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refusal for what can be told from the headers alone."""
@@ -119,7 +121,7 @@ class AdmissionControl:
 
 
 class _BoundedBody:
-    """Receives a body of no more bytes, and for no longer, than it may have.
+    """A body of no more bytes, and for no longer, than it may have.
 
     Attributes:
         num_bytes: that were received and counted.
@@ -136,28 +138,33 @@ class _BoundedBody:
         self._limits = limits
         self._open_connections = open_connections
         self._deadline = started + limits.body_timeout_s
-        self._is_complete = False
         self.num_bytes = 0
 
-    async def receive(self) -> MutableMapping[str, Any]:
-        """The next message; Refusal for what is too much or too late."""
-        if self._is_complete:
-            return await self._receive()  # waits for the client to leave
+    async def read(self) -> bytes:
+        """All of it; Refusal for what is too much or too late."""
+        parts = []
+        has_more = True
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
-                message = await self._receive()
+                while has_more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":  # it will not see the answer
+                        raise Refusal(400, "the client left in the middle of its request")
+                    parts.append(self._counted(message.get("body", b"")))
+                    has_more = message.get("more_body", False)
         except TimeoutError as error:
             got = f"got {self.num_bytes:,} bytes of a body in {self._limits.body_timeout_s:g} s"
             reason = f"{got}; need it whole by then"
             raise Refusal(408, reason, {"connection": "close"}) from error
-        self._is_complete = not message.get("more_body", False)
-        count = len(message.get("body", b""))
-        if self.num_bytes + count > self._limits.body_bytes:
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _counted(self, part: bytes) -> bytes:
+        if self.num_bytes + len(part) > self._limits.body_bytes:
             raise _too_large(self._limits)
-        self._open_connections.check_bytes(count)
-        self._open_connections.num_bytes += count
-        self.num_bytes += count
-        return message
+        self._open_connections.check_bytes(len(part))
+        self._open_connections.num_bytes += len(part)
+        self.num_bytes += len(part)
+        return part
 
 
 def _too_large(limits: ServerLimits) -> Refusal:
@@ -176,12 +183,9 @@ def error_body(reason: str) -> bytes:
     return json.dumps({"error": reason}).encode()
 
 
-async def refuse(send: Send, refusal: Refusal) -> None:
-    """Answer with a status and a reason, as the protocol says it."""
-    body = error_body(refusal.reason)
+def _refused(refusal: Refusal) -> Reply:
+    """A status and a reason, as the protocol says it."""
     headers = [
         (name.encode("latin-1"), value.encode("latin-1")) for name, value in refusal.headers.items()
     ]
-    headers += [JSON_TYPE, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return Reply(error_body(refusal.reason), (*headers, JSON_TYPE), refusal.status)

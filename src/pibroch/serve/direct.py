@@ -1,25 +1,26 @@
-"""The busiest endpoints, answered without a router, which costs as much as a score."""
+"""Requests, answers, and the endpoints between them.
+
+Paths are looked up, as the router of a web framework costs as much as a score.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pibroch.serve.admission import App, Receive, Scope, Send
 from pibroch.serve.settings import Refusal
 
-SCORE_PATH = "/score"
-EMBED_PATH = "/embed"
-RETRIEVE_PATH = "/retrieve"
+GET = ("GET", "HEAD")
+POST = ("POST",)
 _MODELS = "/v2/models/"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectRequest:
-    """A request with its whole body.
+    """A request.
 
     Attributes:
-        body: as it came.
+        body: all of it, as it came; empty where its endpoint reads none.
         headers: by name in small letters.
         model: in the path, where it names one.
         version: in the path, where it names one.
@@ -38,85 +39,68 @@ class DirectRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is sent with status 200."""
+    """An answer, but for its length."""
 
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...]
+    status: int = 200
 
 
 Answering = Callable[[DirectRequest], Awaitable[Reply]]
 
 
-class Direct:
-    """An ASGI application that answers some requests itself and leaves all others to another.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What is at a path.
 
-    Args:
-        app: the other.
-        answers: to ``POST``, by path.
-        infer: answers ``POST /v2/models/.../infer``.
-        check_bytes: raises Refusal for an answer of more bytes than there is room for.
+    Attributes:
+        methods: by which it is asked: :data:`GET`, or :data:`POST`, of which the body is read.
+        path: with ``{model}`` and ``{version}`` in place of what it may name.
+        answer: to a request.
+        form: of a body, as OpenAPI describes it.
     """
 
-    def __init__(
-        self,
-        app: App,
-        answers: Mapping[str, Answering],
-        infer: Answering,
-        check_bytes: Callable[[int], None],
-    ) -> None:
-        self._app = app
-        self._answers = dict(answers)
-        self._infer = infer
-        self._check_bytes = check_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; Refusal is for the admission control around this."""
-        path = scope["path"]
-        answering = self._answers.get(path)
-        model = None
-        version = None
-        if answering is None:
-            target = infer_path(path)
-            if target is None:
-                await self._app(scope, receive, send)
-                return
-            answering = self._infer
-            (model, version) = target
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        reply = await answering(
-            DirectRequest(await _whole_body(receive), dict(scope["headers"]), model, version)
-        )
-        self._check_bytes(len(reply.body))
-        headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
+    methods: tuple[str, ...]
+    path: str
+    answer: Answering
+    form: Mapping[str, object] | None = None
 
 
-def infer_path(path: str) -> tuple[str, str | None] | None:
-    """Model and version that a path names for inference.
+class Endpoints:
+    """All endpoints of a server."""
 
-    >>> paths = "/v2/models/ctr/infer", "/v2/models/ctr/versions/7/infer", "/v2/models/ctr"
-    >>> infer_path(paths[0]), infer_path(paths[1]), infer_path(paths[2])
-    (('ctr', None), ('ctr', '7'), None)
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._by_path = {each.path: each for each in endpoints}
+
+    def find(self, method: str, path: str) -> tuple[Endpoint, str | None, str | None]:
+        """Which is asked, and the model and the version that the path names.
+
+        Raises:
+            Refusal: where there is none, or another method is needed.
+        """
+        pattern, model, version = named_in(path)
+        endpoint = self._by_path.get(pattern)
+        if endpoint is not None and method in endpoint.methods:
+            return endpoint, model, version
+        reason = f"got {method[:20]} {path[:200]}; need one of the endpoints at /docs"
+        if endpoint is None:
+            raise Refusal(404, reason)
+        raise Refusal(405, reason, {"allow": ", ".join(endpoint.methods)})
+
+
+def named_in(path: str) -> tuple[str, str | None, str | None]:
+    """A path with placeholders for the model and the version that it names, and these.
+
+    >>> named_in("/v2/models/ctr/versions/7/infer")
+    ('/v2/models/{model}/versions/{version}/infer', 'ctr', '7')
+    >>> named_in("/v2/models/ctr"), named_in("/score")
+    (('/v2/models/{model}', 'ctr', None), ('/score', None, None))
     """
-    if not path.startswith(_MODELS):
-        return None
-    match path.removeprefix(_MODELS).split("/"):
-        case [model, "infer"] if model:
-            return model, None
-        case [model, "versions", version, "infer"] if model and version:
-            return model, version
-    return None
-
-
-async def _whole_body(receive: Receive) -> bytes:
-    message = await receive()
-    parts = [message.get("body", b"")]
-    while message.get("more_body", False):
-        message = await receive()
-        parts.append(message.get("body", b""))
-    if message["type"] == "http.disconnect":
-        raise Refusal(400, "the client left in the middle of its request")  # which it will not see
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    if path.startswith(_MODELS):
+        match path.removeprefix(_MODELS).split("/"):
+            case [model, "versions", version, *rest] if model and version:
+                names = "{model}", "versions", "{version}"
+                return _MODELS + "/".join((*names, *rest)), model, version
+            case [model, *rest] if model:
+                return _MODELS + "/".join(("{model}", *rest)), model, None
+    return path, None, None

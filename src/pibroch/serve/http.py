@@ -1,43 +1,27 @@
-"""The endpoints: the Open Inference Protocol v2, raw rows, metrics.
-
-Starlette routes them; ``/docs`` shows them.
-"""
+"""The endpoints: the Open Inference Protocol v2, raw rows, metrics; ``/docs`` shows them."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import CheckpointError, DamagedCheckpointError, InputError
-from pibroch.serve.admission import JSON_TYPE, App, error_body
+from pibroch.serve.admission import JSON_TYPE
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import (
-    EMBED_PATH,
-    RETRIEVE_PATH,
-    SCORE_PATH,
-    Answering,
-    Direct,
-    DirectRequest,
-    Reply,
-)
+from pibroch.serve.direct import GET, POST, DirectRequest, Endpoint, Endpoints, Reply
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
-from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
@@ -122,7 +106,7 @@ class Service:
                 for name, value in _freshness(predictor).items()
             )
             return Reply(text.encode(), (kind, (b"x-model-version", version), *about))
-        return self._json(predictor, {"scores": scores})
+        return self._outputs(predictor, {"scores": scores})
 
     async def embed(self, request: DirectRequest) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them.
@@ -134,7 +118,7 @@ class Service:
         if request.headers.get(b"accept", b"").startswith(_BYTES.encode()):
             wanted = InferRequest({}, None, None, is_binary=True)
             return self._tensors(predictor, wanted, {EMBEDDING: embeddings})
-        return self._json(
+        return self._outputs(
             predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}
         )
 
@@ -166,33 +150,33 @@ class Service:
             raise Refusal(503, str(error)) from error
         finally:
             self._users_waiting -= count
-        return self._json(retriever.predictor, {"items": items, "scores": scores})
+        return self._outputs(retriever.predictor, {"items": items, "scores": scores})
 
-    async def live(self, _: Request) -> Response:
+    async def live(self, _: DirectRequest) -> Reply:
         """Whether the process answers."""
-        return JSONResponse({"live": True})
+        return _json({"live": True})
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self, _: DirectRequest) -> Reply:
         """Whether requests should be sent here.
 
         200, or 503 while the server starts, drains, or has files that were changed.
         """
         is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+        return _json({"ready": is_ready}, 200 if is_ready else 503)
 
-    async def server_metadata(self, _: Request) -> Response:
+    async def server_metadata(self, _: DirectRequest) -> Reply:
         """Name and version of the server, and the extensions that it knows."""
-        return JSONResponse(
+        return _json(
             {"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]}
         )
 
-    async def model_metadata(self, request: Request) -> Response:
+    async def model_metadata(self, request: DirectRequest) -> Reply:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
-        self._known(request.path_params["model"])
+        self._known(request.model)
         predictor = self.store.current
-        self._of_version(request.path_params.get("version"), predictor.version)
+        self._of_version(request.version, predictor.version)
         outputs = {SCORE: [], LOGIT: [], EMBEDDING: [len(predictor.features), predictor.dim]}
-        return JSONResponse(
+        return _json(
             {
                 "name": self.store.name,
                 "versions": [predictor.version],
@@ -208,13 +192,13 @@ class Service:
             }
         )
 
-    async def model_ready(self, request: Request) -> Response:
+    async def model_ready(self, request: DirectRequest) -> Reply:
         """Whether this model, or this version of it, can be asked."""
-        self._known(request.path_params["model"])
-        self._of_version(request.path_params.get("version"), self.store.current.version)
+        self._known(request.model)
+        self._of_version(request.version, self.store.current.version)
         return await self.ready(request)
 
-    async def metrics_text(self, _: Request) -> Response:
+    async def metrics_text(self, _: DirectRequest) -> Reply:
         """For Prometheus."""
         predictor = self.store.current
         gauges = {
@@ -226,9 +210,8 @@ class Service:
             **self.gauges(),
         }
         info = {"model": self.store.name, "version": predictor.version}
-        return Response(
-            self.metrics.text(gauges, info), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Reply(self.metrics.text(gauges, info), (kind,))
 
     async def _raw(self, request: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
@@ -248,13 +231,9 @@ class Service:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
 
-    def _json(self, predictor: Predictor, content: Mapping[str, object]) -> Reply:
-        about: dict[str, object] = {
-            "model_name": self.store.name,
-            "model_version": predictor.version,
-        }
-        about |= _freshness(predictor)
-        return Reply(msgspec.json.encode({**about, **content}), (JSON_TYPE,))
+    def _outputs(self, predictor: Predictor, content: Mapping[str, object]) -> Reply:
+        about = {"model_name": self.store.name, "model_version": predictor.version}
+        return _json({**about, **_freshness(predictor), **content})
 
     def _tensors(
         self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
@@ -289,47 +268,24 @@ class Service:
         raise AssertionError("asked only where raw rows cannot be encoded")
 
 
-def build_app(service: Service, open_connections: OpenConnections) -> App:
-    """What answers a service's requests, where there is room for the answers."""
-    routed = _routed(service)
-    split = service.store.split
-    answers: dict[str, Answering] = {
-        SCORE_PATH: service.score,
-        EMBED_PATH: service.embed,
-        RETRIEVE_PATH: service.retrieve,
-    }
-    infer: Answering = service.infer
-    if split.part is not None and not split.scores:
-        refuse = RowService(service.store, split.part, service.metrics).refuse
-        answers = dict.fromkeys(answers, refuse)
-        infer = refuse
-    return Direct(routed, answers, infer, open_connections.check_bytes)
-
-
-def _routed(service: Service) -> Starlette:
-    get: list[tuple[str, Callable[..., Any]]] = [
-        ("/v2/health/live", service.live),
-        ("/v2/health/ready", service.ready),
-        ("/v2", service.server_metadata),
-        ("/v2/models/{model}", service.model_metadata),
-        ("/v2/models/{model}/ready", service.model_ready),
-        ("/v2/models/{model}/versions/{version}", service.model_metadata),
-        ("/v2/models/{model}/versions/{version}/ready", service.model_ready),
-        ("/metrics", service.metrics_text),
-    ]
+def build_endpoints(service: Service) -> Endpoints:
+    """What answers a service's requests."""
     raw = _raw_body(service)
-    post: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
-        ("/v2/models/{model}/infer", service.infer, _INFER_BODY),
-        ("/v2/models/{model}/versions/{version}/infer", service.infer, _INFER_BODY),
-        (SCORE_PATH, service.score, raw),
-        (EMBED_PATH, service.embed, raw),
-        (RETRIEVE_PATH, service.retrieve, _users_body(service)),
+    endpoints = [
+        Endpoint(GET, "/v2/health/live", service.live),
+        Endpoint(GET, "/v2/health/ready", service.ready),
+        Endpoint(GET, "/v2", service.server_metadata),
+        Endpoint(GET, "/v2/models/{model}", service.model_metadata),
+        Endpoint(GET, "/v2/models/{model}/ready", service.model_ready),
+        Endpoint(GET, "/v2/models/{model}/versions/{version}", service.model_metadata),
+        Endpoint(GET, "/v2/models/{model}/versions/{version}/ready", service.model_ready),
+        Endpoint(GET, "/metrics", service.metrics_text),
+        Endpoint(POST, "/v2/models/{model}/infer", service.infer, _INFER_BODY),
+        Endpoint(POST, "/v2/models/{model}/versions/{version}/infer", service.infer, _INFER_BODY),
+        Endpoint(POST, "/score", service.score, raw),
+        Endpoint(POST, "/embed", service.embed, raw),
+        Endpoint(POST, "/retrieve", service.retrieve, _users_body(service)),
     ]
-    paths = {path: {"get": _operation(path, function)} for path, function in get}
-    paths |= {
-        path: {"post": {**_operation(path, function), "requestBody": body}}
-        for path, function, body in post
-    }
     page = {
         "openapi": "3.1.0",
         "info": {
@@ -337,39 +293,42 @@ def _routed(service: Service) -> Starlette:
             "version": __version__,
             "description": "Scores of a recommendation model.",
         },
-        "paths": paths,
+        "paths": {each.path: {each.methods[0].lower(): _operation(each)} for each in endpoints},
     }
 
-    async def shown(_: Request) -> Response:
-        return JSONResponse(page)
+    async def shown(_: DirectRequest) -> Reply:
+        return _json(page)
 
-    async def docs(_: Request) -> Response:
-        return HTMLResponse(_DOCS)
+    async def docs(_: DirectRequest) -> Reply:
+        return Reply(_DOCS, ((b"content-type", b"text/html; charset=utf-8"),))
 
-    return Starlette(
-        routes=[
-            *(Route(path, function) for path, function in get),
-            # answered before they come here: this is for other methods
-            *(Route(path, shown, methods=["POST"]) for path, *_ in post),
-            Route("/openapi.json", shown),
-            Route("/docs", docs),
-        ],
-        exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _failed},
-    )
+    split = service.store.split
+    if split.part is not None and not split.scores:
+        refuse = RowService(service.store, split.part, service.metrics).refuse
+        endpoints = [
+            replace(each, answer=refuse) if each.methods == POST else each for each in endpoints
+        ]
+    shows = Endpoint(GET, "/openapi.json", shown), Endpoint(GET, "/docs", docs)
+    return Endpoints([*endpoints, *shows])
 
 
-def _operation(path: str, function: Callable[..., Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
     """What the OpenAPI page says of an endpoint: its docstring and the names in its path."""
-    names = [name for name in ("model", "version") if f"{{{name}}}" in path]
-    return {
-        "operationId": f"{function.__name__}{path}".translate(_AS_NAMES),
-        "description": inspect.getdoc(function),
+    names = [name for name in ("model", "version") if f"{{{name}}}" in endpoint.path]
+    operation = {
+        "operationId": f"{endpoint.answer.__name__}{endpoint.path}".translate(_AS_NAMES),
+        "description": inspect.getdoc(endpoint.answer),
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ],
         "responses": {"200": {"description": "the answer"}},
     }
+    return operation if endpoint.form is None else {**operation, "requestBody": endpoint.form}
+
+
+def _json(content: Mapping[str, object], status: int = 200) -> Reply:
+    return Reply(msgspec.json.encode(content), (JSON_TYPE,), status)
 
 
 def _freshness(predictor: Predictor) -> dict[str, float]:
@@ -383,55 +342,25 @@ def _freshness(predictor: Predictor) -> dict[str, float]:
     }
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return _error(error.reason, error.status, error.headers)
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    reason = (
-        f"got {request.method[:20]} {request.url.path[:200]}; need one of the endpoints at /docs"
-    )
-    return _error(reason, error.status_code, dict(error.headers or {}))
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    """For what nobody foresaw, which the admission control logs."""
-    return _error("the server failed; its log has the reason", 500, {})
-
-
-def _error(reason: str, status: int, headers: Mapping[str, str]) -> Response:
-    return Response(error_body(reason), status, headers, media_type="application/json")
-
-
 def _raw_body(service: Service) -> dict[str, Any]:
     schema = service.store.current.schema
-    columns = list(service.store.current.columns)
-    row = {"type": "object", "additionalProperties": True, "required": columns}
-    form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}}}
-    lines = {
-        "type": "string",
-        "description": f"Lines of {schema.separator.join(schema.columns or schema.used_columns())}",
-    }
-    return {
-        "required": True,
-        "content": {"application/json": {"schema": form}, "text/csv": {"schema": lines}},
-    }
+    columns = schema.separator.join(schema.columns or schema.used_columns())
+    lines = {"type": "string", "description": f"Lines of {columns}"}
+    body = _rows_body(service.store.current.columns)
+    body["content"]["text/csv"] = {"schema": lines}
+    return body
 
 
 def _users_body(service: Service) -> dict[str, Any]:
     retriever = service.store.retriever
-    columns = [] if retriever is None else list(retriever.user_columns)
-    row = {"type": "object", "additionalProperties": True, "required": columns}
     most = ServerLimits().items
-    form = {
-        "type": "object",
-        "properties": {
-            "rows": {"type": "array", "items": row},
-            "k": {"type": "integer", "minimum": 1, "maximum": most, "default": 10},
-        },
-    }
+    k = {"type": "integer", "minimum": 1, "maximum": most, "default": 10}
+    return _rows_body(() if retriever is None else retriever.user_columns, k=k)
+
+
+def _rows_body(columns: Sequence[str], **more: object) -> dict[str, Any]:
+    row = {"type": "object", "additionalProperties": True, "required": list(columns)}
+    form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}, **more}}
     return {"required": True, "content": {"application/json": {"schema": form}}}
 
 
@@ -452,7 +381,7 @@ _INFER = {
 }
 _INFER_BODY = {"required": True, "content": {"application/json": {"schema": _INFER}}}
 _AS_NAMES = str.maketrans({"/": "_", "{": None, "}": None})
-_DOCS = """<!DOCTYPE html>
+_DOCS = b"""<!DOCTYPE html>
 <title>pibroch</title>
 <link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
 <div id="page"></div>

@@ -27,7 +27,7 @@ from pibroch.rpc.rows import RowWorker
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.connection import NEVER_S, connection_factory
-from pibroch.serve.http import Service, build_app
+from pibroch.serve.http import Service, build_endpoints
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess
@@ -136,8 +136,8 @@ def run_server(
     limits = replace(options.limits, connections=num_connections(options.limits.connections))
     open_connections = OpenConnections(limits)
     service = Service(store, metrics)
-    app = build_app(service, open_connections)
-    admission = AdmissionControl(app, limits, metrics, options.token, open_connections)
+    endpoints = build_endpoints(service)
+    admission = AdmissionControl(endpoints, limits, metrics, options.token, open_connections)
     service.gauges = lambda: {
         "pibroch_requests_open": admission.num_open,
         "pibroch_connections_open": len(open_connections),

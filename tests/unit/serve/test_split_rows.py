@@ -28,7 +28,7 @@ from pibroch.rpc.transport.frames import Kind, header
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
-from pibroch.serve.http import Service, build_app
+from pibroch.serve.http import Service, build_endpoints
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part, by_ids
 from pibroch.serve.predictor import Predictor
@@ -184,8 +184,8 @@ def ask_app(app, path, body, method="POST"):
 def admission_of(store, token):
     limits = ServerLimits()
     connections = OpenConnections(limits)
-    app = build_app(Service(store, ServerMetrics()), connections)
-    return AdmissionControl(app, limits, ServerMetrics(), token, connections)
+    endpoints = build_endpoints(Service(store, ServerMetrics()))
+    return AdmissionControl(endpoints, limits, ServerMetrics(), token, connections)
 
 
 @contextmanager
