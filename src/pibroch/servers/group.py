@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pibroch.launch import beside
@@ -70,8 +69,9 @@ def join(
     )[EMBEDDING_SERVER]
 
 
-@contextmanager
-def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = False) -> Iterator[str]:
+def started(
+    num_servers: int, logs: Path, threads: int, with_oracle: bool = False
+) -> AbstractContextManager[str]:
     """Within, servers run on this machine; gives their rendezvous.
 
     They end with this process, however it ends.
@@ -83,5 +83,4 @@ def started(num_servers: int, logs: Path, threads: int, with_oracle: bool = Fals
         with_oracle: whether a central oracle runs, too.
     """
     counts = {EMBEDDING_SERVER: num_servers, ORACLE: int(with_oracle)}
-    with beside.started(counts, logs, threads) as rendezvous:
-        yield rendezvous
+    return beside.started(counts, logs, threads)

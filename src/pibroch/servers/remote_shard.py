@@ -69,13 +69,10 @@ class RemoteRows:
     def __getitem__(self, chosen: slice) -> Array:
         rows = self._rows[chosen]
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        columns = None if self._columns is None else _slice(self._columns)
         for at, part in self._parts(rows):
-            if self._columns is None:
-                values = self._servers.ask(self._number, server.read_marks, self._field, part)
-            else:
-                how = self._field, part, _slice(self._columns), self._cut
-                values = self._servers.ask(self._number, server.read, *how)
-            out[at] = values.numpy()
+            how = self._field, part, columns, self._cut
+            out[at] = self._servers.ask(self._number, server.read, *how).numpy()
         return out
 
     def __setitem__(self, chosen: Any, values: Any) -> None:
@@ -97,12 +94,9 @@ class RemoteRows:
             )
 
     def _write(self, rows: slice | torch.Tensor, columns: range | None, values: Any) -> None:
-        if columns is None:
-            how = self._field, rows, bool(values)
-            self._servers.ask(self._number, server.write_marks, *how)
-        else:
-            given = torch.from_numpy(np.ascontiguousarray(values, np.float32))
-            self._servers.ask(self._number, server.write, self._field, rows, _slice(columns), given)
+        given = torch.from_numpy(np.ascontiguousarray(values, self.dtype))
+        places = None if columns is None else _slice(columns)
+        self._servers.ask(self._number, server.write, self._field, rows, places, given)
 
     def _parts(self, rows: range) -> list[tuple[slice, slice]]:
         """Pieces of rows that fit a buffer: their places among ``rows``, and in the shard."""

@@ -91,13 +91,16 @@ def read_after(key: str, number: int, rows: Tensor) -> Future[Tensor]:
     return SHARDS.find(key).read_after(number, _rows(rows))
 
 
-def read(key: str, field: str, rows: slice, columns: slice, cut: str | None = None) -> Tensor:
+def read(
+    key: str, field: str, rows: slice, columns: slice | None, cut: str | None = None
+) -> Tensor:
     """Columns of a field of optimizer state, or of the weights by the name ``""``, as float32.
 
-    Outside of rounds: between steps, when all are done; those of the last cut of a name at any
-    time.
+    Without columns the marks of that name, bool. Outside of rounds: between steps, when all are
+    done; those of the last cut of a name at any time.
     """
-    return torch.from_numpy(np.array(_array(key, field, cut)[rows, columns]))
+    array = _array(key, field, columns, cut)
+    return torch.from_numpy(np.array(array[rows] if columns is None else array[rows, columns]))
 
 
 def fill(key: str, seed: int) -> None:
@@ -161,21 +164,13 @@ def kept(key: str, action: str, step: int | None = None) -> None:
     getattr(kept_rows, action)(*(() if step is None else (step,)))
 
 
-def write(key: str, field: str, rows: slice | Tensor, columns: slice, values: Tensor) -> None:
-    """Write columns of rows, likewise."""
-    array = _array(key, field)
-    array[_checked(rows, len(array)), columns] = values.numpy()
-
-
-def read_marks(key: str, name: str, rows: slice) -> Tensor:
-    """Whether rows are marked under a name, bool."""
-    return torch.from_numpy(_marked(key, name).marks.of(name)[rows].copy())
-
-
-def write_marks(key: str, name: str, rows: slice | Tensor, is_marked: bool) -> None:
-    """Say whether rows are marked."""
-    marks = _marked(key, name).marks.of(name)
-    marks[_checked(rows, len(marks))] = is_marked
+def write(
+    key: str, field: str, rows: slice | Tensor, columns: slice | None, values: Tensor
+) -> None:
+    """Write columns or marks of rows, likewise."""
+    array = _array(key, field, columns)
+    chosen = _checked(rows, len(array))
+    array[chosen if columns is None else (chosen, columns)] = values.numpy()
 
 
 def _cut(key: str, name: str) -> MemoryShard:
@@ -185,7 +180,9 @@ def _cut(key: str, name: str) -> MemoryShard:
     return cut
 
 
-def _array(key: str, field: str, cut: str | None = None) -> RowArray:
+def _array(key: str, field: str, columns: slice | None, cut: str | None = None) -> RowArray:
+    if columns is None:
+        return _marked(key, field).marks.of(field)
     shard = SHARDS.find(key).shard if cut is None else _cut(key, cut)
     if field and field not in shard.fields:
         raise ProtocolError(f"{field!r} of rows", f"one of {list(shard.fields)}, or '' for weights")
