@@ -321,7 +321,7 @@ class Predictor:
                 "serve what `pibroch export` wrote, or pass --data DIR",
             )
         self.check_files()
-        columns = raw if isinstance(raw, Mapping) else self._columns_of(raw)
+        columns = raw if isinstance(raw, Mapping) else columns_of(raw, self.columns)
         wanted = {name: columns[name] for name in self.columns if name in columns}
         return batch_from_raw(self.schema, self._encoders, wanted)
 
@@ -329,20 +329,26 @@ class Predictor:
         """Probabilities of raw samples, float32 ``[B]``, as :meth:`encode` takes them."""
         return self.scores(self.encode(raw))
 
-    def _columns_of(self, rows: Rows) -> dict[str, list[object]]:
-        columns: dict[str, list[object]] = {column: [] for column in self.columns}
-        for number, row in enumerate(rows):
-            if not isinstance(row, Mapping):
+
+def columns_of(rows: Sequence[object], columns: Sequence[str]) -> dict[str, list[object]]:
+    """The values of raw rows by column.
+
+    Raises:
+        DataError: for what is no row, or lacks a column.
+    """
+    values_by_column: dict[str, list[object]] = {column: [] for column in columns}
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"a {type(row).__name__} as row {number}",
+                "an object with a value for each column",
+            )
+        for column, values in values_by_column.items():
+            if column not in row:
                 raise DataError(
-                    f"a {type(row).__name__} as row {number}",
-                    "an object with a value for each column",
+                    f"row {number} without `{column}`",
+                    f"the columns {', '.join(columns)[:160]}",
+                    "send null for missing",
                 )
-            for column, values in columns.items():
-                if column not in row:
-                    raise DataError(
-                        f"row {number} without `{column}`",
-                        f"the columns {', '.join(columns)[:160]}",
-                        "send null for missing",
-                    )
-                values.append(row[column])
-        return columns
+            values.append(row[column])
+    return values_by_column

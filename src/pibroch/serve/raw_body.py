@@ -12,6 +12,7 @@ from pibroch.data.lines import fields_of_lines
 from pibroch.data.schema import Schema
 from pibroch.errors import DataError
 from pibroch.kernels.text import count_json
+from pibroch.serve.predictor import columns_of
 from pibroch.serve.settings import Refusal
 
 RawColumns = dict[str, list[object]]
@@ -117,49 +118,35 @@ def _decoded(body: bytes, need: str) -> Any:
 
 def _columns_in(content: object, columns: Sequence[str], need: str) -> RawColumns:
     if isinstance(content, dict) and len(content) == 1:
-        if isinstance(content.get("rows"), list):
-            return _of_rows(content["rows"], columns)
         if isinstance(content.get("columns"), dict):
-            return _of_columns(content["columns"], columns)
-    if isinstance(content, list):
-        return _of_rows(content, columns)
-    raise Refusal(400, f"got JSON of another form; {need}")
+            return _checked({column: content["columns"].get(column) for column in columns})
+        content = content.get("rows")
+    if not isinstance(content, list):
+        raise Refusal(400, f"got JSON of another form; {need}")
+    try:
+        return _checked(columns_of(content, columns))
+    except DataError as error:
+        raise Refusal(400, str(error)) from error
 
 
-def _of_rows(rows: list[object], columns: Sequence[str]) -> RawColumns:
-    columns_read: RawColumns = {column: [] for column in columns}
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            got = f"got {type(row).__name__} as row {number}"
-            raise Refusal(400, f"{got}; need an object with a value for each column")
-        for column, values in columns_read.items():
-            if column not in row:
-                got = f"got row {number} without `{column[:80]}`"
-                raise Refusal(400, f"{got}; need all columns, null where missing")
-            values.append(_checked(row[column], column, number))
-    return columns_read
-
-
-def _of_columns(given: Mapping[str, object], columns: Sequence[str]) -> RawColumns:
-    columns_read: RawColumns = {}
-    for column in columns:
-        values = given.get(column)
+def _checked(columns: Mapping[str, object]) -> RawColumns:
+    """Columns of one length, whose values are single ones or lists of these."""
+    checked: RawColumns = {}
+    for column, values in columns.items():
         if not isinstance(values, list):
             got = f"got no list of values for column `{column[:80]}`"
             raise Refusal(400, f"{got}; need one for each column")
-        columns_read[column] = [
-            _checked(value, column, number) for number, value in enumerate(values)
-        ]
-    if len({len(values) for values in columns_read.values()}) > 1:
+        if not _SINGLE.issuperset(map(type, values)):
+            for number, value in enumerate(values):
+                if type(value) not in _SINGLE and not _is_list_of_single(value):
+                    got = f"got an object or nested list as `{column[:80]}` of row {number}"
+                    raise Refusal(400, f"{got}; need text, a number, a list of such or null")
+        checked[column] = values
+    if len({len(values) for values in checked.values()}) > 1:
         need = "need one value a row in each, null where missing"
         raise Refusal(400, f"got columns of different lengths; {need}")
-    return columns_read
+    return checked
 
 
-def _checked(value: object, column: str, number: int) -> object:
-    if type(value) in _SINGLE:
-        return value
-    if not isinstance(value, list) or not all(type(item) in _SINGLE for item in value):
-        got = f"got an object or nested list as `{column[:80]}` of row {number}"
-        raise Refusal(400, f"{got}; need text, a number, a list of such or null")
-    return value
+def _is_list_of_single(value: object) -> bool:
+    return isinstance(value, list) and _SINGLE.issuperset(map(type, value))
