@@ -196,17 +196,14 @@ class Batcher:
             return
 
         def end() -> None:
-            results: Sequence[Outputs | Exception] | None
             try:
                 results = _split(batch, _outputs(batch, whole, begun))
             except WorkerLostError as error:
                 results = _lost(batch, error)
             except Exception:
-                results = None
-            if results is None:
                 self._hand_over(batch)
-            else:
-                self._end(batch, results)
+                return
+            self._end(batch, results)
 
         when_read(self._loop, begun.rows.answers, end)
 

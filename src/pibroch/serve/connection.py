@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -36,26 +37,19 @@ def connection_factory(
     tls: ssl.SSLContext | None = None,
 ) -> Callable[..., asyncio.Protocol]:
     """What uvicorn calls for each connection, with these limits."""
-
-    class HttpConnection(_BoundedConnection):
-        pass
-
-    HttpConnection.limits = limits
-    HttpConnection.open_connections = open_connections
-    if tls is None:
-        return HttpConnection
-    context = tls
-    return lambda **kwargs: _TlsHandshake(context, lambda: HttpConnection(**kwargs))
+    make = partial(_BoundedConnection, limits, open_connections)
+    return make if tls is None else lambda **kwargs: _TlsHandshake(tls, make(**kwargs))
 
 
 class _BoundedConnection(HttpToolsProtocol):
     """See the module."""
 
-    limits: ServerLimits
-    open_connections: OpenConnections
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, limits: ServerLimits, open_connections: OpenConnections, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.limits = limits
+        self.open_connections = open_connections
         self.url = b""
         self.headers = []
         self._is_in_head = True
@@ -234,12 +228,12 @@ class _TlsHandshake(asyncio.Protocol):
 
     Args:
         context: of the server.
-        make: what the connection is from then on.
+        following: what the connection is from then on.
     """
 
-    def __init__(self, context: ssl.SSLContext, make: Callable[[], _BoundedConnection]) -> None:
+    def __init__(self, context: ssl.SSLContext, following: _BoundedConnection) -> None:
         self._context = context
-        self._next = make()
+        self._next = following
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of no other kind
         """See :class:`asyncio.Protocol`."""

@@ -125,11 +125,6 @@ class Deadline:
             self._timer = None
             self._timer_at = inf
 
-    @property
-    def is_set(self) -> bool:
-        """Whether there is one."""
-        return self._at < inf
-
     def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -140,7 +135,7 @@ class Deadline:
         self._timer = None
         self._timer_at = inf
         if self._at > self._loop.time():
-            if self.is_set:
+            if self._at < inf:
                 self._start_timer()
             return
         self._at = inf
