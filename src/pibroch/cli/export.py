@@ -158,18 +158,18 @@ def _export_onnx(path: Path, out: Path, overwrite: bool) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is absent
     part = export_onnx(path, out, overwrite)
     results.print(
-        f"dense layers of version {part.version} in {out}: {part.num_dense} dense features, "
-        f"{len(part.features)} embeddings of {part.dim}, {decimal(out.stat().st_size)}"
+        f"dense layers of version {part.version} in {out}: {len(part.schema.dense)} dense "
+        f"features, {len(part.features)} embeddings of {part.dim}, {decimal(out.stat().st_size)}"
     )
 
 
 def _export_aot(path: Path, out: Path, min_count: int, overwrite: bool) -> None:
-    from pibroch.serve.aot import AotOptions, export_aot
+    from pibroch.serve.aot import export_aot
 
-    package = export_aot(path, out, AotOptions(overwrite, min_count))
+    version, model = export_aot(path, out, overwrite, min_count)
     results.print(
-        f"version {package.version} in {out}: {package.num_rows:,} rows x {package.dim} and the "
-        f"layers, {decimal(out.stat().st_size)}; inputs {', '.join(package.inputs)}"
+        f"version {version} in {out}: {model.num_rows:,} rows x {model.dim} and the "
+        f"layers, {decimal(out.stat().st_size)}; inputs {', '.join(model.inputs)}"
     )
 
 

@@ -12,7 +12,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +27,6 @@ from pibroch.serve.whole_model import WholeModel
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.delta_format import is_exported
 from pibroch.state.export_format import WRITE_AGAIN
-from pibroch.state.manifest import Manifest
 from pibroch.storage import new_file
 
 logger = logging.getLogger(__name__)
@@ -39,43 +37,6 @@ MAX_BYTES = 1 << 30
 Compiling holds them some four times in memory, and a program that loads a package twice.
 """
 _SAMPLES = 3  # of the batch that is traced; its size is free in the package, as are numbers of ids
-
-
-@dataclass(frozen=True, slots=True)
-class AotOptions:
-    """How to compile a package.
-
-    Attributes:
-        overwrite: replace one that is there already.
-        min_count: of tables of raw ids, leave out ids that training counted less often.
-        max_bytes: refuse more bytes of embedding tables.
-    """
-
-    overwrite: bool = False
-    min_count: int = 1
-    max_bytes: int = MAX_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class AotPackage:
-    """What is in a package.
-
-    Attributes:
-        version: a name of the weights.
-        inputs: its tensors, in order, as :func:`pibroch.serve.inputs.encoded_inputs` lists them.
-        num_rows: of all tables.
-        dim: of an embedding.
-    """
-
-    version: str
-    inputs: tuple[str, ...]
-    num_rows: int
-    dim: int
-
-
-def table_bytes(manifest: Manifest) -> int:
-    """Bytes of a checkpoint's embedding tables in a package."""
-    return sum(4 * saved.num_rows * saved.dim for saved in manifest.tables.values())
 
 
 def refuse_aot(out: Path, overwrite: bool) -> None:
@@ -103,8 +64,10 @@ def refuse_aot(out: Path, overwrite: bool) -> None:
 def export_aot(
     checkpoint: Path,
     out: Path,
-    options: AotOptions | None = None,
-) -> AotPackage:
+    overwrite: bool = False,
+    min_count: int = 1,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[str, WholeModel]:
     """Compile a checkpoint, or a run directory's best one, to a package, there whole or not at all.
 
     Takes half a minute, and some four times the memory of the tables. The package runs on
@@ -114,7 +77,12 @@ def export_aot(
     Args:
         checkpoint: its folder, or a run directory.
         out: the package, whose name ends in ``.pt2``.
-        options: how.
+        overwrite: replace one that is there already.
+        min_count: of tables of raw ids, leave out ids that training counted less often.
+        max_bytes: refuse more bytes of embedding tables.
+
+    Returns:
+        A name of the weights, and what was compiled.
 
     Raises:
         CheckpointError: for a checkpoint that is missing or damaged, and for an export.
@@ -123,8 +91,7 @@ def export_aot(
         MissingDependencyError: without a C++ compiler.
         StorageError: when the disk refuses.
     """
-    options = options or AotOptions()
-    refuse_aot(out, options.overwrite)
+    refuse_aot(out, overwrite)
     if is_exported(checkpoint):
         raise CheckpointError(
             f"{checkpoint}, an export, for --aot",
@@ -133,30 +100,26 @@ def export_aot(
         )
     folder = find_checkpoint(checkpoint)
     manifest = read_verified(folder)
-    _refuse_large(folder, table_bytes(manifest), options.max_bytes)
-    logger.info("compiling %s with %s of tables", folder, decimal(table_bytes(manifest)))
-    model = WholeModel.of(SavedRows.of(folder, manifest, options.min_count))
-    package = AotPackage(version_of(folder, manifest), model.inputs, model.num_rows, model.dim)
-    write_aot(model, package, out)
-    return package
-
-
-def _refuse_large(folder: Path, num_bytes: int, most: int) -> None:
-    if num_bytes > most:
+    num_bytes = sum(4 * saved.num_rows * saved.dim for saved in manifest.tables.values())
+    if num_bytes > max_bytes:
         raise ConfigError(
             f"{folder}, whose tables are {decimal(num_bytes)}, for --aot",
-            f"at most {decimal(most)}, which a program loads into its memory",
+            f"at most {decimal(max_bytes)}, which a program loads into its memory",
             "serve an export, whose tables are mapped; or take --onnx, which has the dense layers",
         )
+    logger.info("compiling %s with %s of tables", folder, decimal(num_bytes))
+    model = WholeModel.of(SavedRows.of(folder, manifest, min_count))
+    version = version_of(folder, manifest)
+    _write(model, version, out)
+    return version, model
 
 
-def write_aot(model: WholeModel, package: AotPackage, out: Path) -> None:
-    """Compile a model and write it, see :func:`export_aot`."""
+def _write(model: WholeModel, version: str, out: Path) -> None:
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.utils import fresh_cache
 
     about = {
-        "pibroch.version": package.version,
+        "pibroch.version": version,
         "pibroch.inputs": json.dumps(encoded_inputs(model.schema)),
         "pibroch.outputs": json.dumps(OUTPUTS),
     }

@@ -49,11 +49,6 @@ class DensePart:
     dim: int
     version: str
 
-    @property
-    def num_dense(self) -> int:
-        """Dense features n."""
-        return len(self.schema.dense)
-
 
 class _Scores(nn.Module):
     """Scores and logits ``[B]`` from plain tensors.
@@ -151,8 +146,8 @@ def write_onnx(part: DensePart, out: Path) -> None:
             "serve an export or the checkpoint by pibroch",
         )
     inputs = {EMBEDDING: torch.zeros(_SAMPLES, len(part.features), part.dim)}
-    if part.num_dense:
-        inputs = {DENSE: torch.zeros(_SAMPLES, part.num_dense), **inputs}
+    if part.schema.dense:
+        inputs = {DENSE: torch.zeros(_SAMPLES, len(part.schema.dense)), **inputs}
     batch = torch.export.Dim("batch")
     part.layers.eval().requires_grad_(False)
     scores = _Scores(part).eval()

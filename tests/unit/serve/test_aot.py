@@ -13,7 +13,7 @@ from torch import nn
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, ConfigError, MissingDependencyError, StorageError
-from pibroch.serve.aot import AotOptions, export_aot, refuse_aot, traced
+from pibroch.serve.aot import export_aot, refuse_aot, traced
 from pibroch.serve.export import export_checkpoint
 from pibroch.serve.inputs import encoded_tensors
 from pibroch.serve.whole_model import Rows, WholeModel
@@ -129,7 +129,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_compiled(
     with pytest.raises(
         ConfigError, match=r"tables are \d+\.\d kB, for --aot; need at most 1\.0 kB"
     ):
-        export_aot(clicks.run, out, AotOptions(max_bytes=1000))
+        export_aot(clicks.run, out, max_bytes=1000)
     export_checkpoint(clicks.run, tmp_path / "export")
     with pytest.raises(CheckpointError, match="an export, for --aot; need a checkpoint"):
         export_aot(tmp_path / "export", out)
