@@ -17,16 +17,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.embedding.row_set import ListedRows, RowSet
+from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints, distinct
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.export import (
-    ExportOptions,
-    SavedRows,
-    check_options,
-    write_dense,
-)
+from pibroch.serve.export import ExportOptions, SavedRows, check_options, write_dense
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
@@ -232,15 +227,14 @@ class _Changes:
     def compared(self) -> Iterator[RowVersions]:
         """Those of all rows, each of which is read."""
         verify_files(self.saved.folder, self.saved.manifest.files)
-        step = rows_that_fit(4 * self.base.manifest.dim)
         for table in self.base.manifest.tables:
-            for start in range(0, table.num_rows, step):
-                some = range(start, min(start + step, table.num_rows))
-                row_ids = np.arange(table.first_row + some.start, table.first_row + some.stop)
-                rows = self._encoded(self.saved, table.name, some)
+            first = table.first_row
+            for weights in self.saved.chunks(table.name, range(table.num_rows), self.advance):
+                row_ids = np.arange(first, first + len(weights))
+                first += len(weights)
+                rows = encoded(weights, self.base.manifest.dtype)
                 differs = (_bytes_of(rows) != _bytes_of(self.base.stored(row_ids))).any(1)
                 yield RowVersions(row_ids[differs], rows[differs])
-                self.advance(len(some))
 
     def touched(self, touched: Mapping[str, Ints]) -> Iterator[RowVersions]:
         """Those that training touched, and those that the base has newer than its export.
@@ -266,12 +260,10 @@ class _Changes:
                 versions = self.base.exported(some + table.first_row)
                 if is_touched.any():
                     listed = ListedRows.of(some[is_touched])
-                    versions[is_touched] = self._encoded(only_deltas, name, listed)
+                    weights = only_deltas.weights(name, listed)
+                    versions[is_touched] = encoded(weights, self.base.manifest.dtype)
                 yield RowVersions(some + table.first_row, versions)
             self.advance(table.num_rows)
-
-    def _encoded(self, saved: SavedRows, name: str, rows: RowSet) -> Array:
-        return encoded(saved.weights(name, rows), self.base.manifest.dtype)
 
 
 def _bytes_of(rows: Array) -> NDArray[np.uint8]:

@@ -283,6 +283,16 @@ class SavedRows:
             weights[~self.used[name][ids_of(rows)]] = 0
         return weights
 
+    def chunks(
+        self, name: str, rows: RowSet, advance: Advance = lambda _: None
+    ) -> Iterator[Records]:
+        """As :meth:`weights`, as many rows at a time as fit a buffer."""
+        step = rows_that_fit(4 * self.manifest.tables[name].dim)
+        for start in range(0, len(rows), step):
+            weights = self.weights(name, rows[start : start + step])
+            yield weights
+            advance(len(weights))
+
 
 def _chunks(
     rows: SavedRows, tables: Sequence[ExportedTable], shard: RowShard, advance: Advance
@@ -292,11 +302,8 @@ def _chunks(
     for table in tables:
         first = max(shard.first_row, table.first_row)
         after = min(end, table.first_row + table.num_rows)
-        step = rows_that_fit(4 * rows.manifest.tables[table.name].dim)
-        for start in range(first - table.first_row, after - table.first_row, step):
-            some = range(start, min(start + step, after - table.first_row))
-            yield rows.weights(table.name, some)
-            advance(len(some))
+        some = range(first - table.first_row, after - table.first_row)
+        yield from rows.chunks(table.name, some, advance)
 
 
 def write_dense(out: Path, folder: Path, manifest: Manifest) -> FileDigest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,13 +10,12 @@ import numpy as np
 
 from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import ConfigError
-from pibroch.kernels.arrays import Ints, Records
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.export import SavedRows
 from pibroch.serve.from_checkpoint import read_verified
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.export_files import publish
-from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
+from pibroch.state.tensor_file import Stream, write_tensors
 
 TENSORS = "ids", "weight"
 """Of each file: int64 ``[U]``, and float32 ``[U, D]``."""
@@ -53,13 +52,6 @@ def export_tables(
     manifest = read_verified(folder)
     saved = SavedRows.of(folder, manifest)
 
-    def chunks(name: str, rows: Ints) -> Iterator[Records]:
-        step = rows_that_fit(4 * manifest.tables[name].dim)
-        for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            yield saved.weights(name, ListedRows.of(some))
-            advance(len(some))
-
     def write(temporary: Path) -> int:
         total = 0
         for name, table in manifest.tables.items():
@@ -69,7 +61,8 @@ def export_tables(
                 order = saved.ids[name].rows.argsort()
                 rows = saved.ids[name].rows[order]
                 ids = saved.ids[name].ids[order]
-            weights = Stream(np.dtype(np.float32), (len(rows), table.dim), chunks(name, rows))
+            chunks = saved.chunks(name, ListedRows.of(rows), advance)
+            weights = Stream(np.dtype(np.float32), (len(rows), table.dim), chunks)
             tensors = dict(zip(TENSORS, (Stream.of(ids), weights), strict=True))
             if name in saved.with_unknown_row:
                 tensors[UNKNOWN] = Stream.of(saved.weights(name, range(1))[0])

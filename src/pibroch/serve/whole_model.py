@@ -24,7 +24,6 @@ from pibroch.serve.export import SavedRows
 from pibroch.serve.from_checkpoint import saved_dense
 from pibroch.serve.inputs import DENSE, IDS, encoded_inputs
 from pibroch.state.manifest import schema_of
-from pibroch.state.tensor_file import rows_that_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,10 @@ class WholeModel(nn.Module):
         tables = {}
         firsts = accumulate(num_rows.values(), initial=0)
         for (name, count), first_row in zip(num_rows.items(), firsts, strict=False):
-            step = rows_that_fit(4 * dim)
-            for start in range(0, count, step):
-                some = range(start, min(start + step, count))
-                here = slice(first_row + some.start, first_row + some.stop)
-                weights[here] = torch.from_numpy(rows.weights(name, some))
+            start = first_row
+            for some in rows.chunks(name, range(count)):
+                weights[start : start + len(some)] = torch.from_numpy(some)
+                start += len(some)
             ids = rows.ids.get(name)
             raw = None if ids is None else (torch.tensor(ids.ids), torch.tensor(ids.rows))
             of_others = first_row if name in rows.with_unknown_row else total
