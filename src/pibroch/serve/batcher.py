@@ -53,13 +53,13 @@ class Batcher:
 
     Args:
         limits: of batches and of the queue.
-        observe: told of each batch its number of requests and of rows.
+        observe: told of each batch its number of rows.
     """
 
     def __init__(
         self,
         limits: ServerLimits,
-        observe: Callable[[int, int], None] = lambda requests, rows: None,
+        observe: Callable[[int], None] = lambda rows: None,
     ) -> None:
         self.limits = limits
         self._observe = observe
@@ -168,7 +168,7 @@ class Batcher:
             if not batch:
                 continue
             rows = sum(request.num_rows for request in batch)
-            self._observe(len(batch), rows)
+            self._observe(rows)
             self._is_busy = True
             if rows > ROWS_AT_ONCE:
                 self._hand_over(batch)

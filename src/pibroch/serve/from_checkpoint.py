@@ -60,7 +60,6 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
             f"{folder}, whose tables and schema differ in {odd[0]!r}", "a table for each feature"
         )
     embeddings = load_embeddings(folder, manifest)
-    num_rows = {name: saved.num_rows for name, saved in manifest.tables.items()}
     return OpenedModel(
         source=str(folder),
         version=version_of(folder, manifest),
@@ -69,7 +68,6 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         schema=schema,
         fingerprint=manifest.dataset_fingerprint,
         features=embeddings.features,
-        num_rows=num_rows,
         dim=embeddings.row_space.dim,
         lookup=embeddings,
         dense=saved_dense(folder, manifest),

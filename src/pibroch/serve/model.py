@@ -36,7 +36,6 @@ class OpenedModel:
         schema: of the data that it was trained on.
         fingerprint: of that data, see :func:`pibroch.data.writer.fingerprint`.
         features: the categorical features, in the order of the model.
-        num_rows: of each table.
         dim: of an embedding, D.
         lookup: embeddings of a batch, pooled, float32 ``[B, F, D]``, or by feature where the model
             wants them unpooled; from any thread.
@@ -46,7 +45,6 @@ class OpenedModel:
         config: of the run, where it is known.
         sha256: the checksum in the manifest of an export or a delta.
         root: the export that a delta stands on, without its dense layers.
-        is_remote: whether a lookup waits for other hosts.
         files: that are mapped; ``None`` where all is in memory.
         event_time: the largest of the records that it was trained on, in milliseconds since 1970,
             where it is known.
@@ -58,7 +56,6 @@ class OpenedModel:
     schema: Schema
     fingerprint: str
     features: tuple[str, ...]
-    num_rows: Mapping[str, int]
     dim: int
     lookup: Callable[[JaggedBatch], Tensor | EmbeddingOutput]
     dense: nn.Module
@@ -67,7 +64,6 @@ class OpenedModel:
     config: RunConfig | None = None
     sha256: str | None = None
     root: OpenedModel | None = None
-    is_remote: bool = False
     files: FileWatch | None = None
     event_time: int | None = None
 

@@ -172,7 +172,7 @@ class Predictor:
 
         A call then waits for them, and may raise WorkerLostError.
         """
-        return self._model.is_remote
+        return isinstance(self._model.lookup, SplitRows)
 
     @property
     def dense(self) -> nn.Module:

@@ -51,7 +51,7 @@ class ServerMetrics:
         self._own[where * (len(STATUSES) + 1) + column] += 1
         self._observe(_SECONDS_AT + where * _SECONDS_PARTS, SECONDS, seconds)
 
-    def batch(self, num_requests: int, num_rows: int) -> None:
+    def batch(self, num_rows: int) -> None:
         """Count a batch that is about to be computed."""
         self._observe(_ROWS_AT, ROWS, num_rows)
 

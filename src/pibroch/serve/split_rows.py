@@ -73,11 +73,6 @@ class RowSplit:
         """Whether all rows can be had."""
         return self.part is None or bool(self.hosts)
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether some rows have to be fetched."""
-        return bool(self.hosts)
-
     def held(self, num_rows: int) -> range:
         """The rows that are here."""
         if self.part is not None:
@@ -91,14 +86,14 @@ class RowsAsked:
     Args:
         records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are
             here.
-
-    Attributes:
         then: what is made of them when all are there.
     """
 
-    def __init__(self, records: NDArray[Any]) -> None:
+    def __init__(
+        self, records: NDArray[Any], then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
+    ) -> None:
         self._records = records
-        self.then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput] = torch.from_numpy
+        self._then = then
         self._open: list[tuple[Future[NDArray[Any]], int, int, str]] = []
 
     @property
@@ -124,7 +119,7 @@ class RowsAsked:
                     host, f"it answers {len(given)} bytes in place of {rows.nbytes}"
                 )
             rows[:] = given.view(rows.dtype).reshape(rows.shape)
-        return self.then(self._records)
+        return self._then(self._records)
 
 
 class SplitRows(MappedRows):
@@ -153,7 +148,7 @@ class SplitRows(MappedRows):
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
-        self._asked(np.array(firsts, np.int64))()
+        self._asked(np.array(firsts, np.int64), torch.from_numpy)()
 
     def __call__(self, batch: JaggedBatch) -> Tensor | EmbeddingOutput:
         """Raise WorkerLostError for a host without an answer in time.
@@ -175,7 +170,6 @@ class SplitRows(MappedRows):
             newest = self._changes.redirect(rows)
             order = newest.argsort()
             newest = newest[order]
-        requested = self._asked(newest)
 
         def pooled(records: NDArray[Any]) -> Tensor | EmbeddingOutput:
             if order is not None:
@@ -184,17 +178,18 @@ class SplitRows(MappedRows):
                 records[order] = arrived
             return self._pooled(records, rows, places, ids)
 
-        requested.then = pooled
-        return requested
+        return self._asked(newest, pooled)
 
-    def _asked(self, wanted: Ints) -> RowsAsked:
-        """Rows by rising ids.
+    def _asked(
+        self, wanted: Ints, then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
+    ) -> RowsAsked:
+        """Rows by rising ids, and what is made of them.
 
         Those of other hosts are on their way, this one's own and those of deltas are there.
         """
         records = self.empty(len(wanted))
         most = most_ids(self.row_bytes)
-        requested = RowsAsked(records)
+        requested = RowsAsked(records, then)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         for part, host, reader, (first, end) in zip(
