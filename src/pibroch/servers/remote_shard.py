@@ -5,7 +5,7 @@ For those who save, load or look at tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -178,7 +178,9 @@ class RemoteShard:
     def kept(self, key: str, tag: str) -> RemoteKeptRows | None:
         """See :meth:`MemoryShard.kept`; the memory is of the server's machine."""
         steps = self._servers.ask(self._number, server.keep, key, tag)
-        return None if steps is None else RemoteKeptRows(self._servers, self._number, set(steps))
+        if steps is None:
+            return None
+        return RemoteKeptRows(partial(self._servers.ask, self._number, server.kept), set(steps))
 
     def _cut_ids(self, name: str, piece: int) -> Ints:
         return self._servers.ask(self._number, server.cut_ids, name, piece).numpy()
@@ -206,42 +208,24 @@ class RemoteShard:
 class RemoteKeptRows:
     """A server's shard as it was, in memory that outlives the server.
 
-    See :class:`pibroch.state.kept_rows.KeptRows`.
+    Does what a :class:`pibroch.state.kept_rows.KeptRows` does, and returns when the server has.
 
     Args:
-        servers: the way to it.
-        number: of the server.
+        have: has the server do one of :data:`pibroch.servers.server.KEPT_ACTIONS`.
         steps: that were there when it was opened.
     """
 
-    def __init__(self, servers: EmbeddingServers, number: int, steps: set[int]) -> None:
-        self._servers = servers
-        self._number = number
+    def __init__(self, have: Callable[..., None], steps: set[int]) -> None:
+        self.begin = partial(have, "begin")
+        self.go_on = partial(have, "go_on")
+        self.cut = partial(have, "cut")
+        self.settle = partial(have, "settle")
+        self.restore = partial(have, "restore")
         self._steps = steps
 
     def steps(self) -> set[int]:
-        """Of which :meth:`restore` is possible, as of the start."""
+        """Of which ``restore`` is possible, as of the start."""
         return self._steps
-
-    def begin(self, step: int) -> None:
-        """See :meth:`KeptRows.begin`."""
-        self._servers.ask(self._number, server.kept, "begin", step)
-
-    def go_on(self) -> None:
-        """See :meth:`KeptRows.go_on`."""
-        self._servers.ask(self._number, server.kept, "go_on")
-
-    def cut(self, step: int) -> None:
-        """See :meth:`KeptRows.cut`; returns when the server has done it."""
-        self._servers.ask(self._number, server.kept, "cut", step)
-
-    def settle(self) -> None:
-        """See :meth:`KeptRows.settle`."""
-        self._servers.ask(self._number, server.kept, "settle")
-
-    def restore(self, step: int) -> None:
-        """See :meth:`KeptRows.restore`."""
-        self._servers.ask(self._number, server.kept, "restore", step)
 
 
 def _slice(numbers: range) -> slice:

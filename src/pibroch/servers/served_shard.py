@@ -6,8 +6,8 @@ R rows of the shard, W floats in a record, D of them weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -61,25 +61,8 @@ class GradientSums:
     step: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pending:
-    request: RecordSwap | GradientSums
-    answer: Future[torch.Tensor] = field(default_factory=Future)
-
-    def fail(self, error: Exception) -> None:
-        self.answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Early:
-    """Rows that are wanted once a round is over.
-
-    No round changes them before they are wanted again.
-    """
-
-    after: int
-    rows: Ints
-    answer: Future[torch.Tensor] = field(default_factory=Future)
+Request = RecordSwap | GradientSums
+Answer = Future[torch.Tensor]
 
 
 class ServedShard:
@@ -98,16 +81,15 @@ class ServedShard:
         self.optimizer = optimizer
         self.cuts: dict[str, MemoryShard] = {}
         self.kept: KeptRows | None = None
-        self._rounds: Rounds[_Pending] = Rounds(num_trainers)
+        self._rounds: Rounds[tuple[Request, Answer]] = Rounds(num_trainers)
         self._num_over = 0
-        self._early: list[_Early] = []
+        # rows that are wanted after a round, and by no later one before they are here
+        self._early: list[tuple[int, Ints, Answer]] = []
         self._lock = threading.Lock()
         self._is_busy = False
         self._failure: Exception | None = None
 
-    def request(
-        self, trainer: int, number: int, request: RecordSwap | GradientSums
-    ) -> Future[torch.Tensor]:
+    def request(self, trainer: int, number: int, request: Request) -> Answer:
         """A trainer's part of a round.
 
         Its answer, float32, is there once the round is done: records, then weights, flat.
@@ -116,18 +98,18 @@ class ServedShard:
             ProtocolError: for a request that makes no sense; nothing was changed.
         """
         self._check(request)
-        pending = _Pending(request)
+        answer: Answer = Future()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._rounds.add(trainer, number, pending)
+            self._rounds.add(trainer, number, (request, answer))
             if self._is_busy:
-                return pending.answer
+                return answer
             self._is_busy = True
         self._work()
-        return pending.answer
+        return answer
 
-    def read_after(self, number: int, rows: Ints) -> Future[torch.Tensor]:
+    def read_after(self, number: int, rows: Ints) -> Answer:
         """Records of rows, flat, as they are after a round, once it is over.
 
         No later round may be about them.
@@ -136,32 +118,29 @@ class ServedShard:
             ProtocolError: for rows that there are not.
         """
         check_rows(rows, len(self.shard.records))
-        early = _Early(number, rows)
+        answer: Answer = Future()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._num_over <= number:
-                self._early.append(early)
-                return early.answer
-        self._give(early)
-        return early.answer
+                self._early.append((number, rows, answer))
+                return answer
+        self._give(rows, answer)
+        return answer
 
-    def _give(self, early: _Early) -> None:
-        out = np.empty((len(early.rows), self.shard.records.shape[1]), np.float32)
-        routing.gather_rows(self.shard.space, early.rows, out)
-        early.answer.set_result(torch.from_numpy(out.reshape(-1)))
+    def _give(self, rows: Ints, answer: Answer) -> None:
+        out = np.empty((len(rows), self.shard.records.shape[1]), np.float32)
+        routing.gather_rows(self.shard.space, rows, out)
+        answer.set_result(torch.from_numpy(out.reshape(-1)))
 
     def fail(self, error: Exception) -> None:
         """Fail what waits, and whoever comes later."""
         with self._lock:
             self._failure = self._failure or error
-            waiting = self._rounds.clear()
-            early = self._early
+            waiting = [answer for _, answer in self._rounds.clear()]
+            waiting += [answer for _, _, answer in self._early]
             self._early = []
-        for pending in waiting:
-            pending.fail(error)
-        for each in early:
-            each.answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
+        _fail(waiting, error)
 
     def _work(self) -> None:
         """Carry out all whole rounds; one thread does it at a time."""
@@ -171,27 +150,23 @@ class ServedShard:
                 self._is_busy = round_ is not None
             if round_ is None:
                 return
+            requests, answers = zip(*round_, strict=True)
             try:
-                answers = self._carry_out([pending.request for pending in round_])
+                results = self._carry_out(requests)
             except Exception as error:  # whatever it is, all trainers of this round hear of it
-                for pending in round_:
-                    pending.fail(error)
+                _fail(answers, error)
                 self.fail(error)
                 continue
-            for pending, answer in zip(round_, answers, strict=True):
-                pending.answer.set_result(torch.from_numpy(answer))
-            for early in self._due():
-                self._give(early)
+            for answer, result in zip(answers, results, strict=True):
+                answer.set_result(torch.from_numpy(result))
+            with self._lock:
+                self._num_over += 1
+                due = [each for each in self._early if each[0] < self._num_over]
+                self._early = [each for each in self._early if each[0] >= self._num_over]
+            for _, rows, answer in due:
+                self._give(rows, answer)
 
-    def _due(self) -> list[_Early]:
-        """A round is over: who waited for it."""
-        with self._lock:
-            self._num_over += 1
-            due = [each for each in self._early if each.after < self._num_over]
-            self._early = [each for each in self._early if each.after >= self._num_over]
-        return due
-
-    def _carry_out(self, requests: Sequence[RecordSwap | GradientSums]) -> list[Records]:
+    def _carry_out(self, requests: Sequence[Request]) -> list[Records]:
         swaps = [request for request in requests if isinstance(request, RecordSwap)]
         sums = [request for request in requests if isinstance(request, GradientSums)]
         if swaps and sums:
@@ -237,7 +212,7 @@ class ServedShard:
         gradients = np.concatenate([each.gradients for each in sums])
         update_rows(self.shard, self.optimizer, grouped, gradients, hyper, first.step)
 
-    def _check(self, request: RecordSwap | GradientSums) -> None:
+    def _check(self, request: Request) -> None:
         num_rows, width = self.shard.records.shape
         if isinstance(request, GradientSums):
             check_rows(request.rows, num_rows)
@@ -252,6 +227,11 @@ class ServedShard:
                 "averages wanted of rows that have none", "an optimizer that keeps averages"
             )
         _check_shape(request.records, (len(request.home) * width,))
+
+
+def _fail(answers: Iterable[Answer], error: Exception) -> None:
+    for answer in answers:
+        answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
 
 
 def _check_shape(numbers: Records, shape: Shape) -> None:
