@@ -10,8 +10,6 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -124,9 +122,10 @@ def _write(model: WholeModel, version: str, out: Path) -> None:
         "pibroch.outputs": json.dumps(OUTPUTS),
     }
     program = traced(model)
+    # torch warns about parts of its own
     with (
         new_file(out, "a disk with room for the package", WRITE_AGAIN) as temporary,
-        _quiet(),
+        warnings.catch_warnings(action="ignore"),
         fresh_cache(),
     ):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +155,7 @@ def traced(model: WholeModel) -> ExportedProgram:
         shapes.append({0: Dim(f"ids{len(shapes)}", min=0) if is_values else samples})
     model.eval().requires_grad_(False)
     try:
-        with _quiet():
+        with warnings.catch_warnings(action="ignore"):
             return torch.export.export(model, tuple(inputs), dynamic_shapes=(tuple(shapes),))
     except Exception as error:  # torch has many kinds
         problem = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
@@ -165,11 +164,3 @@ def traced(model: WholeModel) -> ExportedProgram:
             "layers whose Python does not branch on values of tensors",
             "change the model, or serve an export by pibroch",
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without warnings of torch about parts of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -216,8 +216,10 @@ class Batcher:
         rows = 0
         while self._waiting:
             first = self._waiting[0]
-            if batch and not (
-                _goes_with(first, batch[0]) and rows + first.num_rows <= self.limits.batch_rows
+            if batch and (
+                first.predictor is not batch[0].predictor
+                or first.is_embedded != batch[0].is_embedded
+                or rows + first.num_rows > self.limits.batch_rows
             ):
                 break
             self._waiting.popleft()
@@ -238,10 +240,6 @@ class Batcher:
                 request.answer.set_result(result)
         if self._waiting:
             self._begin_soon()
-
-
-def _goes_with(request: _Request, first: _Request) -> bool:
-    return request.predictor is first.predictor and request.is_embedded == first.is_embedded
 
 
 def _outcome(batch: Sequence[_Request]) -> Sequence[Outputs | Exception]:

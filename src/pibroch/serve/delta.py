@@ -146,7 +146,7 @@ def _touched_since(folder: Path, manifest: Manifest, base: OpenedModel) -> dict[
 
     ``None`` where all are to be compared.
     """
-    root = base.root or base
+    root = base.export
     assert root.sha256 is not None
     touched = _touched_rows(folder, manifest, read_origin(Path(root.source), root.sha256))
     if touched is None and root is base:

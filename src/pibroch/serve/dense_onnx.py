@@ -151,9 +151,8 @@ def write_onnx(part: DensePart, out: Path) -> None:
     batch = torch.export.Dim("batch")
     part.layers.eval().requires_grad_(False)
     scores = _Scores(part).eval()
-    with warnings.catch_warnings():
-        # of its own parts, and that both inputs have one batch size
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
+        # torch's about its own parts, and that both inputs have one batch size
         program = torch.onnx.export(
             scores,
             tuple(inputs.values()),

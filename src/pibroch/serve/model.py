@@ -67,11 +67,14 @@ class OpenedModel:
     files: FileWatch | None = None
     event_time: int | None = None
 
+    @property
+    def export(self) -> OpenedModel:
+        """The export that a delta stands on; else this."""
+        return self.root or self
+
     def known(self, sha256: str) -> OpenedModel | None:
         """This one, or the export that it stands on, by the checksum in its manifest."""
-        return next(
-            (each for each in (self, self.root) if each is not None and each.sha256 == sha256), None
-        )
+        return next((each for each in (self, self.export) if each.sha256 == sha256), None)
 
 
 def dense_layers(

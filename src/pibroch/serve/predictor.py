@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
@@ -65,6 +65,12 @@ class Predictor:
         step: after which it was saved.
         event_time: the largest of the records that it was trained on, in milliseconds since 1970;
             ``None`` where it is not known.
+        features: the categorical features that a batch holds, in the order of the model.
+        dim: numbers of an embedding, D.
+        dense: the layers above the embeddings, which are not to be changed.
+        takes_raw: whether the dictionaries that raw values need are there.
+        is_remote: whether rows lie on other hosts; a call then waits for them, and may raise
+            WorkerLostError.
 
     Example: see ``examples/predict.py``.
     """
@@ -75,8 +81,12 @@ class Predictor:
         self.step = model.step
         self.event_time = model.event_time
         self.columns = self.schema.used_columns(with_label=False)
+        self.features = model.features
+        self.dim = model.dim
+        self.dense = model.dense.eval().requires_grad_(False)
+        self.takes_raw = model.vocabularies is not None
+        self.is_remote = isinstance(model.lookup, SplitRows)
         self._model = model
-        self._dense = model.dense.eval().requires_grad_(False)
         self._encoders = None if model.vocabularies is None else model.vocabularies.encoders()
 
     @classmethod
@@ -125,18 +135,14 @@ class Predictor:
 
     def exported_rows(self, sha256: str) -> MappedRows | None:
         """The rows of the export with this checksum, where this is it or stands on it."""
-        export = self._model.known(sha256)
-        rows = None if export is None or export.root is not None else export.lookup
-        return rows if isinstance(rows, MappedRows) else None
+        export = self._model.export
+        rows = export.lookup
+        return rows if export.sha256 == sha256 and isinstance(rows, MappedRows) else None
 
     def follows(self, other: Predictor) -> bool:
         """Whether this is a delta that stands on the same export as another version."""
         export = self._model.root
-        return (
-            export is not None
-            and export.sha256 is not None
-            and other._model.known(export.sha256) is not None
-        )
+        return export is not None and export.sha256 == other._model.export.sha256
 
     def reach_rows(self) -> None:
         """Ask each host that has some of the rows for one; nothing to do where all are here.
@@ -167,34 +173,6 @@ class Predictor:
         return True
 
     @property
-    def is_remote(self) -> bool:
-        """Whether rows lie on other hosts.
-
-        A call then waits for them, and may raise WorkerLostError.
-        """
-        return isinstance(self._model.lookup, SplitRows)
-
-    @property
-    def dense(self) -> nn.Module:
-        """The layers above the embeddings, which are not to be changed."""
-        return self._dense
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The categorical features that a batch holds, in the order of the model."""
-        return self._model.features
-
-    @property
-    def dim(self) -> int:
-        """Numbers of an embedding, D."""
-        return self._model.dim
-
-    @property
-    def takes_raw(self) -> bool:
-        """Whether the dictionaries that raw values need are there."""
-        return self._encoders is not None
-
-    @property
     def config(self) -> RunConfig:
         """The configuration of the run.
 
@@ -215,11 +193,11 @@ class Predictor:
         Raises:
             PibrochError: as :meth:`logits`.
         """
-        assert isinstance(self._model.lookup, SplitRows) and isinstance(self._dense, Model)
+        assert isinstance(self._model.lookup, SplitRows) and isinstance(self.dense, Model)
         self.check_files()
         rows = self._model.lookup.ask(batch)
         with torch.inference_mode(), self._autocast():
-            return Begun(rows, self._dense.begin(batch.dense))
+            return Begun(rows, self.dense.begin(batch.dense))
 
     def logits(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
         """Logits of a batch, float32 ``[B]``, of several tasks ``[B, T]``; labels are not read.
@@ -249,9 +227,9 @@ class Predictor:
         with torch.inference_mode(), self._autocast():
             logits: Tensor
             if begun is None:
-                logits = self._dense(batch.dense, partial(self._model.lookup, batch))
+                logits = self.dense(batch.dense, partial(self._model.lookup, batch))
             else:
-                logits = self._dense.finish(batch.dense, begun.dense, begun.rows())  # type: ignore[operator]
+                logits = self.dense.finish(batch.dense, begun.dense, begun.rows())  # type: ignore[operator]
         # a copy from outside inference mode is a tensor like any other
         return logits.to(torch.float32, copy=True)
 

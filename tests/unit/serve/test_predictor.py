@@ -132,7 +132,7 @@ def test_a_new_thread_computes_on_the_programs_number_of_threads(batches, run):
     torch.set_num_threads(number)
     predictor = pb.Predictor.open(run.path)
     results = []
-    predictor._dense.register_forward_pre_hook(
+    predictor.dense.register_forward_pre_hook(
         lambda *_: results.append(openmp.omp_get_max_threads())
     )
     thread = threading.Thread(target=predictor, args=(batches[0],))
