@@ -67,7 +67,10 @@ class _BoundedConnection(HttpToolsProtocol):
             self._refuse(Refusal(503, reason, {"retry-after": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
+        self._read_deadline.close()
+        self._write_deadline.close()
+        self._count_unsent(0)
+        self.open_connections.remove(self)
         if self.transport is not None:  # else its TLS handshake has failed
             super().connection_lost(exc)
 
@@ -215,12 +218,6 @@ class _BoundedConnection(HttpToolsProtocol):
     def _count_unsent(self, count: int) -> None:
         self.open_connections.num_bytes += count - self._unsent_bytes
         self._unsent_bytes = count
-
-    def _leave(self) -> None:
-        self._read_deadline.close()
-        self._write_deadline.close()
-        self._count_unsent(0)
-        self.open_connections.remove(self)
 
 
 class _TlsHandshake(asyncio.Protocol):

@@ -80,46 +80,41 @@ class RowSplit:
         return range(0 if self.hosts else num_rows)
 
 
+@dataclass(frozen=True, slots=True)
 class RowsAsked:
     """Rows of a batch, some of which are on their way from other hosts.
 
-    Args:
+    Attributes:
         records: ``[U, W]`` by rising row ids: where rows are put that come, beside those that are
             here.
-        then: what is made of them when all are there.
+        asked: answers that nobody has taken yet, for the rows from and to which places, and hosts.
+        then: what is made of the records when all are there.
     """
 
-    def __init__(
-        self, records: NDArray[Any], then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
-    ) -> None:
-        self._records = records
-        self._then = then
-        self._open: list[tuple[Future[NDArray[Any]], int, int, str]] = []
+    records: NDArray[Any]
+    asked: list[tuple[Future[NDArray[Any]], int, int, str]]
+    then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
 
     @property
     def answers(self) -> list[Future[NDArray[Any]]]:
         """With rows that are elsewhere, which nobody has taken yet."""
-        return [answer for answer, *_ in self._open]
-
-    def add(self, answer: Future[NDArray[Any]], first: int, end: int, host: str) -> None:
-        """For the rows from and to these places."""
-        self._open.append((answer, first, end, host))
+        return [answer for answer, *_ in self.asked]
 
     def __call__(self) -> Tensor | EmbeddingOutput:
         """What is made of them; blocks until all are there, or raises WorkerLostError."""
-        while self._open:
-            answer, first, end, host = self._open.pop()
+        while self.asked:
+            answer, first, end, host = self.asked.pop()
             try:
                 given = answer.result(2 * ANSWER_TIMEOUT_S)
             except TimeoutError as error:  # this process did not get to look at the clock
                 raise WorkerLostError(host, "no answer in time") from error
-            rows = self._records[first:end]
+            rows = self.records[first:end]
             if len(given) != rows.nbytes:
                 raise WorkerLostError(
                     host, f"it answers {len(given)} bytes in place of {rows.nbytes}"
                 )
             rows[:] = given.view(rows.dtype).reshape(rows.shape)
-        return self._then(self._records)
+        return self.then(self.records)
 
 
 class SplitRows(MappedRows):
@@ -189,7 +184,7 @@ class SplitRows(MappedRows):
         """
         records = self.empty(len(wanted))
         most = most_ids(self.row_bytes)
-        requested = RowsAsked(records, then)
+        requested = RowsAsked(records, [], then)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         for part, host, reader, (first, end) in zip(
@@ -200,7 +195,8 @@ class SplitRows(MappedRows):
                 continue
             for begin in range(first, end, most):
                 some = wanted[begin : min(begin + most, end)]
-                requested.add(reader.read(some), begin, begin + len(some), host.address)
+                answer = reader.read(some)
+                requested.asked.append((answer, begin, begin + len(some), host.address))
         for first, end in here:
             if first < end:
                 records[first:end] = self.exported(wanted[first:end])

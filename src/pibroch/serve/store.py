@@ -32,9 +32,6 @@ FOLLOWER_ROWS = WARM_ROWS[:2]
 """Of a delta that follows a version which is warm: its layers have scored batches of all sizes."""
 HELD_VERSIONS = 4
 """Newest versions whose rows other hosts can have, which may be at another than this one."""
-Identity = tuple[str, int, int, int]
-
-
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 300.0
 """Until something that could not be opened is looked at again: each time twice as long, up to this.
@@ -46,7 +43,9 @@ class Target:
     """What a path means now, and what tells it from another that takes its place."""
 
     folder: Path
-    identity: Identity
+    inode: int
+    changed_ns: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def find_target(path: Path) -> Target:
         raise CheckpointError(
             f"no {manifest}: {error.strerror}", "an export or a checkpoint", "check the path"
         ) from error
-    return Target(folder, (str(folder), status.st_ino, status.st_mtime_ns, status.st_size))
+    return Target(folder, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def newest_run(runs: Path = Path("runs")) -> Path:
@@ -100,7 +99,7 @@ def newest_run(runs: Path = Path("runs")) -> Path:
     candidates: list[tuple[int, Path]] = []
     for run in runs.glob("*"):
         try:
-            candidates.append((find_target(run).identity[2], run))
+            candidates.append((find_target(run).changed_ns, run))
         except PibrochError:
             continue
     if not candidates:
@@ -267,7 +266,7 @@ class ModelStore:
         if not is_final:
             return
         before = self._refused
-        self._refused = _Refused.of(target, str(error), self._refused)
+        self._refused = _Refused.of(target, str(error), before)
         if before is not None and (before.target, before.reason) == (target, str(error)):
             return
         self.num_failed += 1
