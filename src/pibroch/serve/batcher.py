@@ -175,12 +175,12 @@ class Batcher:
             elif batch[0].predictor.is_remote:
                 self._ask(batch)
             else:
-                self._end(batch, _outcome(batch))
+                self._end(batch, _score(batch))
             return
 
     def _hand_over(self, batch: Sequence[_Request]) -> None:
         """Compute a batch in the thread."""
-        computed = self._loop.run_in_executor(self._pool, _outcome, batch)
+        computed = self._loop.run_in_executor(self._pool, _score, batch)
         computed.add_done_callback(lambda done: self._end(batch, done.result()))
 
     def _ask(self, batch: Sequence[_Request]) -> None:
@@ -242,14 +242,6 @@ class Batcher:
             self._begin_soon()
 
 
-def _outcome(batch: Sequence[_Request]) -> Sequence[Outputs | Exception]:
-    """As :func:`_score`, and what nobody foresaw as each request's own."""
-    try:
-        return _score(batch)
-    except Exception as error:
-        return [error] * len(batch)
-
-
 def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
     """Each request's outputs, or why it has none: one bad request does not spoil the others'."""
     try:
@@ -260,6 +252,8 @@ def _score(batch: Sequence[_Request]) -> list[Outputs | Exception]:
         if len(batch) == 1:
             return [Refusal(400, str(error))]
         return [result for request in batch for result in _score([request])]
+    except Exception as error:  # what nobody foresaw
+        return [error] * len(batch)
 
 
 def _lost(batch: Sequence[_Request], error: PibrochError) -> list[Outputs | Exception]:
