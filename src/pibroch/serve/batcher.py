@@ -14,7 +14,6 @@ wait in a circle.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,6 @@ from pibroch.serve.predictor import Begun, Predictor
 from pibroch.serve.row_hosts import when_read
 from pibroch.serve.settings import Refusal, ServerLimits
 
-logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 32
 """Rows that the event loop computes itself: some half a millisecond, in which nobody else is heard.
 """

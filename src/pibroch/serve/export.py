@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,6 @@ from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
 from pibroch.version import __version__
 
 Advance = Callable[[int], None]
-Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def export_checkpoint(
         )
         written.write(temporary)
         write_event_time(temporary, manifest.progress.event_time)
-        if not rows.is_packed:
+        if not rows.packed:
             _write_origin(temporary, manifest)
         return written
 
@@ -248,11 +247,6 @@ class SavedRows:
             for name, each in ids.items()
         }
         return cls(folder, manifest, anew, unknown, {}, packed)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether rows are numbered anew."""
-        return bool(self.packed)
 
     @property
     def num_rows(self) -> dict[str, int]:

@@ -6,7 +6,6 @@ All weights in this process's memory, averages where the run kept them.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from pibroch.state.dense import ROW_INDICES, load_row_indices, tensors_in
 from pibroch.state.files import CHECKPOINT, verify_files
 from pibroch.state.manifest import MANIFEST, Manifest, read_manifest, schema_of
 from pibroch.state.tables import check_tables_match, saved_tables
-
-logger = logging.getLogger(__name__)
 
 
 def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
