@@ -88,6 +88,7 @@ class PlanService:
         self._rounds: Rounds[StepPart] = Rounds(num_trainers)
         self._awaited = set(range(num_trainers)) if goes_on else set[int]()
         self._begins: dict[int, tuple[int, int]] = {}
+        self._first = 0
         self._lock = threading.Lock()
         self._failure: Exception | None = None
 
@@ -121,10 +122,10 @@ class PlanService:
             self._awaited.remove(trainer)
             self._begins[trainer] = step, request
             if not self._awaited:
-                first = max(begun for begun, _ in self._begins.values())
-                self._rounds.begin(first)
+                self._first = max(begun for begun, _ in self._begins.values())
+                self._rounds.begin(self._first)
                 for number, (_, first_request) in self._begins.items():
-                    self._oracles[number].begin(first, first_request)
+                    self._oracles[number].begin(self._first, first_request)
                 self._pass_on()
         for number, request_again in answered:
             self._oracles[trainer].ask(number, request_again)
@@ -142,11 +143,7 @@ class PlanService:
         with self._lock:  # oracles hear of the steps in their order
             if self._failure is not None:
                 raise self._failure
-            if (
-                self._begins
-                and not self._awaited
-                and number < max(step for step, _ in self._begins.values())
-            ):
+            if 0 <= number < self._first:
                 return  # of a feed that others have left
             self._rounds.add(trainer, number, StepPart(feed, rows))
             if not self._awaited:

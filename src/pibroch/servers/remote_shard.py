@@ -190,19 +190,17 @@ class RemoteShard:
 
         What is written to these changes the server's rows.
         """
-        return [
-            self._view(piece, span) for piece, span in zip(self.pieces, self._spans, strict=True)
-        ]
-
-    def _view(self, piece: Piece, rows: range) -> PieceView:
-        way = self._servers, self._number, rows
-        fields = {
-            name: RemoteRows(*way, range(width), name, self._cut)
-            for name, width in self._fields.items()
-        }
-        weights = fields.pop("")
-        marks = {name: RemoteRows(*way, None, name) for name in self._marked}
-        return PieceView(piece, weights, fields, marks)
+        views = []
+        for piece, rows in zip(self.pieces, self._spans, strict=True):
+            way = self._servers, self._number, rows
+            fields = {
+                name: RemoteRows(*way, range(width), name, self._cut)
+                for name, width in self._fields.items()
+            }
+            weights = fields.pop("")
+            marks = {name: RemoteRows(*way, None, name) for name in self._marked}
+            views.append(PieceView(piece, weights, fields, marks))
+        return views
 
 
 class RemoteKeptRows:
