@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.targets import scores_of_logits
-from pibroch.errors import CheckpointError, DamagedCheckpointError, InputError
+from pibroch.errors import DamagedCheckpointError, InputError
 from pibroch.serve.admission import JSON_TYPE
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.direct import GET, POST, DirectRequest, Endpoint, Endpoints, Reply
@@ -67,9 +67,7 @@ class Service:
 
         Encoded samples are `dense`, `ids` and so on.
         """
-        self._known(request.model)
-        predictor = self.store.current  # from here on the request is this version's
-        self._of_version(request.version, predictor.version)
+        predictor = self._asked(request)  # from here on the request is this version's
 
         def parse() -> tuple[InferRequest, Work]:
             wanted = parse_infer(request.body, request.header(JSON_LENGTH.lower()), OUTPUTS)
@@ -78,8 +76,6 @@ class Service:
 
         wanted, work = await self._parsed(request, parse)
         names = set(wanted.outputs or (SCORE,))
-        if isinstance(work, dict) and not predictor.takes_raw:
-            raise self._no_raw()
         outputs: dict[str, NDArray[np.float32]] = {}
         if EMBEDDING in names:
             outputs[EMBEDDING] = await self._batcher.embeddings(predictor, work)
@@ -172,9 +168,7 @@ class Service:
 
     async def model_metadata(self, request: DirectRequest) -> Reply:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
-        self._known(request.model)
-        predictor = self.store.current
-        self._of_version(request.version, predictor.version)
+        predictor = self._asked(request)
         outputs = {SCORE: [], LOGIT: [], EMBEDDING: [len(predictor.features), predictor.dim]}
         return _json(
             {
@@ -194,8 +188,7 @@ class Service:
 
     async def model_ready(self, request: DirectRequest) -> Reply:
         """Whether this model, or this version of it, can be asked."""
-        self._known(request.model)
-        self._of_version(request.version, self.store.current.version)
+        self._asked(request)
         return await self.ready(request)
 
     async def metrics_text(self, _: DirectRequest) -> Reply:
@@ -216,8 +209,6 @@ class Service:
     async def _raw(self, request: DirectRequest) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
-        if not predictor.takes_raw:
-            raise self._no_raw()
         kind = request.header("content-type") or ""
         most = self._batcher.limits.rows
         parse = partial(
@@ -251,21 +242,16 @@ class Service:
             raise Refusal(503, "the server is not ready yet")
         return self.batcher
 
-    def _known(self, name: str | None) -> None:
-        if name != self.store.name:
-            raise Refusal(404, f"got model `{str(name)[:80]}`; need `{self.store.name}`")
-
-    def _of_version(self, wanted: str | None, version: str) -> None:
-        if wanted is not None and wanted != version:
-            got = f"got version `{wanted[:80]}` of {self.store.name}"
-            raise Refusal(404, f"{got}; need {version}, or none for the newest")
-
-    def _no_raw(self) -> Refusal:
-        try:
-            self.store.current.encode({})
-        except CheckpointError as error:
-            return Refusal(400, str(error))
-        raise AssertionError("asked only where raw rows cannot be encoded")
+    def _asked(self, request: DirectRequest) -> Predictor:
+        """The current version, where the path names it."""
+        predictor = self.store.current
+        name = self.store.name
+        if request.model != name:
+            raise Refusal(404, f"got model `{str(request.model)[:80]}`; need `{name}`")
+        if request.version not in (None, predictor.version):
+            got = f"got version `{str(request.version)[:80]}` of {name}"
+            raise Refusal(404, f"{got}; need {predictor.version}, or none for the newest")
+        return predictor
 
 
 def build_endpoints(service: Service) -> Endpoints:
