@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pibroch.serve.direct import GET, DirectRequest, Endpoints, Reply
+from pibroch.serve.direct import GET, JSON_TYPE, DirectRequest, Endpoints, Reply
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.settings import Refusal, ServerLimits
@@ -27,7 +27,6 @@ OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What a load balancer asks, without a token."""
 REFUSAL = "pibroch.refusal"
 """Key of a request's state: why its connection refuses it; the answer waits for its turn."""
-JSON_TYPE = (b"content-type", b"application/json")
 
 
 class AdmissionControl:

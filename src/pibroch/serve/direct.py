@@ -12,6 +12,7 @@ from pibroch.serve.settings import Refusal
 
 GET = ("GET", "HEAD")
 POST = ("POST",)
+JSON_TYPE = (b"content-type", b"application/json")
 _MODELS = "/v2/models/"
 
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import DamagedCheckpointError, InputError
-from pibroch.serve.admission import JSON_TYPE
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import GET, POST, DirectRequest, Endpoint, Endpoints, Reply
+from pibroch.serve.direct import GET, JSON_TYPE, POST, DirectRequest, Endpoint, Endpoints, Reply
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
 from pibroch.serve.predictor import Predictor
@@ -44,13 +43,15 @@ class Service:
 
     Args:
         store: the model.
-        batcher: made when the event loop runs.
         metrics: of this process.
 
     Attributes:
+        batcher: made when the event loop runs, before the first request.
         is_ready: false before the first batch can be scored, and while the server drains.
         gauges: what the server around it has to say, by name.
     """
+
+    batcher: Batcher
 
     def __init__(self, store: ModelStore, metrics: ServerMetrics) -> None:
         self.store = store
@@ -58,7 +59,6 @@ class Service:
         self._parser = ThreadPoolExecutor(1, "pibroch-parse")  # starts when it is first needed
         self._retrieving = ThreadPoolExecutor(1, "pibroch-retrieve")  # likewise
         self._users_waiting = 0
-        self.batcher: Batcher | None = None
         self.is_ready = False
         self.gauges: Callable[[], Mapping[str, float]] = dict
 
@@ -78,9 +78,9 @@ class Service:
         names = set(wanted.outputs or (SCORE,))
         outputs: dict[str, NDArray[np.float32]] = {}
         if EMBEDDING in names:
-            outputs[EMBEDDING] = await self._batcher.embeddings(predictor, work)
+            outputs[EMBEDDING] = await self.batcher.embeddings(predictor, work)
         if names != {EMBEDDING}:
-            logits = await self._batcher.logits(predictor, work)
+            logits = await self.batcher.logits(predictor, work)
             outputs |= {SCORE: scores_of_logits(logits, predictor.schema), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
@@ -90,7 +90,7 @@ class Service:
         Lines are as in the training data.
         """
         predictor, raw = await self._raw(request)
-        logits = await self._batcher.logits(predictor, raw)
+        logits = await self.batcher.logits(predictor, raw)
         scores = scores_of_logits(logits, predictor.schema).tolist()
         if request.headers.get(b"accept", b"").startswith(b"text/csv"):
             lines = [score if isinstance(score, list) else [score] for score in scores]
@@ -110,7 +110,7 @@ class Service:
         A binary tensor with `Accept: application/octet-stream`.
         """
         predictor, raw = await self._raw(request)
-        embeddings = await self._batcher.embeddings(predictor, raw)
+        embeddings = await self.batcher.embeddings(predictor, raw)
         if request.headers.get(b"accept", b"").startswith(_BYTES.encode()):
             wanted = InferRequest({}, None, None, is_binary=True)
             return self._tensors(predictor, wanted, {EMBEDDING: embeddings})
@@ -127,7 +127,7 @@ class Service:
         retriever = self.store.retriever  # from here on the request is this version's
         if retriever is None:
             raise Refusal(404, "got /retrieve where no items are served; need `--items FILE`")
-        limits = self._batcher.limits
+        limits = self.batcher.limits
         parse = partial(
             parse_users, request.body, retriever.user_columns, limits.rows, limits.items
         )
@@ -140,10 +140,10 @@ class Service:
         try:
             loop = asyncio.get_running_loop()
             items, scores = await loop.run_in_executor(self._retrieving, retriever, users, k)
-        except InputError as error:
-            raise Refusal(400, str(error)) from error
         except DamagedCheckpointError as error:
             raise Refusal(503, str(error)) from error
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
         finally:
             self._users_waiting -= count
         return self._outputs(retriever.predictor, {"items": items, "scores": scores})
@@ -198,7 +198,7 @@ class Service:
             "pibroch_model_step": predictor.step,
             "pibroch_model_loads": self.store.num_loaded,
             "pibroch_model_load_failures": self.store.num_failed,
-            "pibroch_rows_waiting": self._batcher.rows_waiting,
+            "pibroch_rows_waiting": self.batcher.rows_waiting,
             **{f"pibroch_{key}": value for key, value in _freshness(predictor).items()},
             **self.gauges(),
         }
@@ -210,7 +210,7 @@ class Service:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
         kind = request.header("content-type") or ""
-        most = self._batcher.limits.rows
+        most = self.batcher.limits.rows
         parse = partial(
             parse_raw, request.body, kind, predictor.schema, predictor.columns, max_rows=most
         )
@@ -229,18 +229,7 @@ class Service:
     def _tensors(
         self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
     ) -> Reply:
-        content, headers = answer(
-            self.store.name, predictor.version, wanted, outputs, _freshness(predictor)
-        )
-        return Reply(
-            content, tuple((name.encode(), value.encode()) for name, value in headers.items())
-        )
-
-    @property
-    def _batcher(self) -> Batcher:
-        if self.batcher is None:
-            raise Refusal(503, "the server is not ready yet")
-        return self.batcher
+        return answer(self.store.name, predictor.version, wanted, outputs, _freshness(predictor))
 
     def _asked(self, request: DirectRequest) -> Predictor:
         """The current version, where the path names it."""

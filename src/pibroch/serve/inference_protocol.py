@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.serve.direct import JSON_TYPE, Reply
 from pibroch.serve.settings import Refusal
 
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -233,8 +234,8 @@ def answer(
     request: InferRequest,
     outputs: Mapping[str, NDArray[np.float32]],
     parameters: Mapping[str, float] = MappingProxyType({}),
-) -> tuple[bytes, dict[str, str]]:
-    """The body of an answer and its headers.
+) -> Reply:
+    """An answer.
 
     Args:
         name: of the model.
@@ -262,6 +263,6 @@ def answer(
         content["id"] = request.request_id
     text = msgspec.json.encode(content)
     if not blobs:
-        return text, {"content-type": "application/json"}
-    headers = {"content-type": "application/octet-stream", JSON_LENGTH.lower(): str(len(text))}
-    return b"".join([text, *blobs]), headers
+        return Reply(text, (JSON_TYPE,))
+    length = (JSON_LENGTH.lower().encode(), str(len(text)).encode())
+    return Reply(b"".join([text, *blobs]), ((b"content-type", b"application/octet-stream"), length))
