@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,19 +30,6 @@ from pibroch.servers.served_shard import check_rows
 
 EncodedPlans = list[Tensor]
 """Head and body of each lane's plan."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepPart:
-    """A trainer's part of a step.
-
-    Attributes:
-        feed: number of the feed that it belongs to.
-        rows: distinct addresses of each lane.
-    """
-
-    feed: int
-    rows: Sequence[Ints]
 
 
 class PlanService:
@@ -85,7 +71,8 @@ class PlanService:
             OracleThread(oracle(rank), TaskThread(f"pibroch-oracle-{rank}"))
             for rank in range(num_trainers)
         ]
-        self._rounds: Rounds[StepPart] = Rounds(num_trainers)
+        # of each step its feed, and distinct addresses of each lane
+        self._rounds: Rounds[tuple[int, Sequence[Ints]]] = Rounds(num_trainers)
         self._awaited = set(range(num_trainers)) if goes_on else set[int]()
         self._begins: dict[int, tuple[int, int]] = {}
         self._first = 0
@@ -145,20 +132,21 @@ class PlanService:
                 raise self._failure
             if 0 <= number < self._first:
                 return  # of a feed that others have left
-            self._rounds.add(trainer, number, StepPart(feed, rows))
+            self._rounds.add(trainer, number, (feed, rows))
             if not self._awaited:
                 self._pass_on()
 
     def _pass_on(self) -> None:
         """Let the oracles hear of the steps that all trainers have told about."""
         while (parts := self._rounds.take()) is not None:
-            if len({part.feed for part in parts}) > 1:
+            feeds, rows = zip(*parts, strict=True)
+            if len(set(feeds)) > 1:
                 raise ProtocolError(
                     f"step {self._rounds.number - 1} of several feeds",
                     "the same program on all trainers",
                 )
             for oracle in self._oracles:
-                oracle.add(parts[0].feed, list(zip(*(part.rows for part in parts), strict=True)))
+                oracle.add(feeds[0], list(zip(*rows, strict=True)))
 
     def ask(self, trainer: int, number: int, request: PlanRequest) -> Future[EncodedPlans]:
         """A trainer's request; its answer, encoded, is there as soon as it can be."""
@@ -202,9 +190,8 @@ def configure(
     """
 
     def make() -> PlanService:
-        bounds, capacities, num_trainers, *how = wanted
+        bounds, capacities, num_trainers, lookahead, design, delayed = wanted
         homes = [np.array(of_lane, np.int64) for of_lane in bounds]
-        lookahead, design, delayed = how
         return PlanService(homes, capacities, num_trainers, lookahead, design, delayed, goes_on)
 
     ORACLES.configure(run, trainer, key, wanted, forgotten, make)
