@@ -156,11 +156,6 @@ class BoundedLagPipeline:
         """
         return self._pace.straggler
 
-    @property
-    def waited_for(self) -> dict[int, float]:
-        """Seconds in which this rank was blocked, by the rank that it waited for."""
-        return self._pace.waited_for
-
     def submit(self, batch: Any = None, request_id: Any = None) -> list[Prediction]:
         """Ask for a batch; returns the predictions that this brought, oldest first.
 
@@ -305,11 +300,10 @@ class BoundedLagPipeline:
                     for p in self._peers
                 ):
                     break
-                missing = [p for p in self._peers if not transport.has_arrived(slot, p)]
                 start = time.perf_counter()
                 with span("wait for answers"):
                     self._seen = transport.wait_for_news(self._seen, slot)
-                self._pace.waited(time.perf_counter() - start, missing)
+                self._pace.waited(time.perf_counter() - start)
         chosen = self._pace.completed(request.number)
         if chosen is not None and self._chooses:
             self._chooses = False

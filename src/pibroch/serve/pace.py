@@ -31,8 +31,6 @@ class StepPace:
 
     Attributes:
         straggler: of the last steps, if one rank was always slow; by its number in the run.
-        waited_for: seconds in which this rank was blocked, by the rank (of the run) that it waited
-            for.
     """
 
     def __init__(self, rank: int, members: Sequence[int], most_ahead: int) -> None:
@@ -44,7 +42,6 @@ class StepPace:
         self._waited = 0.0
         self._has_warned = False
         self.straggler: Straggler | None = None
-        self.waited_for = {member: 0.0 for place, member in enumerate(members) if place != rank}
 
     def begins(self, number: int) -> int:
         """A step begins here; nanoseconds that the one before took this rank on its own."""
@@ -59,11 +56,9 @@ class StepPace:
         """What the question of a rank says."""
         self._times[number % len(self._times), rank] = 1e-9 * nanoseconds
 
-    def waited(self, seconds: float, missing: Sequence[int]) -> None:
-        """This rank was blocked, for some others."""
+    def waited(self, seconds: float) -> None:
+        """This rank was blocked."""
         self._waited += seconds
-        for rank in missing:
-            self.waited_for[self._members[rank]] += seconds / len(missing)
 
     def completed(self, number: int) -> int | None:
         """Count a complete request; return the best bound for the last steps when it is due.
@@ -71,8 +66,6 @@ class StepPace:
         It is due at the same numbers of requests on all ranks.
         """
         since_first = number + 1 - NUM_FIRST
-        if since_first == 0:  # kernels are compiled
-            self.waited_for = dict.fromkeys(self.waited_for, 0.0)
         if since_first <= 0 or since_first % NUM_STEPS:
             return None
         times = self._times[np.arange(number + 1 - NUM_STEPS, number + 1) % len(self._times)]
