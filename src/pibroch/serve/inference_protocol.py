@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -233,7 +232,7 @@ def answer(
     version: str,
     request: InferRequest,
     outputs: Mapping[str, NDArray[np.float32]],
-    parameters: Mapping[str, float] = MappingProxyType({}),
+    parameters: Mapping[str, float],
 ) -> Reply:
     """An answer.
 

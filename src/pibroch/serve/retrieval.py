@@ -5,7 +5,7 @@ Shape legend: B users, N items, E width of a vector, k items that are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,12 +17,11 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, DataError
 from pibroch.models.pairs import PairModel
-from pibroch.serve.predictor import Predictor
+from pibroch.serve.predictor import Columns, Predictor
 
 NUMBERS_AT_ONCE = 1 << 24
 """Products of users and items that are held at once."""
 _ITEMS_AT_ONCE = 8192
-RawColumns = Mapping[str, Sequence[object]]
 
 
 class ItemIndex(Protocol):
@@ -156,7 +155,7 @@ class Retriever:
                 vectors.append(model.item_vectors(predictor.looked_up(batch)).float())
         self._index = items.index(torch.cat(vectors))
 
-    def __call__(self, users: RawColumns, k: int) -> tuple[list[list[object]], list[list[float]]]:
+    def __call__(self, users: Columns, k: int) -> tuple[list[list[object]], list[list[float]]]:
         """The ids of the k best items for each user, or of all where there are fewer, and logits.
 
         Best first. Logits are those that the model gives the pair, within rounding.
@@ -175,7 +174,7 @@ class Retriever:
             scores, places = self._index.search(vectors, min(k, self.num_items))
         return [[self.ids[place] for place in row] for row in places.tolist()], scores.tolist()
 
-    def _encoded(self, columns: RawColumns) -> JaggedBatch:
+    def _encoded(self, columns: Columns) -> JaggedBatch:
         """A batch; what belongs to the other side is missing in it."""
         count = len(next(iter(columns.values())))
         others = {name: [None] * count for name in self.predictor.columns if name not in columns}
