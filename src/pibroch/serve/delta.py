@@ -8,7 +8,7 @@ rows are compared.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints, distinct
 from pibroch.overlap import refuse_overlap
-from pibroch.serve.export import ExportOptions, SavedRows, check_options, write_dense
+from pibroch.serve.export import Advance, ExportOptions, SavedRows, check_options, write_dense
 from pibroch.serve.from_delta import open_exported
 from pibroch.serve.model import OpenedModel
 from pibroch.serve.row_files import MappedRows
@@ -51,7 +51,6 @@ from pibroch.version import __version__
 
 TOUCHED_BYTES = 64 << 20
 """Of weights that are read at once; each time all parts that list touched rows are read through."""
-Advance = Callable[[int], None]
 Array = NDArray[Any]
 
 

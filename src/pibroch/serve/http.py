@@ -20,7 +20,7 @@ from pibroch.errors import DamagedCheckpointError, InputError
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.direct import GET, JSON_TYPE, POST, DirectRequest, Endpoint, Endpoints, Reply
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
-from pibroch.serve.inputs import Work, encoded_inputs, raw_inputs, work_of
+from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
@@ -169,6 +169,7 @@ class Service:
     async def model_metadata(self, request: DirectRequest) -> Reply:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
         predictor = self._asked(request)
+        columns = predictor.columns if predictor.takes_raw else ()
         outputs = {SCORE: [], LOGIT: [], EMBEDDING: [len(predictor.features), predictor.dim]}
         return _json(
             {
@@ -176,7 +177,9 @@ class Service:
                 "versions": [predictor.version],
                 "platform": "pibroch",
                 "inputs": encoded_inputs(predictor.schema),
-                "raw_inputs": raw_inputs(predictor) if predictor.takes_raw else [],
+                "raw_inputs": [
+                    {"name": column, "datatype": "BYTES", "shape": [-1]} for column in columns
+                ],
                 "outputs": [
                     {"name": name, "datatype": "FP32", "shape": [-1, *shape]}
                     for name, shape in outputs.items()

@@ -77,11 +77,6 @@ def encoded_tensors(schema: Schema, batch: JaggedBatch) -> dict[str, Tensor]:
     return tensors | of_bags
 
 
-def raw_inputs(predictor: Predictor) -> list[dict[str, Any]]:
-    """The tensors of raw samples: one a column."""
-    return [{"name": column, "datatype": "BYTES", "shape": [-1]} for column in predictor.columns]
-
-
 def work_of(
     inputs: Mapping[str, NDArray[Any]], predictor: Predictor, needs_dense: bool = True
 ) -> Work:

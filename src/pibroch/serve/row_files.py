@@ -119,6 +119,7 @@ class MappedRows:
 
     Attributes:
         manifest: of the export.
+        features: in the order of the model.
         num_rows: of all tables.
         row_bytes: of a row as it is written.
 
@@ -135,6 +136,7 @@ class MappedRows:
         ]
         self._places = {name: ReaderPlace(0, manifest.dim) for name in features_of(tables)}
         (self._tables,) = group_tables(tables, Frozen())
+        self.features = self._tables.space.features
         self.manifest = manifest
         self.num_rows = sum(table.num_rows for table in tables)
         self.row_bytes = row_bytes(manifest.dim, manifest.dtype)
@@ -153,11 +155,6 @@ class MappedRows:
             quantise.add_bytes if manifest.dtype == "int8" else quantise.add_numbers
         )
         self._absent: frozenset[str] = frozenset()
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """In the order of the model."""
-        return self._tables.space.features
 
     def changed(self, versions: Sequence[RowVersions], ids: Mapping[str, TableIds]) -> Self:
         """These tables with newer versions of some rows; both share all that is in memory.
@@ -276,9 +273,7 @@ class MappedRows:
                     names,
                 )
                 self._absent |= absent
-            batch = batch.with_empty(
-                tuple(feature for feature in self.features if feature in absent)
-            )
+            batch = batch.with_empty(tuple(absent))
         batch = batch.select(self.features)
         if not self._ids:
             ids, problem = resolve(self._tables, batch)

@@ -185,7 +185,8 @@ class ModelStore:
             is_new = self._coming is None or self._coming[0] != target
             try:
                 opened = self._opened(target)
-                _warm(opened, self.split, self._warm_rows(opened))
+                is_follower = self.is_warm and opened.follows(self.current)
+                _warm(opened, self.split, FOLLOWER_ROWS if is_follower else WARM_ROWS)
                 retriever = self._retriever_of(opened)
             except WorkerLostError as error:
                 if is_new:
@@ -246,9 +247,6 @@ class ModelStore:
         if self.split.part is not None:
             self._held = (*self._held, opened)[-HELD_VERSIONS:]
         return opened
-
-    def _warm_rows(self, opened: Predictor) -> tuple[int, ...]:
-        return FOLLOWER_ROWS if self.is_warm and opened.follows(self.current) else WARM_ROWS
 
     def _retriever_of(self, predictor: Predictor) -> Retriever | None:
         return None if self._items is None else Retriever(predictor, self._items)

@@ -47,7 +47,6 @@ class ServingWorkers:
 
     def __init__(self, role: str, names: Sequence[str], channel: Channel) -> None:
         self.role = role
-        self.names = tuple(names)
         self.timeout_s = channel.ranks.timeout_s
         names_here = [f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)]
         self._run, self.key = channel.gather(names_here)[0]  # rank 0 names the run
@@ -56,7 +55,7 @@ class ServingWorkers:
         self._lost = lost
         agent.when_lost(lambda worker, incarnation: lost.add(worker.name))
         self._me = [agent.info.name, agent.incarnation]
-        self._workers = {name: self._find(name) for name in self.names}
+        self._workers = {name: self._find(name) for name in names}
         forgotten = _forgotten[role]
         self._forgotten = [forgotten.popleft() for _ in range(len(forgotten))]
         weakref.finalize(self, forgotten.append, self.key)
