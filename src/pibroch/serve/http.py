@@ -35,7 +35,6 @@ SCORE = "score"
 LOGIT = "logit"
 EMBEDDING = "embedding"
 OUTPUTS = (SCORE, LOGIT, EMBEDDING)
-_BYTES = "application/octet-stream"
 
 
 class Service:
@@ -111,7 +110,7 @@ class Service:
         """
         predictor, raw = await self._raw(request)
         embeddings = await self.batcher.embeddings(predictor, raw)
-        if request.headers.get(b"accept", b"").startswith(_BYTES.encode()):
+        if request.headers.get(b"accept", b"").startswith(b"application/octet-stream"):
             wanted = InferRequest({}, None, None, is_binary=True)
             return self._tensors(predictor, wanted, {EMBEDDING: embeddings})
         return self._outputs(

@@ -22,8 +22,6 @@ from pibroch.kernels.arrays import Ints, Records
 from pibroch.servers.rounds import Rounds
 from pibroch.state.kept_rows import KeptRows
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordSwap:
@@ -234,7 +232,7 @@ def _fail(answers: Iterable[Answer], error: Exception) -> None:
         answer.set_exception(error)  # type: ignore[arg-type]  # torch's annotation asks for a type variable
 
 
-def _check_shape(numbers: Records, shape: Shape) -> None:
+def _check_shape(numbers: Records, shape: tuple[int, ...]) -> None:
     if numbers.shape != shape:
         raise ProtocolError(f"float32 {list(numbers.shape)}", f"{list(shape)}")
 
