@@ -175,12 +175,8 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
         texts = np.empty(len(items), object)
         texts[:] = [_utf8(item, tensor.name) for item in items]
         return texts.reshape(shape)
-    allowed = {
-        "BOOL": (bool,),
-        "FP16": (int, float),
-        "FP32": (int, float),
-        "FP64": (int, float),
-    }.get(tensor.datatype, (int,))
+    kind = np.dtype(_KINDS[tensor.datatype]).kind
+    allowed = {"b": (bool,), "f": (int, float)}.get(kind, (int,))
     if not all(type(item) in allowed for item in items):
         raise Refusal(400, f"got what is no {tensor.datatype} in `{tensor.name[:80]}`")
     try:
