@@ -6,6 +6,7 @@ See docs/lookahead.md; docs/design/0006-embedding-servers.md and 0008-central-or
 inside.
 """
 
-from pibroch.servers.group import ORACLE_NAME, join, leave, serve, serve_plans, started
+from pibroch.roles.group import leave
+from pibroch.servers.group import ORACLE_NAME, join, serve, serve_plans, started
 
 __all__ = ["ORACLE_NAME", "join", "leave", "serve", "serve_plans", "started"]

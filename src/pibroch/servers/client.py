@@ -148,8 +148,7 @@ class EmbeddingServers:
         at = 0
         for name, answer, size in zip(self.names, answers, sizes, strict=True):
             if size:
-                with self._workers.explained(name):
-                    out[at : at + size] = answer.wait().numpy()
+                out[at : at + size] = self.wait(name, answer)
                 at += size
 
     def read_after(

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from pibroch.launch import beside
 from pibroch.roles import EMBEDDING_SERVER, ORACLE, group
-from pibroch.roles.group import JOIN_TIMEOUT_S, leave
+from pibroch.roles.group import JOIN_TIMEOUT_S
 from pibroch.servers import plan_service, server
-
-__all__ = ["ORACLE_NAME", "join", "leave", "serve", "serve_plans", "started"]
 
 ORACLE_NAME = ORACLE.name(0)
 """The worker that a central oracle is."""
