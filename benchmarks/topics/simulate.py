@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 import pibroch as pb
 from benchmarks.cases import Arrays, Case
 from benchmarks.comparison import Lineup, noise_note
-from benchmarks.hosts import BATCH_SIZE, case_of, measure_at
+from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, measure_at
 from benchmarks.lab import Lab
 from benchmarks.lab.network import LINK
 from benchmarks.load import ForeignLoad
@@ -62,7 +63,10 @@ COLUMNS = [
 ]  # fmt: skip
 PLOT = PlotSpec("ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step")
 MEANINGS = (
-    "`predicted_ms`: the step, from a calibration of this machine at two ranks without a lab",
+    (
+        "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
+        " two ranks without exchanges, before and after the measurement"
+    ),
     "`time_error`: predicted over the measured median, less 1",
     (
         "`predicted_mb`: payload that a host's link carries a step, dense gradients included;"
@@ -116,41 +120,37 @@ def run(options: Options) -> Report:
     load = ForeignLoad()
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):
-        # each time: the speed of a virtual machine drifts by a tenth within minutes
-        with Lab(2, rate=CALIBRATED_RATE) as lab:
-            enter = partial(enter_host, lab)
-            sample = sample_of(setting.dim, options)
-            machine = calibrate([sample], "this machine", options.say, 2, enter)
+        before = calibrated(setting, options)
         case = case_of_setting(setting, options)
-        options.say(f"{setting}: predicting")
-        predicted = {
-            (exchange, rate): each
-            for exchange in WORKERS
-            for rate, each in predictions(case, setting, exchange, machine).items()
-        }
         with Lab(setting.hosts) as lab, teams(Lineup.of(WORKERS, {}).specs, lab) as running:
             for team in running:
                 lookahead = {"lookahead": LOOKAHEAD} if team.spec.label == "lookahead" else {}
                 options.say(f"{setting}: {team.spec.label}")
                 team.setup(with_options(case, lookahead))
                 team.count_load(load)
+            outcomes = {}
             for rate in RATES:
                 options.say(f"{setting}, {rate}")
-                outcome = measure_at(rate, lab, running, SCHEDULE)
-                for exchange in WORKERS:
-                    times = outcome.times[exchange]
-                    rows.append(
-                        row_of(
-                            setting,
-                            (exchange, rate),
-                            predicted[exchange, rate],
-                            [times.percentile(percent) for percent in (20, 50, 80)],
-                            outcome.link_mb[exchange][0],
-                        )
-                    )
+                outcomes[rate] = measure_at(rate, lab, running, SCHEDULE)
+        # the speed of a virtual machine drifts by a tenth within minutes
+        machines = before, calibrated(setting, options)
+        for exchange in WORKERS:
+            options.say(f"{setting}: predicting {exchange}")
+            predicted = predictions(case, setting, exchange, machines)
+            rows += [
+                row_of(setting, (exchange, rate), predicted[rate], outcomes[rate]) for rate in RATES
+            ]
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
     return Report("simulate", title, rows, COLUMNS, PLOT, notes, provenance())
+
+
+def calibrated(setting: Setting, options: Options) -> Machine:
+    """This machine at this moment."""
+    with Lab(2, rate=CALIBRATED_RATE) as lab:
+        enter = partial(enter_host, lab)
+        sample = sample_of(setting.dim, options)
+        return calibrate([sample], "this machine", options.say, 2, enter)
 
 
 def case_of_setting(setting: Setting, options: Options) -> Case:
@@ -196,49 +196,53 @@ def job_of(case: Case, num_ranks: int, batch_size: int, seed: int | None = None)
 
 
 def predictions(
-    case: Case, setting: Setting, exchange: str, machine: Machine
-) -> dict[str, Prediction]:
-    """By rate."""
+    case: Case, setting: Setting, exchange: str, machines: Sequence[Machine]
+) -> dict[str, list[Prediction]]:
+    """By rate, one of each calibration."""
     job = job_of(case, setting.hosts, BATCH_SIZE)
     how: Ahead | ByTowers | None = Ahead(LOOKAHEAD) if exchange == "lookahead" else None
     by_towers = ranks_as_hosts(job)
     if exchange == "towers" and by_towers is not None:
         job, how = by_towers
     counts = count(job, exchange, how, 4)
-    dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
-    results = {}
-    for rate in RATES:
+
+    def at(rate: str, machine: Machine) -> Prediction:
+        dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
         memory = machine.memory.bytes_per_second or 1e9
         cores = float(machine.cores)
         cluster = Cluster(setting.hosts, 1, bytes_per_second(rate), memory, cores, setting.hosts)
-        results[rate] = predict(counts, Conditions(exchange, cluster, machine, dense))
-    return results
+        return predict(counts, Conditions(exchange, cluster, machine, dense))
+
+    return {rate: [at(rate, machine) for machine in machines] for rate in RATES}
 
 
 def row_of(
     setting: Setting,
     which: tuple[str, str],
-    predicted: Prediction,
-    measured_ms: list[float],
-    link_mb: float,
+    predicted: Sequence[Prediction],
+    outcome: Outcome,
 ) -> Row:
-    """Predicted beside measured."""
-    predicted_mb = float(predicted.link_bytes.mean()) / 1e6
+    """Predicted beside measured: the mean of what both calibrations say."""
+    times = outcome.times[which[0]]
+    measured_ms = [times.percentile(percent) for percent in (20, 50, 80)]
+    link_mb = outcome.link_mb[which[0]][0]
+    predicted_ms = mean(each.step_s * 1e3 for each in predicted)
+    predicted_mb = float(predicted[0].link_bytes.mean()) / 1e6
     return {
         "ids": setting.ids,
         "hosts": setting.hosts,
         "dim": setting.dim,
         "exchange": which[0],
         "rate": which[1],
-        "predicted_ms": predicted.step_s * 1e3,
+        "predicted_ms": predicted_ms,
         "p20_ms": measured_ms[0],
         "p50_ms": measured_ms[1],
         "p80_ms": measured_ms[2],
-        "time_error": predicted.step_s * 1e3 / measured_ms[1] - 1,
+        "time_error": predicted_ms / measured_ms[1] - 1,
         "predicted_mb": predicted_mb,
         "link_mb": link_mb,
         "bytes_error": predicted_mb / link_mb - 1,
-        "parts": predicted.parts_s,
+        "parts": predicted[0].parts_s,
     }
 
 

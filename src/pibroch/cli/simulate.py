@@ -67,8 +67,11 @@ def recipe_command(
         float, typer.Option(min=0.01, max=1, help="Share of a device's rate that layers reach.")
     ] = 1.0,
     jitter: Annotated[
-        float, typer.Option(min=0, max=2, help="Spread of the times of work, as a share.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0, max=2, help="Spread of the times of work, as a share; default: as calibrated."
+        ),
+    ] = None,
     hosts_per_machine: Annotated[
         int, typer.Option(min=1, help="Hosts that share a machine's cores, as in a lab.")
     ] = 1,

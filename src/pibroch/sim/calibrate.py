@@ -199,7 +199,7 @@ def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray
 
 
 def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float]:
-    """Median seconds of each part of a dense step, and bytes of early and late gradients.
+    """Median seconds of each part of a dense step, their spread, and bytes of gradients.
 
     The model is one of all ranks, so that its gradients are summed meanwhile; the wait for the sums
     is left out.
@@ -259,7 +259,9 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
         (bucket.flat.nbytes, all(named[id(each())] in early for each in bucket.parameters))
         for bucket in reducer.buckets
     ]
+    spreads = [np.log(times[name][WARM_UP:]).std() for name in ("forward", "backward")]
     return {name: float(np.median(values[WARM_UP:])) for name, values in times.items()} | {
+        "jitter": float(np.mean(spreads)),
         "early_bytes": sum(size for size, is_early in sizes if is_early),
         "late_bytes": sum(size for size, is_early in sizes if not is_early),
         "flops": training_flops(model),
@@ -377,6 +379,9 @@ def _machine(
         operations=operations,
         dense=dense,
         flops_per_second=float(np.median(rates)),
+        jitter=float(
+            np.mean([each["jitter"] for answer in answers for each in answer["dense"].values()])
+        ),
         network=_mean_link([answer["network"] for answer in answers], WIRE_SHARE),
         memory=_mean_link([answer["memory"] for answer in answers], 1.0),
         process_bytes=sum(process),

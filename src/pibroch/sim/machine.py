@@ -123,6 +123,7 @@ class Machine(_Part):
         flops_per_second: of a rank's dense layers, for models that are not there.
         network, memory: links between hosts, and within one.
         links: named local links, bytes a second, for ``--local``.
+        jitter: spread of the times of a dense step's parts: standard deviation of their logarithm.
         process_bytes: of a rank without any rows, once its libraries and kernels have run.
         running_bytes: of these, what is there beyond imports.
         accelerator: published rates; ``None`` for a machine that was measured.
@@ -138,6 +139,7 @@ class Machine(_Part):
     operations: dict[str, list[PartCost]] = {}
     dense: dict[str, DenseCost] = {}
     flops_per_second: float = Field(gt=0)
+    jitter: float = Field(default=0.0, ge=0, le=2)
     network: Link = Link()
     memory: Link = Link()
     links: dict[str, float] = {}

@@ -69,7 +69,7 @@ class Conditions:
         cluster: whose ranks make them.
         machine: what work takes there.
         dense: the model.
-        jitter: see :class:`~pibroch.sim.program.Program`.
+        jitter: see :class:`~pibroch.sim.program.Program`; the machine's where absent.
         seed: of the jitter.
     """
 
@@ -77,12 +77,13 @@ class Conditions:
     cluster: Cluster
     machine: Machine
     dense: Dense
-    jitter: float = 0.0
+    jitter: float | None = None
     seed: int = 0
 
     def program(self, counts: Sequence[StepCount]) -> Program:
         """What all threads do in some steps that were counted."""
-        program = Program(self.cluster, self.machine, self.jitter, self.seed)
+        jitter = self.machine.jitter if self.jitter is None else self.jitter
+        program = Program(self.cluster, self.machine, jitter, self.seed)
         STEPS[self.exchange](program, counts, self.dense, STEPS_RUN)
         return program
 

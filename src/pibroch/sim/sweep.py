@@ -41,7 +41,7 @@ class Question:
         local: name or rate of the link within a host.
         samples: of a rank's batch.
         utilisation: share of a device's rate that dense layers reach.
-        jitter: spread of the times of work.
+        jitter: spread of the times of work; the machine's where absent.
         hosts_per_machine: hosts that share cores.
         seed: of samples and jitter.
         economy: deaths and prices.
@@ -53,7 +53,7 @@ class Question:
     local: str | None
     samples: int
     utilisation: float = 1.0
-    jitter: float = 0.0
+    jitter: float | None = None
     hosts_per_machine: int = 1
     seed: int = 0
     economy: Economy = field(default_factory=Economy)
