@@ -15,18 +15,20 @@ from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.embedding import TableGroup
+from pibroch.embedding.shard import MakeRoom
 from pibroch.exchange.alltoall.build import groups_under
 from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.messages import joined
+from pibroch.exchange.messages import Joined, joined
 from pibroch.exchange.rows import room_for
-from pibroch.kernels.arrays import Ints
+from pibroch.kernels.arrays import Ints, Records
+from pibroch.kernels.memory import empty_rows
 from pibroch.planner import Plan
+from pibroch.sim.alone import RowRuns, one_record
 from pibroch.sim.cluster import Flow
 from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import FEATURES, Clock, Operation, lockstep, virtual_wire
@@ -51,7 +53,7 @@ class Job:
             are counted.
         replicas: see :class:`pibroch.AllToAll`.
         wire: the type in which rows travel.
-        seed: of the rows; ``None`` where only bytes are wanted, and the rows may hold anything.
+        seed: of the rows; ``None`` where only bytes are wanted: then all rows are one in memory.
     """
 
     groups: Sequence[TableGroup]
@@ -66,6 +68,24 @@ class Job:
     def num_ranks(self) -> int:
         """W."""
         return self.plan.num_shards
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether rows, embeddings and gradients are made, and not counted alone."""
+        return self.seed is not None
+
+    @property
+    def make_room(self) -> MakeRoom:
+        """For the rows."""
+        return empty_rows if self.has_numbers else one_record
+
+    @property
+    def read_at(self) -> int | None:
+        """As of which step rows are fetched.
+
+        With one, owners that pool read rows before, whose kernel may not read one record as many.
+        """
+        return None if self.has_numbers else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +125,30 @@ def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list
     """Steps of ``alltoall``, one by one."""
     ranks = range(job.num_ranks)
     wires = [virtual_wire(rank, job.num_ranks, job.wire) for rank in ranks]
-    groups = [groups_under(job.groups, job.plan, job.seed, wire, job.replicas) for wire in wires]
+    groups = [
+        groups_under(job.groups, job.plan, job.seed, wire, job.replicas, job.make_room)
+        for wire in wires
+    ]
     lanes: list[list[Lane]] = [[lane for each in own for lane in each.lanes] for own in groups]
     width = float(np.mean([lane.layout.width for lane in lanes[0]]))
-    run = partial(lockstep, wire=wires[0], width=width, clock=clock)
+    of_rows = RowRuns(job.has_numbers, width, clock)
     steps = []
     for number in range(num_steps):
         batches, read = timed("read", partial(job.batch_of, number), ranks, clock)
         ids = [batch.values.numel() for batch in batches]
         read.parts[0][:, 0] = ids
-        routes, routed = run(
-            "route",
-            runs=[joined([lane.route(batches[rank]) for lane in lanes[rank]]) for rank in ranks],
-            ids=ids,
-        )
-        rows, fetched = run(
-            "fetch", runs=[joined([route.fetch(None) for route in own]) for own in routes], ids=ids
-        )
-        pooled, pools = timed("pool", partial(_pooled, job, batches, routes, rows), ranks, clock)
-        gradients = [[torch.full_like(part, GRADIENT) for part in own] for own in pooled]
-        sums, combined = timed("combine", partial(_combined, routes, gradients), ranks, clock)
+        routing = [joined([lane.route(batches[rank]) for lane in lanes[rank]]) for rank in ranks]
+        routes, routed = lockstep("route", wires[0], routing, ids, width, clock)
+        step = _Step(job, number, batches, routes, of_rows)
+        rows, fetched = of_rows.run("fetch", wires[0], step.fetch, ids)
+        pooled, pools = timed("pool", partial(step.pool, rows), ranks, clock)
+        gradients = [of_rows.gradients(own, GRADIENT) for own in pooled]
+        sums, combined = timed("combine", partial(step.combine, gradients), ranks, clock)
         for rank in ranks:
-            of_rows = sum(map(len, rows[rank]))
-            about = ids[rank], of_rows, 4 * width * of_rows, 0, 4 * width * ids[rank]
+            num_rows = sum(map(len, rows[rank]))
+            about = ids[rank], num_rows, 4 * width * num_rows, 0, 4 * width * ids[rank]
             pools.parts[0][rank] = combined.parts[0][rank] = about
-        updates = [
-            joined([route.update(total, LEARNING_RATE, number + 1) for route, total in pairs])
-            for pairs in map(partial(zip, strict=True), routes, sums)
-        ]
-        _, updated = run("update", runs=updates, ids=ids)
+        _, updated = of_rows.run("update", wires[0], partial(step.update, sums), ids)
         operations = [read, routed, fetched, pools, combined, updated]
         held = [
             # a batch and the next one; embeddings with their gradients
@@ -175,19 +190,41 @@ def timed(
     return results, Operation(name, [np.zeros((len(ranks), len(FEATURES)))], [], [seconds])
 
 
-def _pooled(
-    job: Job,
-    batches: Sequence[JaggedBatch],
-    routes: Sequence[Sequence[Route]],
-    rows: Sequence[Sequence[NDArray[np.float32]]],
-    rank: int,
-) -> list[Tensor]:
-    room = room_for(job.groups, batches[rank])
-    return [route.pool(own, room) for route, own in zip(routes[rank], rows[rank], strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of ``alltoall`` whose routes are known.
 
+    Attributes:
+        job: of it.
+        number: from 0.
+        batches: of each rank.
+        routes: of each rank and lane.
+        of_rows: runs what sends rows.
+    """
 
-def _combined(
-    routes: Sequence[Sequence[Route]], gradients: Sequence[Sequence[Tensor]], rank: int
-) -> list[Tensor]:
-    pairs = zip(routes[rank], gradients[rank], strict=True)
-    return [route.combine(gradient) for route, gradient in pairs]
+    job: Job
+    number: int
+    batches: Sequence[JaggedBatch]
+    routes: Sequence[Sequence[Route]]
+    of_rows: RowRuns
+
+    def fetch(self, rank: int) -> Joined[list[Records]]:
+        """What owners send to each other."""
+        return joined([route.fetch(self.job.read_at) for route in self.routes[rank]])
+
+    def pool(self, rows: Sequence[list[Records]], rank: int) -> list[Tensor]:
+        """A rank's embeddings."""
+        room = room_for(self.job.groups, self.batches[rank])
+        pairs = zip(self.routes[rank], self.of_rows.given(rows[rank]), strict=True)
+        return self.of_rows.kept([route.pool(np.asarray(own), room) for route, own in pairs])
+
+    def combine(self, gradients: Sequence[list[Tensor]], rank: int) -> list[Tensor]:
+        """What owners need of their gradients."""
+        pairs = zip(self.routes[rank], gradients[rank], strict=True)
+        return self.of_rows.kept([route.combine(gradient) for route, gradient in pairs])
+
+    def update(self, sums: Sequence[list[Tensor]], rank: int) -> Joined[list[None]]:
+        """Gradients to owners, who update."""
+        pairs = zip(self.routes[rank], self.of_rows.given(sums[rank]), strict=True)
+        step = self.number + 1
+        return joined([route.update(total, LEARNING_RATE, step) for route, total in pairs])

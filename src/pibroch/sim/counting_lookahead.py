@@ -32,6 +32,7 @@ from pibroch.exchange.rows import pool, room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.window import Transfer
+from pibroch.sim.alone import RowRuns
 from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, of_ranks, timed
 from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import Clock, Operation, lockstep, virtual_wire
@@ -127,6 +128,7 @@ class _Ranks:
             for rank, lanes in enumerate(self._lanes)
         ]
         self._wire = wires[0]
+        self._of_rows = RowRuns(job.has_numbers, self._width, clock)
         self._known: deque[_Batch] = deque()
         self._places: list[list[Ints]] = []
         self._num_read = 0
@@ -149,7 +151,7 @@ class _Ranks:
         plans, planned = self._timed("plan", lambda rank: self._oracles[rank].plan())
         planned.parts[0][:, 0] = [_num_touched(each) for each in step.announced]
         pooled, pools = self._timed("pool", partial(self._pooled, step))
-        gradients = [[part.fill_(GRADIENT) for part in own] for own in pooled]
+        gradients = [self._of_rows.gradients(own, GRADIENT) for own in pooled]
         sums, combined = self._timed("combine", partial(self._sums, step, gradients, plans))
         _, local = self._timed("local", partial(self._update_local, plans, sums, number))
         for rank in self._ranks:
@@ -226,12 +228,18 @@ class _Ranks:
     def _pooled(self, step: _Batch, rank: int) -> list[Tensor]:
         room = room_for(self._job.groups, step.batches[rank])
         here = step.announced[rank].here.lanes
-        return [
-            pool(lane.ids, *carrier.read(rows, lane.row_of_position), carrier.shard.dim, room)
-            for carrier, lane, rows in zip(
-                self._carriers[rank], here, self._places[rank], strict=True
-            )
-        ]
+        pooled = []
+        for carrier, lane, places in zip(
+            self._carriers[rank], here, self._places[rank], strict=True
+        ):
+            dim = carrier.shard.dim
+            if self._job.has_numbers:
+                rows, numbers = carrier.read(places, lane.row_of_position)
+            else:
+                rows = np.asarray(self._of_rows.blank.tensor((len(places), dim)))
+                numbers = lane.row_of_position
+            pooled.append(pool(lane.ids, rows, numbers, dim, room))
+        return self._of_rows.kept(pooled)
 
     def _sums(
         self,
@@ -241,7 +249,7 @@ class _Ranks:
         rank: int,
     ) -> list[Records]:
         announced = step.announced[rank]
-        return [
+        sums = [
             carrier.sums(lane.grouped, lane.ids.gradient_rows(gradient), announced.share, plan)
             for carrier, lane, gradient, plan in zip(
                 self._carriers[rank],
@@ -251,6 +259,7 @@ class _Ranks:
                 strict=True,
             )
         ]
+        return self._of_rows.kept(sums)
 
     def _update_local(
         self,
@@ -259,7 +268,8 @@ class _Ranks:
         number: int,
         rank: int,
     ) -> None:
-        for carrier, plan, own in zip(self._carriers[rank], plans[rank], sums[rank], strict=True):
+        given = self._given(sums, rank)
+        for carrier, plan, own in zip(self._carriers[rank], plans[rank], given, strict=True):
             hyper = carrier.hyper(LEARNING_RATE, number)
             carrier.apply(plan.local, own, hyper, number, "local", None)
 
@@ -282,7 +292,11 @@ class _Ranks:
                 None,
             )
             for carrier, plan, own, first in zip(
-                self._carriers[rank], plans[rank], sums[rank], firsts[rank], strict=True
+                self._carriers[rank],
+                plans[rank],
+                self._given(sums, rank),
+                firsts[rank],
+                strict=True,
             )
         ]
 
@@ -297,7 +311,7 @@ class _Ranks:
         return [
             carrier.settle(plan, own, carrier.hyper(LEARNING_RATE, number), number, None)
             for carrier, plan, own in zip(
-                self._carriers[rank], plans[rank], sums[rank], strict=True
+                self._carriers[rank], plans[rank], self._given(sums, rank), strict=True
             )
             if plan.is_tight == is_tight
         ]
@@ -306,9 +320,11 @@ class _Ranks:
         return timed(name, work, self._ranks, self._clock)
 
     def _run(self, name: str, generators: Callable[[int], Generators[None]]) -> Operation:
-        of_ranks = [joined(generators(rank)) for rank in self._ranks]
         ids = [0] * len(self._ranks)
-        return lockstep(name, self._wire, of_ranks, ids, self._width, self._clock)[1]
+        return self._of_rows.run(name, self._wire, lambda rank: joined(generators(rank)), ids)[1]
+
+    def _given(self, sums: Sequence[Sequence[Records]], rank: int) -> list[Records]:
+        return [np.asarray(own) for own in self._of_rows.given(list(sums[rank]))]
 
     def _carry(self, name: str, transfers: Sequence[Sequence[Transfer]]) -> Operation:
         def generators(rank: int) -> Generators[None]:
@@ -327,7 +343,8 @@ def lanes_of(job: Job, ahead: Ahead, rank: int, wire: RowWire) -> list[RowLane]:
             most = int(layout.bounds[-1])
             spare = most if ahead.cache_rows is None else min(most, ahead.cache_rows)
             alone = job.num_ranks == 1
-            lanes.append(RowLane(layout, group, job.seed, wire, 0 if alone else spare))
+            room = 0 if alone else spare
+            lanes.append(RowLane(layout, group, job.seed, wire, room, job.make_room))
     return lanes
 
 

@@ -23,6 +23,7 @@ from pibroch.exchange.towers.places import TowerPlaces, hosts_of
 from pibroch.exchange.towers.tables import TablesHere, within
 from pibroch.exchange.wire import RowWire
 from pibroch.planner import Plan
+from pibroch.sim.alone import RowRuns
 from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, of_ranks, timed
 from pibroch.sim.held import held_bytes
 from pibroch.sim.lockstep import Clock, Operation, beside, lockstep, virtual_wire
@@ -121,11 +122,13 @@ class _Ranks:
         self._peers = [_peer(job, towers, wire) for wire in self._wires]
         lanes = [lane for peer in self._peers for lane in peer.lanes]
         self._width = float(np.mean([lane.layout.width for lane in lanes]))
+        self._of_rows = RowRuns(job.has_numbers, self._width, clock)
 
     def step(self, number: int) -> StepCount:
         """Take a step, from 0."""
         peers = self._peers
-        batches, read = self._timed("read", partial(self._job.batch_of, number))
+        job = self._job
+        batches, read = self._timed("read", partial(job.batch_of, number))
         num_ids = [batch.values.numel() for batch in batches]
         read.parts[0][:, 0] = num_ids
         ids, announced = self._outside(
@@ -136,7 +139,7 @@ class _Ranks:
             "tower route", lambda rank: peers[rank].route(ids[rank]), of_slots
         )
         by_slot, fetched = self._inside(
-            "tower fetch", lambda rank: peers[rank].fetch(routes[rank], None), of_slots
+            "tower fetch", lambda rank: peers[rank].fetch(routes[rank], job.read_at), of_slots, True
         )
         fetched.parts[-1][:, 0] = of_slots  # which it pools
         if self._towers.modules is None:
@@ -145,11 +148,14 @@ class _Ranks:
         else:
             gradients, halves = self._through_modules(self._towers.modules.widths, routes, by_slot)
             shares = None
-        rates = Rates([LEARNING_RATE] * len(self._job.groups), number + 1)
+        rates = Rates([LEARNING_RATE] * len(job.groups), number + 1)
         _, updated = self._inside(
             "tower update",
-            lambda rank: peers[rank].update(routes[rank], gradients[rank], rates, shares),
+            lambda rank: peers[rank].update(
+                routes[rank], self._of_rows.given(gradients[rank]), rates, shares
+            ),
             of_slots,
+            True,
         )
         operations = [read, announced, routed, fetched, *halves, updated]
         held = [
@@ -167,21 +173,25 @@ class _Ranks:
     ) -> tuple[list[list[list[Tensor]]], list[Operation]]:
         """Embeddings of each rank's samples, and the gradients of the slots'."""
         peers = self._peers
-        parts, home = self._outside(
-            "embeddings", lambda rank: peers[rank].embeddings_home(routes[rank], by_slot[rank])
+        of_rows = self._of_rows
+        parts, home = self._send_rows(
+            "embeddings",
+            lambda rank: peers[rank].embeddings_home(routes[rank], of_rows.given(by_slot[rank])),
         )
+        came = list(map(of_rows.given, parts))
         whole, put = self._timed(
-            "put", lambda rank: peers[rank].put(routes[rank].batch, parts[rank])
+            "put", lambda rank: of_rows.kept(peers[rank].put(routes[rank].batch, came[rank]))
         )
-        given = [[part.fill_(GRADIENT) for part in own] for own in whole]
+        given = [of_rows.gradients(own, GRADIENT) for own in whole]
         taken, take = self._timed(
-            "take", lambda rank: peers[rank].take(routes[rank].batch, given[rank])
+            "take", lambda rank: of_rows.kept(peers[rank].take(routes[rank].batch, given[rank]))
         )
         for rank in self._ranks:
             num_bytes = sum(part.nbytes for part in parts[rank])
             put.parts[0][rank, 2] = take.parts[0][rank, 2] = num_bytes
-        gradients, back = self._outside(
-            "gradients", lambda rank: peers[rank].gradients_of_slots(routes[rank], taken[rank])
+        gradients, back = self._send_rows(
+            "gradients",
+            lambda rank: peers[rank].gradients_of_slots(routes[rank], of_rows.given(taken[rank])),
         )
         return gradients, [home, put, take, back]
 
@@ -193,22 +203,28 @@ class _Ranks:
     ) -> tuple[list[list[list[Tensor]]], list[Operation]]:
         """The same where modules read the slots' embeddings, and their outputs go home."""
         peers = self._peers
-        read, put = self._timed("put", lambda rank: torch.cat([each[0] for each in by_slot[rank]]))
+        of_rows = self._of_rows
+        slots = list(map(of_rows.given, by_slot))
+        read, put = self._timed(
+            "put", lambda rank: of_rows.kept(torch.cat([each[0] for each in slots[rank]]))
+        )
         for rank in self._ranks:
             put.parts[0][rank, 2] = read[rank].nbytes
         made = [
-            torch.full((len(own), widths[peer.group]), GRADIENT)
+            of_rows.gradients([own.new_empty(len(own), widths[peer.group])], GRADIENT)[0]
             for own, peer in zip(read, peers, strict=True)
         ]
-        outputs, home = self._outside(
+        outputs, home = self._send_rows(
             "embeddings", lambda rank: peers[rank].outputs_home(routes[rank], made[rank], widths)
         )
-        _, back = self._outside(
+        _, back = self._send_rows(
             "gradients",
-            lambda rank: peers[rank].gradients_of_outputs(routes[rank], outputs[rank], widths),
+            lambda rank: peers[rank].gradients_of_outputs(
+                routes[rank], of_rows.given(outputs[rank]), widths
+            ),
         )
         gradients = [
-            peer.of_slots(route, own.fill_(GRADIENT))
+            of_rows.kept(peer.of_slots(route, of_rows.gradients([own], GRADIENT)[0]))
             for peer, route, own in zip(peers, routes, read, strict=True)
         ]
         return gradients, [put, home, back]
@@ -225,8 +241,24 @@ class _Ranks:
         results, done = lockstep(name, self._wires[0], runs, of_ranks, self._width, self._clock)
         return [result for (result,) in results], done
 
+    def _send_rows(
+        self, name: str, messages: Callable[[int], Messages[T]]
+    ) -> tuple[list[T], Operation]:
+        """Likewise, where a message says how much comes."""
+        results, done = self._of_rows.run(
+            name,
+            self._wires[0],
+            lambda rank: joined([messages(rank)]),
+            [0] * len(self._ranks),
+        )
+        return [result for (result,) in results], done
+
     def _inside(
-        self, name: str, run: Callable[[int], Joined[T]], ids: Sequence[int]
+        self,
+        name: str,
+        run: Callable[[int], Joined[T]],
+        ids: Sequence[int],
+        sends_rows: bool = False,
     ) -> tuple[list[T], Operation]:
         """Between the members of each group of hosts."""
         groups = self._towers.places.groups
@@ -234,9 +266,13 @@ class _Ranks:
         operations = []
         for members in groups:
             wire = virtual_wire(0, len(members))
-            runs = [run(rank) for rank in members]
             of_members = [ids[rank] for rank in members]
-            of_group, done = lockstep(name, wire, runs, of_members, self._width, self._clock)
+            if sends_rows:
+                of_place = partial(_of_member, run, members)
+                of_group, done = self._of_rows.run(name, wire, of_place, of_members)
+            else:
+                runs = [run(rank) for rank in members]
+                of_group, done = lockstep(name, wire, runs, of_members, self._width, self._clock)
             results |= dict(zip(members, of_group, strict=True))
             operations.append(done)
         return [results[rank] for rank in self._ranks], beside(operations, groups)
@@ -251,8 +287,13 @@ def _peer(job: Job, towers: ByTowers, wire: RowWire) -> PeerLookup:
     here = towers.tables[number]
     tables = [table for each in here.groups for table in each.space.tables]
     inner = virtual_wire(members.index(rank), len(members))
-    lanes = groups_under(here.groups, within(job.plan, tables, members), job.seed, inner)
+    plan = within(job.plan, tables, members)
+    lanes = groups_under(here.groups, plan, job.seed, inner, make_room=job.make_room)
     return PeerLookup(job.groups, places, towers.tables, lanes, wire)
+
+
+def _of_member(run: Callable[[int], Joined[T]], members: Sequence[int], place: int) -> Joined[T]:
+    return run(members[place])
 
 
 def _num_ids(ids: PeerIds) -> int:

@@ -39,7 +39,8 @@ def _memory(thing: object, visited: set[int]) -> Iterator[tuple[int, int]]:
         kept.append(each)
         if isinstance(each, Tensor):
             storage = each.untyped_storage()
-            yield storage.data_ptr(), storage.nbytes()
+            # a shape alone has no address, but the size of what it is the shape of
+            yield id(each) if each.is_meta else storage.data_ptr(), storage.nbytes()
         elif isinstance(each, np.ndarray):
             base = each
             while isinstance(base.base, np.ndarray):

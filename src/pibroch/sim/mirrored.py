@@ -64,7 +64,7 @@ def count_few(job: Job, ranks_per_host: int, num_steps: int) -> tuple[list[StepC
         for rank in looked_at:
             wire = virtual_wire(rank, size, job.wire)
             lanes = [
-                RowLane(layout, group, None, wire)
+                RowLane(layout, group, None, wire, make_room=job.make_room)
                 for layout, group in zip(layouts, job.groups, strict=True)
             ]
             if not all(len(lane.shard.records) for lane in lanes):
