@@ -25,6 +25,7 @@ from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, measure_at
 from benchmarks.lab import Lab
 from benchmarks.lab.network import LINK
 from benchmarks.load import ForeignLoad
+from benchmarks.papers import section as papers
 from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
@@ -45,8 +46,9 @@ from pibroch.sim.machine import Machine
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
 
-SECTIONS = ("zipf", "criteo")
-"""Kinds of ids; each takes some 25 minutes."""
+KINDS = ("zipf", "criteo")
+"""Of ids; each takes some 25 minutes."""
+SECTIONS = (*KINDS, papers.SECTION)
 LOOKAHEAD = 20
 BATCHES = 40
 WORKERS = {
@@ -107,16 +109,18 @@ def settings(ids: str, quick: bool) -> list[Setting]:
 
 @topic(
     "simulate",
-    "steps predicted by `pibroch simulate` beside the lab's; needs root",
+    "steps predicted by `pibroch simulate` beside the lab's, which needs root, and the papers'",
     sections=SECTIONS,
-    quick_sections=SECTIONS[:1],
+    quick_sections=KINDS[:1],
 )
 def run(options: Options) -> Report:
-    """Calibrate, predict, measure.
+    """Calibrate, predict, measure; of the papers' figures predict alone.
 
     Raises:
         PibrochError: where no lab can be built; says what is missing.
     """
+    if options.section == papers.SECTION:
+        return papers.run(options)
     load = ForeignLoad()
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):

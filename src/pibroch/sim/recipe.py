@@ -153,16 +153,7 @@ class Workload:
         outputs = TowerOutputs.of(model, self.tables, layout.here)
         if outputs is None:
             return ByTowers(layout.places, layout.here)
-        each = outputs.towers.towers
-        flops = [training_flops(model, tower) for tower in each]
-        num_bytes = [parameter_bytes(tower) for tower in each]
-        all_flops = max(1, sum(flops))
-        modules = PlacedModules(
-            outputs.widths,
-            [sum(flops[number] for number in held) / all_flops for held in outputs.held],
-            [sum(num_bytes[number] for number in held) for held in outputs.held],
-        )
-        return ByTowers(layout.places, layout.here, modules)
+        return ByTowers(layout.places, layout.here, placed_modules(model, outputs))
 
     def job(
         self, num_ranks: int, batch_size: int, seed: int | None = None, ranks_per_host: int = 1
@@ -264,26 +255,44 @@ class Workload:
         if self.model_key in machine.dense:
             return machine.dense[self.model_key], None
         model = self.model()
-        flops = training_flops(model)
-        sample = flops / (machine.flops_per_second * utilisation)
-        num_bytes = parameter_bytes(model)
-        of_towers = sample * towers_flops(model) / max(1, flops)
-        cost = DenseCost(
-            begin=(0.0, 0.0),
-            forward=(0.0, sample / 3),
-            backward=(0.0, sample * 2 / 3),
-            rest=(0.0, 0.0),
-            optimizer=0.0,
-            flops=flops,
-            early_bytes=num_bytes,
-            late_bytes=0,
-            towers_forward=(0.0, of_towers / 3),
-            towers_backward=(0.0, of_towers * 2 / 3),
-        )
+        cost = dense_cost(model, machine, utilisation)
+        rate = machine.flops_per_second * utilisation
         return cost, (
-            f"the dense model was not measured on {machine.name}: {flops / 1e6:.2f} MFLOP a sample"
-            f" at {machine.flops_per_second * utilisation / 1e12:.3g} TFLOP/s"
+            f"the dense model was not measured on {machine.name}: {cost.flops / 1e6:.2f} MFLOP a"
+            f" sample at {rate / 1e12:.3g} TFLOP/s"
         )
+
+
+def dense_cost(model: Model, machine: Machine, utilisation: float) -> DenseCost:
+    """What a dense model takes by its operations, at a share of a machine's rate."""
+    flops = training_flops(model)
+    sample = flops / (machine.flops_per_second * utilisation)
+    of_towers = sample * towers_flops(model) / max(1, flops)
+    return DenseCost(
+        begin=(0.0, 0.0),
+        forward=(0.0, sample / 3),
+        backward=(0.0, sample * 2 / 3),
+        rest=(0.0, 0.0),
+        optimizer=0.0,
+        flops=flops,
+        early_bytes=parameter_bytes(model),
+        late_bytes=0,
+        towers_forward=(0.0, of_towers / 3),
+        towers_backward=(0.0, of_towers * 2 / 3),
+    )
+
+
+def placed_modules(model: Model, outputs: TowerOutputs) -> PlacedModules:
+    """The modules of a model's towers, by the groups of hosts that have their tables."""
+    each = outputs.towers.towers
+    flops = [training_flops(model, tower) for tower in each]
+    num_bytes = [parameter_bytes(tower) for tower in each]
+    all_flops = max(1, sum(flops))
+    return PlacedModules(
+        outputs.widths,
+        [sum(flops[number] for number in held) / all_flops for held in outputs.held],
+        [sum(num_bytes[number] for number in held) for held in outputs.held],
+    )
 
 
 def parameter_bytes(module: nn.Module) -> int:

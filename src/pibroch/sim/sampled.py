@@ -12,7 +12,7 @@ alike on all ranks; all homes together give what all readers get.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -73,7 +73,12 @@ class RowReads:
 
 
 def count_sampled_lookahead(
-    job: Job, ahead: Ahead, ranks_per_host: int, num_steps: int, seed: int = 0
+    job: Job,
+    ahead: Ahead,
+    ranks_per_host: int,
+    num_steps: int,
+    seed: int = 0,
+    rates: Callable[[Job, Sequence[RowLane]], Sequence[RowReads]] | None = None,
 ) -> tuple[list[StepCount], float]:
     """Steps of ``lookahead`` of all ranks, by samples of their rows.
 
@@ -83,6 +88,7 @@ def count_sampled_lookahead(
         ranks_per_host: of each host, which their messages do not leave.
         num_steps: that are counted, after as many as are looked ahead.
         seed: of the samples.
+        rates: says how often rows are read; :func:`read_rates` when absent.
 
     Returns:
         The steps, and the relative standard error of their bytes.
@@ -99,7 +105,7 @@ def count_sampled_lookahead(
         )
     wire = virtual_wire(0, size, job.wire)
     lanes = lanes_of(job, replace(ahead, cache_rows=0), 0, wire)
-    reads = read_rates(job, lanes)
+    reads = (rates or read_rates)(job, lanes)
     done = []
     slots = np.zeros((DRAWS, num_steps))
     for number in range(DRAWS):  # one after another, as each is large

@@ -1,0 +1,1 @@
+"""Figures of the papers, predicted for their hardware: section ``papers`` of topic ``simulate``."""
