@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import LaneLayout
-from pibroch.kernels.arrays import Ints, Records, Stored
+from pibroch.kernels.arrays import Ints
 from pibroch.kernels.route import Homes
 from pibroch.planner.cost import holders
 from pibroch.planner.plan import Plan
@@ -78,40 +78,6 @@ class HostCopies:
         return np.flatnonzero(
             self.holder[self.row_map.partition[self.row_map.rows_of(table)]] == holder
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CopyRows:
-    """One holder's copies for a lane, see :class:`pibroch.embedding.rows.ReadableRows`.
-
-    They have no optimizer state.
-
-    Attributes:
-        dim: weights in a row.
-        records, stored: as in :class:`pibroch.embedding.MemoryShard`.
-    """
-
-    dim: int
-    records: Records
-    stored: Stored
-
-    @classmethod
-    def of(cls, records: Records, dim: int, dtype: Dtype) -> CopyRows:
-        """Copies in ``records``, of any content."""
-        return cls(dim, records, records if dtype == "float32" else records.view(np.uint16))
-
-    def column(self, field: str) -> int:
-        """Raise: there is no state."""
-        raise ValueError(f"copies have no {field}")
-
-    def write(self, places: Ints, weights: Records) -> None:
-        """Write weights to ``places``; the type of these rows holds them exactly."""
-        bits = (
-            weights
-            if self.stored.dtype == np.float32
-            else (weights.view(np.uint32) >> 16).astype(np.uint16)
-        )
-        self.stored[places, : self.dim] = bits
 
 
 @dataclass(frozen=True, slots=True)

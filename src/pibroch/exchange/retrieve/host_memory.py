@@ -17,9 +17,10 @@ import numpy as np
 from pibroch.collectives.bounded_lag.opening import store_between
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
+from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError, RankFailedError
 from pibroch.kernels import words
-from pibroch.kernels.arrays import Bytes, Records, Stored
+from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
 from pibroch.wire.alive import state_behind
 from pibroch.wire.rendezvous import rendezvous
@@ -36,31 +37,40 @@ LOOK_US = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourRows:
-    """Another rank's shard, to be read; see :class:`pibroch.embedding.rows.ReadableRows`.
+class SharedRows:
+    """Rows in memory of this host; see :class:`pibroch.embedding.rows.ReadableRows`.
 
     Attributes:
         dim: weights in a row.
         records, stored: as in :class:`MemoryShard`.
-        like: a shard of the same kind.
+        like: a shard of the same kind; ``None`` of copies, which have no optimizer state.
     """
 
     dim: int
     records: Records
     stored: Stored
-    like: MemoryShard
+    like: MemoryShard | None
 
     @classmethod
-    def of(cls, memory: Bytes, like: MemoryShard) -> NeighbourRows:
-        """Rows in ``memory``, which holds nothing else."""
-        records = memory.view(np.float32).reshape(-1, like.records.shape[1])
-        return cls(
-            like.dim, records, records if like.dtype == "float32" else records.view(np.uint16), like
-        )
+    def of(
+        cls, records: Records, dim: int, dtype: Dtype, like: MemoryShard | None = None
+    ) -> SharedRows:
+        """Rows of any content in ``records``."""
+        return cls(dim, records, records if dtype == "float32" else records.view(np.uint16), like)
 
     def column(self, field: str) -> int:
         """First column of a state field in a record."""
+        assert self.like is not None, "copies are not read for averages"
         return self.like.column(field)
+
+    def write(self, places: Ints, weights: Records) -> None:
+        """Write weights to ``places``; the type of these rows holds them exactly."""
+        bits = (
+            weights
+            if self.stored.dtype == np.float32
+            else (weights.view(np.uint32) >> 16).astype(np.uint16)
+        )
+        self.stored[places, : self.dim] = bits
 
 
 class HostMemory:
@@ -94,7 +104,6 @@ class HostMemory:
             self._segments.append(own)
             self._numbers = own.array
             self._links = self._connect(on_host)
-        self._own = {place: 0 for place in (VERSION, COPIED)}
 
     def room(self, num_rows: int, width: int) -> Records:
         """Memory of zeros for rows ``[num_rows, width]``, which neighbours get by :meth:`trade`."""
@@ -128,12 +137,11 @@ class HostMemory:
 
     def publish(self, place: int, value: int) -> None:
         """Show the neighbours a number, which is not below the one before."""
-        self._own[place] = value
         words.write(self._numbers.ctypes.data + place, value)
 
     def published(self, place: int) -> int:
         """What this rank shows."""
-        return self._own[place]
+        return int(words.read(self._numbers.ctypes.data + place))
 
     def published_by(self, p: int, place: int) -> int:
         """What a neighbour shows."""

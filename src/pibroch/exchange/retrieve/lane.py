@@ -16,10 +16,10 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import MemoryShard
 from pibroch.embedding.rows import read_rows
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.retrieve.copies import CopyRows, LaneCopies
-from pibroch.exchange.retrieve.host_memory import HostMemory, NeighbourRows
+from pibroch.exchange.retrieve.copies import LaneCopies
+from pibroch.exchange.retrieve.host_memory import HostMemory, SharedRows
 from pibroch.exchange.rows import DistinctRows, pool
-from pibroch.kernels.arrays import Ints, Records, RowIds
+from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
 
 
 class RetrieveLane(RowLane):
@@ -31,9 +31,9 @@ class RetrieveLane(RowLane):
         copied: these, by number behind that of the last rank.
     """
 
-    near: dict[int, MemoryShard | NeighbourRows]
+    near: dict[int, MemoryShard | SharedRows]
     copies: LaneCopies | None = None
-    copied: Mapping[int, CopyRows] = MappingProxyType({})
+    copied: Mapping[int, SharedRows] = MappingProxyType({})
 
     def wanted_rows(self, batch: JaggedBatch, *, by_copies: bool) -> WantedRows:
         """The distinct rows of a batch of at least the lane's features, checked.
@@ -47,7 +47,9 @@ class RetrieveLane(RowLane):
         )
         if problem is not None:
             raise problem
-        return WantedRows.of(self, DistinctRows.of(ids), copies)
+        here = DistinctRows.of(ids)
+        bounds = self.layout.bounds if copies is None else copies.bounds
+        return WantedRows.at(self, here.grouped.rows, bounds, here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,6 @@ class WantedRows:
     ends: Ints
     rows: Records
     here: DistinctRows | None = None
-
-    @classmethod
-    def of(
-        cls, lane: RetrieveLane, here: DistinctRows, copies: LaneCopies | None = None
-    ) -> WantedRows:
-        """The rows of a batch that was resolved by a lane's homes, or by homes with copies."""
-        bounds = lane.layout.bounds if copies is None else copies.bounds
-        return cls.at(lane, here.grouped.rows, bounds, here)
 
     @classmethod
     def at(
@@ -140,23 +134,26 @@ def share(host: HostMemory, lanes: Sequence[RetrieveLane]) -> None:
     for number, lane in enumerate(lanes):
         lane.near = {lane.rank: lane.shard}
         for p, of_rank in memory.items():
-            num_bytes = lane.shard.records[:1].nbytes * int(np.diff(lane.layout.bounds)[p])
-            lane.near[p] = NeighbourRows.of(of_rank[number][:num_bytes], lane.shard)
+            num_rows = int(np.diff(lane.layout.bounds)[p])
+            records = _records(of_rank[number], num_rows, lane.shard.records.shape[1])
+            lane.near[p] = SharedRows.of(records, lane.shard.dim, lane.shard.dtype, lane.shard)
         lane.near = dict(sorted(lane.near.items()))
-    for number, (lane, rows) in enumerate(own.items(), len(lanes)):
+    for number, (lane, room) in enumerate(own.items(), len(lanes)):
         copies = lane.copies
         dim = lane.layout.width
         assert copies is not None, "chosen by it"
         copied = {}
         for holder, p in enumerate(lane.near):
-            floats = len(copies.sources[holder]) * copies.width(dim)
-            held = rows if p == lane.rank else memory[p][number][: 4 * floats].view(np.float32)
-            copied[lane.world_size + holder] = CopyRows.of(
-                held.reshape(-1, copies.width(dim)), dim, copies.dtype
-            )
+            shape = len(copies.sources[holder]), copies.width(dim)
+            rows = room if p == lane.rank else _records(memory[p][number], *shape)
+            copied[lane.world_size + holder] = SharedRows.of(rows, dim, copies.dtype)
         lane.copied = copied
 
 
 def _room_for_copies(host: HostMemory, lane: RetrieveLane, copies: LaneCopies) -> Records:
     own = sorted((*host.neighbours, lane.rank)).index(lane.rank)
     return host.room(len(copies.sources[own]), copies.width(lane.layout.width))
+
+
+def _records(memory: Bytes, num_rows: int, width: int) -> Records:
+    return memory[: 4 * num_rows * width].view(np.float32).reshape(num_rows, width)
