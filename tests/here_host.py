@@ -1,7 +1,6 @@
 """A host that has a part of an export's rows, without a process of its own."""
 
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -19,10 +18,7 @@ class HereHost:
         self.address = f"part {part.number}"
         self.part = part
         self.requests = []
-        self.predictor = Predictor.open_split(folder, RowSplit(part))
-
-    def rows_of(self, sha256):
-        return SimpleNamespace(read=lambda rows: self.read(sha256, rows))
+        self.predictor = Predictor.open(folder, split=RowSplit(part))
 
     def give(self, sha256, ids):
         """The rows, as a host gives them."""

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError, WorkerLostError
-from pibroch.kernels.arrays import Bytes, Ints
+from pibroch.kernels.arrays import Bytes
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.info import WorkerInfo
@@ -50,17 +50,6 @@ Give = Callable[[WorkerInfo, bytes, Bytes], "Sequence[Rows] | bytes"]
 In their place it may give a word, one byte at least. It raises PibrochError for rows that are not
 here.
 """
-
-
-class RowReader(Protocol):
-    """Reads rows of one set, wherever they are."""
-
-    def read(self, rows: Ints) -> Future[Rows]:
-        """Ask for rows ``[V]``; returns at once, from any thread.
-
-        The future has them as bytes, one behind the other, or fails with WorkerLostError; it is
-        done within the reader's timeout.
-        """
 
 
 class _Connection(Connection):

@@ -24,7 +24,6 @@ from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
-from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import Refusal, ServerLimits
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
@@ -280,8 +279,12 @@ def build_endpoints(service: Service) -> Endpoints:
         return Reply(_DOCS, ((b"content-type", b"text/html; charset=utf-8"),))
 
     split = service.store.split
-    if split.part is not None and not split.scores:
-        refuse = RowService(service.store, split.part, service.metrics).refuse
+
+    async def refuse(_: DirectRequest) -> Reply:
+        got = f"got a request for scores at a host of part {split.part} alone"
+        raise Refusal(404, f"{got}; need one with --rows-at")
+
+    if not split.scores:
         endpoints = [
             replace(each, answer=refuse) if each.methods == POST else each for each in endpoints
         ]

@@ -91,7 +91,11 @@ class Predictor:
 
     @classmethod
     def open(
-        cls, path: str | Path, data: str | Path | None = None, beside: Predictor | None = None
+        cls,
+        path: str | Path,
+        data: str | Path | None = None,
+        beside: Predictor | None = None,
+        split: RowSplit = RowSplit(),
     ) -> Self:
         """Open an export, a checkpoint, or the best checkpoint of a run directory.
 
@@ -109,29 +113,23 @@ class Predictor:
                 needs none, and an export has its own.
             beside: a predictor that is open; a delta that begins at it, or at its export, shares
                 its tables and dictionaries.
+            split: where an export's rows are, if several hosts have them.
 
         Raises:
-            CheckpointError: when it is missing, damaged, or not of this version's models.
+            CheckpointError: when it is missing, damaged, or not of this version's models; and for a
+                checkpoint, whose rows are not split.
             DataError: when there is no dataset at ``data``.
         """
-        if is_exported(Path(path)):
-            return cls(open_exported(Path(path), None if beside is None else beside._model))
-        return cls(open_checkpoint(Path(path), None if data is None else Path(data)))
-
-    @classmethod
-    def open_split(cls, path: Path, split: RowSplit, beside: Predictor | None = None) -> Self:
-        """Open an export or a delta whose rows lie on several hosts; else as :meth:`open`.
-
-        Raises:
-            CheckpointError: for a checkpoint, too, whose rows are not split.
-        """
-        if not is_exported(path):
+        path = Path(path)
+        if is_exported(path):
+            return cls(open_exported(path, None if beside is None else beside._model, split=split))
+        if not split.is_whole:
             raise CheckpointError(
                 f"{path}, a checkpoint, for rows on several hosts",
                 "an export",
                 "write one with `pibroch export`",
             )
-        return cls(open_exported(path, None if beside is None else beside._model, split=split))
+        return cls(open_checkpoint(path, None if data is None else Path(data)))
 
     def exported_rows(self, sha256: str) -> MappedRows | None:
         """The rows of the export with this checksum, where this is it or stands on it."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pibroch.errors import ConfigError, RpcTimeoutError, WorkerLostError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.rows import RowReader, RowWorker
+from pibroch.rpc.rows import RowWorker
 from pibroch.rpc.values.messages import encode
 from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, WantedRows
 
@@ -43,21 +43,6 @@ class RowAccess:
     port: int = 0
 
 
-class RowSource(Protocol):
-    """A host that holds a part of the rows."""
-
-    @property
-    def address(self) -> str:
-        """By which errors name it."""
-
-    @property
-    def worker(self) -> RowWorker | None:
-        """That reads of it, where it is elsewhere."""
-
-    def rows_of(self, sha256: str) -> RowReader:
-        """Its rows of an export, by ids among those of all tables."""
-
-
 class RowHost:
     """A host that holds a part of the rows; asked from any thread.
 
@@ -73,12 +58,16 @@ class RowHost:
         self._info = WorkerInfo(part.worker, part.number)
         self._lost: tuple[float, str] = (0.0, "")
 
-    def rows_of(self, sha256: str) -> RowReader:
-        """See :class:`RowSource`."""
-        return _HostRows(self, sha256)
-
     def read(self, sha256: str, rows: Ints) -> Future[Rows]:
-        """See :class:`~pibroch.rpc.rows.RowReader`."""
+        """Ask for rows ``[V]`` of an export; returns at once, from any thread.
+
+        The future has them as bytes, one behind the other, or fails with WorkerLostError; it is
+        done within ``ANSWER_TIMEOUT_S``.
+
+        Args:
+            sha256: checksum of the export.
+            rows: ids among those of all tables.
+        """
         until, reason = self._lost
         if time.monotonic() < until:
             lost: Future[Rows] = Future()
@@ -101,15 +90,6 @@ class RowHost:
         return lost
 
 
-@dataclass(frozen=True, slots=True)
-class _HostRows:
-    host: RowHost
-    sha256: str
-
-    def read(self, rows: Ints) -> Future[Rows]:
-        return self.host.read(self.sha256, rows)
-
-
 def row_hosts(addresses: Sequence[str], access: RowAccess) -> tuple[RowHost, ...]:
     """The hosts of all parts, in the order of the parts.
 
@@ -118,18 +98,18 @@ def row_hosts(addresses: Sequence[str], access: RowAccess) -> tuple[RowHost, ...
     """
     if len(set(addresses)) != len(addresses):
         raise ConfigError(f"--rows-at {' '.join(addresses)}"[:200], "another host for each part")
-    places = {}
-    for number, address in enumerate(addresses, 1):
-        part = Part(number, len(addresses))
-        places[WorkerInfo(part.worker, number)] = parsed_address(address)
+    parts = [Part(number, len(addresses)) for number in range(1, len(addresses) + 1)]
+    places = {
+        WorkerInfo(part.worker, part.number): parsed_address(address)
+        for part, address in zip(parts, addresses, strict=True)
+    }
     # beside those of parts
     me = WorkerInfo("rows:scoring", (1 << 32) + secrets.randbits(32))
     if not places:
         return ()
     worker = RowWorker(me, access.secret, places, tls=access.tls)
     return tuple(
-        RowHost(address, Part(number, len(addresses)), worker)
-        for number, address in enumerate(addresses, 1)
+        RowHost(address, part, worker) for part, address in zip(parts, addresses, strict=True)
     )
 
 

@@ -15,11 +15,9 @@ from pibroch.errors import CheckpointError, PibrochError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rows import RowWorker
-from pibroch.serve.direct import DirectRequest, Reply
 from pibroch.serve.parts import Part, by_ids, check_ids
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess
-from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 
 logger = logging.getLogger(__name__)
@@ -81,8 +79,3 @@ class RowService:
             raise
         finally:
             self._metrics.request("rows", status, time.monotonic() - started)
-
-    async def refuse(self, _: DirectRequest) -> Reply:
-        """For what only a host that can have all rows answers."""
-        got = f"got a request for scores at a host of part {self._part} alone"
-        raise Refusal(404, f"{got}; need one with --rows-at")

@@ -32,7 +32,7 @@ from pibroch.state.export_format import ExportManifest
 
 if TYPE_CHECKING:
     from pibroch.rpc.rows import RowWorker
-    from pibroch.serve.row_hosts import RowSource
+    from pibroch.serve.row_hosts import RowHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RowSplit:
     """
 
     part: Part | None = None
-    hosts: tuple[RowSource, ...] = ()
+    hosts: tuple[RowHost, ...] = ()
 
     def __post_init__(self) -> None:
         if self.part is not None and self.hosts and len(self.hosts) != self.part.count:
@@ -61,7 +61,7 @@ class RowSplit:
     @property
     def workers(self) -> tuple[RowWorker, ...]:
         """By which this process reads of the hosts."""
-        return tuple(dict.fromkeys(host.worker for host in self.hosts if host.worker is not None))
+        return tuple(dict.fromkeys(host.worker for host in self.hosts))
 
     @property
     def is_whole(self) -> bool:
@@ -134,7 +134,7 @@ class SplitRows(MappedRows):
             folder, manifest, split.held(sum(table.num_rows for table in manifest.tables))
         )
         self._split = split
-        self._readers = [host.rows_of(sha256) for host in split.hosts]
+        self._sha256 = sha256
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
         self._part_bounds = np.array(
             [*(part.of(self.num_rows).start for part in self._parts), self.num_rows]
@@ -187,15 +187,15 @@ class SplitRows(MappedRows):
         requested = RowsAsked(records, [], then)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
-        for part, host, reader, (first, end) in zip(
-            self._parts, self._split.hosts, self._readers, pairwise(bounds), strict=True
+        for part, host, (first, end) in zip(
+            self._parts, self._split.hosts, pairwise(bounds), strict=True
         ):
             if part == self._split.part:
                 here.append((first, end))
                 continue
             for begin in range(first, end, most):
                 some = wanted[begin : min(begin + most, end)]
-                answer = reader.read(some)
+                answer = host.read(self._sha256, some)
                 requested.asked.append((answer, begin, begin + len(some), host.address))
         for first, end in here:
             if first < end:

@@ -239,10 +239,7 @@ class ModelStore:
         beside: Predictor | None = getattr(self, "current", None)
         if beside is not None and not beside.is_intact:
             beside = None
-        if self.split.is_whole:
-            opened = Predictor.open(target.folder, self._data, beside)
-        else:
-            opened = Predictor.open_split(target.folder, self.split, beside)
+        opened = Predictor.open(target.folder, self._data, beside, self.split)
         self._coming = target, opened
         if self.split.part is not None:
             self._held = (*self._held, opened)[-HELD_VERSIONS:]

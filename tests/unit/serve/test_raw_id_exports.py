@@ -177,7 +177,7 @@ def test_hosts_with_parts_of_the_rows_score_alike(steps, batch, tmp_path):
     export_delta(steps[60], tmp_path / "1", tmp_path / "2")
     hosts = tuple(HereHost(tmp_path / "1", Part(number, 3)) for number in (1, 2, 3))
     for name in ("1", "2"):
-        split = Predictor.open_split(tmp_path / name, RowSplit(None, hosts))
+        split = Predictor.open(tmp_path / name, split=RowSplit(None, hosts))
         split.reach_rows()
         assert split.logits(batch).equal(logits(tmp_path / name, batch))
 
@@ -238,7 +238,7 @@ def test_unknown_ids_read_the_row_that_they_share(data, batch, tmp_path):
     assert logits(tmp_path / "60", batch).equal(expected)
     assert logits(tmp_path / "delta", batch).equal(expected)
     hosts = tuple(HereHost(tmp_path / "20", Part(number, 3)) for number in (1, 2, 3))
-    split = Predictor.open_split(tmp_path / "delta", RowSplit(None, hosts))
+    split = Predictor.open(tmp_path / "delta", split=RowSplit(None, hosts))
     split.reach_rows()
     assert split.logits(batch).equal(expected)
     export_tables(steps[60], tmp_path / "tables")

@@ -123,7 +123,7 @@ def split_predictor(exported, access=ACCESS, **options):
         addresses = ["127.0.0.1:9", *(host.address for host in hosts)]
         sources = row_hosts(addresses, access)
         stack.callback(sources[0].worker.close)
-        predictor = Predictor.open_split(exported.folder, RowSplit(Part(1, NUM_PARTS), sources))
+        predictor = Predictor.open(exported.folder, split=RowSplit(Part(1, NUM_PARTS), sources))
         yield SimpleNamespace(
             predictor=predictor, addresses=addresses, hosts=hosts, worker=sources[0].worker
         )

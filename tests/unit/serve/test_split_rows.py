@@ -98,7 +98,7 @@ def test_scores_have_the_bits_of_one_host(line, tmp_path, dtype, count):
         whole = pb.Predictor.open(folder)
         batch = whole.encode(line.rows)
         for part in (None, *(host.part for host in hosts)):
-            split = Predictor.open_split(folder, RowSplit(part, hosts))
+            split = Predictor.open(folder, split=RowSplit(part, hosts))
             split.reach_rows()
             for host in hosts:
                 host.requests.clear()
@@ -117,18 +117,18 @@ def test_a_host_needs_the_files_of_its_part_alone(line, tmp_path):
     for shard in manifest.shards:
         if shard.first_row >= half:
             (own / shard.file).unlink()
-    rows = Predictor.open_split(own, RowSplit(Part(1, 2))).exported_rows(
+    rows = Predictor.open(own, split=RowSplit(Part(1, 2))).exported_rows(
         json.loads((own / "export.json").read_text())["sha256"]
     )
     assert sum(len(shard.rows) for shard in rows._shards) == half
     with pytest.raises(CheckpointError):
-        Predictor.open_split(own, RowSplit(Part(2, 2)))
+        Predictor.open(own, split=RowSplit(Part(2, 2)))
     with pytest.raises(CheckpointError):
         pb.Predictor.open(own)
     first = own / manifest.shards[0].file
     first.write_bytes(first.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError):
-        Predictor.open_split(own, RowSplit(Part(1, 2)))
+        Predictor.open(own, split=RowSplit(Part(1, 2)))
 
 
 def test_what_cannot_be_split(clicks, line, tmp_path):
@@ -154,7 +154,7 @@ def test_what_cannot_be_split(clicks, line, tmp_path):
     with pytest.raises(ConfigError, match="all parts"):
         RowSplit(Part(1, 2), row_hosts(["a:1"], ACCESS))
     with pytest.raises(CheckpointError, match="pibroch export"):
-        Predictor.open_split(clicks.run, RowSplit(Part(1, 2)))
+        Predictor.open(clicks.run, split=RowSplit(Part(1, 2)))
     with pytest.raises(ConfigError, match="--threads"):
         _split("1/2", [], ACCESS, workers=2)
 
@@ -221,11 +221,11 @@ def test_requests_for_rows_are_checked(line):
     with giving(RowService(store, Part(2, 2), metrics).rows, Part(2, 2)) as port:
         with asking("127.0.0.1:9", f"127.0.0.1:{port}") as (_, host):
             right = rows.exported(wanted).tobytes()
-            for answer in [host.rows_of(sha256).read(wanted) for _ in range(5)]:
+            for answer in [host.read(sha256, wanted) for _ in range(5)]:
                 assert answer.result(TIMEOUT_S).tobytes() == right
 
             def refused(sha256, ids):
-                error = host.rows_of(sha256).read(ids).exception(TIMEOUT_S)
+                error = host.read(sha256, ids).exception(TIMEOUT_S)
                 assert isinstance(error, WorkerLostError) and str(port) in str(error)
                 return str(error)
 
@@ -236,8 +236,8 @@ def test_requests_for_rows_are_checked(line):
             assert store.current.version in refused("0" * 64, wanted)
             assert "row ids" in refused(sha256, np.full(MOST_IDS + 1, held.start))
             assert "without numbers" in refused(sha256, wanted.astype(np.float32))
-            many = host.rows_of(sha256).read(np.full(MOST_IDS, held.start))  # a thread copies them
-            few = host.rows_of(sha256).read(wanted)
+            many = host.read(sha256, np.full(MOST_IDS, held.start))  # a thread copies them
+            few = host.read(sha256, wanted)
             assert few.result(TIMEOUT_S).tobytes() == right
             assert many.result(TIMEOUT_S).nbytes == MOST_IDS * rows.row_bytes
         for count, access, reason in (
@@ -248,7 +248,7 @@ def test_requests_for_rows_are_checked(line):
                 f"127.0.0.1:{port if number == 1 else number + 9}" for number in range(count)
             ]
             with asking(*addresses, access=access) as hosts:
-                error = hosts[1].rows_of(sha256).read(wanted).exception(TIMEOUT_S)
+                error = hosts[1].read(sha256, wanted).exception(TIMEOUT_S)
                 assert isinstance(error, WorkerLostError) and reason in str(error)
     assert 'pibroch_requests_total{endpoint="rows",status="409"} 1' in metrics.text({}).decode()
     app = admission_of(store, None)
@@ -291,7 +291,7 @@ def test_a_host_that_says_nothing_is_waited_for_once(line):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with asking(address, "127.0.0.1:9") as hosts:
-            predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
+            predictor = Predictor.open(line.folders[0], split=RowSplit(Part(2, 2), hosts))
             times = []
             for _ in range(2):
                 begun = time.monotonic()
@@ -360,7 +360,7 @@ def framed(metadata, payload=b"", kind=Kind.ANSWER):
 @pytest.mark.parametrize("knows", [True, False])
 def test_what_is_no_answer(line, words, knows):
     with closing(Imposter(words, knows)) as odd, asking(odd.address, "127.0.0.1:9") as hosts:
-        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
+        predictor = Predictor.open(line.folders[0], split=RowSplit(Part(2, 2), hosts))
         with pytest.raises(WorkerLostError, match=re.escape(odd.address)):
             predictor.score_raw(line.rows)
 
@@ -371,7 +371,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
     port = free_port()
     expected = pb.Predictor.open(line.folders[0]).score_raw(line.rows)
     with asking(f"127.0.0.1:{port}", "127.0.0.1:9") as hosts:
-        predictor = Predictor.open_split(line.folders[0], RowSplit(Part(2, 2), hosts))
+        predictor = Predictor.open(line.folders[0], split=RowSplit(Part(2, 2), hosts))
         for _ in range(3):
             with giving(here.give, here.part, port):
                 assert torch.equal(predictor.score_raw(line.rows), expected)
@@ -392,7 +392,7 @@ def test_a_request_goes_on_in_asyncio_and_behind_it(line):
         async def ask():
             host.worker.attach(asyncio.get_running_loop())
             try:
-                answer = host.rows_of(sha256).read(ids)
+                answer = host.read(sha256, ids)
                 rows = await asyncio.wait_for(asyncio.wrap_future(answer), TIMEOUT_S)
                 assert rows.tobytes() == right
                 turning = [each.name for each in threading.enumerate()].count("rows")
@@ -401,7 +401,7 @@ def test_a_request_goes_on_in_asyncio_and_behind_it(line):
                 silent.worker.attach(asyncio.get_running_loop())
                 lost = await asyncio.wait_for(
                     asyncio.gather(
-                        asyncio.wrap_future(silent.rows_of(sha256).read(ids)),
+                        asyncio.wrap_future(silent.read(sha256, ids)),
                         return_exceptions=True,
                     ),
                     TIMEOUT_S,
@@ -414,7 +414,7 @@ def test_a_request_goes_on_in_asyncio_and_behind_it(line):
 
         for _ in range(2):
             asyncio.run(ask())
-            assert host.rows_of(sha256).read(ids).result(TIMEOUT_S).tobytes() == right
+            assert host.read(sha256, ids).result(TIMEOUT_S).tobytes() == right
 
 
 class TwoHosts:
