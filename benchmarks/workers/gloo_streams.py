@@ -22,9 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening
-from pibroch.collectives.bounded_lag.streams import NOTHING, StreamFrame, StreamTransport
+from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, Slot
+from pibroch.collectives.bounded_lag.streams import NOTHING, StreamTransport
 from pibroch.collectives.gloo_threads import let_senders_finish
+from pibroch.kernels.arrays import Bytes
 
 FOREVER = timedelta(days=365)
 """How long a thread that reads waits: as long as the group lives.
@@ -72,16 +73,14 @@ class GlooStreamTransport(StreamTransport):
         self._sent: dict[int, deque[tuple[dist.Work, Tensor]]] = {p: deque() for p in peers}
         self.listen()
 
-    def send(self, peer: int, frame: StreamFrame) -> None:
+    def send(self, peer: int, slot: Slot, part: Bytes = NOTHING) -> None:
         """See :class:`StreamTransport`; gloo sends on its own, from a copy."""
-        head = torch.tensor([frame.stream, frame.number, len(frame.part)])
+        head = torch.tensor([*slot, len(part)])
         try:
             with self._locks[peer]:
                 # both under the lock: gloo matches by order alone, and another thread's head must
                 # not come between
-                for tensor in (head, torch.from_numpy(frame.part.copy()))[
-                    : 2 if len(frame.part) else 1
-                ]:
+                for tensor in (head, torch.from_numpy(part.copy()))[: 2 if len(part) else 1]:
                     self._sent[peer].append((self._group.send([tensor], peer, 0), tensor))
                 # these messages were taken
                 while len(self._sent[peer]) > max(_NUM_KEPT, 8 * self.num_slots):
@@ -89,7 +88,7 @@ class GlooStreamTransport(StreamTransport):
         except RuntimeError:
             return  # its thread has noticed
 
-    def receive(self, peer: int) -> StreamFrame | None:
+    def receive(self, peer: int) -> tuple[Slot, Bytes] | None:
         """See :class:`StreamTransport`."""
         head = torch.empty(3, dtype=torch.int64)
         try:
@@ -100,7 +99,7 @@ class GlooStreamTransport(StreamTransport):
                 self._group.recv([torch.from_numpy(part)], peer, 0).wait()
         except RuntimeError:
             return None
-        return StreamFrame(stream, number, part)
+        return Slot(stream, number), part
 
     def end(self, timeout_s: float) -> None:
         """See :class:`StreamTransport`.

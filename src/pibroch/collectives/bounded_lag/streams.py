@@ -12,7 +12,6 @@ import ctypes
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,19 +32,6 @@ SLEEP_S = 0.1
 END_S = 2.0
 """How long closing waits for the other ends."""
 NOTHING = np.empty(0, np.uint8)
-
-
-class StreamFrame(NamedTuple):
-    """A message, or what ranks tell each other besides.
-
-    Attributes:
-        stream, number: as in :class:`Slot`.
-        part: its bytes.
-    """
-
-    stream: int
-    number: int
-    part: Bytes
 
 
 class StreamTransport(LaggedTransport):
@@ -84,17 +70,17 @@ class StreamTransport(LaggedTransport):
             thread.start()
 
     @abstractmethod
-    def send(self, peer: int, frame: StreamFrame) -> None:
-        """Send a frame after all earlier ones, from any thread.
+    def send(self, peer: int, slot: Slot, part: Bytes = NOTHING) -> None:
+        """Send a part, or what ranks tell each other besides, after all earlier ones.
 
-        The memory of its part may be written to when this returns.
+        From any thread. The memory of the part may be written to when this returns.
 
         Raises nothing when the peer is gone: its thread notices that, too.
         """
 
     @abstractmethod
-    def receive(self, peer: int) -> StreamFrame | None:
-        """The next frame of a peer, for which this waits; ``None`` when its stream has ended."""
+    def receive(self, peer: int) -> tuple[Slot, Bytes] | None:
+        """What a peer sends next, for which this waits; ``None`` when its stream has ended."""
 
     @abstractmethod
     def end(self, timeout_s: float) -> None:
@@ -115,12 +101,7 @@ class StreamTransport(LaggedTransport):
             for key in [key for key in self._parts if key[0] == slot.stream and key[1] <= oldest]:
                 del self._parts[key]
         for p in self.peers if only is None else (only,):
-            self.send(
-                p,
-                StreamFrame(
-                    slot.stream, slot.number, bytes_at(int(going.addresses[p]), int(going.sizes[p]))
-                ),
-            )
+            self.send(p, slot, bytes_at(int(going.addresses[p]), int(going.sizes[p])))
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
@@ -147,7 +128,7 @@ class StreamTransport(LaggedTransport):
         """See :class:`LaggedTransport`."""
         for p in self.peers:
             if p not in self._ended and p != rank:
-                self.send(p, StreamFrame(LOST, rank, NOTHING))
+                self.send(p, Slot(LOST, rank))
 
     def look_at_others(self, missing: Sequence[int], number: int, policy: WaitPolicy) -> None:
         """See :class:`LaggedTransport`."""
@@ -165,7 +146,7 @@ class StreamTransport(LaggedTransport):
                     raise self.lost(p, number, STOPPED)
                 if p not in self._pinged:
                     self._pinged.add(p)
-                    self.send(p, StreamFrame(PING, 0, NOTHING))
+                    self.send(p, Slot(PING, 0))
         policy.check(missing, number)
 
     def close(self) -> None:
@@ -175,31 +156,32 @@ class StreamTransport(LaggedTransport):
         self._is_closed = True
         for p in self.peers:
             if self._ended.get(p) != ENDED:
-                self.send(p, StreamFrame(GOODBYE, 0, NOTHING))
+                self.send(p, Slot(GOODBYE, 0))
         self.end(END_S)
         for thread in self._threads:
             thread.join(END_S)
 
     def _read(self, peer: int) -> None:
         """A peer's thread."""
-        while (frame := self.receive(peer)) is not None:
-            if frame.stream == PING:
-                self.send(peer, StreamFrame(PONG, 0, NOTHING))
+        while (message := self.receive(peer)) is not None:
+            (stream, number), part = message
+            if stream == PING:
+                self.send(peer, Slot(PONG, 0))
                 continue
             with self._changed:
-                if frame.stream == PONG:
+                if stream == PONG:
                     self._pinged.discard(peer)
-                elif frame.stream == LOST and frame.number != self.rank:
+                elif stream == LOST and number != self.rank:
                     # the first word counts: later ones follow from it
-                    self._blamed = self._blamed or (peer, frame.number)
-                elif frame.stream == GOODBYE:
+                    self._blamed = self._blamed or (peer, number)
+                elif stream == GOODBYE:
                     self._ended[peer] = LEFT
-                elif frame.stream >= 0:
-                    self._parts[frame.stream, frame.number, peer] = frame.part
+                elif stream >= 0:
+                    self._parts[stream, number, peer] = part
                 self._news += 1
                 self._changed.notify_all()
             self._on_news()
-            if frame.stream == GOODBYE:
+            if stream == GOODBYE:
                 break
         with self._changed:
             self._ended.setdefault(peer, ENDED)

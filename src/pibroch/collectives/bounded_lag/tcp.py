@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.base import Opening
-from pibroch.collectives.bounded_lag.streams import END_S, StreamFrame, StreamTransport
+from pibroch.collectives.bounded_lag.base import Opening, Slot
+from pibroch.collectives.bounded_lag.streams import END_S, NOTHING, StreamTransport
 from pibroch.kernels.arrays import Bytes
 from pibroch.wire.alive import HostWatch
 from pibroch.wire.sockets import fill
@@ -51,17 +51,15 @@ class TcpTransport(StreamTransport):
         self.listen()
         _OPEN.add(self)
 
-    def send(self, peer: int, frame: StreamFrame) -> None:
+    def send(self, peer: int, slot: Slot, part: Bytes = NOTHING) -> None:
         """See :class:`StreamTransport`."""
-        self._outboxes[peer].send(
-            _HEAD.pack(frame.stream, frame.number, len(frame.part)), frame.part
-        )
+        self._outboxes[peer].send(_HEAD.pack(*slot, len(part)), part)
 
     def is_host_lost(self, peer: int) -> bool:
         """See :class:`StreamTransport`."""
         return self._hosts.is_lost(peer)
 
-    def receive(self, peer: int) -> StreamFrame | None:
+    def receive(self, peer: int) -> tuple[Slot, Bytes] | None:
         """See :class:`StreamTransport`."""
         head = np.empty(_HEAD.size, np.uint8)
         try:
@@ -71,7 +69,7 @@ class TcpTransport(StreamTransport):
             fill(self._links[peer], part.data)
         except OSError:
             return None
-        return StreamFrame(stream, number, part)
+        return Slot(stream, number), part
 
     def end(self, timeout_s: float) -> None:
         """See :class:`StreamTransport`.
