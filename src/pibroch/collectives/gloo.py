@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from hashlib import sha256
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
@@ -17,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pibroch.collectives.gloo_threads import let_senders_finish
-from pibroch.collectives.transport import Group, PairTransport, Wait
+from pibroch.collectives.group_store import store_between
+from pibroch.collectives.transport import Group, Transport, Wait
 from pibroch.observability.trace import span
 
 COURTESY_S = 5.0
@@ -67,20 +67,8 @@ class _Connection:
         self.messages.clear()
 
 
-@dataclass(slots=True)
-class _Opened:
-    """What was opened while a default group lasts.
-
-    Attributes:
-        connections: those not closed.
-        count: how many were opened, by members.
-    """
-
-    connections: set[_Connection] = field(default_factory=set)
-    count: Counter[tuple[int, ...]] = field(default_factory=Counter)
-
-
-_OPENED: WeakKeyDictionary[dist.ProcessGroup, _Opened] = WeakKeyDictionary()
+_OPENED: WeakKeyDictionary[dist.ProcessGroup, set[_Connection]] = WeakKeyDictionary()
+"""By default group, while it lasts, the connections that are not closed."""
 _TRANSPORTS: WeakSet[GlooTransport] = WeakSet()
 
 
@@ -95,14 +83,14 @@ def _keep_to_the_end() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _close_idle(opened: _Opened, connection: _Connection) -> None:
+def _close_idle(opened: set[_Connection], connection: _Connection) -> None:
     """Close what is done; what travels or failed stays: to end it could wait for a lost rank."""
     if all(each.is_completed() for each in (*connection.sums, *connection.messages)):
-        opened.connections.discard(connection)
+        opened.discard(connection)
         connection.close()
 
 
-class GlooTransport(PairTransport):
+class GlooTransport(Transport):
     """One gloo context between the members of a group, in their order.
 
     Needs torch.distributed's default group.
@@ -116,21 +104,15 @@ class GlooTransport(PairTransport):
     """
 
     def __init__(self, ranks: Group) -> None:
-        # not in every build of torch
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-
+        self.store = store_between(ranks, "channel")
         world = dist.group.WORLD
         assert world is not None
-        self._opened = _OPENED.setdefault(world, _Opened())
-        self._opened.count[ranks.members] += 1
-        digest = sha256(repr(ranks.members).encode()).hexdigest()
-        name = f"pibroch/{digest}/{self._opened.count[ranks.members]}"
-        self.store = PrefixStore(name, _get_default_store())
+        self._opened = _OPENED.setdefault(world, set())
         timeout = timedelta(seconds=ranks.timeout_s)
         self._others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
         group = dist.ProcessGroupGloo(self.store, ranks.rank, ranks.world_size, timeout)
         self._connection = _Connection(cast(_GlooGroup, group))
-        self._opened.connections.add(self._connection)
+        self._opened.add(self._connection)
         self._end = finalize(self, _close_idle, self._opened, self._connection)
         self._end.atexit = False  # see `_keep_to_the_end`
         _TRANSPORTS.add(self)
@@ -155,11 +137,11 @@ class GlooTransport(PairTransport):
         return wait
 
     def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
-        """See :class:`PairTransport`."""
+        """Start to send a message; those of one tag arrive in their order. Ends at once."""
         return self._connection.note(self._open_group().send([tensor], to, tag))
 
     def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
-        """See :class:`PairTransport`."""
+        """Start to receive a message; ends at once."""
         return self._connection.note(self._open_group().recv([tensor], sender, tag))
 
     def reduce(self, tensor: Tensor) -> Wait:
@@ -177,7 +159,7 @@ class GlooTransport(PairTransport):
 
     def close(self) -> None:
         """Let gloo end its threads and close its sockets."""
-        self._opened.connections.discard(self._connection)
+        self._opened.discard(self._connection)
         self._connection.close()
 
     def _open_group(self) -> _GlooGroup:

@@ -19,8 +19,9 @@ from weakref import finalize
 import torch.distributed as dist
 from torch import Tensor
 
+from pibroch.collectives.gloo import GlooTransport
 from pibroch.collectives.mailbox import LARGEST_BYTES, Arrival, Mailbox
-from pibroch.collectives.transport import PairTransport, Transport, Wait
+from pibroch.collectives.transport import Transport, Wait
 
 IN_TURN = 0
 WITHOUT_ROOM = 1
@@ -57,7 +58,7 @@ class HostTransport(Transport):
 
     def __init__(
         self,
-        network: PairTransport,
+        network: GlooTransport,
         mailbox: Mailbox,
         members: Sequence[int],
         rank: int,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 Wait = Callable[[], object]
@@ -76,15 +75,3 @@ class Transport(ABC):
 
         No wait may be under way; the second call does nothing.
         """
-
-
-class PairTransport(Transport):
-    """One that also carries single messages, which other transports leave to it."""
-
-    @abstractmethod
-    def send(self, tensor: Tensor, to: int, tag: int) -> dist.Work:
-        """Start to send a message; those of one tag arrive in their order. Ends at once."""
-
-    @abstractmethod
-    def receive(self, tensor: Tensor, sender: int, tag: int) -> dist.Work:
-        """Start to receive a message; ends at once."""

@@ -71,13 +71,6 @@ def open_transport(ranks: Group) -> Transport:
     Raises:
         ConfigError: without torch.distributed's default group.
     """
-    if not dist.is_initialized():
-        raise ConfigError(
-            f"{ranks.world_size} ranks without a process group",
-            "one",
-            'call torch.distributed.init_process_group("gloo") first,'
-            " or use `pibroch train --ranks`",
-        )
-    if dist.get_backend() == "nccl":
+    if dist.is_initialized() and dist.get_backend() == "nccl":
         return TRANSPORTS["nccl"](ranks)
     return open_host_transport(ranks)

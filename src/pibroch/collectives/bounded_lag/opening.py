@@ -5,16 +5,10 @@ Who shares a host decides what carries which messages.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
-from torch.distributed.distributed_c10d import _get_default_store
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening
 from pibroch.collectives.bounded_lag.mixed import MixedTransport
@@ -23,13 +17,11 @@ from pibroch.collectives.bounded_lag.mpi_start import load_mpi, start_mpi
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
+from pibroch.collectives.group_store import store_between
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError
 from pibroch.kernels.atomics import FUTEX_CALL
 from pibroch.wire.rendezvous import rendezvous
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 
 def open_lagged_transport(opening: Opening) -> LaggedTransport:
@@ -92,9 +84,6 @@ OPENERS: dict[str, Callable[[Opening], LaggedTransport]] = {
 """What opens a transport, by name; one of one's own is a further entry on all ranks."""
 
 
-_OPENED: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]] = WeakKeyDictionary()
-
-
 def transport_of(
     ranks: Ranks, num_slots: int, options: BoundedLagOptions, num_streams: int
 ) -> LaggedTransport:
@@ -106,26 +95,7 @@ def transport_of(
         ConfigError: without torch.distributed's default group.
         TrainingError: when some did not come.
     """
-    store = store_between(ranks)
+    store = store_between(ranks, "lag")
     return open_lagged_transport(
         Opening(store, ranks.rank, ranks.members, num_slots, options, ranks.timeout_s, num_streams)
     )
-
-
-def store_between(ranks: Ranks) -> Store:
-    """A store for one meeting of a group's members, who ask for theirs in the same order.
-
-    Raises:
-        ConfigError: without torch.distributed's default group.
-    """
-    world = dist.group.WORLD if dist.is_initialized() else None
-    if world is None:
-        raise ConfigError(
-            f"{ranks.world_size} ranks without a process group",
-            "one",
-            'call torch.distributed.init_process_group("bls")',
-        )
-    opened = _OPENED.setdefault(world, Counter())
-    opened[ranks.members] += 1
-    name = f"pibroch/lag/{sha256(repr(ranks.members).encode()).hexdigest()}/{opened[ranks.members]}"
-    return PrefixStore(name, _get_default_store())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pibroch.collectives.bounded_lag.opening import store_between
+from pibroch.collectives.group_store import store_between
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
 from pibroch.embedding.dtype import Dtype
@@ -172,7 +172,7 @@ class HostMemory:
         """A Unix socket to each neighbour."""
         group = self._ranks.group(members)
         assert group is not None, "one of them"
-        store = store_between(group)
+        store = store_between(group, "memory")
         peers = rendezvous(store, group.rank, group.world_size, group.timeout_s, streams=(0,))
         if peers.remote[0]:
             peers.close()
