@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from pibroch.collectives.bounded_lag.mpi_start import forget_files
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.wire.alive import has_hung_up, state_behind
 from pibroch.wire.rendezvous import ConnectedPeers
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 HEADER_BYTES = 64
 LINE_BYTES = 64
@@ -49,30 +52,6 @@ END_S = 2.0
 """How long a rank that has closed lets others get what it has put."""
 
 
-class _MpiWindow(Protocol):
-    """What is used of mpi4py's windows."""
-
-    def tomemory(self) -> memoryview: ...
-    def Put(self, origin: object, target_rank: int, target: object, /) -> None: ...
-    def Rget(self, origin: object, target_rank: int, target: object, /) -> _MpiRequest: ...
-    def Flush(self, rank: int, /) -> None: ...
-    def Sync(self) -> None: ...
-    def Attach(self, memory: object, /) -> None: ...
-    def Lock_all(self) -> None: ...
-    def Unlock_all(self) -> None: ...
-    def Free(self) -> None: ...
-
-
-class _MpiRequest(Protocol):
-    def Test(self) -> bool: ...
-
-
-class _MpiCommunicator(Protocol):
-    def Iprobe(self) -> bool: ...
-    def Barrier(self) -> None: ...
-    def Allreduce(self, sent: object, received: object, operation: object, /) -> None: ...
-
-
 @dataclass(slots=True)
 class _MpiWindows:
     """The state of one transport.
@@ -80,8 +59,8 @@ class _MpiWindows:
     ``kept`` is memory that others may still get, ``is_closed`` whether this rank is done with them.
     """
 
-    inbox: _MpiWindow
-    overflow: _MpiWindow
+    inbox: MPI.Win
+    overflow: MPI.Win
     kept: list[Bytes] = field(default_factory=list)
     is_closed: bool = False
 
@@ -96,7 +75,7 @@ class MpiTransport(LaggedTransport):
             belong to the transport.
     """
 
-    _communicators: ClassVar[dict[tuple[int, ...], _MpiCommunicator]] = {}
+    _communicators: ClassVar[dict[tuple[int, ...], MPI.Intracomm]] = {}
     _opened: ClassVar[dict[tuple[int, ...], list[_MpiWindows]]] = {}
 
     def __init__(self, opening: Opening, mpi: ModuleType, peers: ConnectedPeers) -> None:
@@ -113,8 +92,7 @@ class MpiTransport(LaggedTransport):
         self._windows = self._open(members, self._head_bytes + rings * self._stride)
         self._inbox = self._windows.inbox
         self._overflow = self._windows.overflow
-        memory = np.frombuffer(self._inbox.tomemory(), np.uint8)
-        self._memory: Bytes = memory
+        memory = np.frombuffer(cast(memoryview, self._inbox.tomemory()), np.uint8)
         self._notes: Ints = memory[: 8 * self.world_size].view(np.int64)
         slots = memory[self._head_bytes :].reshape(
             opening.num_streams, self.world_size, self.num_slots, self._stride
@@ -274,7 +252,7 @@ class MpiTransport(LaggedTransport):
                 self._send(word.ctypes.data, 8, p, 8 * self.rank)
                 self._inbox.Flush(p)
 
-    def _communicate(self, members: tuple[int, ...]) -> _MpiCommunicator:
+    def _communicate(self, members: tuple[int, ...]) -> MPI.Intracomm:
         if members not in self._communicators:
             world = self._mpi.COMM_WORLD
             self._communicators[members] = world.Create_group(world.group.Incl(list(members)))

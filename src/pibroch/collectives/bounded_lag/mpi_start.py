@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -82,17 +81,8 @@ def forget_files() -> None:
 
     A rank that is killed cannot.
     """
-    for name in _mapped_files():
-        with suppress(OSError):
-            os.unlink(name)
-
-
-def _mapped_files() -> Iterable[str]:
     with suppress(OSError):
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        return {
-            line.split(maxsplit=5)[5]
-            for line in lines
-            if "/dev/shm/mpich" in line and "(deleted)" not in line
-        }
-    return ()
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            if "/dev/shm/mpich" in line and "(deleted)" not in line:
+                # a file has several lines, and ranks of a host the same files
+                Path(line.split(maxsplit=5)[5]).unlink(missing_ok=True)
