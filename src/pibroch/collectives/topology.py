@@ -14,12 +14,8 @@ class Topology:
     """The hosts of a run, numbered by their first ranks.
 
     >>> topology = Topology.of(["a", "a", "b", "b", "b"])
-    >>> topology.ranks_by_host, topology.host_of_rank, topology.ranks_per_host
-    (((0, 1), (2, 3, 4)), (0, 0, 1, 1, 1), None)
-    >>> topology.local_rank(3), topology.local_size(3)
-    (1, 3)
-    >>> topology.peers()
-    ((0, 2), (1, 3), (4,))
+    >>> topology.ranks_by_host, topology.host_of_rank
+    (((0, 1), (2, 3, 4)), (0, 0, 1, 1, 1))
 
     Attributes:
         host_of_rank: for each rank.
@@ -50,24 +46,3 @@ class Topology:
     def num_hosts(self) -> int:
         """How many hosts there are."""
         return len(self.ranks_by_host)
-
-    @property
-    def ranks_per_host(self) -> int | None:
-        """The same on every host, or ``None``."""
-        sizes = {len(ranks) for ranks in self.ranks_by_host}
-        return sizes.pop() if len(sizes) == 1 else None
-
-    def local_rank(self, rank: int) -> int:
-        """The place of a rank among those of its host."""
-        return self.ranks_by_host[self.host_of_rank[rank]].index(rank)
-
-    def local_size(self, rank: int) -> int:
-        """How many ranks share the host of a rank, itself included."""
-        return len(self.ranks_by_host[self.host_of_rank[rank]])
-
-    def peers(self) -> tuple[tuple[int, ...], ...]:
-        """For each local rank, the ranks that have it, by host."""
-        most = max(map(len, self.ranks_by_host), default=0)
-        return tuple(
-            tuple(ranks[i] for ranks in self.ranks_by_host if i < len(ranks)) for i in range(most)
-        )
