@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pibroch.collectives.gloo import GlooTransport
 from pibroch.collectives.mailbox import LARGEST_BYTES, Arrival, Mailbox
-from pibroch.collectives.transport import Transport, Wait
+from pibroch.collectives.transport import Group, Transport, Wait
 
 IN_TURN = 0
 WITHOUT_ROOM = 1
@@ -51,25 +51,17 @@ class HostTransport(Transport):
     Args:
         network: to all ranks; closed with this.
         mailbox: to those of this host.
-        members: the ranks of the group by their numbers in the run, for errors.
-        rank: of this process in the group.
-        timeout_s: how long a rank that lives may send nothing.
+        ranks: of the group; one that lives may send nothing for its time limit.
     """
 
-    def __init__(
-        self,
-        network: GlooTransport,
-        mailbox: Mailbox,
-        members: Sequence[int],
-        rank: int,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, network: GlooTransport, mailbox: Mailbox, ranks: Group) -> None:
         self._network = network
-        self._members = members
-        self._timeout_s = timeout_s
+        self._members = ranks.members
+        self._timeout_s = ranks.timeout_s
         self._mailbox: Mailbox | None = mailbox
         self._near = frozenset(mailbox.peers)
-        self._others = [(rank + step) % len(members) for step in range(1, len(members))]
+        size = ranks.world_size
+        self._others = [(ranks.rank + step) % size for step in range(1, size)]
         self._coming: dict[int, deque[_Message]] = {p: deque() for p in mailbox.peers}
         self._going: dict[int, deque[_Message]] = {p: deque() for p in mailbox.peers}
         self._copies: deque[tuple[dist.Work, Tensor]] = deque()

@@ -52,7 +52,7 @@ def open_host_transport(ranks: Group) -> Transport:
     from pibroch.collectives.mailbox import Mailbox
 
     mailbox = Mailbox(links, ranks.rank, ranks.world_size, ranks.timeout_s)
-    return HostTransport(network, mailbox, ranks.members, ranks.rank, ranks.timeout_s)
+    return HostTransport(network, mailbox, ranks)
 
 
 TRANSPORTS: dict[str, Callable[[Group], Transport]] = {
