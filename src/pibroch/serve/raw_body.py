@@ -22,6 +22,9 @@ LARGE_BODY_BYTES = 1 << 18
 
 It is parsed beside the event loop, and its rows are counted before.
 """
+_NEED_ROWS = (
+    'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of rows'
+)
 _NEED_USERS = '{"rows": [{column: value, ...}, ...], "k": 10}, or `columns` in place of `rows`'
 _SINGLE = frozenset({str, int, float, bool, type(None)})
 
@@ -51,9 +54,8 @@ def parse_raw(
     if kind not in ("", "application/json", "application/x-www-form-urlencoded"):
         need = f"need application/json, or lines as {', '.join(_TEXTS)}"
         raise Refusal(415, f"got {kind[:80]}; {need}")
-    if len(body) > LARGE_BODY_BYTES:
-        _refuse_rows(body, columns, max_rows)
-    return _of_json(body, columns)
+    content = _decoded(body, columns, max_rows, _NEED_ROWS)
+    return _columns_in(content, columns, _NEED_ROWS)
 
 
 def warm_parsers(schema: Schema, columns: Sequence[str]) -> None:
@@ -77,9 +79,7 @@ def parse_users(
     Raises:
         Refusal: for a body that is not such.
     """
-    if len(body) > LARGE_BODY_BYTES:
-        _refuse_rows(body, columns, max_rows)
-    content = _decoded(body, _NEED_USERS)
+    content = _decoded(body, columns, max_rows, _NEED_USERS)
     k = content.pop("k", 10) if isinstance(content, dict) else None
     if type(k) is not int or not 1 <= k <= max_items:
         got = f"got {str(k)[:40]} as `k`" if isinstance(content, dict) else "got no JSON object"
@@ -101,15 +101,9 @@ def _refuse_rows(body: bytes, columns: Sequence[str], max_rows: int) -> None:
         raise Refusal(400, f"got {num_nested} lists and objects in JSON; need at most {most}")
 
 
-def _of_json(body: bytes, columns: Sequence[str]) -> RawColumns:
-    need = (
-        'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of'
-        " rows"
-    )
-    return _columns_in(_decoded(body, need), columns, need)
-
-
-def _decoded(body: bytes, need: str) -> Any:
+def _decoded(body: bytes, columns: Sequence[str], max_rows: int, need: str) -> Any:
+    if len(body) > LARGE_BODY_BYTES:
+        _refuse_rows(body, columns, max_rows)
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
