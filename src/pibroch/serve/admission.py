@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pibroch.serve.direct import GET, JSON_TYPE, DirectRequest, Endpoints, Reply
+from pibroch.serve.endpoints import GET, JSON_TYPE, Endpoints, Reply, Request
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.settings import Refusal, ServerLimits
@@ -89,8 +89,8 @@ class AdmissionControl:
             self.check(path, headers)
             endpoint, model, version = self._endpoints.find(method, path)
             if endpoint.methods == GET:
-                return await endpoint.answer(DirectRequest(b"", headers, model, version))
-            request = DirectRequest(await body.read(), headers, model, version)
+                return await endpoint.answer(Request(b"", headers, model, version))
+            request = Request(await body.read(), headers, model, version)
             reply = await endpoint.answer(request)
             self._open_connections.check_bytes(len(reply.body))
             return reply

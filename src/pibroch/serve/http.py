@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import DamagedCheckpointError, InputError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.direct import GET, JSON_TYPE, POST, DirectRequest, Endpoint, Endpoints, Reply
+from pibroch.serve.endpoints import GET, JSON_TYPE, POST, Endpoint, Endpoints, Reply, Request
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
@@ -60,7 +60,7 @@ class Service:
         self.is_ready = False
         self.gauges: Callable[[], Mapping[str, float]] = dict
 
-    async def infer(self, request: DirectRequest) -> Reply:
+    async def infer(self, request: Request) -> Reply:
         """Scores or embeddings of encoded samples or raw columns, as JSON or binary tensors.
 
         Encoded samples are `dense`, `ids` and so on.
@@ -82,7 +82,7 @@ class Service:
             outputs |= {SCORE: scores_of_logits(logits, predictor.schema), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
-    async def score(self, request: DirectRequest) -> Reply:
+    async def score(self, request: Request) -> Reply:
         """Scores of raw rows: `{"rows": [...]}`, `{"columns": {...}}`, or lines (`text/csv`).
 
         Lines are as in the training data.
@@ -102,7 +102,7 @@ class Service:
             return Reply(text.encode(), (kind, (b"x-model-version", version), *about))
         return self._outputs(predictor, {"scores": scores})
 
-    async def embed(self, request: DirectRequest) -> Reply:
+    async def embed(self, request: Request) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them.
 
         A binary tensor with `Accept: application/octet-stream`.
@@ -116,7 +116,7 @@ class Service:
             predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}
         )
 
-    async def retrieve(self, request: DirectRequest) -> Reply:
+    async def retrieve(self, request: Request) -> Reply:
         """The best items of all for users: `{"rows": [...], "k": 10}` or `{"columns": {...}}`.
 
         Rows have the columns of the user's features. Answers hold for each the ids of its `items`,
@@ -146,11 +146,11 @@ class Service:
             self._users_waiting -= count
         return self._outputs(retriever.predictor, {"items": items, "scores": scores})
 
-    async def live(self, _: DirectRequest) -> Reply:
+    async def live(self, _: Request) -> Reply:
         """Whether the process answers."""
         return _json({"live": True})
 
-    async def ready(self, _: DirectRequest) -> Reply:
+    async def ready(self, _: Request) -> Reply:
         """Whether requests should be sent here.
 
         200, or 503 while the server starts, drains, or has files that were changed.
@@ -158,13 +158,13 @@ class Service:
         is_ready = self.is_ready and self.store.is_warm and self.store.current.is_intact
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 
-    async def server_metadata(self, _: DirectRequest) -> Reply:
+    async def server_metadata(self, _: Request) -> Reply:
         """Name and version of the server, and the extensions that it knows."""
         return _json(
             {"name": "pibroch", "version": __version__, "extensions": ["binary_tensor_data"]}
         )
 
-    async def model_metadata(self, request: DirectRequest) -> Reply:
+    async def model_metadata(self, request: Request) -> Reply:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
         predictor = self._asked(request)
         columns = predictor.columns if predictor.takes_raw else ()
@@ -187,12 +187,12 @@ class Service:
             }
         )
 
-    async def model_ready(self, request: DirectRequest) -> Reply:
+    async def model_ready(self, request: Request) -> Reply:
         """Whether this model, or this version of it, can be asked."""
         self._asked(request)
         return await self.ready(request)
 
-    async def metrics_text(self, _: DirectRequest) -> Reply:
+    async def metrics_text(self, _: Request) -> Reply:
         """For Prometheus."""
         predictor = self.store.current
         gauges = {
@@ -207,7 +207,7 @@ class Service:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         return Reply(self.metrics.text(gauges, info), (kind,))
 
-    async def _raw(self, request: DirectRequest) -> tuple[Predictor, RawColumns]:
+    async def _raw(self, request: Request) -> tuple[Predictor, RawColumns]:
         """The version that is to answer, and a request's raw rows."""
         predictor = self.store.current
         kind = request.header("content-type") or ""
@@ -217,7 +217,7 @@ class Service:
         )
         return predictor, await self._parsed(request, parse)
 
-    async def _parsed(self, request: DirectRequest, parse: Callable[[], T]) -> T:
+    async def _parsed(self, request: Request, parse: Callable[[], T]) -> T:
         """What a body holds; a thread parses a large one, so that others are answered meanwhile."""
         if len(request.body) <= LARGE_BODY_BYTES:
             return parse()
@@ -232,7 +232,7 @@ class Service:
     ) -> Reply:
         return answer(self.store.name, predictor.version, wanted, outputs, _freshness(predictor))
 
-    def _asked(self, request: DirectRequest) -> Predictor:
+    def _asked(self, request: Request) -> Predictor:
         """The current version, where the path names it."""
         predictor = self.store.current
         name = self.store.name
@@ -272,15 +272,15 @@ def build_endpoints(service: Service) -> Endpoints:
         "paths": {each.path: {each.methods[0].lower(): _operation(each)} for each in endpoints},
     }
 
-    async def shown(_: DirectRequest) -> Reply:
+    async def shown(_: Request) -> Reply:
         return _json(page)
 
-    async def docs(_: DirectRequest) -> Reply:
+    async def docs(_: Request) -> Reply:
         return Reply(_DOCS, ((b"content-type", b"text/html; charset=utf-8"),))
 
     split = service.store.split
 
-    async def refuse(_: DirectRequest) -> Reply:
+    async def refuse(_: Request) -> Reply:
         got = f"got a request for scores at a host of part {split.part} alone"
         raise Refusal(404, f"{got}; need one with --rows-at")
 

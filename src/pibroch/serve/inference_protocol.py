@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.serve.direct import JSON_TYPE, Reply
+from pibroch.serve.endpoints import JSON_TYPE, Reply
 from pibroch.serve.settings import Refusal
 
 JSON_LENGTH = "Inference-Header-Content-Length"

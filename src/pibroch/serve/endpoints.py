@@ -17,7 +17,7 @@ _MODELS = "/v2/models/"
 
 
 @dataclass(frozen=True, slots=True)
-class DirectRequest:
+class Request:
     """A request.
 
     Attributes:
@@ -47,9 +47,6 @@ class Reply:
     status: int = 200
 
 
-Answering = Callable[[DirectRequest], Awaitable[Reply]]
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What is at a path.
@@ -63,7 +60,7 @@ class Endpoint:
 
     methods: tuple[str, ...]
     path: str
-    answer: Answering
+    answer: Callable[[Request], Awaitable[Reply]]
     form: Mapping[str, object] | None = None
 
 
