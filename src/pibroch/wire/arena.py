@@ -78,7 +78,6 @@ class Arena:
         self._whole: dict[int, dict[int, None]] = {}
         self.idle_bytes = 0
         self.total_bytes = 0
-        self.allocated_blocks = 0
         self.allocated_bytes = 0
 
     def allocate(self, nbytes: int) -> ArenaPlace | NeedSegment:
@@ -122,7 +121,6 @@ class Arena:
                 " allocated",
                 "each block freed once, by the worker that it was sent to",
             )
-        self.allocated_blocks -= 1
         self.allocated_bytes -= size
         if not segment.blocks:
             self._forget_ranges(segment_id, segment)
@@ -161,7 +159,6 @@ class Arena:
         if not segment.blocks:
             self._end_idle(segment_id, segment)
         segment.blocks[offset] = size
-        self.allocated_blocks += 1
         self.allocated_bytes += size
 
     def _set_idle(self, segment_id: int, segment: _Segment) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pibroch.errors import PibrochError
 from pibroch.wire.admit import Admission
@@ -24,6 +25,7 @@ A worker that is merely under load stops doing so.
 _BUSY = (errno.EAGAIN, errno.EINTR)  # the worker's queue of connections is full
 
 
+@dataclass(slots=True, eq=False)
 class Dialling:
     """Dials one stream until the worker admits it, refuses it, or is gone; all on the loop.
 
@@ -43,57 +45,46 @@ class Dialling:
         tls: wraps the socket first.
     """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        open_socket: Callable[[], socket.socket],
-        make_core: Callable[[], Client],
-        on_admitted: Callable[[socket.socket, Client], None],
-        on_failed: Callable[[Exception], None],
-        is_wanted: Callable[[], bool],
-        connect_s: float,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._reactor = reactor
-        self._open_socket = open_socket
-        self._make_core = make_core
-        self._on_admitted = on_admitted
-        self._on_failed = on_failed
-        self._is_wanted = is_wanted
-        self._connect_s = connect_s
-        self._tls = tls
-        self._pause_s = FIRST_PAUSE_S
-        self._began = time.monotonic()
+    reactor: Reactor
+    open_socket: Callable[[], socket.socket]
+    make_core: Callable[[], Client]
+    on_admitted: Callable[[socket.socket, Client], None]
+    on_failed: Callable[[Exception], None]
+    is_wanted: Callable[[], bool]
+    connect_s: float
+    tls: ssl.SSLContext | None = None
+    _pause_s: float = field(default=FIRST_PAUSE_S, init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
 
     def start(self) -> None:
         """Dial, unless the stream is no longer needed."""
-        if not self._is_wanted():
+        if not self.is_wanted():
             return
-        core = self._make_core()
+        core = self.make_core()
         try:
-            sock = self._open_socket()
+            sock = self.open_socket()
         except OSError as error:
             self._failed(error)
             return
         Admission(
-            self._reactor,
+            self.reactor,
             sock,
             core,
-            self._connect_s,
-            lambda admitted: self._on_admitted(admitted, core),
+            self.connect_s,
+            lambda admitted: self.on_admitted(admitted, core),
             self._failed,
-            self._tls,
+            self.tls,
         )
 
     def _failed(self, error: Exception) -> None:
-        if not self._is_wanted():
+        if not self.is_wanted():
             return
         if is_final(error) or time.monotonic() - self._began > CLOSED_FOR_S:
-            self._on_failed(error)
+            self.on_failed(error)
             return
         pause_s = self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        self._reactor.call_at(time.monotonic() + pause_s * random.uniform(0.5, 1.0), self.start)
+        self.reactor.call_at(time.monotonic() + pause_s * random.uniform(0.5, 1.0), self.start)
 
 
 def is_final(error: Exception) -> bool:

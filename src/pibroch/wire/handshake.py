@@ -28,7 +28,6 @@ from pibroch.wire.handshake_messages import (
     Purpose,
     ReplyCode,
     Side,
-    agreed_version,
     common_version,
     encoded_name,
     framed,
@@ -94,7 +93,13 @@ class Client(Side):
         self._buffer.clear()
         self._has_hello = True
         _, lowest, highest, _ = HELLO.unpack(hello)
-        self.version = agreed_version(self._versions, (lowest, highest))
+        self.version = common_version(self._versions, (lowest, highest))
+        if not self.version:
+            raise AuthenticationError(
+                f"a worker that speaks versions {range_of((lowest, highest))}",
+                f"one of {range_of(self._versions)}",
+                "install the same pibroch everywhere",
+            )
         fixed = CLIENT.pack(
             *self._versions,
             self.version,

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pibroch.errors import AuthenticationError, ProtocolError
+from pibroch.errors import ProtocolError
 
 MAGIC = b"\x89PBRPC\r\n"  # not text, and damaged by whatever changes line ends
 VERSIONS = (3, 3)  # lowest and highest version of the wire format that is spoken here
@@ -147,18 +147,6 @@ def common_version(own: tuple[int, int], others: tuple[int, int]) -> int:
     """The highest version in both ranges, 0 when there is none."""
     highest = min(own[1], others[1])
     return highest if highest >= max(own[0], others[0]) else 0
-
-
-def agreed_version(own: tuple[int, int], others: tuple[int, int]) -> int:
-    """The highest version in both ranges; an ``AuthenticationError`` when there is none."""
-    version = common_version(own, others)
-    if not version:
-        raise AuthenticationError(
-            f"a worker that speaks versions {range_of(others)}",
-            f"one of {range_of(own)}",
-            "install the same pibroch everywhere",
-        )
-    return version
 
 
 def range_of(versions: tuple[int, int]) -> str:

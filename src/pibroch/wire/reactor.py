@@ -201,7 +201,7 @@ class Reactor:
             self._wake()
             before.join(_SHUTDOWN_TIMEOUT_S)
         self._asyncio = loop
-        self._poll_by(_InAsyncio(loop, self._on_ready_in_asyncio))
+        self._poll_by(_InAsyncio(loop, lambda fd, events: self._round_in_asyncio([(fd, events)])))
         self._wake()  # timers may be due
 
     def detach(self) -> None:
@@ -222,9 +222,6 @@ class Reactor:
                 self._poller.unregister(fd)
                 poller.register(fd, events)
             self._poller = poller
-
-    def _on_ready_in_asyncio(self, fd: int, events: int) -> None:
-        self._round_in_asyncio([(fd, events)])
 
     def _round_in_asyncio(self, ready: list[tuple[int, int]]) -> None:
         assert self._asyncio is not None
