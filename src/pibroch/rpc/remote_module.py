@@ -49,6 +49,8 @@ class RemoteModule(nn.Module):
         ValueError: from ``forward``, when ``module_cls`` did not make an ``nn.Module``.
     """
 
+    is_scriptable = False
+
     def __init__(
         self,
         remote_device: str,
@@ -58,7 +60,6 @@ class RemoteModule(nn.Module):
     ) -> None:
         super().__init__()
         self.on, self.device = worker_and_device(remote_device)
-        self.is_scriptable = False
         arguments = (module_cls, list(args or ()), dict(kwargs or {}), self.device)
         self.module_rref: RRef[nn.Module] = remote(self.on, make_module, arguments)
 
@@ -68,7 +69,6 @@ class RemoteModule(nn.Module):
         nn.Module.__init__(self)
         self.on = on
         self.device = device
-        self.is_scriptable = False
         self.module_rref = module_rref
         return self
 

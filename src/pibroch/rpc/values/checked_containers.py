@@ -34,17 +34,9 @@ def _update(container: Any, items: Any = (), **named: Any) -> None:
     check_values(items)
     if not isinstance(items, Mapping | set | frozenset | str | bytes):
         items = [*items]
-        keys = (
-            [pair[0] for pair in items]
-            if isinstance(container, dict) and not _counts(container)
-            else items
-        )
-        check_hashes(keys)
+        has_pairs = isinstance(container, dict) and not isinstance(container, collections.Counter)
+        check_hashes([pair[0] for pair in items] if has_pairs else items)
     container.update(items, **named)
-
-
-def _counts(container: object) -> bool:
-    return isinstance(container, collections.Counter)
 
 
 def _methods(names: str, **checked: Function) -> dict[str, Function | str]:

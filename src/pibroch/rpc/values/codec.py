@@ -104,15 +104,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _FIRST_TENSORS = [_Ext(Code.TENSOR, _encode(index)) for index in range(64)]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Encoding:
     """One value that is being encoded."""
 
-    __slots__ = ("codec", "references", "tensors")
-
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.tensors: list[torch.Tensor] = []
-        self.references: list[object] = []
+    codec: Codec
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    references: list[object] = dataclasses.field(default_factory=list)
 
     def plain(self, value: object) -> object:
         """The value in msgpack's own types and extensions."""

@@ -12,7 +12,7 @@ import enum
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -58,30 +58,23 @@ class Code:
     ORDERED = 22  # a dict with keys that msgpack cannot hold: [[key, value], ...]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Decoding:
     """One value that is being decoded.
 
-    Args:
+    Attributes:
         names: resolves names of functions and classes.
         allow_pickle: whether pickles are opened.
         tensors: the message's tensors.
         references: the message's references.
+        depth: how many forms the one that is being read lies in.
     """
 
-    __slots__ = ("allow_pickle", "depth", "names", "references", "tensors")
-
-    def __init__(
-        self,
-        names: Callables,
-        allow_pickle: bool,
-        tensors: Sequence[torch.Tensor],
-        references: Sequence[object],
-    ) -> None:
-        self.names = names
-        self.allow_pickle = allow_pickle
-        self.tensors = tensors
-        self.references = references
-        self.depth = 0
+    names: Callables
+    allow_pickle: bool
+    tensors: Sequence[torch.Tensor]
+    references: Sequence[object]
+    depth: int = 0
 
     def value(self, data: Any) -> Any:
         """The value in these bytes."""
@@ -167,22 +160,17 @@ def _object(decoding: Decoding, data: memoryview) -> object:
     """
     name, state = decoding.items(data, str, object)
     cls = decoding.names.resolve(name)
-    if isinstance(cls, type) and any("__rpc_made__" in vars(base) for base in cls.__mro__):
-        with_state: Any = cls
-        return with_state.__rpc_made__(state)
-    if isinstance(cls, type) and issubclass(cls, enum.Enum) and isinstance(state, str):
-        return cls[state]
-    if isinstance(cls, type) and issubclass(cls, enum.Flag) and type(state) is int:
-        return _flag(cls, state)
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls) and isinstance(state, dict):
-        return _dataclass(cls, state)
-    if (
-        isinstance(cls, type)
-        and issubclass(cls, tuple)
-        and hasattr(cls, "_fields")
-        and isinstance(state, list)
-    ):
-        return cls(*state)
+    if isinstance(cls, type):
+        if any("__rpc_made__" in vars(base) for base in cls.__mro__):
+            return cast(Any, cls).__rpc_made__(state)
+        if issubclass(cls, enum.Enum) and isinstance(state, str):
+            return cls[state]
+        if issubclass(cls, enum.Flag) and type(state) is int:
+            return _flag(cls, state)
+        if dataclasses.is_dataclass(cls) and isinstance(state, dict):
+            return _dataclass(cls, state)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
+            return cls(*state)
     raise ProtocolError(f"data for {name}", "a dataclass, named tuple or enum")
 
 
@@ -273,14 +261,6 @@ def _pickled(decoding: Decoding, data: memoryview) -> object:
     return pickle.Unpickler(io.BytesIO(bytes(data))).load()
 
 
-def _dtype(decoding: Decoding, data: memoryview) -> torch.dtype:
-    return _DTYPES[decoding.text(data)]
-
-
-def _slice(decoding: Decoding, data: memoryview) -> slice:
-    return slice(*decoding.items(data, object, object, object))
-
-
 def check_hashes(items: list[Any]) -> list[object]:
     """The items for a set or dict, if few of them have the same hash.
 
@@ -326,9 +306,9 @@ _READERS: dict[int, Callable[[Decoding, memoryview], Any]] = {
     Code.COMPLEX: lambda decoding, data: complex(*decoding.items(data, float, float)),
     Code.ARRAY: lambda decoding, data: decoding.tensor(decoding.value(data)).numpy(),
     Code.SCALAR: _scalar,
-    Code.SLICE: _slice,
+    Code.SLICE: lambda decoding, data: slice(*decoding.items(data, object, object, object)),
     Code.RANGE: lambda decoding, data: range(*decoding.items(data, int, int, int)),
-    Code.DTYPE: _dtype,
+    Code.DTYPE: lambda decoding, data: _DTYPES[decoding.text(data)],
     Code.DEVICE: lambda decoding, data: torch.device(decoding.text(data)),
     Code.SIZE: lambda decoding, data: torch.Size([_size(size) for size in decoding.items(data)]),
     Code.BYTEARRAY: lambda decoding, data: bytearray(data),
