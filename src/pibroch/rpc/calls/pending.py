@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -39,14 +39,13 @@ class PendingCall:
 class PendingCalls:
     """Requests by number.
 
-    There is one queue of deadlines for each timeout, in which they are in order already: adding and
-    finishing cost O(1). Finished calls leave their queue when they reach its head, or when most
-    calls in it are finished.
+    Finished calls leave the heap of deadlines when they reach its head, or when most calls in it
+    are finished.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, PendingCall] = {}
-        self._queues: dict[float, deque[tuple[float, int]]] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -56,12 +55,10 @@ class PendingCalls:
         self._calls[call.number] = call
         if call.timeout_s <= 0:
             return None
-        queue = self._queues.setdefault(call.timeout_s, deque())
-        if len(queue) > 1000 and len(queue) > 4 * len(self._calls):
-            queue = self._queues[call.timeout_s] = deque(
-                entry for entry in tuple(queue) if entry[1] in self._calls
-            )
-        queue.append((now + call.timeout_s, call.number))
+        if len(self._deadlines) > 1000 and len(self._deadlines) > 4 * len(self._calls):
+            # still a heap, as it is sorted
+            self._deadlines = sorted(each for each in self._deadlines if each[1] in self._calls)
+        heapq.heappush(self._deadlines, (now + call.timeout_s, call.number))
         return now + call.timeout_s
 
     def find(self, number: int, peer: object) -> PendingCall | None:
@@ -86,17 +83,13 @@ class PendingCalls:
     def expire(self, now: float) -> list[PendingCall]:
         """Remove and return the calls whose deadline is over."""
         late = []
-        for queue in tuple(self._queues.values()):
-            while queue and (queue[0][0] <= now or queue[0][1] not in self._calls):
-                call = self._calls.pop(queue.popleft()[1], None)
-                if call is not None:
-                    late.append(call)
-        for timeout_s, queue in tuple(self._queues.items()):
-            if not queue and len(self._queues) > 16:
-                self._queues.pop(timeout_s, None)
+        heap = self._deadlines
+        while heap and (heap[0][0] <= now or heap[0][1] not in self._calls):
+            call = self._calls.pop(heapq.heappop(heap)[1], None)
+            if call is not None:
+                late.append(call)
         return late
 
     def next_deadline(self) -> float | None:
         """The earliest time at which ``expire`` has something to do."""
-        heads = [queue[0][0] for queue in tuple(self._queues.values()) if queue]
-        return min(heads, default=None)
+        return self._deadlines[0][0] if self._deadlines else None
