@@ -97,8 +97,8 @@ def _make_agent(
     )
     agent = Agent(name, rendezvous, options, callables, secret, RRef)
     agent.serve(Call, _run, in_pool=True)
-    agent.references = References(agent, RRef)
-    agent.autograd = Autograd(agent)
+    agent.packer.references = References(agent, RRef)
+    agent.packer.recorder = Autograd(agent)
     agent.wait_to_leave = Departure(agent, rendezvous.world_size).wait
     return agent
 
@@ -142,12 +142,11 @@ def rpc_sync(
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
     callee = agent.find(to)
-    context = agent.current_context()
     result: _T = profiling.sync_call(
         agent,
         callee,
         func,
-        lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, context=context),
+        lambda: agent.request_sync(callee, Call(name), value, timeout=timeout, in_context=True),
     )
     return result
 
@@ -167,12 +166,11 @@ def rpc_async(
     agent = current_agent()
     name, value = call_of(agent, func, args, kwargs)
     callee = agent.find(to)
-    context = agent.current_context()
     return profiling.async_call(
         agent,
         callee,
         func,
-        lambda: agent.request(callee, Call(name), value, timeout=timeout, context=context),
+        lambda: agent.request(callee, Call(name), value, timeout=timeout, in_context=True),
     )
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from pibroch.rpc import autograd
 from pibroch.rpc.api import rpc_async
-from pibroch.rpc.autograd.engine import Autograd
-from pibroch.rpc.calls.agent import current_agent
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.rref import RRef
 
@@ -62,11 +60,6 @@ def new_local_optimizer(
     return RRef(LocalOptimizer(optimizer_class, parameters, args, kwargs))
 
 
-def step_local_optimizer(optimizer: RRef[LocalOptimizer], context_id: int) -> None:
-    """Make one step of an optimizer, at its owner."""
-    optimizer.local_value().step(context_id)
-
-
 class DistributedOptimizer:
     """Optimizes parameters of several workers; each keeps the optimizer's state of its parameters.
 
@@ -113,13 +106,11 @@ class DistributedOptimizer:
             WorkerLostError: an owner was lost.
             Exception: what the optimizer raised at an owner, with notes of other owners' errors.
         """
-        own = current_agent().autograd
-        assert isinstance(own, Autograd)
+        own = autograd.current_autograd()
         own.contexts.get(context_id)  # raises for one that is not open
         with own.entered(context_id):  # so that owners without a call in the context open it
             futures = {
-                each.owner(): rpc_async(each.owner(), step_local_optimizer, (each, context_id))
-                for each in self.remote_optimizers
+                each.owner(): each.rpc_async().step(context_id) for each in self.remote_optimizers
             }
         _results(futures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pibroch.errors import RpcTimeoutError, WorkerLostError
@@ -11,10 +12,11 @@ from pibroch.rpc.calls import profiling
 from pibroch.rpc.calls.agent import current_agent, is_initialized
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT
-from pibroch.rpc.references import Fork, State, ValuePlace
 from pibroch.rpc.references.call_messages import FunctionCall
 from pibroch.rpc.references.calls import References, call_of, check_method_name, lost, run_backward
+from pibroch.rpc.references.messages import ValuePlace
 from pibroch.rpc.references.owned import OwnedValue
+from pibroch.rpc.references.user import Fork, State
 from pibroch.rpc.values.failures import copy_of
 
 __all__ = ["RRef", "remote"]
@@ -32,6 +34,9 @@ class RRef(Generic[_T]):
     Args:
         value: the value that it refers to.
         type_hint: kept as an attribute, not used.
+
+    Attributes:
+        references: the worker's references of the group that this one belongs to.
     """
 
     __slots__ = (
@@ -41,11 +46,11 @@ class RRef(Generic[_T]):
         "_owned",
         "_owner",
         "_reference",
-        "_references",
+        "references",
         "type_hint",
     )
 
-    _references: References
+    references: References
     _owner: WorkerInfo
     _reference: int
     _fork: Fork | None
@@ -95,10 +100,10 @@ class RRef(Generic[_T]):
         self.type_hint = None
         self._owner = owner
         self._reference = reference
-        self._references = references
+        self.references = references
 
     def __del__(self) -> None:
-        references = getattr(self, "_references", None)
+        references = getattr(self, "references", None)
         if references is not None:
             references.release(self._reference if self._fork is None else self._fork)
 
@@ -143,7 +148,7 @@ class RRef(Generic[_T]):
         self.check_usable()
         if self._owned is not None:
             return self._wait_as_owner(timeout)
-        value: _T = self._references.fetch(self, timeout)
+        value: _T = self.references.fetch(self, timeout)
         return value
 
     def local_value(self) -> _T:
@@ -154,7 +159,7 @@ class RRef(Generic[_T]):
         """
         if self._owned is None:
             raise RuntimeError(
-                f"For {self!r}, can't call localValue() on user {self._references.agent.info}. Call"
+                f"For {self!r}, can't call localValue() on user {self.references.agent.info}. Call"
                 f" it on owner {self._owner}"
             )
         self.check_usable()
@@ -165,24 +170,24 @@ class RRef(Generic[_T]):
         assert self._owned is not None
         if self._deadline is not None and not self._owned.is_done:
             left_s = max(0.001, self._deadline - time.monotonic())
-            timeout_s = self._references.agent.timeout_s(timeout)
+            timeout_s = self.references.agent.timeout_s(timeout)
             if not timeout_s or left_s < timeout_s:
-                self._owned.is_done_within(self._references.agent, left_s)
+                self._owned.is_done_within(self.references.agent, left_s)
                 self.check_usable()
-        value: _T = self._owned.wait(self._references.agent, timeout)
+        value: _T = self._owned.wait(self.references.agent, timeout)
         return value
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.rpc_sync().method(...)`` returns the result of the value's method at its owner."""
-        return _Proxy(self, timeout, self._references.call, profiling.sync_call)
+        return _Proxy(self, timeout, self.references.call, profiling.sync_call)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.rpc_async().method(...)`` returns a future of the result."""
-        return _Proxy(self, timeout, self._references.call_async, profiling.async_call)
+        return _Proxy(self, timeout, self.references.call_async, profiling.async_call)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """``rref.remote().method(...)`` returns a reference to the result at the owner."""
-        return _Proxy(self, timeout, self._references.call_remote, profiling.remote_call)
+        return _Proxy(self, timeout, self.references.call_remote, profiling.remote_call)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run a backward pass from the value, a scalar tensor, at its owner.
@@ -202,14 +207,9 @@ class RRef(Generic[_T]):
         elif context == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         else:
-            self._references.backward(self, context, retain_graph)
+            self.references.backward(self, context, retain_graph)
 
     # for the runtime
-
-    @property
-    def references(self) -> References:
-        """The worker's references of the group that this one belongs to."""
-        return self._references
 
     def parts(self, references: References) -> tuple[Fork | None, int]:
         """The fork (``None`` at the owner) and the number of the value, for sending it.
@@ -217,8 +217,8 @@ class RRef(Generic[_T]):
         Raises:
             RuntimeError: when it belongs to another group.
         """
-        if references is not self._references:
-            self._references.check_open()
+        if references is not self.references:
+            self.references.check_open()
         self.check_usable()
         return self._fork, self._reference
 
@@ -226,7 +226,7 @@ class RRef(Generic[_T]):
         """The value that it refers to, for a message."""
         if self._fork is not None:
             return self._fork.place
-        me = self._references.me
+        me = self.references.me
         return ValuePlace(self._reference, me, me, seen_by_owner=True)
 
     def check_usable(self) -> None:
@@ -238,36 +238,23 @@ class RRef(Generic[_T]):
             RuntimeError: RPC was shut down since.
             Exception: the error of the request to make it.
         """
-        self._references.check_open()
+        self.references.check_open()
         fork = self._fork
-        if fork is None:
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                if self._owned is not None and not self._owned.is_done:
-                    raise self._too_late()
-                self._deadline = None
-            return
-        if fork.state is State.GONE:
-            if isinstance(fork.failure, WorkerLostError):
+        if fork is not None and fork.state is State.GONE:
+            if fork.failure is None or isinstance(fork.failure, WorkerLostError):
                 raise lost(self) from fork.failure
-            if fork.failure is not None:
-                raise copy_of(fork.failure)
-            raise lost(self)
-        if (
-            self._deadline is not None
-            and fork.state is State.PENDING
-            and time.monotonic() > self._deadline
-        ):
-            raise self._too_late()
-
-    def _too_late(self) -> RpcTimeoutError:
-        return RpcTimeoutError(
-            f"{self!r}, which the owner has not made within the timeout of remote() (RRef creation"
-            " timed out)",
-            "it to be made in time",
-            "raise the timeout, or see the owner's log",
-        )
+            raise copy_of(fork.failure)
+        is_made = self.confirmed_by_owner() if self._owned is None else self._owned.is_done
+        if self._deadline is not None and not is_made and time.monotonic() > self._deadline:
+            raise RpcTimeoutError(
+                f"{self!r}, which the owner has not made within the timeout of remote() (RRef"
+                " creation timed out)",
+                "it to be made in time",
+                "raise the timeout, or see the owner's log",
+            )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Proxy:
     """Turns ``proxy.method(...)`` into a call of the value's method at its owner.
 
@@ -275,24 +262,17 @@ class _Proxy:
     before that.
 
     Args:
-        rref: refers to the value.
-        timeout: of the calls.
-        call: sends one: gets ``rref``, the method's name, its arguments, ``timeout``, and what
-            ``profiled`` adds.
-        profiled: makes it an event of the profiler (``calls/profiling.py``).
+        _rref: refers to the value.
+        _timeout: of the calls.
+        _call: sends one: gets the reference, the method's name, its arguments, the timeout, and
+            what ``_profiled`` adds.
+        _profiled: makes it an event of the profiler (``calls/profiling.py``).
     """
 
-    def __init__(
-        self,
-        rref: RRef[Any],
-        timeout: float,
-        call: Callable[..., Any],
-        profiled: Callable[..., Any],
-    ) -> None:
-        self._rref = rref
-        self._timeout = timeout
-        self._call = call
-        self._profiled = profiled
+    _rref: RRef[Any]
+    _timeout: float
+    _call: Callable[..., Any]
+    _profiled: Callable[..., Any]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         check_method_name(name)
@@ -349,6 +329,6 @@ def remote(
 
 
 def _current_references() -> References:
-    references = current_agent().references
+    references = current_agent().packer.references
     assert isinstance(references, References)
     return references

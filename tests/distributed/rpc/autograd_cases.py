@@ -24,7 +24,7 @@ def live_counts():
 
 def count_messages():
     """From now on this worker counts the gradients that it sends."""
-    ours = current_agent().autograd.coordinator
+    ours = current_agent().packer.recorder.coordinator
     if hasattr(ours, "is_counted"):
         return
     ours.is_counted = True

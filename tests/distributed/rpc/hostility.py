@@ -371,9 +371,14 @@ def left_behind():
 
     agent = current_agent()
     return {
-        **{f"autograd {kind}": count for kind, count in agent.autograd.live_counts().items()},
-        **{f"references {kind}": count for kind, count in agent.references.live_counts().items()},
-        "workers met": len(agent.references._workers),
+        **{
+            f"autograd {kind}": count for kind, count in agent.packer.recorder.live_counts().items()
+        },
+        **{
+            f"references {kind}": count
+            for kind, count in agent.packer.references.live_counts().items()
+        },
+        "workers met": len(agent.packer.references._workers),
         "workers lost": len(agent._peers._lost),
         "busy": int(agent.is_busy()),
     }

@@ -129,7 +129,7 @@ def add_later(to, x, y):
 
 
 def live_counts():
-    return current_agent().references.live_counts()
+    return current_agent().packer.references.live_counts()
 
 
 def settle():

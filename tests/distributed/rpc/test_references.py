@@ -303,7 +303,9 @@ def cases_proxy(rref):
 
     class Unchecked:
         def __getattribute__(self, name):
-            return lambda *args: current_agent().references.call(rref, name, [list(args), {}], 30.0)
+            return lambda *args: current_agent().packer.references.call(
+                rref, name, [list(args), {}], 30.0
+            )
 
     return Unchecked()
 
@@ -341,16 +343,18 @@ def test_async_execution_fills_the_value_later(team):
 
 def hostile():
     """Messages that fit nothing: whatever they ask for, values and counts stay."""
-    from pibroch.rpc.references import MessageBatch, Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Create, Fetch, FunctionCall
     from pibroch.rpc.references.messages import (
         Confirmed,
         CreationQuery,
         Dropped,
+        MessageBatch,
         NotComing,
+        Peer,
         Refused,
         Register,
         Settled,
+        ValuePlace,
     )
 
     agent = current_agent()
@@ -395,8 +399,8 @@ def test_messages_that_fit_nothing_change_nothing(team):
 
 def expect_from_nobody():
     """A value that its creator was to ask for and never will: whoever waits for it hears so."""
-    from pibroch.rpc.references import Peer, ValuePlace
     from pibroch.rpc.references.call_messages import Fetch
+    from pibroch.rpc.references.messages import Peer, ValuePlace
 
     agent = current_agent()
     there = rpc.get_worker_info("worker1")

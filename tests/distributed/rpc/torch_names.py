@@ -89,7 +89,9 @@ def install():
     torch_autograd._retrieve_context = retrieve_context
     torch_autograd._current_context = current_context
     torch_autograd._new_context = new_context
-    torch_autograd._release_context = lambda context_id: agent()._agent.autograd.release(context_id)
+    torch_autograd._release_context = lambda context_id: agent()._agent.packer.recorder.release(
+        context_id
+    )
     rpc.RRef._get_type = type_of(api)
     rpc.RRef._get_future = rpc.RRef._get_profiling_future = creation_of
     for module in (torch_rpc, api):
@@ -213,15 +215,15 @@ class ContextView:
 
 
 def retrieve_context(context_id):
-    return ContextView(agent()._agent.autograd.contexts.get(context_id))
+    return ContextView(agent()._agent.packer.recorder.contexts.get(context_id))
 
 
 def current_context():
-    return retrieve_context(agent()._agent.autograd.current_context() or -1)
+    return retrieve_context(agent()._agent.packer.recorder.current_context() or -1)
 
 
 def new_context():
-    autograd = agent()._agent.autograd
+    autograd = agent()._agent.packer.recorder
     context_id = autograd.contexts._of_thread.context = autograd.open()
     return retrieve_context(context_id)
 
@@ -231,7 +233,7 @@ def set_rpc_timeout(timeout_s):
 
 
 def reference_counts():
-    references = agent()._agent.references
+    references = agent()._agent.packer.references
     counts = references.live_counts()
     shared = [entry for entry in references._table.owners.entries.values() if entry.forks]
     return {
@@ -243,7 +245,7 @@ def reference_counts():
 
 
 def autograd_counts():
-    counts = agent()._agent.autograd.live_counts()
+    counts = agent()._agent.packer.recorder.live_counts()
     return {
         "num_autograd_contexts": str(counts["contexts"]),
         "num_current_backward_passes": str(counts["passes"]),

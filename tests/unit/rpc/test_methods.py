@@ -266,7 +266,7 @@ def test_private_methods_of_libraries_stay_private(value):
         find(value, "_apply")
 
 
-@pytest.mark.parametrize("name", ["_wait_as_owner", "_too_late"])
+@pytest.mark.parametrize("name", ["_wait_as_owner", "_refer"])
 def test_private_methods_of_references_stay_private(name):
     with pytest.raises(NotAllowedError, match="one underscore"):
         find_method(RRef.__new__(RRef), name, Callables(("pibroch.rpc",)))

@@ -15,8 +15,9 @@ from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 __all__ = ["backward", "context", "current_context", "get_gradients", "live_counts"]
 
 
-def _autograd() -> Autograd:
-    autograd = current_agent().autograd
+def current_autograd() -> Autograd:
+    """That of this process's agent."""
+    autograd = current_agent().packer.recorder
     assert isinstance(autograd, Autograd)
     return autograd
 
@@ -31,7 +32,7 @@ def context() -> Iterator[int]:
     Raises:
         RuntimeError: when this thread is in a context already.
     """
-    autograd = _autograd()
+    autograd = current_autograd()
     if (outer := autograd.current_context()) is not None:
         raise RuntimeError(
             f"got a context inside of context {outer} (Already have an autograd context id for this"
@@ -71,7 +72,7 @@ def backward(
     """
     with suppress(TypeError):  # ``backward`` below raises the right error
         context_id = operator.index(context_id)
-    _autograd().coordinator.run(context_id, roots, retain_graph, timeout)
+    current_autograd().coordinator.run(context_id, roots, retain_graph, timeout)
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
@@ -82,12 +83,12 @@ def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
     Raises:
         RuntimeError: for a context that is not open on this worker.
     """
-    return _autograd().contexts.get(context_id).gradients()
+    return current_autograd().contexts.get(context_id).gradients()
 
 
 def current_context() -> int | None:
     """The context that the calling thread is in: its own, or that of the call that it works on."""
-    return _autograd().current_context()
+    return current_autograd().current_context()
 
 
 def live_counts() -> dict[str, int]:
@@ -95,4 +96,4 @@ def live_counts() -> dict[str, int]:
 
     By ``contexts``, ``gates`` (send functions), ``passes`` and ``buffers`` (gradients).
     """
-    return _autograd().live_counts()
+    return current_autograd().live_counts()

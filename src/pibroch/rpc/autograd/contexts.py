@@ -11,6 +11,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ MAX_SENT = 1 << 16  # messages with send functions in one context
 MAX_PASSES = 256  # backward passes under way in one context
 
 
+@dataclass(slots=True, eq=False)
 class Context:
     """One context at one worker.
 
@@ -39,21 +41,18 @@ class Context:
         sent: messages with send functions, by number.
         reached: workers with which messages of this context were exchanged.
         passes: backward passes under way, by number.
-        is_released: whether it is closed.
     """
 
-    def __init__(self, context_id: int, creator: tuple[int, int], origin: int) -> None:
-        self.id = context_id
-        self.creator = creator
-        self.origin = origin
-        self.anchor = torch.empty(0, requires_grad=True)
-        self.orders: Iterator[int] = itertools.count()
-        self.sent: dict[int, Sent] = {}
-        self.reached: set[WorkerInfo] = set()
-        self.passes: dict[int, Pass] = {}
-        self.is_released = False
-        self._gradients: dict[Tensor, Tensor] = {}
-        self._lock = threading.Lock()
+    id: int
+    creator: tuple[int, int]
+    origin: int
+    anchor: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
+    orders: Iterator[int] = field(default_factory=itertools.count)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    reached: set[WorkerInfo] = field(default_factory=set)
+    passes: dict[int, Pass] = field(default_factory=dict)
+    _gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def gradients(self) -> dict[Tensor, Tensor]:
         """The sum of each leaf's gradients over the backward passes so far."""
@@ -72,7 +71,6 @@ class Context:
 
     def clear(self) -> None:
         """Drop gradients and send functions."""
-        self.is_released = True
         with self._lock:
             self._gradients.clear()
         self.sent.clear()
@@ -161,7 +159,6 @@ class Contexts:
                     del self._num_of[context.origin]
             return context
 
-    @property
     def current(self) -> int | None:
         """The context that the calling thread is in."""
         return getattr(self._of_thread, "context", None)
@@ -169,7 +166,7 @@ class Contexts:
     @contextmanager
     def entered(self, context_id: int) -> Iterator[None]:
         """Put the calling thread into this context inside the ``with`` block."""
-        before = self.current
+        before = self.current()
         self._of_thread.context = context_id
         try:
             yield

@@ -10,7 +10,6 @@ An error of a pass is always a ``RuntimeError``, as in torch, and also of the ty
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -24,7 +23,8 @@ from pibroch.rpc.autograd.messages import Abort, Discover, GradientsMessage, Sta
 from pibroch.rpc.autograd.passes import Pass, deadline_after, left_until
 from pibroch.rpc.autograd.send_receive import Received
 from pibroch.rpc.calls.agent import Agent
-from pibroch.rpc.calls.pending import OutcomeTo
+from pibroch.rpc.calls.futures import Waiter
+from pibroch.rpc.calls.pending import OutcomeTo, Receiver
 from pibroch.rpc.info import WorkerInfo
 
 
@@ -82,9 +82,9 @@ class Coordinator:
 
     def _search(self, part: Pass, roots: Sequence[Tensor]) -> frozenset[WorkerInfo]:
         """Find the workers that take part."""
-        answer: torch.futures.Future[list[tuple[str, int]]] = torch.futures.Future()
+        answer = Waiter()
         self.perform(part, part.search(answer, roots))
-        return _infos(self._agent.wait(answer, left_until(part.deadline)))
+        return _infos(answer.wait(self._agent.pool, left_until(part.deadline)))
 
     def _run_everywhere(
         self,
@@ -94,14 +94,14 @@ class Coordinator:
         retain_graph: bool,
     ) -> None:
         others = [worker for worker in workers if worker.id != self._agent.info.id]
-        parts = _OtherParts(part, len(others))
+        part.num_others = len(others)
         for worker in others:
             timeout_s = left_until(part.deadline)
             start = Start(part.context.id, part.number, retain_graph, timeout_s)
-            receiver = OutcomeTo(parts.succeed, functools.partial(parts.fail, worker))
-            self._agent.ask(receiver, worker, start, None, timeout_s, None)
+            receiver = OutcomeTo(part.other_done, functools.partial(_abort, part, worker))
+            self._agent.ask(receiver, worker, start, None, timeout_s)
         part.run(roots, retain_graph)
-        self._agent.wait(parts.done, left_until(part.deadline))
+        part.await_others()
 
     def perform(self, part: Pass, instructions: Sequence[Instruction]) -> None:
         """Carry out the instructions of the search."""
@@ -109,12 +109,11 @@ class Coordinator:
             if isinstance(instruction, SearchRequest):
                 self._request(part, instruction)
                 continue
-            answer = instruction.requester
-            assert isinstance(answer, torch.futures.Future)
+            answer = cast(Receiver, instruction.requester)
             if instruction.error is not None:
-                answer.set_exception(instruction.error)
+                answer.fail(instruction.error)
             else:
-                answer.set_result([(worker.name, worker.id) for worker in instruction.workers])
+                answer.succeed([(worker.name, worker.id) for worker in instruction.workers])
 
     def _request(self, part: Pass, request: SearchRequest) -> None:
         timeout_s = left_until(part.deadline)
@@ -123,7 +122,7 @@ class Coordinator:
         receiver = OutcomeTo(
             functools.partial(self._answered, part), functools.partial(self._search_failed, part)
         )
-        self._agent.ask(receiver, request.worker, body, None, timeout_s, None)
+        self._agent.ask(receiver, request.worker, body, None, timeout_s)
 
     def _answered(self, part: Pass, value: object) -> None:
         """Go on with the workers of the answer to a search."""
@@ -145,7 +144,8 @@ class Coordinator:
         context = self._contexts.get(body.context)
         part = self._pass(context, body.backward, body.root, body.timeout_s)
         answer: torch.futures.Future[Any] = torch.futures.Future()
-        self.perform(part, part.requested(answer, origin, body.edges))
+        requester = OutcomeTo(answer.set_result, answer.set_exception)
+        self.perform(part, part.requested(requester, origin, body.edges))
         return answer
 
     def _on_start(self, origin: WorkerInfo, start: Start, value: object) -> None:
@@ -211,37 +211,10 @@ def _infos(workers: Any) -> frozenset[WorkerInfo]:
     return frozenset(WorkerInfo(name, worker_id) for name, worker_id in workers)
 
 
-class _OtherParts:
-    """The other workers' parts in a pass.
-
-    ``done`` finishes when all parts have, or with the first error, which also aborts this worker's
-    part.
-    """
-
-    def __init__(self, part: Pass, size: int) -> None:
-        self.done: torch.futures.Future[Any] = torch.futures.Future()
-        self._part = part
-        self._num_open = size
-        self._lock = threading.Lock()
-        if not size:
-            self.done.set_result(None)
-
-    def succeed(self, value: object) -> None:
-        """Count one part as done."""
-        with self._lock:
-            self._num_open -= 1
-            if not self._num_open and not self.done.done():
-                self.done.set_result(None)
-
-    def fail(self, worker: WorkerInfo, error: BaseException) -> None:
-        """End with the error of one worker's part, which names the worker."""
-        assert isinstance(error, Exception)
-        error = as_runtime_error(error, worker)
-        with self._lock:
-            if self.done.done():
-                return
-            self.done.set_exception(error)
-        self._part.abort(error)
+def _abort(part: Pass, worker: WorkerInfo, error: BaseException) -> None:
+    """End a pass with the error of another worker's part, which names the worker."""
+    assert isinstance(error, Exception)
+    part.abort(as_runtime_error(error, worker))
 
 
 def _check_roots(context_id: object, roots: Sequence[Tensor]) -> None:

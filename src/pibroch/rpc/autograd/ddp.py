@@ -15,8 +15,9 @@ Threads: passes of several threads may share leaves; the lock guards ``.grad`` a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from types import TracebackType
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,8 +37,11 @@ def is_needed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-class LeafGradients:
-    """Collects the gradients of leaves in a pass, inside the ``with`` block.
+@contextmanager
+def leaf_gradients(
+    backward: RunningPass, leaves: Iterable[Node], shows: bool
+) -> Iterator[dict[Tensor, Tensor]]:
+    """Collect the gradients of leaves in a pass, inside the ``with`` block; they hold after it.
 
     Hooks before the nodes get and may change the gradient; hooks behind them are called without
     one, as nothing is accumulated.
@@ -47,62 +51,49 @@ class LeafGradients:
         leaves: nodes that accumulate into leaves.
         shows: whether ``.grad`` shows the gradients until the end of the block.
     """
+    gradients: dict[Tensor, Tensor] = {}
 
-    def __init__(self, backward: RunningPass, leaves: Iterable[Node], shows: bool) -> None:
-        self._backward = backward
-        self._shows = shows
-        self._leaves: list[Any] = list(leaves)
-        self._handles: list[Any] = []
-        self._gradients: dict[Tensor, Tensor] = {}
+    def take(leaf: Tensor, arrived: tuple[Tensor | None, ...]) -> tuple[None] | None:
+        gradient = arrived[0]
+        if gradient is None or not is_running(backward):
+            return None
+        gradients[leaf] = _show(leaf, gradient) if shows else gradient
+        return (None,)  # nothing to accumulate
 
-    def __enter__(self) -> LeafGradients:
-        self._handles = [
-            leaf.register_prehook(self._hook_of(leaf.variable)) for leaf in self._leaves
-        ]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
+    nodes: Iterable[Any] = leaves
+    handles = [node.register_prehook(partial(take, node.variable)) for node in nodes]
+    try:
+        yield gradients
+    finally:
+        for handle in handles:
             handle.remove()
-        if not self._shows:
-            return
-        with _lock:
-            for leaf, gradient in self._gradients.items():
-                self._gradients[leaf] = _result(leaf, gradient)
-                _shown.pop(id(gradient))
-                before, num_passes = _before[leaf]
-                if num_passes > 1:
-                    _before[leaf] = (before, num_passes - 1)
-                    # else a pass that goes on would take this gradient for the result of its own
-                    leaf.grad = None
-                else:
-                    leaf.grad = _before.pop(leaf)[0]
+        if shows:
+            _hide(gradients)
 
-    def gradients(self) -> list[Tensor | None]:
-        """One gradient or ``None`` for each leaf, after the block."""
-        return [self._gradients.get(leaf.variable) for leaf in self._leaves]
 
-    def _hook_of(self, leaf: Tensor) -> object:
-        def take(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
-            gradient = gradients[0]
-            if gradient is None or not is_running(self._backward):
-                return None
-            if not self._shows:
-                self._gradients[leaf] = gradient
-                return (None,)
-            gradient = gradient.clone()  # DDP writes into it
-            with _lock:
-                before, num_passes = _before.get(leaf, (leaf.grad, 0))
-                _before[leaf] = (before, num_passes + 1)
-                _shown[id(gradient)] = self._gradients[leaf] = leaf.grad = gradient
-            return (None,)  # nothing to accumulate
+def _show(leaf: Tensor, gradient: Tensor) -> Tensor:
+    """Let ``.grad`` show a copy of the gradient, as DDP writes into it; returns the copy."""
+    gradient = gradient.clone()
+    with _lock:
+        before, num_passes = _before.get(leaf, (leaf.grad, 0))
+        _before[leaf] = (before, num_passes + 1)
+        _shown[id(gradient)] = leaf.grad = gradient
+    return gradient
 
-        return take
+
+def _hide(gradients: dict[Tensor, Tensor]) -> None:
+    """Replace gradients that are shown by the results, and show what was there before."""
+    with _lock:
+        for leaf, gradient in gradients.items():
+            gradients[leaf] = _result(leaf, gradient)
+            _shown.pop(id(gradient))
+            before, num_passes = _before[leaf]
+            if num_passes > 1:
+                _before[leaf] = (before, num_passes - 1)
+                # else a pass that goes on would take this gradient for the result of its own
+                leaf.grad = None
+            else:
+                leaf.grad = _before.pop(leaf)[0]
 
 
 def _result(leaf: Tensor, gradient: Tensor) -> Tensor:

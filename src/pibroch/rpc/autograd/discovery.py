@@ -78,17 +78,12 @@ class Discovery:
 
     def __init__(self, me: WorkerInfo) -> None:
         self._me = me
-        self._edges: set[Edge] = set()
+        self._edges: set[Edge] = set()  # tensors received, whose gradients it will send
         self._workers = {me}
         self._num_open = 0
         self._is_engaged = False
         self._engager: object = None  # the first requester, while it is not answered
         self._error: Exception | None = None
-
-    @property
-    def edges(self) -> frozenset[Edge]:
-        """Tensors that this worker received and whose gradients it will send."""
-        return frozenset(self._edges)
 
     def requested(self, requester: object, reached: Iterable[Edge]) -> list[Instruction]:
         """Handle a request to go on, after the walk that it started has ``reached`` these edges.

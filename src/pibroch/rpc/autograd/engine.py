@@ -6,8 +6,6 @@ handled, on the loop or in a caller that reads its own answer; ``_on_lost`` on t
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import msgspec
 import torch
 from torch import Tensor
@@ -33,6 +31,8 @@ class Autograd:
         self._agent = agent
         self.contexts = Contexts()
         self.coordinator = Coordinator(agent, self.contexts)
+        self.entered = self.contexts.entered
+        self.current_context = self.contexts.current
         agent.serve(Release, self._on_release)
         agent.when_lost(self._on_lost)
         agent.when_closed(self.close)
@@ -108,14 +108,6 @@ class Autograd:
         for place, tensor in zip(places, outputs, strict=True):
             arrived[place] = tensor
         return arrived
-
-    def entered(self, context: int) -> AbstractContextManager[None]:
-        """Inside the ``with`` block the calling thread works for ``context``."""
-        return self.contexts.entered(context)
-
-    def current_context(self) -> int | None:
-        """The context that the calling thread is in."""
-        return self.contexts.current
 
     # contexts
 

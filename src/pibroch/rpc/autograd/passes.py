@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class Pass:
     Attributes:
         partners: ids of the workers that this one exchanges messages with in this pass.
         deadline: on the monotonic clock.
+        num_others: other workers whose parts are not done, at the root.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Pass:
         self.me = me
         self.partners: set[int] = {root}
         self.deadline: float | None = None
+        self.num_others = 0
         self._send_message = send
         self._waiting = waiting
         self._discovery = Discovery(me)
@@ -165,28 +167,37 @@ class Pass:
         ]
         self._unsent = sorted(self._walk.received, key=lambda each: each.order)
         leaves = self._walk.leaves
+        inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
         try:
-            gradients = self._gradients(roots, sends, leaves, retain_graph)
+            with ddp.leaf_gradients(self, leaves, shows=ddp.is_needed()) as gradients:
+                run_engine(self, roots, sends, inputs, retain_graph)
         except Exception:
             self._check()
             raise
         self._check()
-        pairs = zip([cast(Any, leaf).variable for leaf in leaves], gradients, strict=False)
-        self.context.accumulate(
-            {leaf: self._owned(each) for leaf, each in pairs if each is not None}
+        self.context.accumulate({leaf: self._owned(each) for leaf, each in gradients.items()})
+
+    def other_done(self, value: object) -> None:
+        """Count the part of another worker as done."""
+        with self._changed:
+            self.num_others -= 1
+            self._changed.notify_all()
+
+    def await_others(self) -> None:
+        """Wait until the parts of all other workers are done; raises as ``run``."""
+        self._wait_until(
+            lambda: not self.num_others, f"no end of the pass at {self.num_others} other workers"
         )
 
-    def _gradients(
-        self,
-        roots: Sequence[Tensor],
-        sends: Sequence[tuple[Sent, list[Tensor]]],
-        leaves: Sequence[Node],
-        retain_graph: bool,
-    ) -> Sequence[Tensor | None]:
-        inputs = [*(GradientEdge(leaf, 0) for leaf in leaves), self.context.anchor]
-        with ddp.LeafGradients(self, leaves, shows=ddp.is_needed()) as collected:
-            run_engine(self, roots, sends, inputs, retain_graph)
-        return collected.gradients()
+    def _wait_until(self, is_there: Callable[[], bool], missing: str) -> None:
+        with self._waiting(), self._changed:
+            while not is_there():
+                self._check()
+                if self.deadline is not None and time.monotonic() >= self.deadline:
+                    raise RpcTimeoutError(
+                        missing, "one in time", "raise the timeout, or see the other workers' logs"
+                    )
+                self._changed.wait(left_until(self.deadline) or None)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -196,7 +207,7 @@ class Pass:
         """The gradient, or a copy if its memory is shared with another gradient or a sent one."""
         parts = _parts(gradient)
         if any(_address(part) in self._own or not _fills_its_memory(part) for part in parts):
-            return _copied(gradient)
+            return gradient.clone()
         self._own.update(map(_address, parts))
         return gradient
 
@@ -223,17 +234,9 @@ class Pass:
         with self._changed:
             if sent.message in self._inbox:
                 return self._check()
-        with self._waiting(), self._changed:
-            while sent.message not in self._inbox and self._error is None:
-                left_s = left_until(self.deadline)
-                if self.deadline is not None and time.monotonic() >= self.deadline:
-                    raise RpcTimeoutError(
-                        f"no gradient from worker {sent.to.name!r}",
-                        "one in time",
-                        "raise the timeout, or see that worker",
-                    )
-                self._changed.wait(left_s or None)
-            self._check()
+        self._wait_until(
+            lambda: sent.message in self._inbox, f"no gradient from worker {sent.to.name!r}"
+        )
 
     def gradient(self, message: int, tensor: int) -> Tensor | None:
         """The gradient of one tensor of a message."""
@@ -294,18 +297,3 @@ def _address(part: Tensor) -> int:
 
 def _fills_its_memory(part: Tensor) -> bool:
     return part.untyped_storage().nbytes() == part.numel() * part.element_size()
-
-
-def _copied(gradient: Tensor) -> Tensor:
-    if gradient.layout != torch.sparse_coo:
-        return gradient.clone(memory_format=torch.contiguous_format)
-    indices, values = (
-        part.clone(memory_format=torch.contiguous_format) for part in _parts(gradient)
-    )
-    return torch.sparse_coo_tensor(
-        indices,
-        values,
-        gradient.shape,
-        check_invariants=False,
-        is_coalesced=gradient.is_coalesced(),
-    )

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import operator
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -19,10 +18,10 @@ import torch
 
 from pibroch.errors import UnknownWorkerError
 from pibroch.rpc.calls.futures import Future, Waiter
-from pibroch.rpc.calls.packing import Packer, Recorder, ReferenceTable
+from pibroch.rpc.calls.packing import Packer
 from pibroch.rpc.calls.pending import Receiver
 from pibroch.rpc.calls.pool import Pool
-from pibroch.rpc.calls.requests import Requests, too_late
+from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.calls.service import RequestService
 from pibroch.rpc.info import WorkerInfo, new_ids
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
@@ -61,7 +60,7 @@ class Agent:
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
         self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin)
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
-        self._packer = Packer(
+        self.packer = Packer(
             Codec(callables, options.allow_pickle, reference_type), options.device_maps
         )
         self._closed_callbacks: list[Callable[[], None]] = []
@@ -71,7 +70,7 @@ class Agent:
             name, rendezvous.rank if rendezvous.rank >= 0 else self._membership.new_id()
         )
         self._requests = Requests(self.info, self.reactor, callables)
-        self._service = RequestService(self._packer, self.reactor, self.pool, options.limits)
+        self._service = RequestService(self.packer, self.reactor, self.pool, options.limits)
         # with ``on_message`` these make the agent an ``Inbox``
         self.on_failure = self._requests.on_failure
         self.on_lost = self._requests.lose
@@ -96,26 +95,6 @@ class Agent:
         self.workers = self._membership.workers
         self.submit = self.pool.submit
         self._loopback = Loopback(self.info, self.incarnation, options.limits, self, self.reactor)
-
-    # its parts
-
-    @property
-    def references(self) -> ReferenceTable | None:
-        """The remote references of this worker."""
-        return self._packer.references
-
-    @references.setter
-    def references(self, references: ReferenceTable) -> None:
-        self._packer.references = references
-
-    @property
-    def autograd(self) -> Recorder | None:
-        """The distributed autograd of this worker."""
-        return self._packer.recorder
-
-    @autograd.setter
-    def autograd(self, autograd: Recorder) -> None:
-        self._packer.recorder = autograd
 
     # life
 
@@ -187,14 +166,14 @@ class Agent:
         value: object = None,
         *,
         timeout: float = UNSET_RPC_TIMEOUT,
-        context: int | None = None,
+        in_context: bool = False,
     ) -> Future:
         """Send a request; the future is done when ``to`` has answered, failed, or is lost or late.
 
         Does not block.
         """
         future = self.future()
-        self.ask(future, to, body, value, self.timeout_s(timeout), context)
+        self.ask(future, to, body, value, self.timeout_s(timeout), in_context=in_context)
         return future
 
     def request_sync(
@@ -204,12 +183,12 @@ class Agent:
         value: object = None,
         *,
         timeout: float = UNSET_RPC_TIMEOUT,
-        context: int | None = None,
+        in_context: bool = False,
     ) -> Any:
         """Send a request to ``to`` and wait for the answer."""
         waiter = Waiter()
         timeout_s = self.timeout_s(timeout)
-        connection = self.ask(waiter, to, body, value, timeout_s, context)
+        connection = self.ask(waiter, to, body, value, timeout_s, in_context=in_context)
         return waiter.wait(self.pool, timeout_s, connection.only_stream)
 
     def notify(self, to: WorkerInfo, body: msgspec.Struct, value: object = None) -> None:
@@ -219,8 +198,8 @@ class Agent:
         """
         if not self._is_closed:
             connection = self._connection_to(to)
-            packed = self._packer.pack(connection, msgspec.Raw(encode(body)), value, None)
-            self._packer.send(connection, Kind.NOTE, 0, packed)
+            packed = self.packer.pack(connection, msgspec.Raw(encode(body)), value, None)
+            self.packer.send(connection, Kind.NOTE, 0, packed)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the loop; takes no lock, so the garbage collector may call it."""
@@ -231,29 +210,9 @@ class Agent:
         """The timeout in force, in seconds, 0 for none."""
         return self.options.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else max(0.0, timeout)
 
-    def wait(self, future: torch.futures.Future[Any], timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The value of a future that this process completes; the pool may run another thread.
-
-        Raises:
-            RpcTimeoutError: when it is not set in time.
-        """
-        timeout_s = self.timeout_s(timeout)
-        if not future.done():
-            done = threading.Event()
-            future.add_done_callback(lambda _: done.set())
-            with self.pool.waiting():
-                if not done.wait(timeout_s or None):
-                    raise too_late(timeout_s)
-        return future.wait()
-
     def future(self) -> Future:
         """A new future, for use as the receiver of an answer."""
         return Future(self.pool, self.reactor)
-
-    def current_context(self) -> int | None:
-        """The distributed autograd context of the calling thread."""
-        recorder = self._packer.recorder
-        return recorder.current_context() if recorder is not None else None
 
     def ask(
         self,
@@ -262,18 +221,22 @@ class Agent:
         body: msgspec.Struct,
         value: object,
         timeout_s: float,
-        context: int | None,
+        *,
+        in_context: bool = False,
     ) -> Connection:
         """Send a request, whose outcome ``receiver`` gets; ``timeout_s`` of 0 means none.
 
+        With ``in_context`` it belongs to the distributed autograd context of the calling thread.
         Returns the connection on which it was sent.
         """
         if self._is_closed:
             raise RuntimeError("RPC was shut down")
         connection = self._connection_to(to)
-        packed = self._packer.pack(connection, msgspec.Raw(encode(body)), value, context)
+        recorder = self.packer.recorder
+        context = recorder.current_context() if in_context and recorder is not None else None
+        packed = self.packer.pack(connection, msgspec.Raw(encode(body)), value, context)
         number = self._requests.expect(connection, receiver, timeout_s)
-        self._packer.send(connection, Kind.REQUEST, number, packed)
+        self.packer.send(connection, Kind.REQUEST, number, packed)
         return connection
 
     def _connection_to(self, worker: WorkerInfo) -> Connection:
@@ -301,11 +264,11 @@ class Agent:
         call = self._requests.taken(connection, message.number)
         origin = connection.peer
         try:
-            self._packer.receive_references(message, origin, connection.incarnation)
+            self.packer.receive_references(connection, message)
             if call is None:
                 log.debug("an answer that arrived too late")
                 return
-            value = self._packer.unpack(message, origin)
+            value = self.packer.unpack(message, origin)
         except Exception as error:
             if call is not None:
                 call.receiver.fail(error)

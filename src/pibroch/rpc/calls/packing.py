@@ -94,15 +94,12 @@ class Packer:
         if connection.is_lost:
             self._unsend(packed.wires)
 
-    def receive_references(self, message: Message, origin: WorkerInfo, incarnation: int) -> None:
-        """Take the references of a message, which count from now on even if the message fails.
-
-        ``incarnation`` is that of ``origin``, the sender.
-        """
-        table = self.references
-        if table is not None:
+    def receive_references(self, connection: Connection, message: Message) -> None:
+        """Take the references of a message, which count from now on even if the message fails."""
+        if self.references is not None:
             for wire in message.envelope.references:
-                message.references.append(table.receive(wire, origin, incarnation))
+                reference = self.references.receive(wire, connection.peer, connection.incarnation)
+                message.references.append(reference)
 
     def unpack(self, message: Message, origin: WorkerInfo) -> object:
         """A message's value; the message then no longer refers to its tensors and references."""

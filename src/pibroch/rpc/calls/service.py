@@ -57,8 +57,7 @@ class RequestService:
         self._pool = pool
         self._limits = limits
         self._decoder: msgspec.msgpack.Decoder[Any] | None = None  # of all bodies
-        self._handlers: dict[type, tuple[Handler, bool]] = {}
-        self._incarnations: dict[type, IncarnationOf] = {}
+        self._handlers: dict[type, tuple[Handler, bool, IncarnationOf | None]] = {}
         self._mean_s: dict[str, float] = {}  # by function, how long it took lately
         self._short_s = _SHORT_S if POLICIES.run_on_loop else 0.0
         self.num_running = 0  # messages that are being handled
@@ -78,18 +77,15 @@ class RequestService:
         the connection.
         """
         self._decoder = None
-        self._handlers[body_type] = (handler, in_pool)
-        if incarnation is not None:
-            self._incarnations[body_type] = incarnation
+        self._handlers[body_type] = (handler, in_pool, incarnation)
 
     def on_message(self, connection: Connection, message: Message) -> None:
         """Handle a request or a note."""
         origin = connection.peer
         try:
-            self._packer.receive_references(message, origin, connection.incarnation)
+            self._packer.receive_references(connection, message)
             body = self._body(message.envelope.body)
-            handler, in_pool = self._handlers[type(body)]
-            incarnation = self._incarnations.get(type(body))
+            handler, in_pool, incarnation = self._handlers[type(body)]
             if incarnation is not None and incarnation(body) != connection.incarnation:
                 raise ProtocolError(
                     f"incarnation {incarnation(body)} of worker {origin.name!r}",

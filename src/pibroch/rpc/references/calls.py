@@ -15,10 +15,11 @@ from pibroch.rpc.calls.futures import Future
 from pibroch.rpc.calls.pending import OutcomeTo
 from pibroch.rpc.functions import apply, run
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.references import Fork, Peer
 from pibroch.rpc.references.call_messages import Backward, Create, Fetch, FunctionCall, MethodCall
+from pibroch.rpc.references.messages import Peer
 from pibroch.rpc.references.owned import OwnedValue, fill
 from pibroch.rpc.references.runtime import Handle, ReferenceRuntime
+from pibroch.rpc.references.user import Fork
 from pibroch.rpc.values.methods import find_method
 
 
@@ -84,7 +85,7 @@ class References(ReferenceRuntime):
         # it is used
         try:
             receiver = OutcomeTo(created, failed, keeps)
-            agent.ask(receiver, owner, body, value, 0.0, agent.current_context())
+            agent.ask(receiver, owner, body, value, 0.0, in_context=True)
         except Exception as error:
             failed(error)
             raise
@@ -94,10 +95,7 @@ class References(ReferenceRuntime):
         """A copy of another worker's value; blocks until it is set."""
         try:
             return self.agent.request_sync(
-                rref.owner(),
-                Fetch(rref.place()),
-                timeout=timeout,
-                context=self.agent.current_context(),
+                rref.owner(), Fetch(rref.place()), timeout=timeout, in_context=True
             )
         except WorkerLostError as error:
             raise lost(rref) from error
@@ -105,18 +103,16 @@ class References(ReferenceRuntime):
     def call(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Any:
         """Call a method of the value at its owner; returns the result."""
         body = MethodCall(rref.place(), method)
-        context = self.agent.current_context()
-        return self.agent.request_sync(rref.owner(), body, value, timeout=timeout, context=context)
+        return self.agent.request_sync(rref.owner(), body, value, timeout=timeout, in_context=True)
 
     def call_async(self, rref: Handle, method: str, value: list[Any], timeout: float) -> Future:
         """As ``call``, but returns a future of the result."""
         body = MethodCall(rref.place(), method)
-        context = self.agent.current_context()
         future = self.agent.future()
         timeout_s = self.agent.timeout_s(timeout)
         # the value must not be dropped before the call on it is done
         receiver = OutcomeTo(future.succeed, future.fail, keeps=rref)
-        self.agent.ask(receiver, rref.owner(), body, value, timeout_s, context)
+        self.agent.ask(receiver, rref.owner(), body, value, timeout_s, in_context=True)
         return future
 
     def call_remote(

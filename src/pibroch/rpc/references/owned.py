@@ -15,7 +15,6 @@ import torch
 from pibroch.errors import RemoteError, RpcTimeoutError
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.functions import is_future
-from pibroch.rpc.options import UNSET_RPC_TIMEOUT
 from pibroch.rpc.values.failures import copy_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, bytes, type(None))
@@ -61,7 +60,7 @@ class OwnedValue:
         self._when_done(finish)
         return future
 
-    def wait(self, agent: Agent, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    def wait(self, agent: Agent, timeout: float) -> Any:
         """The value; blocks until it is set. The pool may run another thread meanwhile.
 
         This uses no torch future: the error that a future raises refers to the frames that it went

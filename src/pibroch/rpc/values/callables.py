@@ -39,7 +39,6 @@ _OWN_NAMES = frozenset(
     autograd:backward autograd:current_context autograd:get_gradients autograd:live_counts
     functions:apply functions:async_execution info:WorkerInfo
     optim:DistributedOptimizer optim:LocalOptimizer optim:new_local_optimizer
-    optim:step_local_optimizer
     remote_module:RemoteModule remote_module:make_module remote_module:parameter_rrefs
     remote_module:run_forward remote_module:set_training rref:RRef rref:remote
     """)

@@ -28,13 +28,13 @@ def test_each_thread_has_its_own_current_context():
     contexts = Contexts()
     seen = []
     with contexts.entered(1):
-        thread = threading.Thread(target=lambda: seen.append(contexts.current))
+        thread = threading.Thread(target=lambda: seen.append(contexts.current()))
         thread.start()
         thread.join()
         with contexts.entered(2):
-            assert contexts.current == 2
-        assert contexts.current == 1
-    assert contexts.current is None and seen == [None]
+            assert contexts.current() == 2
+        assert contexts.current() == 1
+    assert contexts.current() is None and seen == [None]
 
 
 def test_sums_leave_earlier_ones_as_they_were():

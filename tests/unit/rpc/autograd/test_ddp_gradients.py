@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge
 
-from pibroch.rpc.autograd.ddp import LeafGradients
+from pibroch.rpc.autograd.ddp import leaf_gradients
 from pibroch.rpc.autograd.send_receive import run_engine, start_of
 
 TIMEOUT_S = 60
@@ -28,11 +28,11 @@ def watched_pass(root, leaf, change=None, shows=True):
 
     handle = node.register_hook(after) if change else None
     backward = Backward()
-    with LeafGradients(backward, [node], shows) as shown:
+    with leaf_gradients(backward, [node], shows) as shown:
         run_engine(backward, [root], [], [GradientEdge(node, 0)], False)
     if handle:
         handle.remove()
-    return shown.gradients()[0]
+    return shown[leaf]
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def test_a_whole_pass_within_another_leaves_that_ones_gradient_alone(leaf):
 @pytest.mark.parametrize("shows", [True, False])
 def test_a_local_pass_meanwhile_is_not_touched(leaf, shows):
     """A backward pass of the user's, while the hooks are there, accumulates as ever."""
-    with LeafGradients(Backward(), [start_of(leaf)[0]], shows) as shown:
+    with leaf_gradients(Backward(), [start_of(leaf)[0]], shows) as shown:
         (leaf * 2).sum().backward()
-    assert leaf.grad.tolist() == [11, 11] and shown.gradients() == [None]
+    assert leaf.grad.tolist() == [11, 11] and shown == {}
 
 
 def test_hooks_on_the_function_that_accumulates_are_called_and_grad_stays(leaf):

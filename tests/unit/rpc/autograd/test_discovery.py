@@ -91,7 +91,7 @@ def test_every_edge_that_takes_part_is_asked_for_once_and_the_end_is_known(graph
     involved = {net.root} | {edge.origin for edge in reachable}
     assert answer.error is None and answer.workers == involved
     for worker, part in net.parts.items():
-        assert part.edges == {edge for edge in reachable if net.holders[edge] == worker}
+        assert part._edges == {edge for edge in reachable if net.holders[edge] == worker}
 
 
 @given(message_graphs(), st.data())
