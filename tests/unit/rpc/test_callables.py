@@ -256,7 +256,7 @@ def test_peers_reach_only_what_is_defined_here(callables, qualname):
         "pibroch.rpc.api:init_rpc",
         "pibroch.rpc.functions:run",
         "pibroch.rpc.autograd.engine:Autograd",
-        "pibroch.rpc.references:ReferenceTable",
+        "pibroch.rpc.references.table:ReferenceTable",
         "torch:Generator",
         "torch:as_strided",
         "torch:segment_reduce",

@@ -3,26 +3,23 @@
 import msgspec
 import pytest
 
-from pibroch.rpc.references import (
+from pibroch.rpc.references.messages import (
     ANY_INCARNATION,
     MAX_BATCH,
-    MessageBatch,
-    Peer,
-    ReferenceTable,
-    State,
-    ValuePlace,
-    Wire,
-)
-from pibroch.rpc.references.messages import (
     Confirmed,
     CreationQuery,
     Dropped,
+    MessageBatch,
     NotComing,
+    Peer,
     Refused,
     Register,
     Settled,
+    ValuePlace,
+    Wire,
 )
-from pibroch.rpc.references.table import MAX_LOST_REMEMBERED
+from pibroch.rpc.references.table import MAX_LOST_REMEMBERED, ReferenceTable
+from pibroch.rpc.references.user import State
 
 OWNER = Peer(0, 100)
 USER = Peer(1, 101)
@@ -257,7 +254,7 @@ def test_the_memory_of_the_lost_is_bounded():
     table = ReferenceTable(OWNER)
     for incarnation in range(1, MAX_LOST_REMEMBERED + 10):
         table.lost(Peer(1, incarnation))
-    assert not table.is_lost(Peer(1, 1)) and table.is_lost(Peer(1, MAX_LOST_REMEMBERED))
+    assert Peer(1, 1) not in table._lost and Peer(1, MAX_LOST_REMEMBERED) in table._lost
 
 
 def test_batches_are_bounded_on_the_wire():

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pibroch.rpc.references import (
+from pibroch.rpc.references.messages import (
     ANY_INCARNATION,
-    Fork,
     MessageBatch,
     Peer,
-    ReferenceTable,
-    State,
     ValuePlace,
     Wire,
 )
+from pibroch.rpc.references.table import ReferenceTable
+from pibroch.rpc.references.user import Fork, State
 
 NUM_WORKERS = 4
 

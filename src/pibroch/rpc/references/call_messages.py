@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pibroch.rpc.references import ValuePlace
+from pibroch.rpc.references.messages import ValuePlace
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 

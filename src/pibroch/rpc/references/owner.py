@@ -8,6 +8,8 @@ from pibroch.rpc.references.messages import (
     ANY_INCARNATION,
     Confirmed,
     CreationQuery,
+    Dropped,
+    NotComing,
     Peer,
     Refused,
     Register,
@@ -141,17 +143,18 @@ class OwnerSide:
             entry.handles -= 1
             self._discard_if_unused(reference, entry)
 
-    def dropped(self, reference: int, number: int, by: Peer) -> None:
+    def dropped(self, message: Dropped, by: Peer) -> None:
         """Remove a fork that a user no longer needs."""
-        entry = self.entries.get(reference)
-        if entry is not None and number in entry.forks and entry.forks[number].matches(by):
-            self.unshare(reference, number)
+        entry = self.entries.get(message.reference)
+        holder = None if entry is None else entry.forks.get(message.fork)
+        if holder is not None and holder.matches(by):
+            self.unshare(message.reference, message.fork)
 
-    def not_coming(self, reference: int, by: Peer) -> None:
+    def not_coming(self, message: NotComing, by: Peer) -> None:
         """Fail an expected value, as no request of its creator is under way."""
-        entry = self.entries.get(reference)
+        entry = self.entries.get(message.reference)
         if entry is not None and not entry.created and entry.creator.worker == by.worker:
-            self._fail(reference, entry)
+            self._fail(message.reference, entry)
 
     def lost(self, peer: Peer) -> None:
         """Remove the forks of a lost incarnation, and fail values that it was to request."""

@@ -12,19 +12,18 @@ import msgspec
 from pibroch.errors import ProtocolError, ReferenceLostError
 from pibroch.rpc.calls.agent import Agent
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.references import (
+from pibroch.rpc.references.messages import (
     ANY_INCARNATION,
     MAX_BATCH,
-    Fork,
     Message,
     MessageBatch,
     Peer,
-    ReferenceTable,
-    State,
     ValuePlace,
     Wire,
 )
 from pibroch.rpc.references.owned import OwnedValue
+from pibroch.rpc.references.table import ReferenceTable
+from pibroch.rpc.references.user import Fork, State
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class ReferenceRuntime:
                 f"a reference of {wire.sender} from worker {origin.id}",
                 "its own, of its present life",
             )
-        self._remember(origin)
+        self._workers[origin.id] = origin
         place = wire.place
         with self._lock:
             self.check_open()
@@ -223,7 +222,7 @@ class ReferenceRuntime:
             ReferenceLostError: when the peer is lost already.
             ProtocolError: when the number is taken.
         """
-        self._remember(origin)
+        self._workers[origin.id] = origin
         if creator == self.me:
             return self._values.get(reference) or OwnedValue()  # it may have been released already
         with self._lock:
@@ -253,11 +252,6 @@ class ReferenceRuntime:
             self.is_closed = True
             values = self._values
             self._values = {}
-            for fork in list(self._table.users.forks.values()):
-                fork.failure = RuntimeError(
-                    "got a reference after RPC was shut down; need one of the present group"
-                )
-                self._table.users.gone(fork)
             self._table = ReferenceTable(self.me)
             self._released.clear()
         for owned in values.values():
@@ -290,11 +284,8 @@ class ReferenceRuntime:
         self._table.is_back(peer)
         return peer
 
-    def _remember(self, worker: WorkerInfo) -> None:
-        self._workers[worker.id] = worker
-
     def _on_batch(self, origin: WorkerInfo, batch: MessageBatch, value: object) -> None:
-        self._remember(origin)
+        self._workers[origin.id] = origin
         with self._lock:
             if self.is_closed:
                 return
@@ -359,7 +350,7 @@ class ReferenceRuntime:
     def _find_and_send(self, peer: Peer, batch: list[Message]) -> None:
         """Look a worker up and send to it; on the pool, as the rendezvous may block."""
         try:
-            self._remember(self.agent.find(peer.worker))
+            self._workers[peer.worker] = self.agent.find(peer.worker)
         except (ValueError, RuntimeError) as error:
             log.warning("references: worker %d cannot be found: %s", peer.worker, error)
             self._on_lost(WorkerInfo(f"worker-{peer.worker}", peer.worker), peer.incarnation)

@@ -62,25 +62,19 @@ class ReferenceTable:
         self._lost: dict[Peer, None] = {}  # in the order of loss
         self.users = UserSide(me, self._send, self._lost.__contains__)
         self.owners = OwnerSide(me, self._send, self._lost.__contains__)
-        users = self.users
-        owners = self.owners
-        self._handlers: dict[type, Callable[[Peer, Any], None]] = {
-            Register: lambda origin, message: owners.register(message, origin),
-            Dropped: lambda origin, message: owners.dropped(
-                message.reference, message.fork, origin
-            ),
-            NotComing: lambda origin, message: owners.not_coming(message.reference, origin),
-            Confirmed: lambda origin, message: users.confirmed(
-                message.reference, message.fork, origin
-            ),
-            Refused: lambda origin, message: users.refused(message.fork, origin),
-            Settled: lambda origin, message: users.settled(message.fork, origin),
-            CreationQuery: lambda origin, message: users.queried(message.reference, origin),
+        self._handlers: dict[type, Callable[[Any, Peer], None]] = {
+            Register: self.owners.register,
+            Dropped: self.owners.dropped,
+            NotComing: self.owners.not_coming,
+            Confirmed: self.users.confirmed,
+            Refused: self.users.refused,
+            Settled: self.users.settled,
+            CreationQuery: self.users.queried,
         }
 
     def handle(self, origin: Peer, message: Message) -> None:
         """Handle one message; one that fits nothing here is late or forged, and changes nothing."""
-        self._handlers[type(message)](origin, message)
+        self._handlers[type(message)](message, origin)
 
     def handle_batch(self, origin_worker: int, batch: MessageBatch) -> None:
         """Handle a batch of messages.
@@ -142,10 +136,6 @@ class ReferenceTable:
         """Count an incarnation again that was taken for lost and has a new connection."""
         self._lost.pop(peer, None)
 
-    def is_lost(self, peer: Peer) -> bool:
-        """Whether this incarnation has ended."""
-        return peer in self._lost
-
     @property
     def has_instructions(self) -> bool:
         """Whether there is something to send, discard or fail."""
@@ -179,7 +169,7 @@ class ReferenceTable:
             "forks_of_others": sum(len(entry.forks) for entry in entries),
             "forks": len(self.users.forks),
             "pending": len(self.users.creations),
-            "children": self.users.num_children,
+            "children": len(self.users.parents),
         }
 
     def _send(self, peer: Peer, message: Message) -> None:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from pibroch.rpc.references.messages import (
     ANY_INCARNATION,
+    Confirmed,
+    CreationQuery,
     Dropped,
     Message,
     NotComing,
     Peer,
+    Refused,
     Register,
     Settled,
     ValuePlace,
@@ -76,12 +79,7 @@ class UserSide:
         self._is_lost = is_lost
         self.forks: dict[int, Fork] = {}
         self.creations: dict[int, Fork] = {}  # by reference: those whose owner has not answered yet
-        self._parents: dict[int, Fork] = {}  # by child
-
-    @property
-    def num_children(self) -> int:
-        """The number of forks sent to others that are not settled yet."""
-        return len(self._parents)
+        self.parents: dict[int, Fork] = {}  # by child: forks sent to others, not settled yet
 
     def create(self, reference: int, number: int, owner: Peer) -> Fork:
         """Add a fork of a value that the owner is being requested to create."""
@@ -129,30 +127,30 @@ class UserSide:
         """Record that a message carries a new fork ``child`` of ``fork``."""
         if fork.state is not State.GONE and not self._is_lost(to):
             fork.children[child] = to
-            self._parents[child] = fork
+            self.parents[child] = fork
 
     def unshare(self, child: int) -> None:
         """Forget ``child``, which no longer needs the fork that it was made of."""
-        fork = self._parents.pop(child, None)
+        fork = self.parents.pop(child, None)
         if fork is not None:
             del fork.children[child]
             self._drop_if_unused(fork)
 
-    def settled(self, child: int, by: Peer) -> None:
-        """Handle the receiver's message that ``child`` is settled."""
-        fork = self._parents.get(child)
-        if fork is not None and fork.children[child].matches(by):
-            self.unshare(child)
+    def settled(self, message: Settled, by: Peer) -> None:
+        """Handle the receiver's message that a child is settled."""
+        fork = self.parents.get(message.fork)
+        if fork is not None and fork.children[message.fork].matches(by):
+            self.unshare(message.fork)
 
-    def confirmed(self, reference: int, number: int, by: Peer) -> None:
+    def confirmed(self, message: Confirmed, by: Peer) -> None:
         """Handle the owner's message that it counts a fork.
 
         A creation is confirmed by the answer to its request alone.
         """
-        fork = self.forks.get(number)
+        fork = self.forks.get(message.fork)
         # it was registered twice (see ``lost``), and one of both arrived after it was dropped
         if fork is None:
-            self._send(by, Dropped(reference, number))
+            self._send(by, Dropped(message.reference, message.fork))
             return
         if not fork.owner.matches(by) or fork.state is not State.PENDING or self._is_creation(fork):
             return
@@ -161,9 +159,9 @@ class UserSide:
         self._settle(fork)
         self._drop_if_unused(fork)
 
-    def refused(self, number: int, by: Peer) -> None:
+    def refused(self, message: Refused, by: Peer) -> None:
         """Handle the owner's message, maybe of a later incarnation, that it has no such value."""
-        fork = self.forks.get(number)
+        fork = self.forks.get(message.fork)
         if fork is not None and fork.owner.worker == by.worker:
             self.gone(fork)
 
@@ -172,11 +170,11 @@ class UserSide:
         fork.released = True
         self._drop_if_unused(fork)
 
-    def queried(self, reference: int, by: Peer) -> None:
+    def queried(self, message: CreationQuery, by: Peer) -> None:
         """Handle the owner's query whether a request to create a value is under way."""
-        fork = self.creations.get(reference)
+        fork = self.creations.get(message.reference)
         if fork is None or not fork.owner.matches(by):
-            self._send(by, NotComing(reference))
+            self._send(by, NotComing(message.reference))
         else:
             fork.askers.add(by)
 
@@ -207,7 +205,7 @@ class UserSide:
         """Forget a fork whose value is gone, and settle it with its parent."""
         fork.state = State.GONE
         for child in fork.children:
-            del self._parents[child]
+            del self.parents[child]
         fork.children.clear()
         self._answer_askers(fork)
         self._settle(fork)
