@@ -214,8 +214,9 @@ class RowWorker:
 
     def on_request(self, connection: Connection, frame: Frame) -> None:
         """Give rows, or say why not; what is long or may wait, a thread does."""
-        number, metadata, payload = frame.number, frame.metadata, _payload(frame)
-        num_rows = len(payload) // 8
+        number = frame.number
+        metadata = frame.metadata
+        payload = _payload(frame)
         try:
             if self._give is None or not len(payload):
                 raise ProtocolError("a request for rows without numbers", "some")
@@ -224,7 +225,7 @@ class RowWorker:
         except ProtocolError as error:
             connection.send_failure(number, encode_failure(error))
             return
-        if num_rows <= self._at_once:
+        if len(payload) // 8 <= self._at_once:
             self._answer(connection, number, metadata, payload)
             return
 
