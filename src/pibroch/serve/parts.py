@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
 
 from pibroch.errors import ConfigError, DataError, ProtocolError
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.rpc.rows import Give, Rows
+
+if TYPE_CHECKING:
+    from pibroch.rpc.rows import Give, Rows
 
 ANSWER_TIMEOUT_S = 2.0
 """For a host to be connected to and to answer; requests that need its rows are refused then."""
