@@ -33,10 +33,12 @@ from pibroch.wire.ranks import agreed_key, key_of_run, published_key
 from pibroch.wire.sockets import own_address
 
 GET_TIMEOUT_S = 30.0
-"""How long a rank may take for an answer before it counts as lost.
+"""How long a rank may take for an answer before it counts as lost, beside the answer's way.
 
 A thread of its own answers, whatever the rank computes.
 """
+SLOWEST_BYTES_PER_S = 1e6
+"""Of a link on which rows are still waited for."""
 
 Reads = Callable[[int, int | None, Sequence[Bytes]], list[Bytes] | int]
 """Gives, by version and averages' step, rows of each lane as they travel, for numbers that did.
@@ -122,6 +124,7 @@ class RemoteGets:
         assert self._worker is not None, "there are other hosts"
         wanted = _encode(LaneRows(version, averaged_at, [each.nbytes for each in rows]))
         within_s = min(GET_TIMEOUT_S, self._ranks.timeout_s)
+        within_s += sum(map(len, places)) / SLOWEST_BYTES_PER_S
         explained = partial(self._explained, p)
         reading = self._worker.read(
             self._infos[p], wanted, rows, within_s, explained, into=places, asks_again=False
