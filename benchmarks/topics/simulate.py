@@ -1,8 +1,8 @@
 """``pibroch simulate`` beside the lab: steps predicted from a calibration at two ranks.
 
 Ranks of the lab are hosts that share this machine's cores, which the simulation knows. What is
-calibrated are costs of calls, ids, rows, bytes and messages, and dense models alone; no step of an
-exchange is looked at before it is predicted.
+calibrated are costs of calls, ids, rows, bytes and messages, dense models alone, and by steps of
+``alltoall`` at two ranks and 1 Gbit/s one number: how much longer all of that takes within a step.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ LOOKAHEAD = 20
 BATCHES = 40
 WORKERS = {
     "alltoall": "distributed_pibroch",
+    "retrieve": "distributed_pibroch:build_retrieve",
     "lookahead": "distributed_pibroch:build_lookahead",
     "towers": "distributed_pibroch:build_towers",
 }
@@ -60,14 +61,15 @@ RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=LOOKAHEAD + 4, pause_s=0.3)
 COLUMNS = [
-    "ids", "hosts", "dim", "exchange", "rate", "predicted_ms", "p20_ms", "p50_ms", "p80_ms",
-    "time_error", "predicted_mb", "link_mb", "bytes_error",
+    "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
+    "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
 ]  # fmt: skip
 PLOT = PlotSpec("ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step")
 MEANINGS = (
     (
         "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
-        " two ranks without exchanges, before and after the measurement"
+        " two ranks, before and after the measurement; `alone_ms`: if work took within a step what"
+        " it takes by itself, which is all that a calibration knows without a step of `alltoall`"
     ),
     "`time_error`: predicted over the measured median, less 1",
     (
@@ -141,8 +143,11 @@ def run(options: Options) -> Report:
         for exchange in WORKERS:
             options.say(f"{setting}: predicting {exchange}")
             predicted = predictions(case, setting, exchange, machines)
+            alone = predictions(case, setting, exchange, [as_alone(each) for each in machines])
             rows += [
-                row_of(setting, (exchange, rate), predicted[rate], outcomes[rate]) for rate in RATES
+                row_of(setting, (exchange, rate), predicted[rate], outcomes[rate])
+                | {"alone_ms": mean(each.step_s * 1e3 for each in alone[rate])}
+                for rate in RATES
             ]
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
@@ -155,6 +160,11 @@ def calibrated(setting: Setting, options: Options) -> Machine:
         enter = partial(enter_host, lab)
         sample = sample_of(setting.dim, options)
         return calibrate([sample], "this machine", options.say, 2, enter)
+
+
+def as_alone(machine: Machine) -> Machine:
+    """A machine whose work takes within a step what it takes by itself."""
+    return machine.model_copy(update={"slowdown": 1.0})
 
 
 def case_of_setting(setting: Setting, options: Options) -> Case:
@@ -208,6 +218,8 @@ def predictions(
     by_towers = ranks_as_hosts(job)
     if exchange == "towers" and by_towers is not None:
         job, how = by_towers
+    if exchange == "retrieve":  # whose training makes the steps of
+        exchange = "alltoall"
     counts = count(job, exchange, how, 4)
 
     def at(rate: str, machine: Machine) -> Prediction:

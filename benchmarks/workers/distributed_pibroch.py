@@ -29,6 +29,11 @@ def build(case: Case) -> RankSubject:
     return build_on(case, "alltoall")
 
 
+def build_retrieve(case: Case) -> RankSubject:
+    """This rank's share of ``retrieve``."""
+    return build_on(case, "retrieve")
+
+
 def build_lookahead(case: Case) -> RankSubject:
     """This rank's share of ``lookahead``."""
     return build_on(case, "lookahead")

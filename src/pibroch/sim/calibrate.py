@@ -1,7 +1,8 @@
 """Measures what a machine takes: rows, dense models, links; by as many processes at once as ranks.
 
 Each process runs the ranks' own work (:mod:`pibroch.sim.counting`) with a clock, so that memory and
-caches are shared as in a run. Costs are fitted to the times, none below zero.
+caches are shared as in a run. Costs are fitted to the times, none below zero. How much longer they
+take within a step, whole steps of ``alltoall`` say.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
 from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
 from pibroch.sim.process import ProcessBytes, process_bytes
+from pibroch.sim.steps import Dense
+from pibroch.sim.whole_steps import measured_step_s, slowdown_of
 
 Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
@@ -152,7 +155,7 @@ def _measure(
     try:
         enter(rank)
         torch.set_num_threads(1)
-        answer: dict[str, Any] = {"dense": {}, "times": []}
+        answer: dict[str, Any] = {"dense": {}, "times": [], "steps": []}
         say("links")
         ranks = _joined(rank, size, folder)
         answer["network"], answer["memory"] = _links(ranks)
@@ -170,6 +173,7 @@ def _measure(
                 barrier.wait(TIMEOUT_S)
                 steps = count_alltoall(job, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
                 answer["times"].append(_times(steps))
+                alltoall = steps
                 barrier.wait(TIMEOUT_S)
                 ahead = Ahead(LOOKAHEAD)
                 steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
@@ -179,6 +183,11 @@ def _measure(
                 if by_towers is not None:
                     steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
                     answer["times"].append(_times(steps))
+                if size == job.num_ranks and batch_size == sample.batch_sizes[0]:
+                    say(f"{sample.key}, {batch_size:,} samples, whole steps")
+                    barrier.wait(TIMEOUT_S)
+                    step_s = measured_step_s(job, sample.model(), ranks)
+                    answer["steps"].append((sample.key, batch_size, alltoall, step_s))
         barrier.wait(TIMEOUT_S)
         sender.send(answer)
     except BaseException as error:
@@ -371,7 +380,7 @@ def _machine(
         each.flops / sum(call / size + sample for call, sample in each.parts)
         for each, size in ((dense[sample.key], sample.batch_sizes[0]) for sample in samples)
     ]
-    return Machine(
+    machine = Machine(
         name=name,
         cpu=cpu_model(),
         cores=num_cores(),
@@ -387,6 +396,11 @@ def _machine(
         process_bytes=sum(process),
         running_bytes=process.running,
     )
+    slowdowns = [
+        slowdown_of(machine, counts, Dense(dense[key], batch_size), step_s)
+        for key, batch_size, counts, step_s in answers[0]["steps"]
+    ]
+    return machine.model_copy(update={"slowdown": float(np.mean(slowdowns or [1.0]))})
 
 
 WIRE_SHARE = 1448 / 1514

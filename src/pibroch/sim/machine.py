@@ -123,6 +123,8 @@ class Machine(_Part):
         flops_per_second: of a rank's dense layers, for models that are not there.
         network, memory: links between hosts, and within one.
         links: named local links, bytes a second, for ``--local``.
+        slowdown: how much longer work takes within a step than by itself, see
+            :mod:`pibroch.sim.whole_steps`.
         jitter: spread of the times of a dense step's parts: standard deviation of their logarithm.
         process_bytes: of a rank without any rows, once its libraries and kernels have run.
         running_bytes: of these, what is there beyond imports.
@@ -139,6 +141,7 @@ class Machine(_Part):
     operations: dict[str, list[PartCost]] = {}
     dense: dict[str, DenseCost] = {}
     flops_per_second: float = Field(gt=0)
+    slowdown: float = Field(default=1.0, gt=0)
     jitter: float = Field(default=0.0, ge=0, le=2)
     network: Link = Link()
     memory: Link = Link()

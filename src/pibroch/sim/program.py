@@ -93,7 +93,7 @@ class Program:
     ) -> Tasks:
         """CPU of a thread of each rank; returns its tasks."""
         size = self.cluster.num_ranks
-        seconds = np.broadcast_to(np.asarray(seconds, np.float64), size)
+        seconds = self.machine.slowdown * np.broadcast_to(np.asarray(seconds, np.float64), size)
         if self._jitter:  # of mean 1
             noise = self._rng.normal(-0.5 * self._jitter**2, self._jitter, size)
             seconds = seconds * np.exp(noise)

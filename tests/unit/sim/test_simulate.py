@@ -1,6 +1,8 @@
 """`pibroch simulate`, from the command line."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from pibroch.sim.mirrored import count_few
 from pibroch.sim.recipe import Workload
 from pibroch.sim.sampled import count_sampled_lookahead
 from pibroch.sim.steps import Dense
+from pibroch.sim.whole_steps import LEAST, slowdown_of, step_s_of
 
 TOO_FEW = "embedding.exchange.cache_rows=40"
 
@@ -161,6 +164,29 @@ def test_the_calibration_of_another_machine_is_said(simulate, tmp_path):
     assert code == 0, notes
     assert "calibrated on elsewhere (Abacus, 3 cores), which is another machine" in said
     assert "the dense model was not measured on elsewhere" in said
+
+
+def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
+    calibrated = tmp_path / "m.json"
+    words = ["simulate", "calibrate", "synthetic_small", "--output", calibrated]
+    settings = [f"data.dir={data}", "train.batch_size=64"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "pibroch", *map(str, [*words, *options])]
+    subprocess.run(command, check=True, timeout=300)
+    machine = Machine.load(str(calibrated))
+    assert machine.is_here and machine.slowdown > LEAST
+    # and what takes so much longer is found again
+    config = load_recipe("synthetic_small", settings)
+    workload = Workload.of(config, EncodedDataset.open(data))
+    counts = count_alltoall(workload.job(2, 64), 3)
+    dense = Dense(machine.dense[workload.model_key], 64)
+    times = [
+        step_s_of(machine.model_copy(update={"slowdown": factor, "jitter": 0.0}), counts, dense)
+        for factor in (1.0, 1.3)
+    ]
+    assert times[1] > 1.1 * times[0]
+    still = machine.model_copy(update={"jitter": 0.0})
+    assert slowdown_of(still, counts, dense, times[1]) == pytest.approx(1.3, rel=0.01)
 
 
 def test_costs_that_made_the_times_are_found():
