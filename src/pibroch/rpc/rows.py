@@ -11,12 +11,12 @@ V rows of one request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from pibroch.rpc.values.callables import Callables
 from pibroch.rpc.values.failures import encode_failure
 from pibroch.wire.reactor import Reactor
 
+log = logging.getLogger(__name__)
 AT_ONCE = 4096
 """Rows that the loop reads itself; of more a thread makes the answer."""
 LIMITS = Limits(metadata_bytes=64 << 10, message_bytes=64 << 20, requests=1 << 10)
@@ -243,7 +244,7 @@ class RowWorker:
             if isinstance(given, bytes):
                 connection.send(Kind.ANSWER, number, given)
             else:
-                connection.send(Kind.ANSWER, number, b"", [_bytes_of(each).data for each in given])
+                connection.send(Kind.ANSWER, number, b"", [_bytes_of(each) for each in given])
         except Exception as error:
             connection.send_failure(number, encode_failure(error))
 
@@ -272,13 +273,13 @@ class RowWorker:
         if self._process != os.getpid() or not self._is_started:
             self.start()
         reading = Reading(self, worker, wanted, numbers, timeout_s, explained, into, asks_again)
-        reading.ask()
+        reading.ask(timeout_s)
         return reading
 
     def ask(self, reading: Reading, timeout_s: float) -> Connection:
         """Send a request, whose outcome ``reading`` gets."""
         connection = self._peers.connection_to(reading.worker)
-        numbers = [_bytes_of(each).data for each in reading.numbers]
+        numbers = [_bytes_of(each) for each in reading.numbers]
         number = self._requests.expect(connection, reading, timeout_s)
         connection.send(Kind.REQUEST, number, reading.wanted, numbers)
         return connection
@@ -296,18 +297,88 @@ class InPlaceOfRows(Exception):
         self.word = word
 
 
-class Reading:
+class RowsToCome:
+    """Rows that will be there, or an error: a future of few parts, as one is made a request.
+
+    Each method is called from any thread.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_is_done", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._callbacks: list[Callable[[RowsToCome], None]] = []
+
+    @classmethod
+    def failed(cls, error: BaseException) -> RowsToCome:
+        """With this error."""
+        rows = cls()
+        rows.end(None, error)
+        return rows
+
+    def end(self, rows: Rows | None, error: BaseException | None = None) -> None:
+        """Set the outcome, once."""
+        self._rows = rows
+        self._error = error
+        self._is_done = True
+        self._call_back()
+
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._is_done
+
+    def add_done_callback(self, callback: Callable[[RowsToCome], None]) -> None:
+        """Call it once with this, by the thread that sets the outcome, or now."""
+        self._callbacks.append(callback)
+        if self._is_done:
+            self._call_back()
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """The error, if that is the outcome.
+
+        Raises:
+            TimeoutError: when nothing is there in time.
+        """
+        if not self._is_done:
+            is_done = threading.Event()
+            self.add_done_callback(lambda _: is_done.set())
+            if not is_done.wait(timeout_s):
+                raise TimeoutError
+        return self._error
+
+    def result(self, timeout_s: float | None = None) -> Rows:
+        """The rows; raises the error, or as :meth:`exception`."""
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        assert self._rows is not None, "one of both"
+        return self._rows
+
+    def _call_back(self) -> None:
+        """Each callback is taken by one thread, and so called once."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:  # another thread took it
+                return
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback failed")
+
+
+class Reading(RowsToCome):
     """A request for rows under way; see :meth:`RowWorker.read`.
 
-    Attributes:
-        future: has the rows as bytes, one behind the other, or nothing where they went into memory
-            of the caller's. It fails with ``explained``'s error, :class:`InPlaceOfRows` without
-            that.
+    Its outcome are the rows as bytes, one behind the other, or nothing where they went into memory
+    of the caller's; or ``explained``'s error, :class:`InPlaceOfRows` without that.
     """
 
     __slots__ = (
-        "_asks_again", "_connection", "_deadline", "_explained", "_here", "_into", "future",
-        "numbers", "wanted", "worker",
+        "_asks_again", "_connection", "_deadline", "_explained", "_here", "_into", "numbers",
+        "wanted", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -321,6 +392,7 @@ class Reading:
         into: Sequence[Bytes] | None,
         asks_again: bool,
     ) -> None:
+        super().__init__()
         self._here = here
         self.worker = worker
         self.wanted = wanted
@@ -329,21 +401,20 @@ class Reading:
         self._explained = explained
         self._into = None if into is None else list(into)
         self._asks_again = asks_again
-        self.future: Future[Rows] = Future()
 
-    def ask(self) -> None:
-        """Send it; before the deadline."""
-        self._connection = self._here.ask(self, self._left_s())
+    def ask(self, timeout_s: float) -> None:
+        """Send it."""
+        self._connection = self._here.ask(self, timeout_s)
 
     def wait(self) -> Rows:
-        """The future's result; where nobody reads the answer yet the calling thread does.
+        """The result; where nobody reads the answer yet the calling thread does.
 
         So no other one has to wake it.
         """
         stream = self._connection.stream
         if stream is not None:
-            stream.read_until(self.future.done, self._left_s())
-        return self.future.result()
+            stream.read_until(self.done, self._left_s())
+        return self.result()
 
     def _left_s(self) -> float:
         return max(1e-3, self._deadline - time.monotonic())
@@ -364,7 +435,7 @@ class Reading:
         """Take the rows (``calls.Receiver``), which may be where they belong already."""
         assert isinstance(value, np.ndarray)
         if self._into is None or not len(value):
-            self.future.set_result(value)
+            self.end(value)
             return
         try:
             self.room(len(value))
@@ -375,16 +446,16 @@ class Reading:
         for part in self._into:
             part[:] = value[start : start + len(part)]
             start += len(part)
-        self.future.set_result(value[:0])
+        self.end(value[:0])
 
     def fail(self, error: BaseException) -> None:
         """Take the error, or ask again (``calls.Receiver``)."""
         may_ask_again = self._asks_again and isinstance(error, WorkerLostError)
         if may_ask_again and not self._here.is_closed and time.monotonic() < self._deadline:
             self._asks_again = False
-            self.ask()
+            self.ask(self._left_s())
         else:
-            self.future.set_exception(self._explained(error))
+            self.end(None, self._explained(error))
 
 
 class _Addresses:
@@ -423,8 +494,10 @@ def resolved(host: str) -> str:
         raise RuntimeError(f"{host}: {error.strerror or error}") from error
 
 
-def _bytes_of(rows: Rows) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+def _bytes_of(rows: Rows) -> memoryview:
+    if not rows.flags.c_contiguous:
+        rows = np.ascontiguousarray(rows)
+    return rows.data.cast("B") if rows.size else memoryview(b"")
 
 
 def _payload(frame: Frame) -> Rows:

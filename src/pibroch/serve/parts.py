@@ -116,7 +116,7 @@ def check_ids(row_ids: Ints, rows: range, row_bytes: int) -> None:
     most = most_ids(row_bytes)
     if not 1 <= len(row_ids) <= most:
         raise DataError(f"{len(row_ids):,} row ids", f"1 to {most:,}")
-    if int((row_ids - rows.start).view(np.uint64).max()) >= len(rows):
+    if int(np.maximum.reduce((row_ids - rows.start).view(np.uint64))) >= len(rows):
         low = int(row_ids.min())
         high = int(row_ids.max())
         raise DataError(

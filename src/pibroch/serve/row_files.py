@@ -222,7 +222,7 @@ class MappedRows:
         ids = self._resolved(batch)
         if self._changes is not None and not ids.one_hot:
             rows, places = rising(ids.row_ids)
-            return self._pooled(self.stored(rows), rows, places, ids)
+            return self._pooling(rows, places, ids)(self.stored(rows))
         pooled_BFD = self._zeros(ids)
         bags = ids.offsets, ids.scale, pooled_BFD.numpy()
         if self._changes is not None:
@@ -233,27 +233,30 @@ class MappedRows:
                 self._add(*arrays, shard.first_row, ids.row_ids, *bags)
         return self._given(pooled_BFD, ids)
 
-    def _pooled(
-        self, records: NDArray[Any], row_ids: Ints, places: Ints, ids: BatchIds
-    ) -> Tensor | EmbeddingOutput:
-        """Embeddings of rows that were taken from their files, as a call gives them.
+    def _pooling(
+        self, row_ids: Ints, places: Ints, ids: BatchIds
+    ) -> Callable[[NDArray[Any]], Tensor | EmbeddingOutput]:
+        """What makes, once, of rows that were taken from their files what a call gives.
 
-        Sums have the order, and so the bits, that they have where an export's files are read, in
-        whichever file a row's newest version lies.
+        It takes them as they are written, ``[R, W]``. Sums have the order, and so the bits, that
+        they have where an export's files are read, in whichever file a row's newest version lies.
 
         Args:
-            records: as they are written ``[R, W]``.
-            row_ids: of these, rising.
+            row_ids: of the rows, rising.
             places: among these, of each id of the batch.
             ids: of the batch.
         """
         pooled_BFD = self._zeros(ids)
+        bags = places, ids.offsets, ids.scale, pooled_BFD.numpy()
         ends = [0, *row_ids.searchsorted(self._file_ends).tolist(), len(row_ids)]
-        for first, end in pairwise(ends):
-            if first < end:
-                arrays = kernel_arrays(records[first:end])
-                self._add(*arrays, first, places, ids.offsets, ids.scale, pooled_BFD.numpy())
-        return self._given(pooled_BFD, ids)
+        of_files = [(first, end) for first, end in pairwise(ends) if first < end]
+
+        def pooled(records: NDArray[Any]) -> Tensor | EmbeddingOutput:
+            for first, end in of_files:
+                self._add(*kernel_arrays(records[first:end]), first, *bags)
+            return self._given(pooled_BFD, ids)
+
+        return pooled
 
     def _given(self, pooled_BFD: Tensor, ids: BatchIds) -> Tensor | EmbeddingOutput:
         """What a call gives: where nothing is pooled, each id was a bag of its own."""

@@ -10,22 +10,18 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 from urllib.parse import urlsplit
-
-from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError, RpcTimeoutError, WorkerLostError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.rows import RowWorker
+from pibroch.rpc.rows import RowsToCome, RowWorker
 from pibroch.rpc.values.messages import encode
 from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, WantedRows
 
 _LEFT_ALONE_S = 1.0  # after it did not answer at all, in which nobody waits for it again
-Rows = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +54,11 @@ class RowHost:
         self._info = WorkerInfo(part.worker, part.number)
         self._lost: tuple[float, str] = (0.0, "")
 
-    def read(self, sha256: str, rows: Ints) -> Future[Rows]:
+    def read(self, sha256: str, rows: Ints) -> RowsToCome:
         """Ask for rows ``[V]`` of an export; returns at once, from any thread.
 
-        The future has them as bytes, one behind the other, or fails with WorkerLostError; it is
-        done within ``ANSWER_TIMEOUT_S``.
+        They come as bytes, one behind the other, or WorkerLostError does, within
+        ``ANSWER_TIMEOUT_S``.
 
         Args:
             sha256: checksum of the export.
@@ -70,12 +66,9 @@ class RowHost:
         """
         until, reason = self._lost
         if time.monotonic() < until:
-            lost: Future[Rows] = Future()
-            lost.set_exception(WorkerLostError(self.address, reason))
-            return lost
-        wanted = encode(WantedRows(sha256))
+            return RowsToCome.failed(WorkerLostError(self.address, reason))
         how = ANSWER_TIMEOUT_S, self._explained
-        return self.worker.read(self._info, wanted, [rows], *how).future
+        return self.worker.read(self._info, _wanted(sha256), [rows], *how)
 
     def _explained(self, error: BaseException) -> BaseException:
         """Name the host as users know it; one that does not answer is left alone for a moment."""
@@ -88,6 +81,11 @@ class RowHost:
         lost = WorkerLostError(self.address, reason)
         lost.__cause__ = error
         return lost
+
+
+@lru_cache(maxsize=8)
+def _wanted(sha256: str) -> bytes:
+    return encode(WantedRows(sha256))
 
 
 def row_hosts(addresses: Sequence[str], access: RowAccess) -> tuple[RowHost, ...]:
@@ -136,7 +134,7 @@ def parsed_address(address: str) -> tuple[str, int]:
 
 
 def when_read(
-    loop: asyncio.AbstractEventLoop, answers: Sequence[Future[Rows]], then: Callable[[], None]
+    loop: asyncio.AbstractEventLoop, answers: Sequence[RowsToCome], then: Callable[[], None]
 ) -> None:
     """Call a function in a loop's thread when all answers are there, or have failed."""
     num_open = len(answers)
@@ -147,7 +145,7 @@ def when_read(
         if num_open == 0:
             then()
 
-    def note(_: Future[Rows]) -> None:
+    def note(_: RowsToCome) -> None:
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:

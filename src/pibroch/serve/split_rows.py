@@ -11,7 +11,6 @@ of an export alone, which never change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,8 +30,10 @@ from pibroch.serve.row_files import MappedRows, rising
 from pibroch.state.export_format import ExportManifest
 
 if TYPE_CHECKING:
-    from pibroch.rpc.rows import RowWorker
+    from pibroch.rpc.rows import RowsToCome, RowWorker
     from pibroch.serve.row_hosts import RowHost
+
+    _Asked = tuple[RowsToCome, int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,11 @@ class RowsAsked:
     """
 
     records: NDArray[Any]
-    asked: list[tuple[Future[NDArray[Any]], int, int, str]]
+    asked: list[_Asked]
     then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
 
     @property
-    def answers(self) -> list[Future[NDArray[Any]]]:
+    def answers(self) -> list[RowsToCome]:
         """With rows that are elsewhere, which nobody has taken yet."""
         return [answer for answer, *_ in self.asked]
 
@@ -143,7 +144,7 @@ class SplitRows(MappedRows):
     def reach(self) -> None:
         """Fetch a row of each part; raises WorkerLostError."""
         firsts = [rows.start for rows in (part.of(self.num_rows) for part in self._parts) if rows]
-        self._asked(np.array(firsts, np.int64), torch.from_numpy)()
+        RowsAsked(*self._asked(np.array(firsts, np.int64)), torch.from_numpy)()
 
     def __call__(self, batch: JaggedBatch) -> Tensor | EmbeddingOutput:
         """Raise WorkerLostError for a host without an answer in time.
@@ -166,25 +167,26 @@ class SplitRows(MappedRows):
             order = newest.argsort()
             newest = newest[order]
 
-        def pooled(records: NDArray[Any]) -> Tensor | EmbeddingOutput:
-            if order is not None:
-                arrived = records
-                records = np.empty_like(arrived)
-                records[order] = arrived
-            return self._pooled(records, rows, places, ids)
+        records, asked = self._asked(newest)
+        pooled = self._pooling(rows, places, ids)
+        if order is None:
+            return RowsAsked(records, asked, pooled)
 
-        return self._asked(newest, pooled)
+        def reordered(arrived: NDArray[Any]) -> Tensor | EmbeddingOutput:
+            records = np.empty_like(arrived)
+            records[order] = arrived
+            return pooled(records)
 
-    def _asked(
-        self, wanted: Ints, then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
-    ) -> RowsAsked:
-        """Rows by rising ids, and what is made of them.
+        return RowsAsked(records, asked, reordered)
+
+    def _asked(self, wanted: Ints) -> tuple[NDArray[Any], list[_Asked]]:
+        """Room for rows by rising ids, and the answers that fill it.
 
         Those of other hosts are on their way, this one's own and those of deltas are there.
         """
         records = self.empty(len(wanted))
+        asked: list[_Asked] = []
         most = most_ids(self.row_bytes)
-        requested = RowsAsked(records, [], then)
         bounds = wanted.searchsorted(self._part_bounds).tolist()
         here = [(bounds[-1], len(wanted))]
         for part, host, (first, end) in zip(
@@ -196,8 +198,8 @@ class SplitRows(MappedRows):
             for begin in range(first, end, most):
                 some = wanted[begin : min(begin + most, end)]
                 answer = host.read(self._sha256, some)
-                requested.asked.append((answer, begin, begin + len(some), host.address))
+                asked.append((answer, begin, begin + len(some), host.address))
         for first, end in here:
             if first < end:
                 records[first:end] = self.exported(wanted[first:end])
-        return requested
+        return records, asked

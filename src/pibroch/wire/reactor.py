@@ -19,6 +19,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import os
 import select
 import selectors
@@ -170,7 +171,7 @@ class Reactor:
         self._has_standby = False  # it is started when users' code first runs on the loop
         self._asyncio: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = math.inf
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -201,7 +202,7 @@ class Reactor:
             self._wake()
             before.join(_SHUTDOWN_TIMEOUT_S)
         self._asyncio = loop
-        self._poll_by(_InAsyncio(loop, lambda fd, events: self._round_in_asyncio([(fd, events)])))
+        self._poll_by(_InAsyncio(loop, self._ready_in_asyncio))
         self._wake()  # timers may be due
 
     def detach(self) -> None:
@@ -212,6 +213,7 @@ class Reactor:
         if self._timer is not None:
             self._timer.cancel()
         self._asyncio = self._timer = None
+        self._timer_at = math.inf
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -223,12 +225,23 @@ class Reactor:
                 poller.register(fd, events)
             self._poller = poller
 
+    def _ready_in_asyncio(self, fd: int, events: int) -> None:
+        """Handle an event, the short way where nothing else is due."""
+        handler = self._handlers.get(fd)
+        if handler is None:
+            self._round_in_asyncio([(fd, events)])
+            return
+        self._guarded(handler, events)
+        is_earlier = self._timers and self._timers[0][0] < self._timer_at
+        if self._soon or self._completions or is_earlier:
+            self._round_in_asyncio([])
+
     def _round_in_asyncio(self, ready: list[tuple[int, int]]) -> None:
         assert self._asyncio is not None
         self._round(ready)
         if self._timers and not self._stopping:
             due = self._timers[0][0]
-            if self._timer is None or due < self._timer_at:
+            if due < self._timer_at:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer_at = due
@@ -237,6 +250,7 @@ class Reactor:
 
     def _turn_late(self) -> None:
         self._timer = None
+        self._timer_at = math.inf
         self._round_in_asyncio([])
 
     def is_loop_thread(self) -> bool:

@@ -119,7 +119,7 @@ def rows():
 
     def greet():
         ids = np.arange(3)
-        answer = reading.read(me, THESE, [ids], HELD_UP_S).future.result(TIMEOUT_S)
+        answer = reading.read(me, THESE, [ids], HELD_UP_S).result(TIMEOUT_S)
         assert np.array_equal(answer.view(np.int64), ids + 1)
 
     try:

@@ -52,7 +52,8 @@ class BulkSender:
     @property
     def num_queued_bytes(self) -> int:
         """Bytes of chunks that the kernel has not taken yet."""
-        return self._num_waiting_bytes + sum(stream.num_queued_bytes for stream in self._streams)
+        queued = sum(stream.num_queued_bytes for stream in self._streams) if self._streams else 0
+        return self._num_waiting_bytes + queued
 
     def add(self, stream: FrameStream) -> None:
         """Use one more stream."""

@@ -19,6 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from pibroch.errors import ProtocolError
 
@@ -123,7 +124,7 @@ class FrameReader:
         self._max_metadata_bytes = max_metadata_bytes
         self._max_payload_bytes = max_payload_bytes
         self._allocate = allocate
-        self._staging = bytearray(READ_AHEAD_BYTES)
+        self._stage(READ_AHEAD_BYTES)
         self._start = self._end = 0  # of the bytes in ``_staging`` that are not parsed yet
         self._frame: Frame | None = None  # its payload is being received
         self.num_frames = 0
@@ -145,7 +146,7 @@ class FrameReader:
         """Where to receive the stream's next bytes; never empty."""
         if self._targets:
             return self._targets[-1]
-        return memoryview(self._staging)[self._end :]
+        return self._staged[self._end :] if self._end else self._staged
 
     def received(self, num_bytes: int) -> list[Frame]:
         """The frames completed by ``num_bytes`` new bytes in ``buffer()``.
@@ -160,20 +161,27 @@ class FrameReader:
             self._finish(frames)
             return frames
         self._end += num_bytes
-        while self._parse(frames):
+        while self._end - self._start >= HEADER.size and self._parse(frames):
             pass
-        self._compact()
+        if self._start < self._end or len(self._staging) > READ_AHEAD_BYTES:
+            self._compact()
+        else:
+            self._start = self._end = 0
         return frames
 
     def close(self) -> None:
         """Release all memory; nothing can be received any more."""
-        self._staging = bytearray()
+        self._stage(0)
         self._start = 0
         self._end = 0
         self._frame = None
         self._checksum = None
         self._targets = []
         self._filling = []
+
+    def _stage(self, size: int) -> None:
+        self._staging = bytearray(size)
+        self._staged = memoryview(self._staging)
 
     def _filled(self, num_bytes: int) -> None:
         rest = self._targets.pop()[num_bytes:]
@@ -192,27 +200,35 @@ class FrameReader:
             self._frame = None
 
     def _parse(self, frames: list[Frame]) -> bool:
-        """Take one frame out of the staging buffer, if it is complete up to its payload."""
+        """Take one frame, whose header is there, out of the staging buffer.
+
+        Whether it is complete up to its payload.
+        """
         start = self._start
-        if self._end - start < HEADER.size:
-            return False
         magic, version, kind, metadata_bytes, number, payload_bytes = HEADER.unpack_from(
             self._staging, start
         )
-        self._check(magic, version, kind & ~CHECKED, metadata_bytes, payload_bytes)
+        if (
+            magic != MAGIC
+            or version != VERSION
+            or kind & ~CHECKED not in _KINDS
+            or metadata_bytes > self._max_metadata_bytes
+            or payload_bytes > self._max_payload_bytes
+        ):
+            self._refuse(magic, version, kind & ~CHECKED, metadata_bytes, payload_bytes)
         body_start = start + HEADER.size
         checks = None
         if kind & CHECKED:
             if self._end < body_start + _CHECKS.size:
                 return False
             checks = _CHECKS.unpack_from(self._staging, body_start)
-            _check_sum("header", checks[0], [memoryview(self._staging)[start:body_start]])
+            _check_sum("header", checks[0], [self._staged[start:body_start]])
             body_start += _CHECKS.size
             kind -= CHECKED
         body_end = body_start + metadata_bytes
         if self._end < body_end:
             return False
-        metadata = bytes(memoryview(self._staging)[body_start:body_end])
+        metadata = bytes(self._staged[body_start:body_end])
         if checks is not None:
             _check_sum("metadata", checks[1], [metadata])
         frame = Frame(_KINDS[kind], number, metadata, payload_bytes)
@@ -240,18 +256,17 @@ class FrameReader:
         self._filling = targets if checksum is not None else []
         self._targets = targets[::-1]
         self._frame = frame
-        staged = memoryview(self._staging)
         while self._targets and self._start < self._end:
             num_bytes = min(self._targets[-1].nbytes, self._end - self._start)
-            self._targets[-1][:num_bytes] = staged[self._start : self._start + num_bytes]
+            self._targets[-1][:num_bytes] = self._staged[self._start : self._start + num_bytes]
             self._start += num_bytes
             self._filled(num_bytes)
         self._finish(frames)
         return not self._targets
 
-    def _check(
+    def _refuse(
         self, magic: bytes, version: int, kind: int, metadata_bytes: int, payload_bytes: int
-    ) -> None:
+    ) -> NoReturn:
         if magic != MAGIC or version != VERSION or kind not in _KINDS:
             raise ProtocolError(
                 f"a frame that begins with {magic!r}, version {version}, kind {kind}",
@@ -264,12 +279,11 @@ class FrameReader:
                 f"at most {self._max_metadata_bytes:,}",
                 "send large data as tensors, or raise limits.metadata_bytes",
             )
-        if payload_bytes > self._max_payload_bytes:
-            raise ProtocolError(
-                f"{payload_bytes:,} bytes of tensors in one message",
-                f"at most {self._max_payload_bytes:,}",
-                "send less at once, or raise limits.message_bytes",
-            )
+        raise ProtocolError(
+            f"{payload_bytes:,} bytes of tensors in one message",
+            f"at most {self._max_payload_bytes:,}",
+            "send less at once, or raise limits.message_bytes",
+        )
 
     def _compact(self) -> None:
         """Make room for the next read.
@@ -279,7 +293,7 @@ class FrameReader:
         num_unparsed = self._end - self._start
         if not num_unparsed:
             if len(self._staging) > READ_AHEAD_BYTES:
-                self._staging = bytearray(READ_AHEAD_BYTES)
+                self._stage(READ_AHEAD_BYTES)
             self._start = self._end = 0
             return
         needed = HEADER.size
@@ -290,9 +304,9 @@ class FrameReader:
             return
         size = max(READ_AHEAD_BYTES, needed)
         if size > len(self._staging):
-            grown = bytearray(size)
-            grown[:num_unparsed] = memoryview(self._staging)[self._start : self._end]
-            self._staging = grown
+            before = self._staged
+            self._stage(size)
+            self._staged[:num_unparsed] = before[self._start : self._end]
         else:
             self._staging[:num_unparsed] = self._staging[self._start : self._end]
         self._start = 0

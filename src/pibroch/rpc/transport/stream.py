@@ -83,6 +83,7 @@ class FrameStream:
         self.num_queued_bytes = 0
         self._is_closed = False
         self._fd = sock.fileno()
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._reading = threading.Lock()
         self._reading.acquire()
         self._is_read_by_caller = False
@@ -104,7 +105,7 @@ class FrameStream:
             return
         with self._lock:
             self._reactor.watch(self._fd, self._events(), self._on_events)
-        if isinstance(self._sock, ssl.SSLSocket):
+        if self._tls is not None:
             # bytes that TLS has decrypted already do not make the socket readable
             self._on_events(READ)
 
@@ -312,7 +313,7 @@ class FrameStream:
                 each.close_fd()
             self._queue[0] = (view, ())
             return sent
-        if len(self._queue) == 1 or isinstance(self._sock, ssl.SSLSocket):
+        if len(self._queue) == 1 or self._tls is not None:
             return self._sock.send(view)
         batch: list[memoryview] = []
         for view, descriptors in self._queue:
@@ -337,11 +338,9 @@ class FrameStream:
                     self._on_frame(frame)
                 if self._reader.num_staged:
                     self._watch_stall()
-                if self._is_closed or (
-                    num_bytes < len(target) and not isinstance(self._sock, ssl.SSLSocket)
-                ):
+                if self._is_closed or (num_bytes < len(target) and self._tls is None):
                     return
-            if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            if self._tls is not None and self._tls.pending():
                 self._reactor.call_soon(lambda: self._on_events(READ))
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
@@ -394,7 +393,7 @@ class FrameStream:
             self._reactor.call_soon(lambda: self.close(reason))
 
     def _receive(self, target: memoryview) -> int:
-        if isinstance(self._sock, ssl.SSLSocket):
+        if self._tls is not None:
             with self._lock:
                 # an OpenSSL object is for one thread at a time, even if one reads and one writes
                 return self._sock.recv_into(target)
