@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -297,88 +298,16 @@ class InPlaceOfRows(Exception):
         self.word = word
 
 
-class RowsToCome:
-    """Rows that will be there, or an error: a future of few parts, as one is made a request.
-
-    Each method is called from any thread.
-    """
-
-    __slots__ = ("_callbacks", "_error", "_is_done", "_rows")
-
-    def __init__(self) -> None:
-        self._rows: Rows | None = None
-        self._error: BaseException | None = None
-        self._is_done = False
-        self._callbacks: list[Callable[[RowsToCome], None]] = []
-
-    @classmethod
-    def failed(cls, error: BaseException) -> RowsToCome:
-        """With this error."""
-        rows = cls()
-        rows.end(None, error)
-        return rows
-
-    def end(self, rows: Rows | None, error: BaseException | None = None) -> None:
-        """Set the outcome, once."""
-        self._rows = rows
-        self._error = error
-        self._is_done = True
-        self._call_back()
-
-    def done(self) -> bool:
-        """Whether the outcome is there."""
-        return self._is_done
-
-    def add_done_callback(self, callback: Callable[[RowsToCome], None]) -> None:
-        """Call it once with this, by the thread that sets the outcome, or now."""
-        self._callbacks.append(callback)
-        if self._is_done:
-            self._call_back()
-
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The error, if that is the outcome.
-
-        Raises:
-            TimeoutError: when nothing is there in time.
-        """
-        if not self._is_done:
-            is_done = threading.Event()
-            self.add_done_callback(lambda _: is_done.set())
-            if not is_done.wait(timeout_s):
-                raise TimeoutError
-        return self._error
-
-    def result(self, timeout_s: float | None = None) -> Rows:
-        """The rows; raises the error, or as :meth:`exception`."""
-        error = self.exception(timeout_s)
-        if error is not None:
-            raise error
-        assert self._rows is not None, "one of both"
-        return self._rows
-
-    def _call_back(self) -> None:
-        """Each callback is taken by one thread, and so called once."""
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop()
-            except IndexError:  # another thread took it
-                return
-            try:
-                callback(self)
-            except Exception:
-                log.exception("a callback failed")
-
-
-class Reading(RowsToCome):
-    """A request for rows under way; see :meth:`RowWorker.read`.
+class Reading:
+    """A request for rows under way; see :meth:`RowWorker.read`. A future of few parts.
 
     Its outcome are the rows as bytes, one behind the other, or nothing where they went into memory
     of the caller's; or ``explained``'s error, :class:`InPlaceOfRows` without that.
     """
 
     __slots__ = (
-        "_asks_again", "_connection", "_deadline", "_explained", "_here", "_into", "numbers",
-        "wanted", "worker",
+        "_asks_again", "_callbacks", "_connection", "_deadline", "_error", "_explained", "_here",
+        "_into", "_is_done", "_rows", "numbers", "wanted", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -392,7 +321,6 @@ class Reading(RowsToCome):
         into: Sequence[Bytes] | None,
         asks_again: bool,
     ) -> None:
-        super().__init__()
         self._here = here
         self.worker = worker
         self.wanted = wanted
@@ -401,10 +329,33 @@ class Reading(RowsToCome):
         self._explained = explained
         self._into = None if into is None else list(into)
         self._asks_again = asks_again
+        self._is_done = False
+        self._callbacks: list[Callable[[], None]] = []
 
     def ask(self, timeout_s: float) -> None:
         """Send it."""
         self._connection = self._here.ask(self, timeout_s)
+
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._is_done
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call it once, by the thread that has the outcome, or now."""
+        self._callbacks.append(callback)
+        if self._is_done:
+            self._call_back()
+
+    def result(self, timeout_s: float | None = None) -> Rows:
+        """The rows, or the error; TimeoutError when nothing is there in time."""
+        if not self._is_done:
+            is_done = threading.Event()
+            self.when_done(is_done.set)
+            if not is_done.wait(timeout_s):
+                raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._rows
 
     def wait(self) -> Rows:
         """The result; where nobody reads the answer yet the calling thread does.
@@ -435,7 +386,7 @@ class Reading(RowsToCome):
         """Take the rows (``calls.Receiver``), which may be where they belong already."""
         assert isinstance(value, np.ndarray)
         if self._into is None or not len(value):
-            self.end(value)
+            self._end(value)
             return
         try:
             self.room(len(value))
@@ -446,7 +397,7 @@ class Reading(RowsToCome):
         for part in self._into:
             part[:] = value[start : start + len(part)]
             start += len(part)
-        self.end(value[:0])
+        self._end(value[:0])
 
     def fail(self, error: BaseException) -> None:
         """Take the error, or ask again (``calls.Receiver``)."""
@@ -455,7 +406,22 @@ class Reading(RowsToCome):
             self._asks_again = False
             self.ask(self._left_s())
         else:
-            self.end(None, self._explained(error))
+            self._end(np.empty(0, np.uint8), self._explained(error))
+
+    def _end(self, rows: Rows, error: BaseException | None = None) -> None:
+        self._rows = rows
+        self._error = error
+        self._is_done = True
+        self._call_back()
+
+    def _call_back(self) -> None:
+        with suppress(IndexError):  # each is taken by one thread
+            while True:
+                callback = self._callbacks.pop()
+                try:
+                    callback()
+                except Exception:
+                    log.exception("a callback failed")
 
 
 class _Addresses:

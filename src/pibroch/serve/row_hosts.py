@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pibroch.errors import ConfigError, RpcTimeoutError, WorkerLostError
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc.info import WorkerInfo
-from pibroch.rpc.rows import RowsToCome, RowWorker
+from pibroch.rpc.rows import Reading, RowWorker
 from pibroch.rpc.values.messages import encode
 from pibroch.serve.parts import ANSWER_TIMEOUT_S, Part, WantedRows
 
@@ -54,11 +54,11 @@ class RowHost:
         self._info = WorkerInfo(part.worker, part.number)
         self._lost: tuple[float, str] = (0.0, "")
 
-    def read(self, sha256: str, rows: Ints) -> RowsToCome:
+    def read(self, sha256: str, rows: Ints) -> Reading:
         """Ask for rows ``[V]`` of an export; returns at once, from any thread.
 
         They come as bytes, one behind the other, or WorkerLostError does, within
-        ``ANSWER_TIMEOUT_S``.
+        ``ANSWER_TIMEOUT_S``. It is raised for a host that has just not answered.
 
         Args:
             sha256: checksum of the export.
@@ -66,7 +66,7 @@ class RowHost:
         """
         until, reason = self._lost
         if time.monotonic() < until:
-            return RowsToCome.failed(WorkerLostError(self.address, reason))
+            raise WorkerLostError(self.address, reason)
         how = ANSWER_TIMEOUT_S, self._explained
         return self.worker.read(self._info, _wanted(sha256), [rows], *how)
 
@@ -134,7 +134,7 @@ def parsed_address(address: str) -> tuple[str, int]:
 
 
 def when_read(
-    loop: asyncio.AbstractEventLoop, answers: Sequence[RowsToCome], then: Callable[[], None]
+    loop: asyncio.AbstractEventLoop, answers: Sequence[Reading], then: Callable[[], None]
 ) -> None:
     """Call a function in a loop's thread when all answers are there, or have failed."""
     num_open = len(answers)
@@ -145,7 +145,7 @@ def when_read(
         if num_open == 0:
             then()
 
-    def note(_: RowsToCome) -> None:
+    def note() -> None:
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -158,4 +158,4 @@ def when_read(
     if not answers:
         then()
     for answer in answers:
-        answer.add_done_callback(note)
+        answer.when_done(note)

@@ -30,10 +30,10 @@ from pibroch.serve.row_files import MappedRows, rising
 from pibroch.state.export_format import ExportManifest
 
 if TYPE_CHECKING:
-    from pibroch.rpc.rows import RowsToCome, RowWorker
+    from pibroch.rpc.rows import Reading, RowWorker
     from pibroch.serve.row_hosts import RowHost
 
-    _Asked = tuple[RowsToCome, int, int, str]
+    _Asked = tuple[Reading, int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class RowsAsked:
     then: Callable[[NDArray[Any]], Tensor | EmbeddingOutput]
 
     @property
-    def answers(self) -> list[RowsToCome]:
+    def answers(self) -> list[Reading]:
         """With rows that are elsewhere, which nobody has taken yet."""
         return [answer for answer, *_ in self.asked]
 

@@ -225,9 +225,9 @@ def test_requests_for_rows_are_checked(line):
                 assert answer.result(TIMEOUT_S).tobytes() == right
 
             def refused(sha256, ids):
-                error = host.read(sha256, ids).exception(TIMEOUT_S)
-                assert isinstance(error, WorkerLostError) and str(port) in str(error)
-                return str(error)
+                with pytest.raises(WorkerLostError, match=str(port)) as error:
+                    host.read(sha256, ids).result(TIMEOUT_S)
+                return str(error.value)
 
             assert "without numbers" in refused(sha256, wanted[:0])
             for outside in (held.start - 1, held.stop, -1, 1 << 62, -(1 << 63)):
@@ -247,9 +247,11 @@ def test_requests_for_rows_are_checked(line):
             addresses = [
                 f"127.0.0.1:{port if number == 1 else number + 9}" for number in range(count)
             ]
-            with asking(*addresses, access=access) as hosts:
-                error = hosts[1].read(sha256, wanted).exception(TIMEOUT_S)
-                assert isinstance(error, WorkerLostError) and reason in str(error)
+            with (
+                asking(*addresses, access=access) as hosts,
+                pytest.raises(WorkerLostError, match=reason),
+            ):
+                hosts[1].read(sha256, wanted).result(TIMEOUT_S)
     assert 'pibroch_requests_total{endpoint="rows",status="409"} 1' in metrics.text({}).decode()
     app = admission_of(store, None)
     status, body = ask_app(app, "/score", b"[]")
