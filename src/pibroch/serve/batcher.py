@@ -189,6 +189,9 @@ class Batcher:
         try:
             whole = _merged(batch)
             begun = batch[0].predictor.begin(whole)
+        except WorkerLostError as error:
+            self._end(batch, _lost(batch, error))
+            return
         except Exception:
             self._hand_over(batch)
             return

@@ -68,9 +68,9 @@ def step_s_of(machine: Machine, counts: Sequence[StepCount], dense: Dense) -> fl
     A rank is on each of as many hosts, which share its cores.
     """
     size = len(counts[0].operations[0].parts[0])
-    network, memory = machine.network, machine.memory
-    link = (network.bytes_per_second or 1e9) / network.wire_share
-    cluster = Cluster(size, 1, link, memory.bytes_per_second or 1e9, float(machine.cores), size)
+    link = (machine.network.bytes_per_second or 1e9) / machine.network.wire_share
+    local = machine.memory.bytes_per_second or 1e9
+    cluster = Cluster(size, 1, link, local, float(machine.cores), size)
     return predict(counts, Conditions("alltoall", cluster, machine, dense)).step_s
 
 
