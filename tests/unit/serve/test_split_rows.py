@@ -33,7 +33,7 @@ from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part, by_ids
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.row_hosts import RowAccess, row_hosts
+from pibroch.serve.row_hosts import RowAccess, row_hosts, when_read
 from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import ServerLimits
 from pibroch.serve.split_rows import RowSplit
@@ -380,6 +380,15 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(line):
                 assert torch.equal(predictor.score_raw(line.rows), expected)
 
 
+async def come(reading):
+    """The rows of a reading, in whose loop this runs."""
+    loop = asyncio.get_running_loop()
+    is_there = loop.create_future()
+    when_read(loop, [reading], lambda: is_there.set_result(None))
+    await asyncio.wait_for(is_there, TIMEOUT_S)
+    return reading.result(0)
+
+
 def test_a_request_goes_on_in_asyncio_and_behind_it(line):
     """The loop that turns it may end, and another begin."""
     here = HereHost(line.folders[0], Part(1, 2))
@@ -395,20 +404,13 @@ def test_a_request_goes_on_in_asyncio_and_behind_it(line):
             host.worker.attach(asyncio.get_running_loop())
             try:
                 answer = host.read(sha256, ids)
-                rows = await asyncio.wait_for(asyncio.wrap_future(answer), TIMEOUT_S)
-                assert rows.tobytes() == right
+                assert (await come(answer)).tobytes() == right
                 turning = [each.name for each in threading.enumerate()].count("rows")
                 assert turning == 1, "that of the host that gives"
                 silent = row_hosts(["127.0.0.1:9"], ACCESS)[0]
                 silent.worker.attach(asyncio.get_running_loop())
-                lost = await asyncio.wait_for(
-                    asyncio.gather(
-                        asyncio.wrap_future(silent.read(sha256, ids)),
-                        return_exceptions=True,
-                    ),
-                    TIMEOUT_S,
-                )
-                assert isinstance(lost[0], WorkerLostError)
+                with pytest.raises(WorkerLostError):
+                    await come(silent.read(sha256, ids))
                 silent.worker.detach()
                 silent.worker.close()
             finally:
