@@ -72,8 +72,8 @@ def scores_of(logits: Tensor, schema: Schema) -> Tensor:
 def scores_of_logits(logits: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
     """The same in NumPy, in float64, as files and answers have it."""
     are_numbers = _are_numbers(schema)
-    with np.errstate(over="ignore"):
-        scores = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+    # exp(700) is no overflow yet, and exp(-700) is 0 in float32
+    scores = 1.0 / (1.0 + np.exp(-np.maximum(logits, -700.0, dtype=np.float64)))
     if any(are_numbers):
         scores = np.where(are_numbers, logits, scores)
     return scores.astype(np.float32)

@@ -222,7 +222,9 @@ class RowWorker:
         try:
             if self._give is None or not len(payload):
                 raise ProtocolError("a request for rows without numbers", "some")
-            if max(connection.bytes_owed, 8 * AT_ONCE * connection.num_at_work) > MOST_OWED_BYTES:
+            assert connection.stream is not None
+            owed = connection.stream.num_queued_bytes, 8 * AT_ONCE * connection.num_at_work
+            if max(owed) > MOST_OWED_BYTES:
                 raise ProtocolError("one more request for rows", "answers that are taken")
         except ProtocolError as error:
             connection.send_failure(number, encode_failure(error))

@@ -319,12 +319,13 @@ def columns_of(rows: Sequence[object], columns: Sequence[str]) -> dict[str, list
                 f"a {type(row).__name__} as row {number}",
                 "an object with a value for each column",
             )
-        for column, values in values_by_column.items():
-            if column not in row:
-                raise DataError(
-                    f"row {number} without `{column}`",
-                    f"the columns {', '.join(columns)[:160]}",
-                    "send null for missing",
-                )
-            values.append(row[column])
+        try:
+            for column, values in values_by_column.items():
+                values.append(row[column])
+        except KeyError as error:
+            raise DataError(
+                f"row {number} without `{column}`",
+                f"the columns {', '.join(columns)[:160]}",
+                "send null for missing",
+            ) from error
     return values_by_column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -130,16 +131,21 @@ def _checked(columns: Mapping[str, object]) -> RawColumns:
         if not isinstance(values, list):
             got = f"got no list of values for column `{column[:80]}`"
             raise Refusal(400, f"{got}; need one for each column")
-        if not _SINGLE.issuperset(map(type, values)):
-            for number, value in enumerate(values):
-                if type(value) not in _SINGLE and not _is_list_of_single(value):
-                    got = f"got an object or nested list as `{column[:80]}` of row {number}"
-                    raise Refusal(400, f"{got}; need text, a number, a list of such or null")
         checked[column] = values
-    if len({len(values) for values in checked.values()}) > 1:
+    if not _SINGLE.issuperset(map(type, chain.from_iterable(checked.values()))):
+        _refuse_nested(checked)
+    if len(set(map(len, checked.values()))) > 1:
         need = "need one value a row in each, null where missing"
         raise Refusal(400, f"got columns of different lengths; {need}")
     return checked
+
+
+def _refuse_nested(columns: RawColumns) -> None:
+    for column, values in columns.items():
+        for number, value in enumerate(values):
+            if type(value) not in _SINGLE and not _is_list_of_single(value):
+                got = f"got an object or nested list as `{column[:80]}` of row {number}"
+                raise Refusal(400, f"{got}; need text, a number, a list of such or null")
 
 
 def _is_list_of_single(value: object) -> bool:

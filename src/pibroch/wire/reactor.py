@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 READ = 1  # as epoll has them
 WRITE = 4
 _SHUTDOWN_TIMEOUT_S = 10.0
+_FAILED = "a handler of the network thread failed"
 _WAKE_BYTES = 4096
 # when the next event is due, the loop polls for so long before it sleeps: waking up takes longer
 SPIN_S = 0.0004
@@ -231,7 +232,10 @@ class Reactor:
         if handler is None:
             self._round_in_asyncio([(fd, events)])
             return
-        self._guarded(handler, events)
+        try:
+            handler(events)
+        except Exception:
+            log.exception(_FAILED)
         is_earlier = self._timers and self._timers[0][0] < self._timer_at
         if self._soon or self._completions or is_earlier:
             self._round_in_asyncio([])
@@ -487,4 +491,4 @@ class Reactor:
         try:
             function(*args)
         except Exception:
-            log.exception("a handler of the network thread failed")
+            log.exception(_FAILED)

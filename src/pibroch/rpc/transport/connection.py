@@ -180,12 +180,19 @@ class Connection:
         Once the connection is lost, frames are dropped silently: ``on_lost`` has reported it.
         """
         payload_bytes = sum(map(len, payload))
-        report = b"" if self.sharing is None else self.sharing.report()
-        start = report + header(kind, number, len(metadata), payload_bytes)
+        start = header(kind, number, len(metadata), payload_bytes)
+        if self.sharing is not None:
+            start = self.sharing.report() + start
+        buffers: list[Buffer]
         if payload_bytes <= _COPY_BELOW_BYTES:
-            self.send_buffers([b"".join((start, metadata, *payload))])
+            buffers = [b"".join((start, metadata, *payload))]
         else:
-            self.send_buffers([start + metadata, *payload])
+            buffers = [start + metadata, *payload]
+        stream = self.stream
+        if stream is not None:
+            stream.send(buffers)
+        else:
+            self.send_buffers(buffers)
 
     def send_failure(self, number: int, metadata: bytes) -> None:
         """Send an error in place of an answer; never blocks.

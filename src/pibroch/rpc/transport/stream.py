@@ -84,6 +84,8 @@ class FrameStream:
         self._is_closed = False
         self._fd = sock.fileno()
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        is_plain = self._tls is None and not self._takes_descriptors
+        self._receive = sock.recv_into if is_plain else self._receive_specially
         self._reading = threading.Lock()
         self._reading.acquire()
         self._is_read_by_caller = False
@@ -392,13 +394,11 @@ class FrameStream:
         if not self._reactor.is_loop_thread():
             self._reactor.call_soon(lambda: self.close(reason))
 
-    def _receive(self, target: memoryview) -> int:
+    def _receive_specially(self, target: memoryview) -> int:
         if self._tls is not None:
             with self._lock:
                 # an OpenSSL object is for one thread at a time, even if one reads and one writes
                 return self._sock.recv_into(target)
-        if not self._takes_descriptors:
-            return self._sock.recv_into(target)
         num_bytes, descriptors, is_cut = receive_descriptors(self._sock, target)
         # before the check: descriptors in this queue are closed with the stream
         self._descriptors.extend(descriptors)
