@@ -27,6 +27,9 @@ MOST_HEAD_BYTES = 64 << 10
 MOST_PIPELINED = 64
 """Requests behind one that is being answered; to read more at once would keep all others waiting.
 """
+_CONTINUE = b"HTTP/1.1 100 "
+_JOINED_BYTES = 64 << 10
+"""A longer body is not copied behind its head."""
 NEVER_S = 1 << 30
 """What uvicorn is given as a timeout that is kept here."""
 
@@ -114,7 +117,10 @@ class _BoundedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refuse(Refusal(429, f"got more than {MOST_PIPELINED} requests before an answer"))
             raise httptools.HttpParserError  # so that no more is read
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before and self.scope["method"] != "HEAD":  # whose answers have none
+            self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -218,6 +224,41 @@ class _BoundedConnection(HttpToolsProtocol):
     def _count_unsent(self, count: int) -> None:
         self.open_connections.num_bytes += count - self._unsent_bytes
         self._unsent_bytes = count
+
+
+class _HeadWithBody:
+    """What one answer is written to: its head waits for its body, so that both are one packet.
+
+    To send them apart costs a call of the system here and wakes the client twice.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, part: bytes) -> None:
+        """Write the head, or a part of the body; there is one, be it empty."""
+        if self._head is not None:
+            if len(part) > _JOINED_BYTES:
+                self._transport.write(self._head)
+                self._head = b""
+            self._transport.write(self._head + part)
+            self._head = b""
+        elif part.startswith(_CONTINUE):
+            self._transport.write(part)
+        else:
+            self._head = part
+
+    def is_closing(self) -> bool:
+        """Whether nothing is read any more."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        self._transport.write(self._head or b"")
+        self._transport.close()
 
 
 class _TlsHandshake(asyncio.Protocol):

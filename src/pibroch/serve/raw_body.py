@@ -112,40 +112,42 @@ def _decoded(body: bytes, columns: Sequence[str], max_rows: int, need: str) -> A
 
 
 def _columns_in(content: object, columns: Sequence[str], need: str) -> RawColumns:
+    """Columns of one length, whose values are single ones or lists of these."""
     if isinstance(content, dict) and len(content) == 1:
         if isinstance(content.get("columns"), dict):
-            return _checked({column: content["columns"].get(column) for column in columns})
+            found = {column: content["columns"].get(column) for column in columns}
+            return _of_single_values(_of_one_length(found))
         content = content.get("rows")
     if not isinstance(content, list):
         raise Refusal(400, f"got JSON of another form; {need}")
     try:
-        return _checked(columns_of(content, columns))
+        return _of_single_values(columns_of(content, columns))
     except DataError as error:
         raise Refusal(400, str(error)) from error
 
 
-def _checked(columns: Mapping[str, object]) -> RawColumns:
-    """Columns of one length, whose values are single ones or lists of these."""
+def _of_one_length(columns: Mapping[str, object]) -> RawColumns:
     checked: RawColumns = {}
     for column, values in columns.items():
         if not isinstance(values, list):
             got = f"got no list of values for column `{column[:80]}`"
             raise Refusal(400, f"{got}; need one for each column")
         checked[column] = values
-    if not _SINGLE.issuperset(map(type, chain.from_iterable(checked.values()))):
-        _refuse_nested(checked)
     if len(set(map(len, checked.values()))) > 1:
         need = "need one value a row in each, null where missing"
         raise Refusal(400, f"got columns of different lengths; {need}")
     return checked
 
 
-def _refuse_nested(columns: RawColumns) -> None:
+def _of_single_values(columns: RawColumns) -> RawColumns:
+    if _SINGLE.issuperset(map(type, chain.from_iterable(columns.values()))):
+        return columns
     for column, values in columns.items():
         for number, value in enumerate(values):
             if type(value) not in _SINGLE and not _is_list_of_single(value):
                 got = f"got an object or nested list as `{column[:80]}` of row {number}"
                 raise Refusal(400, f"{got}; need text, a number, a list of such or null")
+    return columns
 
 
 def _is_list_of_single(value: object) -> bool:

@@ -173,6 +173,24 @@ def test_an_upgrade_that_is_not_taken_loses_nothing(export, hasty):
         assert received_from(client).startswith(b"HTTP/1.1 405")
 
 
+def test_an_answer_is_one_packet(export, hasty):
+    """A client that wakes up for a head alone waits once more."""
+    body = json.dumps([export.row]).encode()
+    with opened(hasty) as client:
+        for _ in range(20):
+            client.sendall(scored(body))
+            answer = client.recv(1 << 16)
+            head, _, scores = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200") and json.loads(scores)["scores"], answer
+        client.sendall(READY.replace(b"GET", b"HEAD"))
+        assert client.recv(1 << 16).endswith(b"\r\n\r\n")
+        waits = scored(body, b"expect: 100-continue")
+        client.sendall(waits[: -len(body)])
+        assert client.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
 def test_what_is_wrong_is_answered_behind_what_is_right(export):
     """The first request waits for others when the second one of the packet cannot be read."""
     with serving(export.path, "--batch-delay-ms", 300, "--body-timeout", 0.1) as server:
