@@ -342,7 +342,7 @@ def _link(channel: Channel) -> Link:
     return Link(
         bytes_per_second=moved / max(1e-9, wall[-1] - wall[0]),
         message_s=wall[0],
-        call_cpu_s=cpu[0],
+        call_cpu_s=cpu[0] / others,
         byte_cpu_s=max(0.0, cpu[-1] - cpu[0]) / (2 * moved),
     )
 

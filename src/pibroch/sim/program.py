@@ -128,7 +128,8 @@ class Program:
         """A message of each rank to all others; returns the tasks that end when all has come.
 
         Of W ranks the last one to call holds back a share of ``1 / (W - 1)`` of what each of the
-        others waits for; what the rest sends may go before.
+        others waits for; what the rest sends may go before. A part of a sum passes through all
+        ranks: of its 2 (W - 1) rounds the ranks behind the last one have had 0 to W - 2 before.
 
         Args:
             thread: that sends and waits.
@@ -142,32 +143,39 @@ class Program:
         groups = [range(size)] if groups is None else groups
         posted = self._last[thread]
         everyone = posted.copy()
-        others = np.zeros(size)
+        hosts = self.cluster.host_of_rank
+        others, beside = (np.zeros(size) for _ in range(2))
         message_s = np.zeros(size)
         for group in groups:
             members = np.array(group)
             if len(members) > 1:
                 everyone[members] = self._line.join([posted[members]])
                 others[members] = len(members) - 1
+                here = hosts[members]
+                beside[members] = np.bincount(here)[here] - 1
                 message_s[members] = self._link_of(members).message_s
         if not others.any():
             return posted
         early = (others - 1).clip(0) / others.clip(1)
+        if summed is not None:
+            early = early / 4
         network = self.machine.network
         memory = self.machine.memory
         nobody = np.full(size, ALONE)
-        ends = [self._line.add(nobody, rounds * message_s, [everyone])]
+        first_bytes = self._line.add(nobody, rounds * message_s, [everyone])
+        ends = [first_bytes]
         rate = self.cluster.link * network.wire_share
         for resource, num_bytes in ((self._out, flow.out_link), (self._in, flow.in_link)):
             if num_bytes.any():
                 first = self._line.add(resource, early * num_bytes / rate, [posted])
                 ends.append(
-                    self._line.add(resource, (1 - early) * num_bytes / rate, [first, everyone])
+                    self._line.add(resource, (1 - early) * num_bytes / rate, [first, first_bytes])
                 )
         local = flow.out_local + flow.in_local
         if local.any():
             ends.append(self._line.add(nobody, local / 2 / self.cluster.local, [everyone]))
-        cpu = _cpu(network, flow.out_link + flow.in_link) + _cpu(memory, local)
+        cpu = _cpu(network, flow.out_link + flow.in_link, np.maximum(others - beside, rounds))
+        cpu = cpu + _cpu(memory, local, np.maximum(beside, rounds))
         if cpu.any() and self.machine.accelerator is None:
             ends.append(self._line.add(self._place, cpu, [everyone]))
         return self._next(thread, name, nobody, 0.0, ends, Sent(flow, groups, summed))
@@ -206,5 +214,5 @@ class Program:
         return tasks
 
 
-def _cpu(link: Link, num_bytes: Floats) -> Floats:
-    return link.call_cpu_s * (num_bytes > 0) + link.byte_cpu_s * num_bytes
+def _cpu(link: Link, num_bytes: Floats, messages: Floats) -> Floats:
+    return link.call_cpu_s * messages * (num_bytes > 0) + link.byte_cpu_s * num_bytes

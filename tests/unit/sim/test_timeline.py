@@ -29,15 +29,27 @@ def test_a_message_takes_what_its_link_takes_after_the_last_rank_has_called():
     program.work("c", "before", np.array([1.0, 3.0]))
     sent = np.array([[0, 200], [100, 0]])
     ends = program.exchange("c", "rows", program.flow(sent))
-    # 200 bytes at 100 bytes a second for either end of the larger one
-    assert program.run()[1][ends].tolist() == [5.0, 5.0]
+    # half a second, then 200 bytes at 100 bytes a second for either end of the larger one
+    assert program.run()[1][ends].tolist() == [5.5, 5.5]
 
 
-def test_latency_bounds_short_messages():
+def test_messages_one_after_the_other_have_a_latency_each():
     program = Program(cluster(2), MACHINE)
     program.work("c", "before", np.zeros(2))
     ends = program.exchange("c", "counts", program.flow(np.ones((2, 2))), rounds=2)
-    assert program.run()[1][ends].tolist() == [1.0, 1.0]
+    assert program.run()[1][ends].tolist() == [1.01, 1.01]
+
+
+def test_each_message_takes_time_of_its_rank():
+    link = Link(call_cpu_s=0.5)
+    machine = MACHINE.model_copy(update={"network": link, "memory": link})
+    for per_host in (1, 2, 4):
+        program = Program(cluster(4 // per_host, per_host=per_host), machine)
+        program.work("c", "before", np.zeros(4))
+        sent = np.full((4, 4), 1.0) - np.eye(4)
+        ends = program.exchange("c", "rows", program.flow(sent))
+        # three messages of a rank, on one core a host
+        assert program.run()[1][ends].tolist() == [1.5 * per_host] * 4, per_host
 
 
 def test_of_many_ranks_most_travels_before_the_last_calls():
@@ -47,7 +59,17 @@ def test_of_many_ranks_most_travels_before_the_last_calls():
     sent = np.full((size, size), 100.0) - 100 * np.eye(size)
     ends = program.run_ends = program.exchange("c", "rows", program.flow(sent))
     # three of four parts are through; the last rank has all four before it
-    assert program.run()[1][ends].tolist() == [11.0, 11.0, 11.0, 11.0, 14.0]
+    assert program.run()[1][ends].tolist() == [11.5, 11.5, 11.5, 11.5, 14.0]
+
+
+def test_of_sums_little_travels_before_the_last_calls():
+    """A part passes through all ranks: one of the two others has had one of four rounds."""
+    program = Program(cluster(3), MACHINE)
+    program.work("c", "before", np.array([0.0, 0, 8]))
+    flow = Flow.ring(600.0, program.cluster.host_of_rank)
+    ends = program.exchange("c", "sums", flow, 4, summed=np.full(3, 600.0))
+    # 800 bytes, seven of eight behind four latencies; the last rank has all of them before it
+    assert program.run()[1][ends].tolist() == [17.0, 17.0, 17.0]
 
 
 def test_groups_do_not_wait_for_each_other():
@@ -57,7 +79,7 @@ def test_groups_do_not_wait_for_each_other():
     sent[0, 1] = sent[1, 0] = sent[2, 3] = sent[3, 2] = 100
     groups = [(0, 1), (2, 3)]
     message = program.exchange("c", "rows", program.flow(sent), groups=groups)
-    assert program.run()[1][message].tolist() == [3.0, 3.0, 6.0, 6.0]
+    assert program.run()[1][message].tolist() == [3.5, 3.5, 6.5, 6.5]
     alone = Program(cluster(2), MACHINE)
     own = alone.work("c", "dense", np.array([1.0, 2]))
     flow = alone.flow(np.zeros((2, 2)))
@@ -83,7 +105,7 @@ def test_jitter_is_of_its_seed_and_makes_ranks_wait():
         return program.run()[1].max()
 
     assert time_of(0.2, 1) == time_of(0.2, 1) != time_of(0.2, 2)
-    assert time_of(0.0, 1) == pytest.approx(20 * 1.5)
+    assert time_of(0.0, 1) == pytest.approx(20 * 1.51)
     assert time_of(0.2, 1) > 1.05 * time_of(0.0, 1)
 
 
