@@ -64,7 +64,9 @@ COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
 ]  # fmt: skip
-PLOT = PlotSpec("ms", ("ids", "hosts", "rate"), "dim", "contender", "ms a step")
+PLOT = PlotSpec(
+    "over_measured", ("hosts", "rate"), "dim", "exchange", "predicted over measured", decimals=2
+)
 MEANINGS = (
     (
         "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
@@ -255,6 +257,7 @@ def row_of(
         "p50_ms": measured_ms[1],
         "p80_ms": measured_ms[2],
         "time_error": predicted_ms / measured_ms[1] - 1,
+        "over_measured": predicted_ms / measured_ms[1],
         "predicted_mb": predicted_mb,
         "link_mb": link_mb,
         "bytes_error": predicted_mb / link_mb - 1,
