@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -21,7 +21,7 @@ import torch
 import pibroch as pb
 from benchmarks.cases import Arrays, Case
 from benchmarks.comparison import Lineup, noise_note
-from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, measure_at
+from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, joined, measure_at
 from benchmarks.lab import Lab
 from benchmarks.lab.network import LINK
 from benchmarks.load import ForeignLoad
@@ -39,7 +39,7 @@ from pibroch.embedding import group_tables
 from pibroch.planner import Plan
 from pibroch.sim.calibrate import Sample, calibrate
 from pibroch.sim.cluster import Cluster, bytes_per_second
-from pibroch.sim.counting import Job
+from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
 from pibroch.sim.machine import Machine
@@ -59,7 +59,10 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
-SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=LOOKAHEAD + 4, pause_s=0.3)
+ROUNDS = 2
+WARM_UP = LOOKAHEAD + 4
+SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.3)
+"""Of a round at one rate, which begins and ends with a calibration."""
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
@@ -69,14 +72,15 @@ PLOT = PlotSpec(
 )
 MEANINGS = (
     (
-        "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
-        " two ranks, before and after the measurement; `alone_ms`: if work took within a step what"
-        " it takes by itself, which is all that a calibration knows without a step of `alltoall`"
+        "`predicted_ms`: the step, the mean of predictions from three calibrations of this machine"
+        " at two ranks, before, between and after two rounds of ten steps; `alone_ms`: if work took"
+        " within a step what it takes by itself, which is all that a calibration knows without a"
+        " step of `alltoall`"
     ),
     "`time_error`: predicted over the measured median, less 1",
     (
         "`predicted_mb`: payload that a host's link carries a step, dense gradients included;"
-        " `link_mb`: what the interface counted of the steps before and during the measurement;"
+        " `link_mb`: what the interface counted of these rounds;"
         " it sees segments before they are cut, with few headers"
     ),
     "`towers`: each host holds whole tables, no module between",
@@ -128,40 +132,48 @@ def run(options: Options) -> Report:
     load = ForeignLoad()
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):
-        before = calibrated(setting, options)
         case = case_of_setting(setting, options)
         with Lab(setting.hosts) as lab, teams(Lineup.of(WORKERS, {}).specs, lab) as running:
             for team in running:
                 lookahead = {"lookahead": LOOKAHEAD} if team.spec.label == "lookahead" else {}
                 options.say(f"{setting}: {team.spec.label}")
                 team.setup(with_options(case, lookahead))
+                team.run("step", 0, WARM_UP)
                 team.count_load(load)
-            outcomes = {}
+            calibrate_now = partial(calibrated, setting, options, lab)
+            machines: dict[str, list[Machine]] = {}
+            outcomes: dict[str, Outcome] = {}
+            # the speed of a virtual machine drifts by a tenth within minutes
+            machine = calibrate_now()
             for rate in RATES:
-                options.say(f"{setting}, {rate}")
-                outcomes[rate] = measure_at(rate, lab, running, SCHEDULE)
-        # the speed of a virtual machine drifts by a tenth within minutes
-        machines = before, calibrated(setting, options)
+                machines[rate] = [machine]
+                rounds = []
+                for _ in range(ROUNDS):
+                    options.say(f"{setting}, {rate}")
+                    rounds.append(measure_at(rate, lab, running, SCHEDULE))
+                    machine = calibrate_now()
+                    machines[rate].append(machine)
+                outcomes[rate] = joined(rounds)
         for exchange in WORKERS:
             options.say(f"{setting}: predicting {exchange}")
-            predicted = predictions(case, setting, exchange, machines)
-            alone = predictions(case, setting, exchange, [as_alone(each) for each in machines])
-            rows += [
-                row_of(setting, (exchange, rate), predicted[rate], outcomes[rate])
-                | {"alone_ms": mean(each.step_s * 1e3 for each in alone[rate])}
-                for rate in RATES
-            ]
+            counts, conditions = counted(case, setting, exchange)
+            for rate, calibrations in machines.items():
+                predicted, alone = (
+                    [predict(counts, conditions(rate, each)) for each in those]
+                    for those in (calibrations, [as_alone(each) for each in calibrations])
+                )
+                row = row_of(setting, (exchange, rate), predicted, outcomes[rate])
+                rows.append(row | {"alone_ms": mean(each.step_s * 1e3 for each in alone)})
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
     return Report("simulate", title, rows, COLUMNS, PLOT, notes, provenance())
 
 
-def calibrated(setting: Setting, options: Options) -> Machine:
-    """This machine at this moment."""
-    with Lab(2, rate=CALIBRATED_RATE) as lab:
-        enter = partial(enter_host, lab)
-        sample = sample_of(setting.dim, options)
-        return calibrate([sample], "this machine", options.say, 2, enter)
+def calibrated(setting: Setting, options: Options, lab: Lab) -> Machine:
+    """This machine at this moment, by two ranks on two hosts of the lab."""
+    lab.network.shape(CALIBRATED_RATE)
+    sample = sample_of(setting.dim, options)
+    return calibrate([sample], "this machine", options.say, 2, partial(enter_host, lab))
 
 
 def as_alone(machine: Machine) -> Machine:
@@ -211,10 +223,10 @@ def job_of(case: Case, num_ranks: int, batch_size: int, seed: int | None = None)
     return Job(groups, Plan.of(tables, num_ranks, "row_wise"), batch_of, seed=seed)
 
 
-def predictions(
-    case: Case, setting: Setting, exchange: str, machines: Sequence[Machine]
-) -> dict[str, list[Prediction]]:
-    """By rate, one of each calibration."""
+def counted(
+    case: Case, setting: Setting, exchange: str
+) -> tuple[list[StepCount], Callable[[str, Machine], Conditions]]:
+    """Steps of an exchange, and what they are made under at a rate, by a calibration."""
     job = job_of(case, setting.hosts, BATCH_SIZE)
     how: Ahead | ByTowers | None = Ahead(LOOKAHEAD) if exchange == "lookahead" else None
     by_towers = ranks_as_hosts(job)
@@ -222,16 +234,15 @@ def predictions(
         job, how = by_towers
     if exchange == "retrieve":  # whose training makes the steps of
         exchange = "alltoall"
-    counts = count(job, exchange, how, 4)
 
-    def at(rate: str, machine: Machine) -> Prediction:
+    def conditions(rate: str, machine: Machine) -> Conditions:
         dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
         memory = machine.memory.bytes_per_second or 1e9
         cores = float(machine.cores)
         cluster = Cluster(setting.hosts, 1, bytes_per_second(rate), memory, cores, setting.hosts)
-        return predict(counts, Conditions(exchange, cluster, machine, dense))
+        return Conditions(exchange, cluster, machine, dense)
 
-    return {rate: [at(rate, machine) for machine in machines] for rate in RATES}
+    return count(job, exchange, how, 4), conditions
 
 
 def row_of(
@@ -240,7 +251,7 @@ def row_of(
     predicted: Sequence[Prediction],
     outcome: Outcome,
 ) -> Row:
-    """Predicted beside measured: the mean of what both calibrations say."""
+    """Predicted beside measured: the mean of what all calibrations say."""
     times = outcome.times[which[0]]
     measured_ms = [times.percentile(percent) for percent in (20, 50, 80)]
     link_mb = outcome.link_mb[which[0]][0]

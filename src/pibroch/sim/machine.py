@@ -87,6 +87,8 @@ class Link(_Part):
         call_cpu_s: seconds of CPU of a rank for a message to another one and one from it.
         byte_cpu_s: for a byte that it sends, and another for one that comes.
         wire_share: bytes of payload for each byte that the link carries.
+        contention: share of its time that is lost where all its flows compete with others at their
+            other ends.
     """
 
     bytes_per_second: float | None = Field(default=None, gt=0)
@@ -94,6 +96,7 @@ class Link(_Part):
     call_cpu_s: float = Field(default=0.0, ge=0)
     byte_cpu_s: float = Field(default=0.0, ge=0)
     wire_share: float = Field(default=1.0, gt=0, le=1)
+    contention: float = Field(default=0.0, ge=0, lt=1)
 
 
 class Accelerator(_Part):

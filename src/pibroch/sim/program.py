@@ -131,6 +131,9 @@ class Program:
         others waits for; what the rest sends may go before. A part of a sum passes through all
         ranks: of its 2 (W - 1) rounds the ranks behind the last one have had 0 to W - 2 before.
 
+        Between H hosts all but a share of ``1 / (H - 1)`` of what a link carries competes at the
+        other end with flows from third hosts; a sum's ring has one flow a link.
+
         Args:
             thread: that sends and waits.
             name: of what it does.
@@ -144,7 +147,7 @@ class Program:
         posted = self._last[thread]
         everyone = posted.copy()
         hosts = self.cluster.host_of_rank
-        others, beside = (np.zeros(size) for _ in range(2))
+        others, beside, competing = (np.zeros(size) for _ in range(3))
         message_s = np.zeros(size)
         for group in groups:
             members = np.array(group)
@@ -154,17 +157,20 @@ class Program:
                 here = hosts[members]
                 beside[members] = np.bincount(here)[here] - 1
                 message_s[members] = self._link_of(members).message_s
+                elsewhere = len(np.unique(here)) - 1
+                competing[members] = max(0, elsewhere - 1) / max(1, elsewhere)
         if not others.any():
             return posted
         early = (others - 1).clip(0) / others.clip(1)
         if summed is not None:
             early = early / 4
+            competing[:] = 0
         network = self.machine.network
         memory = self.machine.memory
         nobody = np.full(size, ALONE)
         first_bytes = self._line.add(nobody, rounds * message_s, [everyone])
         ends = [first_bytes]
-        rate = self.cluster.link * network.wire_share
+        rate = self.cluster.link * network.wire_share * (1 - network.contention * competing)
         for resource, num_bytes in ((self._out, flow.out_link), (self._in, flow.in_link)):
             if num_bytes.any():
                 first = self._line.add(resource, early * num_bytes / rate, [posted])

@@ -72,6 +72,27 @@ def test_of_sums_little_travels_before_the_last_calls():
     assert program.run()[1][ends].tolist() == [17.0, 17.0, 17.0]
 
 
+def test_flows_from_third_hosts_take_of_a_link_but_not_of_a_rings():
+    machine = MACHINE.model_copy(update={"network": Link(contention=0.5)})
+
+    def time_of(hosts, groups=None, per_host=1, summed=None):
+        program = Program(cluster(hosts, per_host=per_host), machine)
+        size = hosts * per_host
+        program.work("c", "before", np.zeros(size))
+        sent = np.full((size, size), 60.0) - 60 * np.eye(size)
+        ends = program.exchange("c", "rows", program.flow(sent), 1, groups, summed)
+        return program.run()[1][ends].tolist()
+
+    # one of two flows of a link competes, then two of three; each link carries 120 and 180 bytes
+    assert time_of(3) == pytest.approx([1.2 / 0.75] * 3)
+    assert time_of(4) == pytest.approx([1.8 / (1 - 0.5 * 2 / 3)] * 4)
+    assert time_of(3, summed=np.full(3, 60.0)) == [1.2] * 3
+    # two hosts share two links, however many ranks they have, and whoever else is there
+    assert time_of(2) == [0.6] * 2
+    assert time_of(2, per_host=2) == pytest.approx([2.4] * 4)
+    assert time_of(4, groups=[(0, 1), (2, 3)]) == [1.8] * 4
+
+
 def test_groups_do_not_wait_for_each_other():
     program = Program(cluster(4), MACHINE)
     program.work("c", "dense", np.array([1.0, 2, 5, 4]))
