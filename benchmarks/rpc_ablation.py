@@ -5,16 +5,16 @@ A pair of workers without it, in turns with a pair that has all.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from benchmarks.comparison import OURS
 from benchmarks.contender import ContenderSpec
 from benchmarks.environments import our_python
+from benchmarks.latency_policies import SWITCHED_OFF
 from benchmarks.results import Row
 from benchmarks.workers.rpc_pibroch import WITHOUT
-from pibroch.rpc.policies import LatencyPolicies
 
-POLICIES = tuple(field.name for field in fields(LatencyPolicies))
+POLICIES = tuple(SWITCHED_OFF)
 MEANINGS = (
     (
         "each contender is a pair of workers without one policy; `over_pibroch` is its time over"

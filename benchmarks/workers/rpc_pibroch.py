@@ -7,10 +7,10 @@ import os
 import torch
 
 from benchmarks.cases import Case
+from benchmarks.latency_policies import SWITCHED_OFF
 from benchmarks.workers.rpc_subject import CALLEE, CALLER, RpcSubject
 from pibroch import rpc
 from pibroch.rpc import autograd
-from pibroch.rpc.policies import POLICIES
 from pibroch.version import __version__
 
 WITHOUT = "RPC_WITHOUT_POLICY"
@@ -21,7 +21,7 @@ def build(case: Case) -> RpcSubject:
     """Join as the rank that the environment tells."""
     rank = int(os.environ["RANK"])
     if without := os.environ.get(WITHOUT):
-        setattr(POLICIES, without, False)
+        setattr(*SWITCHED_OFF[without])
     options = rpc.TensorPipeRpcBackendOptions(
         rpc_timeout=300, allowed_modules=["benchmarks.workers"]
     )

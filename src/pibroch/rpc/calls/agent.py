@@ -25,7 +25,6 @@ from pibroch.rpc.calls.requests import Requests
 from pibroch.rpc.calls.service import RequestService
 from pibroch.rpc.info import WorkerInfo, new_ids
 from pibroch.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions
-from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
 from pibroch.rpc.transport.loopback import Loopback
@@ -58,7 +57,7 @@ class Agent:
         self.ids = new_ids()
         # set by ``api.py``, which composes a worker
         self.wait_to_leave: Callable[[float], None] = lambda timeout_s: None
-        self.reactor = Reactor(f"rpc-{name}", spin=POLICIES.spin)
+        self.reactor = Reactor(f"rpc-{name}")
         self.pool = Pool(f"rpc-{name}-worker", options.num_worker_threads, self.reactor)
         self.packer = Packer(
             Codec(callables, options.allow_pickle, reference_type), options.device_maps

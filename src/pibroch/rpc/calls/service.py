@@ -25,7 +25,6 @@ from pibroch.rpc.calls.packing import Packer
 from pibroch.rpc.calls.pool import Pool
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
-from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.connection import Connection, Message
 from pibroch.rpc.transport.frames import Kind
 from pibroch.rpc.values.failures import encode_failure
@@ -59,7 +58,6 @@ class RequestService:
         self._decoder: msgspec.msgpack.Decoder[Any] | None = None  # of all bodies
         self._handlers: dict[type, tuple[Handler, bool, IncarnationOf | None]] = {}
         self._mean_s: dict[str, float] = {}  # by function, how long it took lately
-        self._short_s = _SHORT_S if POLICIES.run_on_loop else 0.0
         self.num_running = 0  # messages that are being handled
         self._running_lock = threading.Lock()
 
@@ -161,7 +159,7 @@ class RequestService:
 
     def _is_short(self, function: str) -> bool:
         """Whether passing a function to another thread would take as long as the function."""
-        return self._mean_s.get(function, 1.0) < self._short_s
+        return self._mean_s.get(function, 1.0) < _SHORT_S
 
     def _note_duration(self, function: str, seconds: float) -> None:
         """Update the mean duration of a function."""

@@ -21,7 +21,6 @@ import torch
 from pibroch.errors import PibrochError, ProtocolError, RpcError
 from pibroch.rpc.info import WorkerInfo
 from pibroch.rpc.options import Limits
-from pibroch.rpc.policies import POLICIES
 from pibroch.rpc.transport.bulk import BULK_FROM_BYTES, BulkReceiver, BulkSender
 from pibroch.rpc.transport.frames import Frame, Kind, header
 from pibroch.rpc.transport.sharing import SHARE_FROM_BYTES, Sharing
@@ -248,9 +247,7 @@ class Connection:
                 stream.send(buffers, descriptors)
             self._backlog.clear()
             self.stream = stream
-            self.only_stream = (
-                stream if self.sharing is not None and POLICIES.caller_reads else None
-            )
+            self.only_stream = stream if self.sharing is not None else None
         stream.start(surplus)
 
     def open_further(self, stream: FrameStream, surplus: bytes, is_bulk: bool) -> None:
