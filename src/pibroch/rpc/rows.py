@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -164,7 +165,7 @@ class RowWorker:
 
     def know(self, addresses: Mapping[WorkerInfo, tuple[str, int]]) -> None:
         """Add addresses of those whose rows it reads."""
-        self._addresses.add(addresses)
+        self._addresses |= {info.name: (info, *address) for info, address in addresses.items()}
 
     def start(self) -> None:
         """Begin to answer and to read, on a thread of its own; again after a fork."""
@@ -275,17 +276,18 @@ class RowWorker:
         """
         if self._process != os.getpid() or not self._is_started:
             self.start()
-        reading = Reading(self, worker, wanted, numbers, timeout_s, explained, into, asks_again)
-        reading.ask(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        room = None if into is None else list(into)
+        reading = Reading(self, worker, wanted, numbers, deadline, explained, room, asks_again)
+        self.ask(reading, timeout_s)
         return reading
 
-    def ask(self, reading: Reading, timeout_s: float) -> Connection:
+    def ask(self, reading: Reading, timeout_s: float) -> None:
         """Send a request, whose outcome ``reading`` gets."""
-        connection = self._peers.connection_to(reading.worker)
+        connection = reading.connection = self._peers.connection_to(reading.worker)
         numbers = [_bytes_of(each) for each in reading.numbers]
         number = self._requests.expect(connection, reading, timeout_s)
         connection.send(Kind.REQUEST, number, reading.wanted, numbers)
-        return connection
 
 
 class InPlaceOfRows(Exception):
@@ -300,6 +302,7 @@ class InPlaceOfRows(Exception):
         self.word = word
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reading:
     """A request for rows under way; see :meth:`RowWorker.read`. A future of few parts.
 
@@ -307,36 +310,19 @@ class Reading:
     of the caller's; or ``explained``'s error, :class:`InPlaceOfRows` without that.
     """
 
-    __slots__ = (
-        "_asks_again", "_callbacks", "_connection", "_deadline", "_error", "_explained", "_here",
-        "_into", "_is_done", "_rows", "numbers", "wanted", "worker",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        here: RowWorker,
-        worker: WorkerInfo,
-        wanted: bytes,
-        numbers: Sequence[Rows],
-        timeout_s: float,
-        explained: Callable[[BaseException], BaseException],
-        into: Sequence[Bytes] | None,
-        asks_again: bool,
-    ) -> None:
-        self._here = here
-        self.worker = worker
-        self.wanted = wanted
-        self.numbers = numbers
-        self._deadline = time.monotonic() + timeout_s
-        self._explained = explained
-        self._into = None if into is None else list(into)
-        self._asks_again = asks_again
-        self._is_done = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def ask(self, timeout_s: float) -> None:
-        """Send it."""
-        self._connection = self._here.ask(self, timeout_s)
+    _here: RowWorker
+    worker: WorkerInfo
+    wanted: bytes
+    numbers: Sequence[Rows]
+    _deadline: float
+    _explained: Callable[[BaseException], BaseException]
+    _into: list[Bytes] | None
+    _asks_again: bool
+    connection: Connection = field(init=False)  # on which it was sent last
+    _is_done: bool = field(default=False, init=False)
+    _rows: Rows = field(init=False)
+    _error: BaseException | None = field(init=False)
+    _callbacks: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def done(self) -> bool:
         """Whether the outcome is there."""
@@ -364,7 +350,7 @@ class Reading:
 
         So no other one has to wake it.
         """
-        stream = self._connection.stream
+        stream = self.connection.stream
         if stream is not None:
             stream.read_until(self.done, self._left_s())
         return self.result()
@@ -406,7 +392,7 @@ class Reading:
         may_ask_again = self._asks_again and isinstance(error, WorkerLostError)
         if may_ask_again and not self._here.is_closed and time.monotonic() < self._deadline:
             self._asks_again = False
-            self.ask(self._left_s())
+            self._here.ask(self, self._left_s())
         else:
             self._end(np.empty(0, np.uint8), self._explained(error))
 
@@ -426,21 +412,14 @@ class Reading:
                     log.exception("a callback failed")
 
 
-class _Addresses:
+class _Addresses(dict[str, tuple[WorkerInfo, str, int]]):
     """Workers whose addresses are given, and whose names the system resolves each time."""
-
-    def __init__(self) -> None:
-        self._addresses: dict[str, tuple[WorkerInfo, str, int]] = {}
-
-    def add(self, addresses: Mapping[WorkerInfo, tuple[str, int]]) -> None:
-        """Know further ones."""
-        self._addresses |= {info.name: (info, *address) for info, address in addresses.items()}
 
     def find(self, name: str) -> Record | None:
         """Where it is; blocks for a name that the system has to ask others about."""
-        if name not in self._addresses:
+        if name not in self:
             return None
-        info, host, port = self._addresses[name]
+        info, host, port = self[name]
         return Record(info.name, info.id, 0, "", None, resolved(host), port)
 
     def forget(self, name: str, left: bool) -> None:
