@@ -45,11 +45,6 @@ class BulkSender:
         return bool(self._streams)
 
     @property
-    def num_queued(self) -> int:
-        """Buffers that the kernel has not taken yet."""
-        return len(self._chunks) + sum(stream.num_queued for stream in self._streams)
-
-    @property
     def num_queued_bytes(self) -> int:
         """Bytes of chunks that the kernel has not taken yet."""
         queued = sum(stream.num_queued_bytes for stream in self._streams) if self._streams else 0
@@ -79,15 +74,15 @@ class BulkSender:
             self._chunks += chunks
             self._num_waiting_bytes += data.nbytes
         for stream in self._streams:
-            if not stream.num_queued:
+            if not stream.num_queued_bytes:
                 self.pull(stream)
         return number
 
     def pull(self, stream: FrameStream) -> None:
         """Send the next chunks on an idle stream, until the kernel takes no more."""
-        while not stream.num_queued:
+        while not stream.num_queued_bytes:
             with self._lock:
-                if not self._chunks or stream.num_queued:
+                if not self._chunks or stream.num_queued_bytes:
                     return
                 chunk = self._chunks.popleft()
                 self._num_waiting_bytes -= chunk[1].nbytes

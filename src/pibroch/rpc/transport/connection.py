@@ -199,7 +199,7 @@ class Connection:
         A peer that reads none of them is lost after ``UNREAD_BYTES``.
         """
         self.send(Kind.FAILURE, number, metadata)
-        self._unread_bytes = self._unread_bytes + len(metadata) if self.num_queued else 0
+        self._unread_bytes = self._unread_bytes + len(metadata) if self.is_sending else 0
         stream = self.stream
         if stream is not None and min(self._unread_bytes, stream.num_queued_bytes) > UNREAD_BYTES:
             self._does_not_read = True
@@ -225,10 +225,10 @@ class Connection:
         return self.stream is not None
 
     @property
-    def num_queued(self) -> int:
-        """Buffers that the kernel has not taken yet."""
-        queued = self.stream.num_queued if self.stream is not None else len(self._backlog)
-        return queued + self._sender.num_queued
+    def is_sending(self) -> bool:
+        """Whether something waits that the kernel has not taken yet."""
+        queued = self._backlog if self.stream is None else self.stream.num_queued_bytes
+        return bool(queued or self._sender.num_queued_bytes)
 
     @property
     def bytes_owed(self) -> int:

@@ -146,7 +146,7 @@ class Peers:
             connection.send(Kind.GOODBYE, 0, b"")
         deadline = time.monotonic() + _FLUSH_S
         while (
-            any(each.num_queued for each in connections if not each.is_lost)
+            any(each.is_sending for each in connections if not each.is_lost)
             and time.monotonic() < deadline
         ):
             time.sleep(0.001)

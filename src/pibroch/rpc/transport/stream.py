@@ -80,7 +80,7 @@ class FrameStream:
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[OwnSegment]]] = deque()
-        self.num_queued_bytes = 0
+        self.num_queued_bytes = 0  # that the kernel has not taken yet
         self._is_closed = False
         self._fd = sock.fileno()
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
@@ -210,11 +210,6 @@ class FrameStream:
         """What the loop watches the socket for (under the lock)."""
         return (0 if self._is_read_by_caller else READ) | (WRITE if self._queue else 0)
 
-    @property
-    def num_queued(self) -> int:
-        """Buffers that the kernel has not taken yet."""
-        return len(self._queue)
-
     def take_descriptor(self) -> int:
         """The oldest descriptor received beside the bytes; the caller closes it.
 
@@ -232,6 +227,7 @@ class FrameStream:
                 return
             self._is_closed = True
             self._queue.clear()
+            self.num_queued_bytes = 0
         self._reactor.forget(self._fd)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends the turn of a caller that reads
