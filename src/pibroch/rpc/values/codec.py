@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,51 +26,41 @@ from pibroch.rpc.values.forms import (
     Code,
     Decoding,
 )
+from pibroch.rpc.values.messages import encode
 
-__all__ = ["Code", "Codec", "EncodedValue"]
+__all__ = ["Code", "Codec"]
 
 _Ext = msgspec.msgpack.Ext
 
 
-class EncodedValue(NamedTuple):
-    """A value as bytes, with the tensors and references that travel beside them."""
-
-    raw: msgspec.Raw
-    tensors: list[torch.Tensor]
-    references: list[object]
-
-
+@dataclasses.dataclass(frozen=True, slots=True)
 class Codec:
     """Encodes and decodes values for one worker.
 
-    Args:
+    Attributes:
         names: gives functions and classes their names.
         allow_pickle: whether objects without a data form travel as pickles, and pickles are opened.
         reference_type: the class of remote references, if there are any.
     """
 
-    def __init__(
-        self, names: Callables, allow_pickle: bool = False, reference_type: type | None = None
-    ) -> None:
-        self._names = names
-        self._allow_pickle = allow_pickle
-        self._reference_type = reference_type
+    names: Callables
+    allow_pickle: bool = False
+    reference_type: type | None = None
 
-    def encode(self, value: object) -> EncodedValue:
-        """A value's bytes, and the tensors and references that it contains.
+    def encode(self, value: object) -> tuple[msgspec.Raw, list[torch.Tensor], list[object]]:
+        """A value's bytes, and the tensors and references that it contains, to travel beside them.
 
         Raises:
             NotAllowedError: for a type that has no data form, or a function that cannot be named.
         """
         encoding = _Encoding(self)
         try:
-            return EncodedValue(
-                msgspec.Raw(_encode(encoding.plain(value))), encoding.tensors, encoding.references
-            )
+            raw = msgspec.Raw(encode(encoding.plain(value)))
         except RecursionError as error:
             raise NotAllowedError(
                 "a value that is nested too deeply", "at most some hundred levels"
             ) from error
+        return raw, encoding.tensors, encoding.references
 
     def decode(
         self,
@@ -84,7 +74,7 @@ class Codec:
             ProtocolError: for bytes that hold no value.
             NotAllowedError: for a name that may not be used, or a pickle without ``allow_pickle``.
         """
-        decoding = Decoding(self._names, self._allow_pickle, tensors, references)
+        decoding = Decoding(self.names, self.allow_pickle, tensors, references)
         try:
             return decoding.value(raw)
         except RpcError:
@@ -100,8 +90,7 @@ class Codec:
             ) from error
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_FIRST_TENSORS = [_Ext(Code.TENSOR, _encode(index)) for index in range(64)]
+_FIRST_TENSORS = [_Ext(Code.TENSOR, encode(index)) for index in range(64)]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -123,17 +112,17 @@ class _Encoding:
         return self._other(value)
 
     def ext(self, code: int, value: object) -> object:
-        return _Ext(code, _encode(value))
+        return _Ext(code, encode(value))
 
     def _object(self, value: object, state: object) -> object:
-        return self.ext(Code.OBJECT, [self.codec._names.name(type(value)), state])
+        return self.ext(Code.OBJECT, [self.codec.names.name(type(value)), state])
 
     def _other(self, value: Any) -> object:
         """Encode a value whose type is recognised by its bases or attributes."""
         codec = self.codec
-        if codec._reference_type is not None and isinstance(value, codec._reference_type):
+        if codec.reference_type is not None and isinstance(value, codec.reference_type):
             self.references.append(value)
-            return _Ext(Code.REFERENCE, _encode(len(self.references) - 1))
+            return _Ext(Code.REFERENCE, encode(len(self.references) - 1))
         if isinstance(value, np.generic):
             return _scalar(self, value)
         if isinstance(value, enum.Enum):
@@ -141,9 +130,9 @@ class _Encoding:
             return self._object(value, self.plain(value.value) if is_flag else value.name)
         if isinstance(value, type) or _is_function(value):
             try:
-                return self.ext(Code.NAMED, codec._names.name(value))
+                return self.ext(Code.NAMED, codec.names.name(value))
             except NotAllowedError:
-                if not codec._allow_pickle:
+                if not codec.allow_pickle:
                     raise
                 return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
         if hasattr(type(value), "__rpc_state__"):  # the class decides which state travels
@@ -161,7 +150,7 @@ class _Encoding:
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):
                 plain: Any = base
                 return self.plain(plain(value))
-        if codec._allow_pickle:
+        if codec.allow_pickle:
             return _Ext(Code.PICKLE, pickle.dumps(value))
         if isinstance(value, torch.Tensor):  # its bytes alone would arrive as something else
             raise NotAllowedError(
@@ -197,7 +186,7 @@ def _tensor(encoding: _Encoding, tensor: torch.Tensor) -> object:
     if isinstance(tensor, torch.nn.Parameter):
         return encoding.ext(Code.PARAMETER, [index, tensor.requires_grad])
     return (
-        _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, _encode(index))
+        _FIRST_TENSORS[index] if index < len(_FIRST_TENSORS) else _Ext(Code.TENSOR, encode(index))
     )
 
 
@@ -255,7 +244,7 @@ def _array(encoding: _Encoding, value: np.ndarray[Any, Any]) -> object:
             f"an array of type {value.dtype}", "a numeric one that torch knows"
         ) from error
     encoding.tensors.append(tensor)
-    return _Ext(Code.ARRAY, _encode(len(encoding.tensors) - 1))
+    return _Ext(Code.ARRAY, encode(len(encoding.tensors) - 1))
 
 
 def _items(code: int) -> Callable[[_Encoding, Any], Any]:
