@@ -81,7 +81,6 @@ class Discovery:
         self._edges: set[Edge] = set()  # tensors received, whose gradients it will send
         self._workers = {me}
         self._num_open = 0
-        self._is_engaged = False
         self._engager: object = None  # the first requester, while it is not answered
         self._error: Exception | None = None
 
@@ -94,9 +93,8 @@ class Discovery:
             return [SearchAnswer(requester, frozenset(self._workers), self._error)]
         requests = self._requests_for(reached)
         self._num_open += len(requests)
-        if self._is_engaged or not self._num_open:
+        if self._engager is not None or not self._num_open:
             return [*requests, SearchAnswer(requester, frozenset(self._workers))]
-        self._is_engaged = True
         self._engager = requester
         return [*requests]
 
@@ -104,14 +102,12 @@ class Discovery:
         """Handle the answer to one of this worker's requests."""
         self._workers.update(workers)
         self._num_open -= 1
-        if self._num_open or not self._is_engaged:
-            return []
-        return self._disengage()
+        return [] if self._num_open else self._disengage()
 
     def failed(self, error: Exception) -> list[Instruction]:
         """Handle the failure of one of this worker's requests: the search is over here."""
         self._error = self._error or error
-        return self._disengage() if self._is_engaged else []
+        return self._disengage()
 
     def _requests_for(self, reached: Iterable[Edge]) -> list[SearchRequest]:
         by_origin: dict[WorkerInfo, list[Edge]] = defaultdict(list)
@@ -123,6 +119,7 @@ class Discovery:
 
     def _disengage(self) -> list[Instruction]:
         requester = self._engager
-        self._is_engaged = False
         self._engager = None
+        if requester is None:
+            return []
         return [SearchAnswer(requester, frozenset(self._workers), self._error)]
