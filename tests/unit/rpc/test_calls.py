@@ -41,7 +41,7 @@ def test_the_calls_of_a_lost_peer():
     other = object()
     for number in range(10):
         calls.add(call(number, one if number % 2 else other), now=0.0)
-    assert sorted(each.number for each in calls.take_of(one)) == [1, 3, 5, 7, 9]
+    assert sorted(each.number for each in calls.take_all(one)) == [1, 3, 5, 7, 9]
     assert sorted(each.number for each in calls.take_all()) == [0, 2, 4, 6, 8]
 
 

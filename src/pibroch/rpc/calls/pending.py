@@ -70,15 +70,10 @@ class PendingCalls:
         """Remove and return the call of this number to ``peer``; ``None`` when there is none."""
         return None if self.find(number, peer) is None else self._calls.pop(number, None)
 
-    def take_of(self, peer: object) -> list[PendingCall]:
-        """Remove and return all calls to ``peer``."""
-        numbers = [number for number, call in tuple(self._calls.items()) if call.peer is peer]
-        return [call for number in numbers if (call := self._calls.pop(number, None))]
-
-    def take_all(self) -> list[PendingCall]:
-        """Remove and return all calls."""
-        numbers = tuple(self._calls)
-        return [call for number in numbers if (call := self._calls.pop(number, None))]
+    def take_all(self, peer: object = None) -> list[PendingCall]:
+        """Remove and return all calls, or those to ``peer``."""
+        calls = [call for call in tuple(self._calls.values()) if peer is None or call.peer is peer]
+        return [call for call in calls if self._calls.pop(call.number, None)]
 
     def expire(self, now: float) -> list[PendingCall]:
         """Remove and return the calls whose deadline is over."""

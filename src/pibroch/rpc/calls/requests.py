@@ -81,7 +81,7 @@ class Requests:
 
     def lose(self, connection: Connection, reason: str) -> None:
         """Fail all requests on a connection that is lost."""
-        for call in self._calls.take_of(connection):
+        for call in self._calls.take_all(connection):
             call.receiver.fail(connection.refusal or WorkerLostError(connection.peer.name, reason))
 
     def lose_all(self, reason: str) -> None:
