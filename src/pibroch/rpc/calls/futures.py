@@ -99,18 +99,6 @@ class Future(torch.futures.Future[Any]):
         else:
             self.succeed(value)
 
-    def group_with(self, futures: Sequence[torch.futures.Future[Any]]) -> Future:
-        """A future of all ``futures`` (this one and others).
-
-        It is done when all are, or with the first error of one like this.
-        """
-        group = _Group(self._pool, self._loop)
-        torch._C._collect_all(cast(Any, list(futures))).then(group.follow)
-        for each in futures:
-            if isinstance(each, Future):
-                each._join(group)
-        return group
-
     def _join(self, group: _Group) -> None:
         self._groups = (*self._groups, group)
         # set before the group was added, which would refer to this future for ever
@@ -156,8 +144,14 @@ def _collect_all(
 
     Torch's own takes an exception that Python has set for a value, so it would wait for the others.
     """
-    first = next((each for each in futures if isinstance(each, Future)), None)
-    return _torch_collect_all(list(futures)) if first is None else first.group_with(futures)
+    own = [each for each in futures if isinstance(each, Future)]
+    if not own:
+        return _torch_collect_all(list(futures))
+    group = _Group(own[0]._pool, own[0]._loop)
+    torch._C._collect_all(cast(Any, list(futures))).then(group.follow)
+    for each in own:
+        each._join(group)
+    return group
 
 
 def _wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[object]:
