@@ -265,25 +265,22 @@ class Peers:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             sock.bind("\0" + unix)
             self._listeners.append(self._listener(sock, None))
-        if not host:
-            return self._record(unix, host, port)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            if port:  # which the one before may have left a moment ago
-                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tcp.bind((host, port))
-        except OSError as error:
-            tcp.close()
-            raise ConfigError(
-                f"address {host!r}, port {port}, to listen on ({error.strerror})",
-                "one of this machine, and a free port",
-                "see the option bind",
-            ) from error
-        self._listeners.append(self._listener(tcp, self._options.tls))
-        return self._record(unix, host, tcp.getsockname()[1])
-
-    def _record(self, unix: str | None, host: str, port: int) -> Record:
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                if port:  # which the one before may have left a moment ago
+                    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tcp.bind((host, port))
+            except OSError as error:
+                tcp.close()
+                raise ConfigError(
+                    f"address {host!r}, port {port}, to listen on ({error.strerror})",
+                    "one of this machine, and a free port",
+                    "see the option bind",
+                ) from error
+            port = tcp.getsockname()[1]
+            self._listeners.append(self._listener(tcp, self._options.tls))
         return Record(
             self.info.name, self.info.id, self.incarnation, self._machine, unix, host, port
         )
