@@ -86,6 +86,8 @@ class FrameStream:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         is_plain = self._tls is None and not self._takes_descriptors
         self._receive = sock.recv_into if is_plain else self._receive_specially
+        self._poller = select.poll()  # whoever reads finds out with it whether there is more
+        self._poller.register(self._fd, select.POLLIN)
         self._reading = threading.Lock()
         self._reading.acquire()
         self._is_read_by_caller = False
@@ -177,8 +179,7 @@ class FrameStream:
             if self._is_closed or not self._leave_to_caller(True):
                 return
             self._reactor.reader.is_reading = True
-            poller = select.poll()
-            poller.register(self._fd, select.POLLIN)
+            poller = self._poller
             began = time.monotonic()
             deadline = began + timeout_s if timeout_s > 0 else math.inf
             spin_until = began + self._spin_s if self._answers_soon else 0.0
@@ -251,10 +252,8 @@ class FrameStream:
         # a caller that reads drains the socket itself, and soon lets go of the lock
         if self._reading.acquire(timeout=_READER_LEAVES_S):
             try:
-                poller = select.poll()
-                poller.register(self._fd, select.POLLIN)
                 for _ in range(_LAST_ROUNDS):  # a peer may close its side and write on for ever
-                    if self._is_closed or self._broken_by or not poller.poll(0):
+                    if self._is_closed or self._broken_by or not self._poller.poll(0):
                         break
                     self._read(_READS_AT_A_TIME)
             finally:
