@@ -276,17 +276,16 @@ class _Proxy:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         check_method_name(name)
-        rref = self._rref
-        timeout = self._timeout
-        call = self._call
-        profiled = self._profiled
 
         def method(*args: object, **kwargs: object) -> Any:
+            rref = self._rref
             rref.check_usable()
             value = [list(args), kwargs]
-            agent = rref.references.agent
-            return profiled(
-                agent, rref.owner(), name, lambda *more: call(rref, name, value, timeout, *more)
+            return self._profiled(
+                rref.references.agent,
+                rref.owner(),
+                name,
+                lambda *more: self._call(rref, name, value, self._timeout, *more),
             )
 
         return method
