@@ -18,10 +18,6 @@ def describe(tensor: torch.Tensor) -> TensorInfo:
     Raises:
         NotAllowedError: for a type that the wire format does not have.
     """
-    if tensor.is_nested:
-        raise NotAllowedError(
-            "a nested tensor", "one with a shape", "send its parts: tensor.unbind()"
-        )
     code = CODE_OF_DTYPE.get(tensor.dtype)
     if code is None:
         raise NotAllowedError(
