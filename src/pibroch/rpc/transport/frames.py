@@ -124,10 +124,14 @@ class FrameReader:
         self._max_metadata_bytes = max_metadata_bytes
         self._max_payload_bytes = max_payload_bytes
         self._allocate = allocate
-        self._stage(READ_AHEAD_BYTES)
+        self.num_frames = 0
+        self._reset(READ_AHEAD_BYTES)
+
+    def _reset(self, size: int) -> None:
+        """Hold nothing but ``size`` bytes of room."""
+        self._stage(size)
         self._start = self._end = 0  # of the bytes in ``_staging`` that are not parsed yet
         self._frame: Frame | None = None  # its payload is being received
-        self.num_frames = 0
         self._targets: list[memoryview] = []  # memory that is still to be filled, next one last
         self._checksum: int | None = None  # expected of the payload that is being received
         self._filling: list[memoryview] = []  # all memory of that payload
@@ -171,13 +175,7 @@ class FrameReader:
 
     def close(self) -> None:
         """Release all memory; nothing can be received any more."""
-        self._stage(0)
-        self._start = 0
-        self._end = 0
-        self._frame = None
-        self._checksum = None
-        self._targets = []
-        self._filling = []
+        self._reset(0)
 
     def _stage(self, size: int) -> None:
         self._staging = bytearray(size)
