@@ -58,12 +58,11 @@ class Departure:
         leader = self._agent.find(0)
         may_leave = False
         round_ = 0
-        num_own = 0  # requests of the barrier itself, which do not count
         while not may_leave:
             self._be_idle(deadline)
             left_s = max(0.001, deadline - time.monotonic())
-            num_own += 1
-            message = Arrived(round_, self._agent.num_started - num_own)
+            # requests of the barrier itself, one a round, do not count
+            message = Arrived(round_, self._agent.num_started - round_)
             try:
                 may_leave = self._agent.request_sync(
                     leader, message, timeout=min(left_s, threading.TIMEOUT_MAX / 2)
