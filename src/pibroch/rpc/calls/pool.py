@@ -35,11 +35,6 @@ class _PoolThread:
         self.is_started = threading.Event()
         self.thread: threading.Thread
 
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-        self.is_started.set()
-
 
 class Pool:
     """Runs at most ``size`` tasks at a time, without those that wait (inside ``waiting()``).
@@ -204,4 +199,5 @@ class Pool:
 
 def _start(worker: _PoolThread | None) -> None:
     if worker is not None:
-        worker.start()
+        worker.thread.start()
+        worker.is_started.set()
