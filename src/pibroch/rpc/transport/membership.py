@@ -260,9 +260,7 @@ class Membership:
     def workers(self) -> list[WorkerInfo]:
         """The workers whose records were read, in the order of their ids."""
         with self._lock:
-            return sorted(
-                (record.info for record in self._records.values()), key=lambda info: info.id
-            )
+            return sorted(set(self.infos.values()), key=lambda info: info.id)
 
     def forget(self, name: str, left: bool) -> None:
         """Forget the record of a worker that has ``left`` or was lost, so as to read it again."""
