@@ -251,7 +251,8 @@ class Peers:
 
     def _share_memory(self, connection: Connection) -> None:
         def discard(what: object) -> None:
-            self._submit(functools.partial(_drop, what))
+            # the last reference goes on that thread, as unmapping memory takes time
+            self._submit([what].clear)
 
         limit = self._options.limits.message_bytes
         connection.sharing = Sharing(self._reactor, connection.send_buffers, discard, limit)
@@ -373,7 +374,3 @@ def _why_unreachable(error: Exception) -> str:
 
 def _refuse(frame: Frame) -> NoReturn:
     raise ProtocolError(f"a frame of kind {frame.kind.name} on a stream that stays idle", "none")
-
-
-def _drop(what: object) -> None:
-    """Drop the last reference on this thread, as unmapping memory takes time."""
