@@ -50,13 +50,6 @@ class RRef(Generic[_T]):
         "type_hint",
     )
 
-    references: References
-    _owner: WorkerInfo
-    _reference: int
-    _fork: Fork | None
-    _owned: OwnedValue | None
-    _deadline: float | None
-
     def __init__(self, value: _T, type_hint: object = None) -> None:
         if not is_initialized():
             raise RuntimeError(
