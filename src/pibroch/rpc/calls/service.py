@@ -55,7 +55,6 @@ class RequestService:
         self._reactor = reactor
         self._pool = pool
         self._limits = limits
-        self._decoder: msgspec.msgpack.Decoder[Any] | None = None  # of all bodies
         self._handlers: dict[type, tuple[Handler, bool, IncarnationOf | None]] = {}
         self._mean_s: dict[str, float] = {}  # by function, how long it took lately
         self.num_running = 0  # messages that are being handled
@@ -74,8 +73,10 @@ class RequestService:
         ``incarnation(body)`` is the sender's incarnation according to the body; it must be that of
         the connection.
         """
-        self._decoder = None
         self._handlers[body_type] = (handler, in_pool, incarnation)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            reduce(or_, self._handlers)
+        )
 
     def on_message(self, connection: Connection, message: Message) -> None:
         """Handle a request or a note."""
@@ -116,8 +117,6 @@ class RequestService:
         Raises:
             ProtocolError: when its type is not registered or its fields are wrong.
         """
-        if self._decoder is None:
-            self._decoder = msgspec.msgpack.Decoder(reduce(or_, self._handlers))
         try:
             return self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
