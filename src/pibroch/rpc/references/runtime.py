@@ -323,22 +323,17 @@ class ReferenceRuntime:
                 else:
                     self._table.owners.release(item)
             messages = self._table.take_messages()
-            dropped = [
-                self._values.pop(each)
-                for each in self._table.take_discarded()
-                if each in self._values
-            ]
-            failed = [
-                (each, self._values.pop(each))
-                for each in self._table.take_failed()
-                if each in self._values
-            ]
+            dropped = [owned for _, owned in self._taken(self._table.take_discarded())]
+            failed = self._taken(self._table.take_failed())
         for peer, batch in messages.items():
             for start in range(0, len(batch), MAX_BATCH):
                 self._send_batch(peer, batch[start : start + MAX_BATCH])
         for reference, owned in failed:
             owned.fail(no_value(f"reference {reference}, whose creator did not come to ask for it"))
         self._drop_values(dropped)
+
+    def _taken(self, references: list[int]) -> list[tuple[int, OwnedValue]]:
+        return [(each, self._values.pop(each)) for each in references if each in self._values]
 
     def _send_batch(self, peer: Peer, batch: list[Message]) -> None:
         worker = self._workers.get(peer.worker)
