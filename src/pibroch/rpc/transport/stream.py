@@ -76,7 +76,6 @@ class FrameStream:
         self._on_drained = on_drained
         self._checksums = checksums
         self._is_stall_watched = False
-        self._takes_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[OwnSegment]]] = deque()
@@ -84,7 +83,7 @@ class FrameStream:
         self._is_closed = False
         self._fd = sock.fileno()
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        is_plain = self._tls is None and not self._takes_descriptors
+        is_plain = self._tls is None and sock.family != socket.AF_UNIX
         self._receive = sock.recv_into if is_plain else self._receive_specially
         self._poller = select.poll()  # whoever reads finds out with it whether there is more
         self._poller.register(self._fd, select.POLLIN)

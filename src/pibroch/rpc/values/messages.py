@@ -138,9 +138,8 @@ class Absent(msgspec.Struct, frozen=True, array_like=True, tag="absent"):
     """Asks for the names of those that have not arrived, for the error of a worker that waited."""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
-encode = _encoder.encode
+encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_envelope(metadata: bytes) -> Envelope:
