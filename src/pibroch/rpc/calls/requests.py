@@ -4,12 +4,11 @@ What they say is others' business: ``agent.py`` sends Python values, ``rpc/rows.
 
 Threads: ``expect`` is called from any thread; answers are handled where frames are read, on the
 loop or in a caller that reads its own answer; deadlines by the loop's timer. ``_lock`` guards the
-deadlines. The thread that takes a call out of the table of pending calls completes it.
+numbers and deadlines. The thread that takes a call out of the table of pending calls completes it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -38,9 +37,8 @@ class Requests:
         self._callables = callables
         self._calls = PendingCalls()
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
         self._planned = math.inf  # when the deadlines are checked next
-        self.num_started = 0  # since this worker joined
+        self.num_started = 0  # since this worker joined; the number of the last one
 
     @property
     def num_pending(self) -> int:
@@ -52,9 +50,9 @@ class Requests:
 
         ``timeout_s`` of 0 means none.
         """
-        call = PendingCall(next(self._numbers), connection, receiver, timeout_s)
         with self._lock:
             self.num_started += 1
+            call = PendingCall(self.num_started, connection, receiver, timeout_s)
             deadline = self._calls.add(call, time.monotonic()) or math.inf
             is_next = deadline < self._planned
             self._planned = min(self._planned, deadline)
