@@ -17,6 +17,7 @@ import typer
 
 from pibroch.cli.console import results
 from pibroch.errors import ConfigError, MissingDependencyError
+from pibroch.host import is_loopback
 from pibroch.process import num_processors, tune_process
 from pibroch.secret_file import MAX_SECRET_BYTES, read_secret_file
 from pibroch.title import show_as
@@ -213,7 +214,7 @@ def serve(
         worker_timeout_s=worker_timeout,
         rows=_row_access(part, rows_at or [], host, rows_port, tls, rows_authorities),
     )
-    if not options.is_local and token is None:
+    if token is None and not is_loopback(host):
         logger.warning(
             "anybody who reaches %s may ask: no token is set (--token-file, or %s)", host, TOKEN
         )
@@ -294,7 +295,6 @@ def _row_access(
     authorities: Path | None,
 ) -> RowAccess | None:
     """How hosts with parts let each other in; ``None`` where all rows are here."""
-    from pibroch.host import is_loopback
     from pibroch.serve.row_hosts import RowAccess, parsed_address
     from pibroch.wire.secret import find_secret
 

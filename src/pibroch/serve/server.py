@@ -76,11 +76,6 @@ class ServerOptions:
     rows: RowAccess | None = None
     shares_port: bool = False
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can ask."""
-        return self.host in ("127.0.0.1", "::1", "localhost")
-
 
 def listen(options: ServerOptions) -> socket.socket:
     """A bound socket.
