@@ -25,6 +25,7 @@ from pibroch.title import show_as
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pibroch.serve.prometheus import ServerMetrics
     from pibroch.serve.retrieval import ItemIndex
     from pibroch.serve.row_hosts import RowAccess
     from pibroch.serve.server import ServerOptions
@@ -240,7 +241,7 @@ def serve(
 def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: int) -> None:
     """Serve until asked to end, in this process or in workers."""
     from pibroch.serve.server import run_server
-    from pibroch.serve.workers import WorkerPlace, run_workers
+    from pibroch.serve.workers import run_workers
 
     if not store.current.takes_raw:
         logger.warning(
@@ -256,20 +257,17 @@ def _run(store: ModelStore, options: ServerOptions, workers: int, num_threads: i
         run_server(store, options, announce)
         return
 
-    def work(place: WorkerPlace, shared_port: int) -> None:
+    def work(number: int, shared_port: int, metrics: ServerMetrics) -> None:
         import torch
 
-        show_as(
-            f"serving worker {place.number} of {place.count} ({store.name})",
-            f"worker {place.number}",
-        )
+        show_as(f"serving worker {number} of {workers} ({store.name})", f"worker {number}")
         torch.set_num_threads(num_threads)
         store.refresh()
         run_server(
             store,
             replace(options, port=shared_port, shares_port=True),
             lambda url: None,
-            place.open_metrics(),
+            metrics,
         )
 
     show_as(f"launcher of {workers} serving workers ({store.name})", "launcher")

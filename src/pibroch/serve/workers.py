@@ -11,17 +11,16 @@ the kernel gives it.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -48,28 +47,7 @@ Workers are not to blame for the rest.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Which of the workers a process is.
-
-    Attributes:
-        number: from 0.
-        count: of all.
-        metrics: the file that all count into.
-    """
-
-    number: int
-    count: int
-    metrics: Path
-
-    def open_metrics(self) -> ServerMetrics:
-        """This worker's counters, among all."""
-        return ServerMetrics(
-            np.memmap(self.metrics, np.float64, "r+", shape=(self.count, SIZE)), self.number
-        )
-
-
-Work = Callable[[WorkerPlace, int], None]
+Work = Callable[[int, int, ServerMetrics], None]
 
 
 def run_workers(
@@ -83,7 +61,7 @@ def run_workers(
     no other thread.
 
     Args:
-        work: what a worker does, at its place and at this port.
+        work: what a worker does, by its number from 0, at this port, with these counters.
         count: how many.
         options: as the workers have them.
         announce: told the URL once all of them answer requests.
@@ -101,17 +79,14 @@ def run_workers(
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
-    with (
-        tempfile.TemporaryDirectory(prefix="pibroch-serve-") as folder,
-        listen(replace(options, shares_port=True)) as held,
-    ):
-        metrics = Path(folder) / "metrics"
-        np.zeros((count, SIZE)).tofile(metrics)
+    with listen(replace(options, shares_port=True)) as held:
+        # zeros, which all processes that are forked from here write to and see
+        shared = mmap.mmap(-1, count * SIZE * np.dtype(np.float64).itemsize)
+        counters = np.frombuffer(shared, np.float64).reshape(count, SIZE)
         port = held.getsockname()[1]
-        program = partial(_be_worker, work, WorkerPlace(0, count, metrics), port)
+        program = partial(_be_worker, work, counters, port)
         workers = Group("worker", "worker", count, ("serve",), is_numbered=True, restarts=RESTARTS)
-        beats = np.memmap(metrics, np.float64, "r", shape=(count, SIZE))[:, BEATS_AT]
-        watch = _Watch(beats, options.worker_timeout_s)
+        watch = _Watch(counters[:, BEATS_AT], options.worker_timeout_s)
         is_announced = False
 
         def is_over() -> bool:
@@ -140,12 +115,12 @@ def run_workers(
         )
 
 
-def _be_worker(work: Work, place: WorkerPlace, port: int) -> NoReturn:
+def _be_worker(work: Work, counters: NDArray[np.float64], port: int) -> NoReturn:
     """In the worker: as a program of its own, which dies with the one that it was forked from."""
     die_with_launcher()
     number = int(sys.argv[-1])
     try:
-        work(replace(place, number=number), port)
+        work(number, port, ServerMetrics(counters, number))
     except PibrochError as error:
         logger.error("worker %d: %s", number, error)
         sys.exit(2)
