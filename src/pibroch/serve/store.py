@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pibroch.data.mapped import FileIdentity
 from pibroch.errors import CheckpointError, PibrochError, WorkerLostError
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.raw_body import warm_parsers
@@ -43,9 +44,7 @@ class Target:
     """What a path means now, and what tells it from another that takes its place."""
 
     folder: Path
-    inode: int
-    changed_ns: int
-    num_bytes: int
+    manifest: FileIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +80,10 @@ def find_target(path: Path) -> Target:
     manifest = next(
         (folder / name for name in names if (folder / name).is_file()), folder / CHECKPOINT_MANIFEST
     )
-    try:
-        status = manifest.stat()
-    except OSError as error:  # it was replaced in between
-        raise CheckpointError(
-            f"no {manifest}: {error.strerror}", "an export or a checkpoint", "check the path"
-        ) from error
-    return Target(folder, status.st_ino, status.st_mtime_ns, status.st_size)
+    identity = FileIdentity.of(manifest)
+    if identity is None:  # it was replaced in between
+        raise CheckpointError(f"no {manifest}", "an export or a checkpoint", "check the path")
+    return Target(folder, identity)
 
 
 def newest_run(runs: Path = Path("runs")) -> Path:
@@ -99,7 +95,7 @@ def newest_run(runs: Path = Path("runs")) -> Path:
     candidates: list[tuple[int, Path]] = []
     for run in runs.glob("*"):
         try:
-            candidates.append((find_target(run).changed_ns, run))
+            candidates.append((find_target(run).manifest.changed_ns, run))
         except PibrochError:
             continue
     if not candidates:
