@@ -44,14 +44,14 @@ class RowHost:
 
     Args:
         address: ``host:port``.
-        part: that it holds.
+        info: that it proves to have.
         worker: of this process, which reads.
     """
 
-    def __init__(self, address: str, part: Part, worker: RowWorker) -> None:
+    def __init__(self, address: str, info: WorkerInfo, worker: RowWorker) -> None:
         self.address = address
         self.worker = worker
-        self._info = WorkerInfo(part.worker, part.number)
+        self._info = info
         self._lost: tuple[float, str] = (0.0, "")
 
     def read(self, sha256: str, rows: Ints) -> Reading:
@@ -96,10 +96,9 @@ def row_hosts(addresses: Sequence[str], access: RowAccess) -> tuple[RowHost, ...
     """
     if len(set(addresses)) != len(addresses):
         raise ConfigError(f"--rows-at {' '.join(addresses)}"[:200], "another host for each part")
-    parts = [Part(number, len(addresses)) for number in range(1, len(addresses) + 1)]
     places = {
-        WorkerInfo(part.worker, part.number): parsed_address(address)
-        for part, address in zip(parts, addresses, strict=True)
+        WorkerInfo(Part(number, len(addresses)).worker, number): parsed_address(address)
+        for number, address in enumerate(addresses, 1)
     }
     # beside those of parts
     me = WorkerInfo("rows:scoring", (1 << 32) + secrets.randbits(32))
@@ -107,7 +106,7 @@ def row_hosts(addresses: Sequence[str], access: RowAccess) -> tuple[RowHost, ...
         return ()
     worker = RowWorker(me, access.secret, places, tls=access.tls)
     return tuple(
-        RowHost(address, part, worker) for part, address in zip(parts, addresses, strict=True)
+        RowHost(address, info, worker) for address, info in zip(addresses, places, strict=True)
     )
 
 

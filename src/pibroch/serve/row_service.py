@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,59 +24,50 @@ from pibroch.serve.store import ModelStore
 logger = logging.getLogger(__name__)
 
 
-class RowService:
-    """Answers of a host with one part of the rows, to hosts that score.
+def listen(
+    store: ModelStore, part: Part, metrics: ServerMetrics, host: str, access: RowAccess
+) -> RowWorker:
+    """Give rows of a part, which is here, at an address from now on.
 
-    Args:
-        store: the model.
-        part: that is here.
-        metrics: of all answers.
+    Raises:
+        ConfigError: when it cannot be had.
     """
+    me = WorkerInfo(part.worker, part.number)
+    give = by_ids(partial(rows_of, store, part, metrics))
+    worker = RowWorker(me, access.secret, {}, give, (host, access.port), access.tls)
+    logger.info("rows of part %s at %s:%d", part, host, worker.port)
+    return worker
 
-    def __init__(self, store: ModelStore, part: Part, metrics: ServerMetrics) -> None:
-        self._store = store
-        self._part = part
-        self._metrics = metrics
 
-    def listen(self, host: str, access: RowAccess) -> RowWorker:
-        """Give rows at an address from now on.
+def rows_of(
+    store: ModelStore, part: Part, metrics: ServerMetrics, sha256: str, row_ids: Ints
+) -> NDArray[Any]:
+    """Rows of an export, by ids among those of all tables; counted among the answers.
 
-        Raises:
-            ConfigError: when it cannot be had.
-        """
-        me = WorkerInfo(self._part.worker, self._part.number)
-        at = host, access.port
-        worker = RowWorker(me, access.secret, {}, by_ids(self.rows), at, access.tls)
-        logger.info("rows of part %s at %s:%d", self._part, host, worker.port)
-        return worker
-
-    def rows(self, sha256: str, row_ids: Ints) -> NDArray[Any]:
-        """Rows of an export, by ids among those of all tables.
-
-        Raises:
-            CheckpointError: for an export that is not here.
-            DataError: for ids that are too many, or of another part.
-        """
-        started = time.monotonic()
+    Raises:
+        CheckpointError: for an export that is not here.
+        DataError: for ids that are too many, or of another part.
+    """
+    started = time.monotonic()
+    status = 500
+    try:
+        export = store.rows_of(sha256)
+        if export is None:
+            status = 409
+            raise CheckpointError(
+                f"a request for rows of export {sha256[:12]}",
+                f"one that is here, such as that of version {store.current.version}",
+            )
+        status = 400
+        check_ids(row_ids, part.of(export.num_rows), export.row_bytes)
         status = 500
-        try:
-            export = self._store.rows_of(sha256)
-            if export is None:
-                status = 409
-                raise CheckpointError(
-                    f"a request for rows of export {sha256[:12]}",
-                    f"one that is here, such as that of version {self._store.current.version}",
-                )
-            status = 400
-            check_ids(row_ids, self._part.of(export.num_rows), export.row_bytes)
-            status = 500
-            rows = export.exported(row_ids)
-            status = 200
-            return rows
-        except PibrochError:
-            raise
-        except Exception:
-            logger.exception("a request for rows failed")
-            raise
-        finally:
-            self._metrics.request("rows", status, time.monotonic() - started)
+        rows = export.exported(row_ids)
+        status = 200
+        return rows
+    except PibrochError:
+        raise
+    except Exception:
+        logger.exception("a request for rows failed")
+        raise
+    finally:
+        metrics.request("rows", status, time.monotonic() - started)

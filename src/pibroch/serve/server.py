@@ -24,6 +24,7 @@ except ImportError:  # not on every system
 from pibroch.errors import ConfigError
 from pibroch.process import give_way
 from pibroch.rpc.rows import RowWorker
+from pibroch.serve import row_service
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.connection import NEVER_S, connection_factory
@@ -31,7 +32,6 @@ from pibroch.serve.http import Service, build_endpoints
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess
-from pibroch.serve.row_service import RowService
 from pibroch.serve.settings import ServerLimits
 from pibroch.serve.store import ModelStore
 
@@ -141,8 +141,8 @@ def run_server(
     workers = store.split.workers
     if store.split.part is not None:
         assert options.rows is not None, "who holds a part gives it"
-        giving = RowService(store, store.split.part, metrics)
-        workers = (*workers, giving.listen(options.host, options.rows))
+        at = options.host, options.rows
+        workers = (*workers, row_service.listen(store, store.split.part, metrics, *at))
     tls = None if options.tls is None else _tls_context(*options.tls)
     connection: Any = connection_factory(limits, open_connections, tls)
     config = uvicorn.Config(

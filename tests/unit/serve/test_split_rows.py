@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +35,7 @@ from pibroch.serve.parts import ANSWER_TIMEOUT_S, MOST_IDS, Part, by_ids
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess, row_hosts, when_read
-from pibroch.serve.row_service import RowService
+from pibroch.serve.row_service import rows_of
 from pibroch.serve.settings import ServerLimits
 from pibroch.serve.split_rows import RowSplit
 from pibroch.serve.store import ModelStore
@@ -218,7 +219,7 @@ def test_requests_for_rows_are_checked(line):
     held = Part(2, 2).of(rows.num_rows)
     wanted = np.array([held.start, held.stop - 1, held.start])
     metrics = ServerMetrics()
-    with giving(RowService(store, Part(2, 2), metrics).rows, Part(2, 2)) as port:
+    with giving(partial(rows_of, store, Part(2, 2), metrics), Part(2, 2)) as port:
         with asking("127.0.0.1:9", f"127.0.0.1:{port}") as (_, host):
             right = rows.exported(wanted).tobytes()
             for answer in [host.read(sha256, wanted) for _ in range(5)]:
