@@ -172,9 +172,11 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
     if tensor.datatype == "BYTES":
         if not all(type(item) is str for item in items):
             raise Refusal(400, f"got what is no text in `{tensor.name[:80]}`; need strings")
-        texts = np.empty(len(items), object)
-        texts[:] = [_utf8(item, tensor.name) for item in items]
-        return texts.reshape(shape)
+        try:
+            return np.array([item.encode() for item in items], object).reshape(shape)
+        except UnicodeError as error:
+            got = f"got a text that is no UTF-8 in `{tensor.name[:80]}`"
+            raise Refusal(400, f"{got}: {error}") from error
     kind = np.dtype(_KINDS[tensor.datatype]).kind
     allowed = {"b": (bool,), "f": (int, float)}.get(kind, (int,))
     if not all(type(item) in allowed for item in items):
@@ -187,20 +189,10 @@ def _of_json(tensor: _Tensor) -> NDArray[Any]:
         raise Refusal(400, f"{got}: {error}") from error
 
 
-def _utf8(text: str, name: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeError as error:
-        raise Refusal(400, f"got a text that is no UTF-8 in `{name[:80]}`: {error}") from error
-
-
 def _of_bytes(tensor: _Tensor, data: bytes) -> NDArray[Any]:
     shape = _shape_of(tensor)
     if tensor.datatype == "BYTES":
-        items = _texts(data, tensor.name, math.prod(shape))
-        texts = np.empty(len(items), object)
-        texts[:] = items
-        return texts.reshape(shape)
+        return np.array(_texts(data, tensor.name, math.prod(shape)), object).reshape(shape)
     kind = np.dtype(_KINDS[tensor.datatype]).newbyteorder("<")
     if len(data) != math.prod(shape) * kind.itemsize:
         got = f"got {len(data)} bytes for `{tensor.name[:80]}`"
