@@ -34,10 +34,9 @@ class AdmissionControl:
 
     Args:
         endpoints: that answer.
-        limits: of bodies.
         metrics: of all answers.
         token: that requests must bear; none needed when absent.
-        open_connections: whose bytes are counted.
+        open_connections: whose bytes are counted, and whose limits hold.
 
     Attributes:
         num_open: requests that have no answer yet.
@@ -47,13 +46,11 @@ class AdmissionControl:
     def __init__(
         self,
         endpoints: Endpoints,
-        limits: ServerLimits,
         metrics: ServerMetrics,
         token: str | None,
         open_connections: OpenConnections,
     ) -> None:
         self._endpoints = endpoints
-        self._limits = limits
         self._metrics = metrics
         self._open_connections = open_connections
         self._expected = None if token is None else f"Bearer {token}".encode()
@@ -65,7 +62,7 @@ class AdmissionControl:
         started = time.monotonic()
         status = 0
         self.num_open += 1
-        body = _BoundedBody(receive, started, self._limits, self._open_connections)
+        body = _BoundedBody(receive, started, self._open_connections)
         try:
             reply = await self._reply(scope, body)
             status = reply.status
@@ -110,8 +107,9 @@ class AdmissionControl:
                 raise Refusal(401, f"{got}; {need}", {"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]):
-            if int(length[:20]) > self._limits.body_bytes:
-                raise _too_large(self._limits)
+            limits = self._open_connections.limits
+            if int(length[:20]) > limits.body_bytes:
+                raise _too_large(limits)
             self._open_connections.check_bytes(int(length))
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"", b"identity"):
@@ -126,17 +124,11 @@ class _BoundedBody:
         num_bytes: that were received and counted.
     """
 
-    def __init__(
-        self,
-        receive: Receive,
-        started: float,
-        limits: ServerLimits,
-        open_connections: OpenConnections,
-    ) -> None:
+    def __init__(self, receive: Receive, started: float, open_connections: OpenConnections) -> None:
         self._receive = receive
-        self._limits = limits
+        self._limits = open_connections.limits
         self._open_connections = open_connections
-        self._deadline = started + limits.body_timeout_s
+        self._deadline = started + self._limits.body_timeout_s
         self.num_bytes = 0
 
     async def read(self) -> bytes:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pibroch.serve.admission import REFUSAL, error_body
 from pibroch.serve.open_connections import Deadline, OpenConnections
-from pibroch.serve.settings import Refusal, ServerLimits
+from pibroch.serve.settings import Refusal
 
 MOST_HEAD_BYTES = 64 << 10
 MOST_PIPELINED = 64
@@ -35,23 +35,19 @@ NEVER_S = 1 << 30
 
 
 def connection_factory(
-    limits: ServerLimits,
-    open_connections: OpenConnections,
-    tls: ssl.SSLContext | None = None,
+    open_connections: OpenConnections, tls: ssl.SSLContext | None
 ) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each connection, with these limits."""
-    make = partial(_BoundedConnection, limits, open_connections)
+    """What uvicorn calls for each connection, with the limits of all."""
+    make = partial(_BoundedConnection, open_connections)
     return make if tls is None else lambda **kwargs: _TlsHandshake(tls, make(**kwargs))
 
 
 class _BoundedConnection(HttpToolsProtocol):
     """See the module."""
 
-    def __init__(
-        self, limits: ServerLimits, open_connections: OpenConnections, **kwargs: Any
-    ) -> None:
+    def __init__(self, open_connections: OpenConnections, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.limits = limits
+        self.limits = open_connections.limits
         self.open_connections = open_connections
         self.url = b""
         self.headers = []

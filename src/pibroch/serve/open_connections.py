@@ -27,14 +27,14 @@ class OpenConnections:
     """The connections of one event loop.
 
     Args:
-        limits: of their number and of their bytes.
+        limits: of their number and of their bytes, and of each by itself.
 
     Attributes:
         num_bytes: of bodies that came and of answers that were not sent yet, over all connections.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # the one that has waited longest comes first
         self._has_warned = False
@@ -49,7 +49,7 @@ class OpenConnections:
         Where there is none, the connection that has been without a whole request for longest is
         closed. If every one has a request that is being answered, the new one has to go.
         """
-        has_room = len(self._all) < self._limits.connections
+        has_room = len(self._all) < self.limits.connections
         if not has_room:
             if not self._has_warned:
                 self._has_warned = True
@@ -84,7 +84,7 @@ class OpenConnections:
 
     def check_bytes(self, count: int) -> None:
         """Raise Refusal where so many more bytes are too many."""
-        most = self._limits.total_bytes
+        most = self.limits.total_bytes
         if self.num_bytes + count > most:
             got = f"got {count:,} bytes with {self.num_bytes:,} under way in all connections"
             raise Refusal(503, f"{got}; need at most {most:,}: try again", {"retry-after": "1"})

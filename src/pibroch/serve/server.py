@@ -132,7 +132,7 @@ def run_server(
     open_connections = OpenConnections(limits)
     service = Service(store, metrics)
     endpoints = build_endpoints(service)
-    admission = AdmissionControl(endpoints, limits, metrics, options.token, open_connections)
+    admission = AdmissionControl(endpoints, metrics, options.token, open_connections)
     service.gauges = lambda: {
         "pibroch_requests_open": admission.num_open,
         "pibroch_connections_open": len(open_connections),
@@ -144,7 +144,7 @@ def run_server(
         at = options.host, options.rows
         workers = (*workers, row_service.listen(store, store.split.part, metrics, *at))
     tls = None if options.tls is None else _tls_context(*options.tls)
-    connection: Any = connection_factory(limits, open_connections, tls)
+    connection: Any = connection_factory(open_connections, tls)
     config = uvicorn.Config(
         admission,
         http=connection,

@@ -183,10 +183,9 @@ def ask_app(app, path, body, method="POST"):
 
 
 def admission_of(store, token):
-    limits = ServerLimits()
-    connections = OpenConnections(limits)
+    connections = OpenConnections(ServerLimits())
     endpoints = build_endpoints(Service(store, ServerMetrics()))
-    return AdmissionControl(endpoints, limits, ServerMetrics(), token, connections)
+    return AdmissionControl(endpoints, ServerMetrics(), token, connections)
 
 
 @contextmanager
