@@ -52,9 +52,9 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         if name in has_rows:
             check_finite(folder, name)
     if split.is_whole:
-        rows = MappedRows(folder, manifest)
+        rows = MappedRows(folder, manifest, held)
     else:
-        rows = SplitRows(folder, manifest, sha256, split)
+        rows = SplitRows(folder, manifest, held, sha256, split)
     state = load_tensors(folder, DENSE, EXPORT)
     vocabularies = exported_vocabularies(folder, manifest, verify)
     watch.check_names()

@@ -43,10 +43,8 @@ class _MappedShard:
     rows: NDArray[Any]
     first_row: int
 
-    def within(self, held: range | None) -> _MappedShard:
+    def within(self, held: range) -> _MappedShard:
         """What of it is among these rows."""
-        if held is None:
-            return self
         first = max(held.start, self.first_row)
         after = min(held.stop, self.first_row + len(self.rows))
         return _MappedShard(self.rows[first - self.first_row : after - self.first_row], first)
@@ -115,7 +113,7 @@ class MappedRows:
     Args:
         folder: of the export.
         manifest: its own.
-        held: of the rows, those to map; all when absent.
+        held: of the rows, those to map.
 
     Attributes:
         manifest: of the export.
@@ -127,7 +125,7 @@ class MappedRows:
         DamagedCheckpointError: when a file does not fit the manifest.
     """
 
-    def __init__(self, folder: Path, manifest: ExportManifest, held: range | None = None) -> None:
+    def __init__(self, folder: Path, manifest: ExportManifest, held: range) -> None:
         readers = manifest.schema_.readers
         pooling = pooling_of(manifest.model)
         tables = [
@@ -140,7 +138,7 @@ class MappedRows:
         self.manifest = manifest
         self.num_rows = sum(table.num_rows for table in tables)
         self.row_bytes = row_bytes(manifest.dim, manifest.dtype)
-        shards = [shard for shard in manifest.shards if held is None or shard.meets(held)]
+        shards = [shard for shard in manifest.shards if shard.meets(held)]
         self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._where = _where(self._shards)

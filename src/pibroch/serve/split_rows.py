@@ -124,16 +124,15 @@ class SplitRows(MappedRows):
     Args:
         folder: of the export; files of rows that are elsewhere may be missing.
         manifest: its own.
+        held: of the rows, those that are here.
         sha256: its checksum.
         split: where the rows are.
     """
 
     def __init__(
-        self, folder: Path, manifest: ExportManifest, sha256: str, split: RowSplit
+        self, folder: Path, manifest: ExportManifest, held: range, sha256: str, split: RowSplit
     ) -> None:
-        super().__init__(
-            folder, manifest, split.held(sum(table.num_rows for table in manifest.tables))
-        )
+        super().__init__(folder, manifest, held)
         self._split = split
         self._sha256 = sha256
         self._parts = [Part(number, len(split.hosts)) for number in range(1, len(split.hosts) + 1)]
