@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -115,8 +115,10 @@ def export_delta(
     touched = _touched_since(folder, manifest, base)
 
     def write(temporary: Path) -> DeltaManifest:
-        changes = _Changes(saved, rows, advance)
-        versions = changes.compared() if touched is None else changes.touched(touched)
+        if touched is None:
+            versions = _compared(saved, rows, advance)
+        else:
+            versions = _newest(saved, rows, touched, advance)
         files: dict[str, FileDigest] = {}
         files[CHANGED], count = _write_rows(temporary / CHANGED, versions, rows)
         files[DENSE] = write_dense(temporary, folder, manifest)
@@ -215,54 +217,46 @@ def _spooled(file: IO[bytes], count: int, dtype: np.dtype[Any], shape: tuple[int
     return Stream(dtype, (count, *shape), arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """Rows of a checkpoint that differ from those of a base, rising, a few at a time."""
+def _compared(saved: SavedRows, base: MappedRows, advance: Advance) -> Iterator[RowVersions]:
+    """Rows that differ from those of a base, rising, a few at a time; every row is read."""
+    verify_files(saved.folder, saved.manifest.files)
+    for table in base.manifest.tables:
+        first = table.first_row
+        for weights in saved.chunks(table.name, range(table.num_rows), advance):
+            row_ids = np.arange(first, first + len(weights))
+            first += len(weights)
+            rows = encoded(weights, base.manifest.dtype)
+            differs = (_bytes_of(rows) != _bytes_of(base.stored(row_ids))).any(1)
+            yield RowVersions(row_ids[differs], rows[differs])
 
-    saved: SavedRows
-    base: MappedRows
-    advance: Advance
 
-    def compared(self) -> Iterator[RowVersions]:
-        """Those of all rows, each of which is read."""
-        verify_files(self.saved.folder, self.saved.manifest.files)
-        for table in self.base.manifest.tables:
-            first = table.first_row
-            for weights in self.saved.chunks(table.name, range(table.num_rows), self.advance):
-                row_ids = np.arange(first, first + len(weights))
-                first += len(weights)
-                rows = encoded(weights, self.base.manifest.dtype)
-                differs = (_bytes_of(rows) != _bytes_of(self.base.stored(row_ids))).any(1)
-                yield RowVersions(row_ids[differs], rows[differs])
+def _newest(
+    saved: SavedRows, base: MappedRows, touched: Mapping[str, Ints], advance: Advance
+) -> Iterator[RowVersions]:
+    """Rows that training touched, and those that a base has newer than its export; likewise.
 
-    def touched(self, touched: Mapping[str, Ints]) -> Iterator[RowVersions]:
-        """Those that training touched, and those that the base has newer than its export.
-
-        Unless touched, the latter are as in the export again.
-        """
-        step = max(1, TOUCHED_BYTES // (4 * self.base.manifest.dim))
-        for table in self.base.manifest.tables:
-            name = table.name
-            manifest = self.saved.manifest
-            saved = manifest.tables[name]
-            deltas = replace(saved, parts=tuple(part for part in saved.parts if part.is_delta))
-            tables = {**manifest.tables, name: deltas}
-            only_deltas = replace(
-                self.saved, manifest=manifest.model_copy(update={"tables": tables})
-            )
-            newer = self.base.changed_rows - table.first_row
-            newer = newer[(newer >= 0) & (newer < table.num_rows)]
-            rows = distinct(np.concatenate([touched[name], newer]))
-            for start in range(0, len(rows), step):
-                some = rows[start : start + step]
-                is_touched = np.isin(some, touched[name], assume_unique=True)
-                versions = self.base.exported(some + table.first_row)
-                if is_touched.any():
-                    listed = ListedRows.of(some[is_touched])
-                    weights = only_deltas.weights(name, listed)
-                    versions[is_touched] = encoded(weights, self.base.manifest.dtype)
-                yield RowVersions(some + table.first_row, versions)
-            self.advance(table.num_rows)
+    Unless touched, the latter are as in the export again.
+    """
+    deltas = {
+        name: replace(table, parts=tuple(part for part in table.parts if part.is_delta))
+        for name, table in saved.manifest.tables.items()
+    }
+    only_deltas = replace(saved, manifest=saved.manifest.model_copy(update={"tables": deltas}))
+    step = max(1, TOUCHED_BYTES // (4 * base.manifest.dim))
+    for table in base.manifest.tables:
+        name = table.name
+        newer = base.changed_rows - table.first_row
+        newer = newer[(newer >= 0) & (newer < table.num_rows)]
+        rows = distinct(np.concatenate([touched[name], newer]))
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            is_touched = np.isin(some, touched[name], assume_unique=True)
+            versions = base.exported(some + table.first_row)
+            if is_touched.any():
+                weights = only_deltas.weights(name, ListedRows.of(some[is_touched]))
+                versions[is_touched] = encoded(weights, base.manifest.dtype)
+            yield RowVersions(some + table.first_row, versions)
+        advance(table.num_rows)
 
 
 def _bytes_of(rows: Array) -> NDArray[np.uint8]:

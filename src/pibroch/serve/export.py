@@ -55,7 +55,7 @@ from pibroch.state.exported_ids import TableIds, write_ids
 from pibroch.state.exported_rows import row_stream
 from pibroch.state.files import FileDigest
 from pibroch.state.manifest import Manifest, schema_of
-from pibroch.state.tensor_file import Stream, rows_that_fit, write_tensors
+from pibroch.state.tensor_file import rows_that_fit, write_tensors
 from pibroch.version import __version__
 
 Advance = Callable[[int], None]
@@ -302,8 +302,8 @@ def _chunks(
 
 def write_dense(out: Path, folder: Path, manifest: Manifest) -> FileDigest:
     """The dense layers' file."""
-    dense = {name: tensor.numpy() for name, tensor in dense_weights(folder, manifest).items()}
-    return write_tensors(out / DENSE, {name: Stream.of(array) for name, array in dense.items()})
+    weights = dense_weights(folder, manifest)
+    return write_tensors(out / DENSE, {name: each.numpy() for name, each in weights.items()})
 
 
 def _write_origin(out: Path, manifest: Manifest) -> None:
