@@ -87,7 +87,7 @@ class ExportOptions:
 def export_checkpoint(
     checkpoint: Path,
     out: Path,
-    options: ExportOptions | None = None,
+    options: ExportOptions = ExportOptions(),
     advance: Advance = lambda _: None,
 ) -> ExportManifest:
     """Write an export of a checkpoint, or of a run directory's best one.
@@ -107,7 +107,6 @@ def export_checkpoint(
         StorageError: when the disk refuses.
         TrainingError: for weights that the type cannot hold.
     """
-    options = options or ExportOptions()
     check_options(out, options)
     folder = find_checkpoint(checkpoint)
     refuse_overlap(out, [folder, options.data])
