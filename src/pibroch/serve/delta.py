@@ -46,7 +46,7 @@ from pibroch.state.exported_rows import RowVersions, encoded
 from pibroch.state.files import FileDigest, verify_file, verify_files
 from pibroch.state.manifest import Manifest, read_manifest
 from pibroch.state.parts import listed_ids
-from pibroch.state.tensor_file import Stream, TensorFile, rows_that_fit, write_tensors
+from pibroch.state.tensor_file import TensorFile, write_tensors
 from pibroch.version import __version__
 
 TOUCHED_BYTES = 64 << 20
@@ -58,7 +58,7 @@ def export_delta(
     checkpoint: Path,
     since: Path,
     out: Path,
-    options: ExportOptions | None = None,
+    options: ExportOptions = ExportOptions(),
     advance: Advance = lambda _: None,
 ) -> DeltaManifest:
     """Write what differs between a checkpoint and an export.
@@ -82,7 +82,6 @@ def export_delta(
         StorageError: when the disk refuses.
         TrainingError: for weights that the type cannot hold.
     """
-    options = options or ExportOptions()
     check_options(out, options)
     if not is_exported(since):
         raise CheckpointError(
@@ -201,20 +200,17 @@ def _write_rows(
             ids.write(np.ascontiguousarray(row_ids, np.int64).data)
             records.write(np.ascontiguousarray(changed).data)
             count += len(row_ids)
-        streams = {
-            ROW_IDS: _spooled(ids, count, np.dtype(np.int64), ()),
-            ROWS: _spooled(records, count, like.dtype, like.shape[1:]),
+        arrays = {
+            ROW_IDS: _mapped(ids, np.dtype(np.int64), (count,)),
+            ROWS: _mapped(records, like.dtype, (count, *like.shape[1:])),
         }
-        return write_tensors(path, streams), count
+        return write_tensors(path, arrays), count
 
 
-def _spooled(file: IO[bytes], count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Stream:
-    """Rows of a file that is read again, some at a time."""
-    row_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    file.seek(0)
-    chunks = iter(lambda: file.read(rows_that_fit(row_bytes) * row_bytes), b"")
-    arrays = (np.frombuffer(chunk, dtype).reshape(-1, *shape) for chunk in chunks)
-    return Stream(dtype, (count, *shape), arrays)
+def _mapped(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """What was written to a file; nothing cannot be mapped."""
+    file.flush()
+    return np.memmap(file, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
 
 
 def _compared(saved: SavedRows, base: MappedRows, advance: Advance) -> Iterator[RowVersions]:
@@ -287,12 +283,10 @@ def _touched_rows(
                 by_columns.setdefault(part.columns, []).extend(ids)
         if any(left[1] > right[0] for left, right in pairwise(sorted(by_columns))):
             return None
-        each = {columns: distinct(np.concatenate(ids)) for columns, ids in by_columns.items()}
-        rows = distinct(np.concatenate([np.empty(0, np.int64), *each.values()]))
-        columns_of_row = np.zeros(len(rows), np.int64)
-        for (first, after), own in each.items():
-            columns_of_row[np.searchsorted(rows, own)] += after - first
-        if (columns_of_row != table.dim).any():
+        each = [distinct(np.concatenate(ids)) for ids in by_columns.values()]
+        rows = distinct(np.concatenate([np.empty(0, np.int64), *each]))
+        width = sum(after - first for first, after in by_columns)
+        if len(rows) and (width != table.dim or any(len(own) < len(rows) for own in each)):
             return None  # some columns of a row are in the full checkpoint alone
         touched[name] = rows
     return touched
