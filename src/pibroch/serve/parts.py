@@ -7,6 +7,7 @@ of other rows than those meant.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -49,15 +50,12 @@ class Part:
         Raises:
             ConfigError: for another form.
         """
-        number, _, count = text.partition("/")
-        digits = all(
-            each.isascii() and each.isdecimal() and len(each) < 6 for each in (number, count)
-        )
-        if not digits or not 1 <= int(number) <= int(count) <= MOST_PARTS:
+        numbers = re.fullmatch("([0-9]{1,5})/([0-9]{1,5})", text)
+        if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]) <= MOST_PARTS:
             raise ConfigError(
                 f"--part {text}", f"a part of how many, at most {MOST_PARTS}", "say e.g. --part 1/2"
             )
-        return cls(int(number), int(count))
+        return cls(int(numbers[1]), int(numbers[2]))
 
     def of(self, num_rows: int) -> range:
         """Its rows."""
