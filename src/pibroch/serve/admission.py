@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pibroch.serve.endpoints import GET, JSON_TYPE, Endpoints, Reply, Request
+from pibroch.serve.endpoints import GET, JSON_TYPE, Endpoint, Reply, Request, find_endpoint
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.settings import Refusal, ServerLimits
@@ -33,7 +33,7 @@ class AdmissionControl:
     """An ASGI application around the endpoints.
 
     Args:
-        endpoints: that answer.
+        endpoints: that answer, by path.
         metrics: of all answers.
         token: that requests must bear; none needed when absent.
         open_connections: whose bytes are counted, and whose limits hold.
@@ -45,7 +45,7 @@ class AdmissionControl:
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: Mapping[str, Endpoint],
         metrics: ServerMetrics,
         token: str | None,
         open_connections: OpenConnections,
@@ -84,7 +84,7 @@ class AdmissionControl:
             if REFUSAL in scope.get("state", ()):
                 raise scope["state"][REFUSAL]
             self.check(path, headers)
-            endpoint, model, version = self._endpoints.find(method, path)
+            endpoint, model, version = find_endpoint(self._endpoints, method, path)
             if endpoint.methods == GET:
                 return await endpoint.answer(Request(b"", headers, model, version))
             request = Request(await body.read(), headers, model, version)

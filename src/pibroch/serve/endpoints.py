@@ -5,7 +5,7 @@ Paths are looked up, as the router of a web framework costs as much as a score.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pibroch.serve.settings import Refusal
@@ -64,26 +64,22 @@ class Endpoint:
     form: Mapping[str, object] | None = None
 
 
-class Endpoints:
-    """All endpoints of a server."""
+def find_endpoint(
+    by_path: Mapping[str, Endpoint], method: str, path: str
+) -> tuple[Endpoint, str | None, str | None]:
+    """Which is asked, and the model and the version that the path names.
 
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._by_path = {each.path: each for each in endpoints}
-
-    def find(self, method: str, path: str) -> tuple[Endpoint, str | None, str | None]:
-        """Which is asked, and the model and the version that the path names.
-
-        Raises:
-            Refusal: where there is none, or another method is needed.
-        """
-        pattern, model, version = named_in(path)
-        endpoint = self._by_path.get(pattern)
-        if endpoint is not None and method in endpoint.methods:
-            return endpoint, model, version
-        reason = f"got {method[:20]} {path[:200]}; need one of the endpoints at /docs"
-        if endpoint is None:
-            raise Refusal(404, reason)
-        raise Refusal(405, reason, {"allow": ", ".join(endpoint.methods)})
+    Raises:
+        Refusal: where there is none, or another method is needed.
+    """
+    pattern, model, version = named_in(path)
+    endpoint = by_path.get(pattern)
+    if endpoint is not None and method in endpoint.methods:
+        return endpoint, model, version
+    reason = f"got {method[:20]} {path[:200]}; need one of the endpoints at /docs"
+    if endpoint is None:
+        raise Refusal(404, reason)
+    raise Refusal(405, reason, {"allow": ", ".join(endpoint.methods)})
 
 
 def named_in(path: str) -> tuple[str, str | None, str | None]:

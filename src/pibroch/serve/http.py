@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import DamagedCheckpointError, InputError
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.endpoints import GET, JSON_TYPE, POST, Endpoint, Endpoints, Reply, Request
+from pibroch.serve.endpoints import GET, JSON_TYPE, POST, Endpoint, Reply, Request
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
@@ -244,8 +244,8 @@ class Service:
         return predictor
 
 
-def build_endpoints(service: Service) -> Endpoints:
-    """What answers a service's requests."""
+def build_endpoints(service: Service) -> dict[str, Endpoint]:
+    """What answers a service's requests, by path."""
     raw = _raw_body(service)
     endpoints = [
         Endpoint(GET, "/v2/health/live", service.live),
@@ -289,7 +289,7 @@ def build_endpoints(service: Service) -> Endpoints:
             replace(each, answer=refuse) if each.methods == POST else each for each in endpoints
         ]
     shows = Endpoint(GET, "/openapi.json", shown), Endpoint(GET, "/docs", docs)
-    return Endpoints([*endpoints, *shows])
+    return {each.path: each for each in (*endpoints, *shows)}
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
