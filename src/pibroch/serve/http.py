@@ -23,8 +23,8 @@ from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, 
 from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
-from pibroch.serve.settings import Refusal, ServerLimits
+from pibroch.serve.raw_body import LARGE_BODY_BYTES, MOST_ITEMS, RawColumns, parse_raw, parse_users
+from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
 from pibroch.version import __version__
@@ -126,9 +126,7 @@ class Service:
         if retriever is None:
             raise Refusal(404, "got /retrieve where no items are served; need `--items FILE`")
         limits = self.batcher.limits
-        parse = partial(
-            parse_users, request.body, retriever.user_columns, limits.rows, limits.items
-        )
+        parse = partial(parse_users, request.body, retriever.user_columns, limits.rows)
         users, k = await self._parsed(request, parse)
         count = len(next(iter(users.values())))
         if self._users_waiting and self._users_waiting + count > limits.queue_rows:
@@ -333,8 +331,7 @@ def _raw_body(service: Service) -> dict[str, Any]:
 
 def _users_body(service: Service) -> dict[str, Any]:
     retriever = service.store.retriever
-    most = ServerLimits().items
-    k = {"type": "integer", "minimum": 1, "maximum": most, "default": 10}
+    k = {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": 10}
     return _rows_body(() if retriever is None else retriever.user_columns, k=k)
 
 

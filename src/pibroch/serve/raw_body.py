@@ -23,6 +23,8 @@ LARGE_BODY_BYTES = 1 << 18
 
 It is parsed beside the event loop, and its rows are counted before.
 """
+MOST_ITEMS = 1000
+"""That a user is given; more are refused with 400."""
 _NEED_ROWS = (
     'need {"rows": [{column: value, ...}, ...]}, {"columns": {column: [values]}}, or a list of rows'
 )
@@ -66,25 +68,22 @@ def warm_parsers(schema: Schema, columns: Sequence[str]) -> None:
     fields_of_lines(line, schema, columns, 1)
 
 
-def parse_users(
-    body: bytes, columns: Sequence[str], max_rows: int, max_items: int
-) -> tuple[RawColumns, int]:
+def parse_users(body: bytes, columns: Sequence[str], max_rows: int) -> tuple[RawColumns, int]:
     """The needed columns of users, B values each, and how many items each wants.
 
     Args:
         body: JSON, ``{"rows": [...], "k": 10}`` or ``{"columns": {...}, "k": 10}``; 10 when absent.
         columns: that are read for users.
         max_rows: more are refused.
-        max_items: as ``k``.
 
     Raises:
         Refusal: for a body that is not such.
     """
     content = _decoded(body, columns, max_rows, _NEED_USERS)
     k = content.pop("k", 10) if isinstance(content, dict) else None
-    if type(k) is not int or not 1 <= k <= max_items:
+    if type(k) is not int or not 1 <= k <= MOST_ITEMS:
         got = f"got {str(k)[:40]} as `k`" if isinstance(content, dict) else "got no JSON object"
-        raise Refusal(400, f"{got}; need a whole number from 1 to {max_items} in {_NEED_USERS}")
+        raise Refusal(400, f"{got}; need a whole number from 1 to {MOST_ITEMS} in {_NEED_USERS}")
     users = _columns_in(content, columns, f"need {_NEED_USERS}")
     count = len(next(iter(users.values())))
     if not 1 <= count <= max_rows:

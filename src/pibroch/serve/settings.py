@@ -12,7 +12,6 @@ class ServerLimits:
     Attributes:
         body_bytes: of a request; a larger one is refused with 413.
         rows: of a request; more are refused with 400.
-        items: that a user is given by `/retrieve`; more are refused with 400.
         batch_rows: rows that are computed together; requests are never divided, so this is at least
             ``rows``.
         queue_rows: rows that wait; when more would, requests are refused with 429.
@@ -30,7 +29,6 @@ class ServerLimits:
 
     body_bytes: int = 16 << 20
     rows: int = 8192
-    items: int = 1000
     batch_rows: int = 8192
     queue_rows: int = 32768
     batch_delay_ms: float = 0.0
