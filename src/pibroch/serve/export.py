@@ -120,9 +120,7 @@ def export_checkpoint(
             "pass --data DIR",
         )
 
-    dims = {saved.dim for saved in manifest.tables.values()}
-    assert len(dims) == 1, "tables of a run are of one width"
-    (dim,) = dims
+    (dim,) = {saved.dim for saved in manifest.tables.values()}  # tables of a run are of one width
     dtype = options.dtype
     tables = tables_of(rows.num_rows, rows.ids, rows.with_unknown_row)
     shards = shards_of(tables, dim, dtype, rows.ids, options.shard_bytes)
