@@ -9,13 +9,13 @@ from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.writer import MANIFEST
 from pibroch.errors import CheckpointError
 from pibroch.serve.from_checkpoint import vocabularies_of
-from pibroch.serve.from_delta import open_exported
 from pibroch.serve.from_export import exported_vocabularies
 from pibroch.state.checkpoint_folder import find_checkpoint
-from pibroch.state.delta_format import is_delta
-from pibroch.state.export_format import VOCABULARIES, is_export, read_export
+from pibroch.state.delta_format import is_exported
+from pibroch.state.export_format import VOCABULARIES, read_export
 from pibroch.state.files import verify_file
 from pibroch.state.manifest import read_manifest
+from pibroch.state.versions import chain_of
 
 
 def find_vocabularies(path: Path) -> Vocabularies:
@@ -28,13 +28,12 @@ def find_vocabularies(path: Path) -> Vocabularies:
     """
     if (path / MANIFEST).exists():
         return Vocabularies.of_dataset(EncodedDataset.open(path))
-    if is_delta(path):
-        vocabularies = open_exported(path).vocabularies
-    elif is_export(path):
-        manifest = read_export(path)
+    if is_exported(path):
+        export = chain_of(path)[-1]  # deltas share its dictionaries
+        manifest = read_export(export)
         if VOCABULARIES in manifest.files:
-            verify_file(path, VOCABULARIES, manifest.files[VOCABULARIES])
-        vocabularies = exported_vocabularies(path, manifest)
+            verify_file(export, VOCABULARIES, manifest.files[VOCABULARIES])
+        vocabularies = exported_vocabularies(export, manifest)
     else:
         vocabularies = vocabularies_of(read_manifest(find_checkpoint(path)))
     if vocabularies is None:
