@@ -159,17 +159,12 @@ class SplitRows(MappedRows):
         """
         ids = self._resolved(batch)
         rows, places = rising(ids.row_ids)
-        newest = rows
-        order: Ints | None = None
-        if self._changes is not None:
-            newest = self._changes.redirect(rows)
-            order = newest.argsort()
-            newest = newest[order]
-
-        records, asked = self._asked(newest)
+        if self._changes is None:
+            return RowsAsked(*self._asked(rows), self._pooling(rows, places, ids))
+        newest = self._changes.redirect(rows)
+        order = newest.argsort()
+        records, asked = self._asked(newest[order])
         pooled = self._pooling(rows, places, ids)
-        if order is None:
-            return RowsAsked(records, asked, pooled)
 
         def reordered(arrived: NDArray[Any]) -> Tensor | EmbeddingOutput:
             records = np.empty_like(arrived)
