@@ -89,18 +89,17 @@ class Service:
         """
         predictor, raw = await self._raw(request)
         logits = await self.batcher.logits(predictor, raw)
-        scores = scores_of_logits(logits, predictor.schema).tolist()
+        scores = scores_of_logits(logits, predictor.schema)
         if request.headers.get(b"accept", b"").startswith(b"text/csv"):
-            lines = [score if isinstance(score, list) else [score] for score in scores]
+            lines = scores.reshape(len(scores), -1).tolist()
             text = "".join(f"{','.join(map(repr, line))}\n" for line in lines)
-            version = predictor.version.encode("ascii")
-            kind = (b"content-type", b"text/csv; charset=utf-8")
-            about = tuple(
+            about: dict[str, object] = {"model_version": predictor.version, **_freshness(predictor)}
+            headers = [
                 (f"x-{name.replace('_', '-')}".encode(), f"{value}".encode())
-                for name, value in _freshness(predictor).items()
-            )
-            return Reply(text.encode(), (kind, (b"x-model-version", version), *about))
-        return self._outputs(predictor, {"scores": scores})
+                for name, value in about.items()
+            ]
+            return Reply(text.encode(), ((b"content-type", b"text/csv; charset=utf-8"), *headers))
+        return self._outputs(predictor, {"scores": scores.tolist()})
 
     async def embed(self, request: Request) -> Reply:
         """Pooled embeddings of raw rows, as `/score` takes them.
