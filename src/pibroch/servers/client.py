@@ -116,9 +116,10 @@ class EmbeddingServers:
             averaged_at: wants moving averages as of this step for weights.
         """
         floats = np.split(records, np.cumsum(home.counts)[:-1] * self.width)
+        split = zip(home.split(), whole.split(), borrowed.split(), strict=True)
         answers = []
-        for number, name in enumerate(self.names):
-            rows = [self._local(each.split()[number], number) for each in (home, whole, borrowed)]
+        for number, (name, of_server) in enumerate(zip(self.names, split, strict=True)):
+            rows = [self._local(each, number) for each in of_server]
             parts = [rows[0], torch.from_numpy(floats[number]), *rows[1:]]
             answers.append(self._send(name, server.exchange, *parts, averaged_at))
         self._number += 1
@@ -164,7 +165,7 @@ class EmbeddingServers:
         answers = []
         for number, (name, wanted) in enumerate(zip(self.names, rows.split(), strict=True)):
             if len(wanted):
-                how = self._workers.key, self._number - 1, self._local(wanted, number)
+                how = self._number - 1, self._local(wanted, number)
                 answers.append((name, self._workers.call(name, server.read_after, *how)))
         self._count(4 * self.width * len(rows.rows) + self.num_row_bytes(len(rows.rows)))
         return answers
@@ -196,7 +197,7 @@ class EmbeddingServers:
 
     def ask(self, number: int, function: Callable[..., T], *args: object) -> T:
         """What a function says on a server, outside of rounds."""
-        return self._workers.ask(self.names[number], function, self._workers.key, *args)
+        return self._workers.ask(self.names[number], function, *args)
 
     def rows_by_server(self, rows: Ints) -> RowsByServer:
         """Rising addresses by server."""
@@ -218,7 +219,7 @@ class EmbeddingServers:
     ) -> torch.futures.Future[torch.Tensor]:
         self._wait(MOST_UNANSWERED * len(self.names))
         answer: torch.futures.Future[torch.Tensor] = self._workers.call(
-            name, function, self._workers.key, self._ranks.rank, self._number, *args
+            name, function, self._ranks.rank, self._number, *args
         )
         self._unanswered.append((name, answer))
         return answer

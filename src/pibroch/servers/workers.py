@@ -46,10 +46,10 @@ class ServingWorkers:
     """
 
     def __init__(self, role: str, names: Sequence[str], channel: Channel) -> None:
-        self.role = role
-        self.timeout_s = channel.ranks.timeout_s
+        self._role = role
+        self._timeout_s = channel.ranks.timeout_s
         names_here = [f"{_TOKEN}-{os.getpid()}", secrets.token_hex(8)]
-        self._run, self.key = channel.gather(names_here)[0]  # rank 0 names the run
+        self._run, self._key = channel.gather(names_here)[0]  # rank 0 names the run
         agent = current_agent()
         lost = set[str]()
         self._lost = lost
@@ -58,34 +58,30 @@ class ServingWorkers:
         self._workers = {name: self._find(name) for name in names}
         forgotten = _forgotten[role]
         self._forgotten = [forgotten.popleft() for _ in range(len(forgotten))]
-        weakref.finalize(self, forgotten.append, self.key)
+        weakref.finalize(self, forgotten.append, self._key)
 
     def configure(
         self, name: str, function: Callable[..., None], wanted: Sequence[object], *more: object
     ) -> torch.futures.Future[None]:
-        """Say what one is to hold, under ``key``, for all trainers.
+        """Say what one is to hold, under a key of its own, for all trainers.
 
         ``more`` is not compared with what others say.
         """
-        args = (self._run, self._me, self.key, wanted, self._forgotten, *more)
-        return self.call(name, function, *args, timeout_s=CONFIGURE_TIMEOUT_S)
+        args = (self._run, self._me, self._key, wanted, self._forgotten, *more)
+        with self.explained(name):
+            return rpc.rpc_async(self._worker(name), function, args, timeout=CONFIGURE_TIMEOUT_S)
 
     def call(
-        self,
-        name: str,
-        function: Callable[..., object],
-        *args: object,
-        timeout_s: float | None = None,
+        self, name: str, function: Callable[..., object], *args: object
     ) -> torch.futures.Future[Any]:
-        """Call a function there; returns at once.
+        """Call a function there, about what was configured; returns at once.
 
         Raises:
             TrainingError: when it cannot be reached.
         """
         with self.explained(name):
-            return rpc.rpc_async(
-                self._worker(name), function, args, timeout=timeout_s or self.timeout_s
-            )
+            keyed = self._key, *args
+            return rpc.rpc_async(self._worker(name), function, keyed, timeout=self._timeout_s)
 
     def find_again(self, name: str) -> None:
         """Take whoever has this name now in place of one that was lost; it knows nothing.
@@ -97,13 +93,14 @@ class ServingWorkers:
         self._workers[name] = self._find(name)
 
     def ask(self, name: str, function: Callable[..., T], *args: object) -> T:
-        """What a function says there.
+        """What a function says there, about what was configured.
 
         Raises:
             TrainingError: when it cannot be reached.
         """
         with self.explained(name):
-            return rpc.rpc_sync(self._worker(name), function, args, timeout=self.timeout_s)
+            keyed = self._key, *args
+            return rpc.rpc_sync(self._worker(name), function, keyed, timeout=self._timeout_s)
 
     @contextmanager
     def explained(self, name: str) -> Iterator[None]:
@@ -111,7 +108,7 @@ class ServingWorkers:
         try:
             yield
         except RpcError as error:
-            raise out_of_reach(self.role, name, error) from error
+            raise out_of_reach(self._role, name, error) from error
 
     def _find(self, name: str) -> rpc.WorkerInfo:
         with self.explained(name):

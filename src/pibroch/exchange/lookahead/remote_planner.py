@@ -146,7 +146,7 @@ class RemotePlanner(Planner):
         """
         incarnation = self._incarnation
         called: torch.futures.Future[Any] = self._workers.call(
-            self._name, function, self._workers.key, self._rank, *args
+            self._name, function, self._rank, *args
         )
 
         def take() -> None:
@@ -203,7 +203,6 @@ class RemotePlanner(Planner):
         workers.ask(
             name,
             plan_service.go_on,
-            workers.key,
             self._rank,
             log.first_step,
             log.first_request,
