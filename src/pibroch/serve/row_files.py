@@ -43,12 +43,6 @@ class _MappedShard:
     rows: NDArray[Any]
     first_row: int
 
-    def within(self, held: range) -> _MappedShard:
-        """What of it is among these rows."""
-        first = max(held.start, self.first_row)
-        after = min(held.stop, self.first_row + len(self.rows))
-        return _MappedShard(self.rows[first - self.first_row : after - self.first_row], first)
-
 
 def kernel_arrays(rows: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Rows as the kernels take them."""
@@ -139,7 +133,7 @@ class MappedRows:
         self.num_rows = sum(table.num_rows for table in tables)
         self.row_bytes = row_bytes(manifest.dim, manifest.dtype)
         shards = [shard for shard in manifest.shards if shard.meets(held)]
-        self._shards = [_mapped(folder, shard, manifest).within(held) for shard in shards]
+        self._shards = [_mapped(folder, shard, manifest, held) for shard in shards]
         self._arrays = [kernel_arrays(shard.rows) for shard in self._shards]
         self._where = _where(self._shards)
         self._file_ends = np.array([shard.first_row + shard.num_rows for shard in manifest.shards])
@@ -317,12 +311,14 @@ def _where(shards: Sequence[_MappedShard]) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest) -> _MappedShard:
+def _mapped(folder: Path, shard: RowShard, manifest: ExportManifest, held: range) -> _MappedShard:
+    """What of a shard is among the rows that are held, some of which are in it."""
     path = folder / shard.file
     with TensorFile(folder, shard.file, EXPORT) as file:
         rows = file.mapped(ROWS)
     check_written(path, rows, shard.num_rows, manifest.dim, manifest.dtype)
-    return _MappedShard(rows, shard.first_row)
+    first = max(held.start, shard.first_row)
+    return _MappedShard(rows[first - shard.first_row : held.stop - shard.first_row], first)
 
 
 def rising(row_ids: Ints) -> tuple[Ints, Ints]:
