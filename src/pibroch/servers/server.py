@@ -169,7 +169,9 @@ def write(
 ) -> None:
     """Write columns or marks of rows, likewise."""
     array = _array(key, field, columns)
-    chosen = _checked(rows, len(array))
+    chosen: slice | Ints = rows if isinstance(rows, slice) else _rows(rows)
+    if not isinstance(chosen, slice):
+        check_rows(chosen, len(array))
     array[chosen if columns is None else (chosen, columns)] = values.numpy()
 
 
@@ -198,11 +200,3 @@ def _marked(key: str, name: str) -> MemoryShard:
 
 def _rows(rows: Tensor) -> Ints:
     return rows.to(torch.int64).numpy()
-
-
-def _checked(rows: slice | Tensor, num_rows: int) -> slice | Ints:
-    if isinstance(rows, slice):
-        return rows
-    numbers = _rows(rows)
-    check_rows(numbers, num_rows)
-    return numbers
