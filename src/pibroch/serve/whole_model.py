@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Self
 
 import torch
@@ -82,9 +81,9 @@ class WholeModel(nn.Module):
         total = sum(num_rows.values())
         weights = torch.zeros(total + 1, dim)
         tables = {}
-        firsts = accumulate(num_rows.values(), initial=0)
-        for (name, count), first_row in zip(num_rows.items(), firsts, strict=False):
-            start = first_row
+        start = 0
+        for name, count in num_rows.items():
+            first_row = start
             for some in rows.chunks(name, range(count)):
                 weights[start : start + len(some)] = torch.from_numpy(some)
                 start += len(some)
