@@ -69,11 +69,11 @@ class Service:
 
         def parse() -> tuple[InferRequest, Work]:
             wanted = parse_infer(request.body, request.header(JSON_LENGTH.lower()), OUTPUTS)
-            needs_dense = set(wanted.outputs or (SCORE,)) != {EMBEDDING}
+            needs_dense = set(wanted.outputs) != {EMBEDDING}
             return wanted, work_of(wanted.inputs, predictor, needs_dense)
 
         wanted, work = await self._parsed(request, parse)
-        names = set(wanted.outputs or (SCORE,))
+        names = set(wanted.outputs)
         outputs: dict[str, NDArray[np.float32]] = {}
         if EMBEDDING in names:
             outputs[EMBEDDING] = await self.batcher.embeddings(predictor, work)
@@ -109,7 +109,7 @@ class Service:
         predictor, raw = await self._raw(request)
         embeddings = await self.batcher.embeddings(predictor, raw)
         if request.headers.get(b"accept", b"").startswith(b"application/octet-stream"):
-            wanted = InferRequest({}, None, None, is_binary=True)
+            wanted = InferRequest({}, None, {EMBEDDING: True})
             return self._tensors(predictor, wanted, {EMBEDDING: embeddings})
         return self._outputs(
             predictor, {"features": predictor.features, "embeddings": embeddings.tolist()}

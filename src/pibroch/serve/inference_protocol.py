@@ -75,14 +75,12 @@ class InferRequest:
     Attributes:
         inputs: tensors by name; texts and bytes as object arrays of bytes.
         request_id: to be given back.
-        outputs: names that are wanted, and whether each as bytes; ``None`` for the usual ones.
-        is_binary: whether outputs that say nothing of it are wanted as bytes.
+        outputs: names that are wanted, and whether each as bytes.
     """
 
     inputs: dict[str, NDArray[Any]]
     request_id: str | None
-    outputs: dict[str, bool] | None
-    is_binary: bool
+    outputs: dict[str, bool]
 
 
 def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) -> InferRequest:
@@ -91,7 +89,7 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     Args:
         body: as it came.
         json_length: the header of the binary extension.
-        outputs: names that may be asked for.
+        outputs: names that may be asked for; the first is the usual one.
 
     Raises:
         Refusal: for what is no such request.
@@ -122,15 +120,13 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
         end += size
     if end != len(body):
         raise Refusal(400, f"got {len(body) - end} bytes behind the last tensor")
+    return InferRequest(inputs, request.id, _wanted(request, outputs))
+
+
+def _wanted(request: _InferenceRequest, names: Sequence[str]) -> dict[str, bool]:
     is_binary = request.parameters.get("binary_data_output") is True
-    return InferRequest(inputs, request.id, _wanted(request, outputs, is_binary), is_binary)
-
-
-def _wanted(
-    request: _InferenceRequest, names: Sequence[str], is_binary: bool
-) -> dict[str, bool] | None:
     if not request.outputs:
-        return None
+        return {names[0]: is_binary}
     for output in request.outputs:
         if output.name not in names:
             raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(names)}")
@@ -228,13 +224,12 @@ def answer(
         name: of the model.
         version: of it.
         request: that is answered.
-        outputs: float32 ``[B, ...]`` by name; the first is the usual one.
+        outputs: float32 ``[B, ...]`` by name.
         parameters: of the answer; left out where there are none.
     """
-    wanted = request.outputs or {next(iter(outputs)): request.is_binary}
     tensors = []
     blobs = []
-    for output, is_binary in wanted.items():
+    for output, is_binary in request.outputs.items():
         values = outputs[output]
         tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(values.shape)}
         if is_binary:
