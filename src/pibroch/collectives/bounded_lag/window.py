@@ -12,7 +12,6 @@ it overwrites what B may still have to read. No acknowledgement travels.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,28 +75,22 @@ class LagWindow:
         self.bound = bound
         # of the largest bound: slots are memory that peers have mapped, and stay
         self.num_slots = self.slots_per_unit * self._most
-        self._outstanding: deque[int] = deque()
         self.num_initiated = 0
+        self.num_completed = 0
 
     @property
     def num_outstanding(self) -> int:
         """Requests that were initiated and are not complete."""
-        return len(self._outstanding)
-
-    @property
-    def num_completed(self) -> int:
-        """Requests that are complete, the first ones."""
-        return self.num_initiated - len(self._outstanding)
+        return self.num_initiated - self.num_completed
 
     def initiate(self) -> list[Instruction]:
         """A request begins. It has the number :attr:`num_initiated` had before."""
         number = self.num_initiated
         instructions: list[Instruction] = []
         # more than one when the bound was lowered since
-        while len(self._outstanding) >= max(self.bound, 1):
+        while self.num_outstanding >= max(self.bound, 1):
             instructions.append(self._complete_oldest())
         self.num_initiated += 1
-        self._outstanding.append(number)
         # after the completions, by which the slot is free on all ranks, see the module
         instructions.append(Put(number, number % self.num_slots))
         # an ordinary all-to-all: complete before it returns
@@ -127,9 +120,10 @@ class LagWindow:
 
         Returns its number.
         """
-        assert not self._outstanding
-        self.num_initiated += 1
-        return self.num_initiated - 1
+        assert not self.num_outstanding
+        number = self.num_initiated
+        self.num_initiated = self.num_completed = number + 1
+        return number
 
     def wait(self, number: int) -> list[Complete]:
         """Somebody waits for a request: it completes, with all before it.
@@ -143,12 +137,10 @@ class LagWindow:
             raise ConfigError(
                 f"a wait for request {number} of {self.num_initiated}", "one that was initiated"
             )
-        instructions = []
         # in their order, as on every other rank
-        while self._outstanding and self._outstanding[0] <= number:
-            instructions.append(self._complete_oldest())
-        return instructions
+        return [self._complete_oldest() for _ in range(self.num_completed, number + 1)]
 
     def _complete_oldest(self) -> Complete:
-        number = self._outstanding.popleft()
+        number = self.num_completed
+        self.num_completed += 1
         return Complete(number, number % self.num_slots)
