@@ -71,10 +71,8 @@ class SharedMemoryTransport(LaggedTransport):
         self._is_peer = (self._links[:, 0] != 0).astype(np.int64)
         self._pending = np.zeros(self.world_size, np.int64)
         shape = (opening.num_streams, self.num_slots, self.world_size, 2)
-        self._going = np.zeros(shape, np.int64)
         self._coming = np.zeros(shape, np.int64)
         self._no_segments = np.zeros((self.world_size, 2), np.int64)
-        self._room = np.zeros(shape[:3], np.int64)  # bytes of the segments that go out
         self._own: dict[tuple[int, int, int], OwnSegment] = {}
         self._seen: dict[tuple[int, int, int], ForeignSegment] = {}
         self._unknown: dict[
@@ -278,17 +276,18 @@ class SharedMemoryTransport(LaggedTransport):
         # mostly so: no copy of the table for it
         if int(going.sizes.max()) <= self.slot_bytes:
             return self._no_segments
-        chosen: Ints = self._going[stream, place].copy()
+        chosen: Ints = self._no_segments.copy()
         for p in peers:
             nbytes = int(going.sizes[p])
-            if nbytes <= self.slot_bytes:
-                chosen[p] = 0
-            elif nbytes > self._room[stream, place, p]:
-                chosen[p] = self._new_segment(stream, place, p, nbytes)
+            if nbytes > self.slot_bytes:
+                segment = self._own.get((stream, place, p))
+                if segment is None or segment.nbytes < nbytes:
+                    segment = self._own[stream, place, p] = self._new_segment(p, nbytes)
+                chosen[p] = segment.segment_id, segment.address
         return chosen
 
-    def _new_segment(self, stream: int, place: int, p: int, nbytes: int) -> tuple[int, int]:
-        """Id and address of a segment with room for a message and a quarter more."""
+    def _new_segment(self, p: int, nbytes: int) -> OwnSegment:
+        """A segment with room for a message and a quarter more."""
         self._num_segments += 1
         size = -(-nbytes * 5 // 4 // SEGMENT_STEP) * SEGMENT_STEP
         segment = OwnSegment.create(size, self._num_segments)
@@ -297,10 +296,7 @@ class SharedMemoryTransport(LaggedTransport):
         except OSError as error:
             raise self.lost(p, None, ENDED) from error
         segment.close_fd()
-        self._own[stream, place, p] = segment
-        self._room[stream, place, p] = size
-        self._going[stream, place, p] = segment.segment_id, segment.address
-        return segment.segment_id, segment.address
+        return segment
 
     def _learn(self, stream: int, place: int, p: int, segment_id: int) -> None:
         """Map the segment that a header names, if it is a new one.
