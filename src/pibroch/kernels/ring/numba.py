@@ -359,7 +359,7 @@ def exchange(
     effort: Ints,
     sleep_us: int,
 ) -> int:
-    """:func:`put` and :func:`take` in one call, of equal parts that fit a slot.
+    """:func:`put_equal` and :func:`take` in one call.
 
     ``nbytes`` for and from each of W.
 
@@ -378,12 +378,9 @@ def exchange(
     """
     size = len(links)
     addresses = np.empty(size, np.int64)
-    sizes = np.full(size, nbytes, np.int64)
+    sizes = np.empty(size, np.int64)
     nothing = np.zeros((size, 2), np.int64)
     for p in range(size):
-        addresses[p] = source + p * nbytes
         pending[p] = 1 if p != me else 0
-    put(links, me, place, sequence, addresses, sizes, nothing, target + me * nbytes)
-    for p in range(size):
-        addresses[p] = target + p * nbytes
+    put_equal(links, me, place, sequence, source, target, nbytes, addresses, sizes)
     return take(links, futex, place, sequence, addresses, sizes, nothing, pending, effort, sleep_us)
