@@ -35,11 +35,9 @@ class LaggedAllToAll:
         self.window = LagWindow(bound)
         assert transport.num_slots == self.window.num_slots
         self.transport = transport
-        self._shared = (
-            transport
-            if isinstance(transport, SharedMemoryTransport) and _is_whole(transport)
-            else None
-        )
+        # one that is no part of a mixed one reaches all: a kernel may wait for them without Python
+        # looking at the network
+        self._shared = transport if isinstance(transport, SharedMemoryTransport) else None
         self._outstanding: deque[RankParts] = deque()
         size = transport.world_size
         self._equal = [
@@ -100,13 +98,14 @@ class LaggedAllToAll:
         """Whether :meth:`wait` would return at once; then it is done here."""
         with self._lock:
             self._check()
-            for each in range(self.window.num_completed, number + 1):
-                if not all(
-                    self.transport.has_arrived(Slot(0, each), p) for p in self.transport.peers
-                ):
-                    return False
-            self.wait(number)
-            return True
+            has_all = all(
+                self.transport.has_arrived(Slot(0, each), p)
+                for each in range(self.window.num_completed, number + 1)
+                for p in self.transport.peers
+            )
+            if has_all:
+                self.wait(number)
+            return has_all
 
     def exchange(self, source: int, target: int, nbytes: int) -> bool:
         """Make a request of equal parts and wait for it.
@@ -164,8 +163,3 @@ class LaggedAllToAll:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _is_whole(transport: LaggedTransport) -> bool:
-    # only then may a kernel wait for all without Python looking at the network
-    return len(transport.peers) == transport.world_size - 1

@@ -197,12 +197,8 @@ class BoundedLagProcessGroup(dist.ProcessGroup):
                     number = exchange.initiate_equal(source, target, each, output)
                 if number is not None:
                     return LaggedWork(exchange, number, [output], [output])
-            sizes = [each] * self._size
-            going = _consecutive(input, sizes)
-            coming = _consecutive(output, sizes)
-        else:
-            going = _consecutive(input, _bytes_of(input, input_split_sizes, self._size))
-            coming = _consecutive(output, _bytes_of(output, output_split_sizes, self._size))
+        going = _consecutive(input, _bytes_of(input, input_split_sizes, self._size))
+        coming = _consecutive(output, _bytes_of(output, output_split_sizes, self._size))
         return self._begin(going, coming, [output], [output])
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]  # its name before torch 2.13
