@@ -69,8 +69,7 @@ class _Queues:
         left: slot and place of what it has not been seen to have taken.
         num_left, num_freed: messages that it was left, and that were seen to be taken.
         cursor: of its slots, the one where the next message for this rank will be said.
-        taken, expected: what it counts here.
-        taken_there, expected_there: what this rank counts there.
+        taken, taken_there: what it counts here and this rank there, before what each expects.
     """
 
     memory: ForeignSegment
@@ -81,10 +80,6 @@ class _Queues:
     left: deque[tuple[int, int]] = field(default_factory=deque)
     num_left: int = 0
     num_freed: int = 0
-
-    @property
-    def expected(self) -> int:
-        return self.taken + EXPECTED
 
 
 class Mailbox:
@@ -169,7 +164,7 @@ class Mailbox:
     def is_expected(self, p: int) -> bool:
         """Whether a rank expects the next message for it already."""
         queues = self._queues[p]
-        expected: int = queue.shown(queues.expected)
+        expected: int = queue.shown(queues.taken + EXPECTED)
         return expected > queues.num_left
 
     def arrival(self, p: int) -> Arrival | None:
