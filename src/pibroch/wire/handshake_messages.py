@@ -5,7 +5,6 @@ See docs/wire-format.md.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ class Side:
         raise NotImplementedError
 
     def _proof(self, label: bytes, body: bytes) -> bytes:
-        return hmac.new(self._secret, label + self._transcript + body, hashlib.sha256).digest()
+        return hmac.digest(self._secret, label + self._transcript + body, "sha256")
 
     def _message(self) -> bytes | None:
         """The buffered message, or ``None`` while it is incomplete.

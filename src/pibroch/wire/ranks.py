@@ -9,7 +9,6 @@ torch's store, unless ranks of several machines were started without a secret.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import os
@@ -51,7 +50,7 @@ def key_of_run() -> bytes | None:
     # torchrun's count of restarts is none of it: it may differ from machine to machine
     job = "/".join(os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID"))
     secret = find_secret(None, os.environ, local=is_local, key="ranks")
-    return hmac.new(secret, f"pibroch ranks {job}".encode(), hashlib.sha256).digest()
+    return hmac.digest(secret, f"pibroch ranks {job}".encode(), "sha256")
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import secrets
@@ -53,7 +52,7 @@ def find_secret(
             read_secret_file(path, SECRET_FILE_VARIABLE), f"{SECRET_FILE_VARIABLE} ({path})"
         )
     if local:
-        return hmac.new(_users_secret(), key.encode(), hashlib.sha256).digest()
+        return hmac.digest(_users_secret(), key.encode(), "sha256")
     raise ConfigError(
         "no secret for workers on several machines",
         f"the same one at all of them, in {SECRET_VARIABLE}, {SECRET_FILE_VARIABLE} or"
