@@ -21,7 +21,6 @@ import msgspec
 from pibroch.errors import AuthenticationError, TrainingError
 from pibroch.host import this_machine
 from pibroch.wire.admit import Address
-from pibroch.wire.alive import HostWatch
 from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import is_own_user, listen
@@ -45,10 +44,6 @@ class ConnectedPeers:
 
     local: dict[int, socket.socket]
     remote: dict[int, dict[int, socket.socket]]
-
-    def watch_hosts(self) -> HostWatch:
-        """What tells of lost hosts; the streams :data:`IDLE` belong to it from now on."""
-        return HostWatch(self.remote[IDLE])
 
     def close(self) -> None:
         """Close all sockets."""

@@ -21,6 +21,8 @@ from pibroch.collectives.group_store import store_between
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError
 from pibroch.kernels.atomics import FUTEX_CALL
+from pibroch.wire.alive import HostWatch
+from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.rendezvous import rendezvous
 
 
@@ -46,7 +48,7 @@ def _open(opening: Opening, shares_memory: bool) -> LaggedTransport:
         shares_memory=shares_memory,
     )
     links = peers.remote[0]
-    hosts = peers.watch_hosts()
+    hosts = HostWatch(peers.remote[IDLE])
     if not peers.local:
         return TcpTransport(opening, links, hosts)
     local = SharedMemoryTransport(opening, peers.local)
