@@ -229,9 +229,8 @@ class FailureDetector:
             selector.register(self._woken, selectors.EVENT_READ)
             for rank, link in self._links.items():
                 selector.register(link, selectors.EVENT_READ, rank)
-            stuck_at: float | None = (
-                None  # when to give up on the other threads, once there was a failure
-            )
+            # when to give up on the other threads, once there was a failure
+            stuck_at: float | None = None
             while self._on_stuck is not None or stuck_at is None:
                 timeout_s = None if stuck_at is None else max(0.0, stuck_at - time.monotonic())
                 ready = selector.select(timeout_s)

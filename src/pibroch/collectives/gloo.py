@@ -35,9 +35,8 @@ class _GlooGroup(Protocol):
     def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
 
 
-_NUM_KEPT = (
-    16  # sums, which gloo's threads let go in any order, and late when they do not get a processor
-)
+# sums, which gloo's threads let go in any order, and late when they do not get a processor
+_NUM_KEPT = 16
 
 
 @dataclass(slots=True, eq=False)

@@ -375,10 +375,8 @@ class Channel:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (
-            RuntimeError,
-            OSError,
-        ) as error:  # torch.distributed's, timeouts included, and those of sockets
+        # torch.distributed's, timeouts included, and those of sockets
+        except (RuntimeError, OSError) as error:
             if self.ranks.explain is None:
                 raise
             raise self.ranks.explain(error) from error

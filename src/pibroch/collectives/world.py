@@ -115,11 +115,8 @@ def _join(rank: int, size: int, on_stuck: OnStuck | None) -> tuple[World, Failur
         detector = FailureDetector.over(control, on_stuck)
     except PibrochError:
         raise
-    except (
-        RuntimeError,
-        ValueError,
-        OSError,
-    ) as error:  # what torch.distributed raises, and sockets
+    # what torch.distributed raises, and sockets
+    except (RuntimeError, ValueError, OSError) as error:
         where = ":".join(
             os.environ.get(variable, f"(no {variable})")
             for variable in ("MASTER_ADDR", "MASTER_PORT")

@@ -100,9 +100,8 @@ class MpiTransport(LaggedTransport):
         self._slots = slots
         self._headers = slots[..., :HEADER_BYTES].view(np.int64)
         self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
-        self._got: dict[
-            tuple[int, int, int], tuple[int, Bytes]
-        ] = {}  # with the number of the message
+        # with the number of the message
+        self._got: dict[tuple[int, int, int], tuple[int, Bytes]] = {}
         self._progress: threading.Thread | None = None
         if peers.remote[0]:
             self._let_others_in()
@@ -273,10 +272,9 @@ class MpiTransport(LaggedTransport):
             opened.remove(each)
         inbox = mpi.Win.Allocate(nbytes, 1, mpi.INFO_NULL, communicator)
         memory = np.frombuffer(inbox.tomemory(), np.uint8)
+        # it may have been a window before
         memory[: self._head_bytes] = 0
-        memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = (
-            0  # it may have been a window before
-        )
+        memory[self._head_bytes :].reshape(-1, self._stride)[:, :HEADER_BYTES] = 0
         windows = _MpiWindows(inbox, mpi.Win.Create_dynamic(mpi.INFO_NULL, communicator))
         windows.inbox.Lock_all()
         windows.overflow.Lock_all()

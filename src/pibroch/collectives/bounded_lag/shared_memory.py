@@ -75,9 +75,8 @@ class SharedMemoryTransport(LaggedTransport):
         self._no_segments = np.zeros((self.world_size, 2), np.int64)
         self._own: dict[tuple[int, int, int], OwnSegment] = {}
         self._seen: dict[tuple[int, int, int], ForeignSegment] = {}
-        self._unknown: dict[
-            tuple[int, int], ForeignSegment
-        ] = {}  # by rank and id, until a slot names them
+        # by rank and id, until a slot names them
+        self._unknown: dict[tuple[int, int], ForeignSegment] = {}
         self._num_segments = 0
         # who waits for a rank that wants this very core should not spin on it
         has_cores = len(os.sched_getaffinity(0)) > len(links)
@@ -306,10 +305,8 @@ class SharedMemoryTransport(LaggedTransport):
         mapped = self._seen.get((stream, place, p))
         if mapped is not None and mapped.segment_id == segment_id:
             return
-        while (
-            p,
-            segment_id,
-        ) not in self._unknown:  # they come in the order in which they were made
+        # they come in the order in which they were made
+        while (p, segment_id) not in self._unknown:
             segment = self._receive_segment(p)
             self._unknown[p, segment.segment_id] = segment
         mapped = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
