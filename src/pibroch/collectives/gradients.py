@@ -6,7 +6,7 @@ Shape legend: B_r samples of rank r, B of all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import groupby
 
@@ -64,7 +64,7 @@ class GradientReducer:
                 yield (
                     parameter,
                     [
-                        parameter.register_hook(_keep_earlier(bucket, place)),
+                        parameter.register_hook(partial(bucket.keep_earlier, place)),
                         parameter.register_post_accumulate_grad_hook(
                             partial(self._arrived, bucket, place)
                         ),
@@ -139,19 +139,6 @@ class GradientReducer:
             )
 
 
-def _keep_earlier(bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
-    """Set aside what earlier passes left, before this one's gradient comes, to be summed alone."""
-
-    def keep(_: Tensor) -> None:
-        parameter = bucket.parameters[place]()
-        bucket.earlier.pop(place, None)  # of a pass that failed
-        if parameter is not None and parameter.grad is not None:
-            bucket.earlier[place] = parameter.grad
-            parameter.grad = None
-
-    return keep
-
-
 def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Groups of parameters, from the last one to the first.
 
@@ -212,6 +199,17 @@ class _Bucket:
     def is_complete(self) -> bool:
         """Whether every gradient is there."""
         return len(self.reached) == len(self.parameters)
+
+    def keep_earlier(self, place: int, _: Tensor) -> None:
+        """Set aside what earlier passes left.
+
+        Before this one's gradient comes, to be summed alone.
+        """
+        parameter = self.parameters[place]()
+        self.earlier.pop(place, None)  # of a pass that failed
+        if parameter is not None and parameter.grad is not None:
+            self.earlier[place] = parameter.grad
+            parameter.grad = None
 
     @torch.no_grad()
     def send(self, channel: Channel, counts: Collection[int]) -> None:
