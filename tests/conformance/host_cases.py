@@ -98,7 +98,7 @@ def mixed(channel):
     transport.post(
         [torch.full((70_000,), 10.0 * ranks.rank + p) for p in range(ranks.world_size)], received
     )()
-    near = sorted(getattr(transport, "_near", ()))
+    near = sorted(getattr(transport, "_coming", ()))
     transport.close()
     return near, [each.unique().tolist() for p, each in enumerate(received) if p != ranks.rank]
 

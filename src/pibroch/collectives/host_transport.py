@@ -59,7 +59,6 @@ class HostTransport(Transport):
         self._members = ranks.members
         self._timeout_s = ranks.timeout_s
         self._mailbox: Mailbox | None = mailbox
-        self._near = frozenset(mailbox.peers)
         size = ranks.world_size
         self._others = [(ranks.rank + step) % size for step in range(1, size)]
         self._coming: dict[int, deque[_Message]] = {p: deque() for p in mailbox.peers}
@@ -113,7 +112,7 @@ class HostTransport(Transport):
         self._network.close()
 
     def _is_near(self, p: int, tensor: Tensor) -> bool:
-        return p in self._near and tensor.nbytes <= LARGEST_BYTES
+        return p in self._coming and tensor.nbytes <= LARGEST_BYTES
 
     def _wait(self, messages: Sequence[_Message]) -> None:
         start = time.monotonic()

@@ -94,11 +94,10 @@ class MpiTransport(LaggedTransport):
         self._overflow = self._windows.overflow
         memory = np.frombuffer(cast(memoryview, self._inbox.tomemory()), np.uint8)
         self._notes: Ints = memory[: 8 * self.world_size].view(np.int64)
-        slots = memory[self._head_bytes :].reshape(
+        self._slots = memory[self._head_bytes :].reshape(
             opening.num_streams, self.world_size, self.num_slots, self._stride
         )
-        self._slots = slots
-        self._headers = slots[..., :HEADER_BYTES].view(np.int64)
+        self._headers = self._slots[..., :HEADER_BYTES].view(np.int64)
         self._own: dict[tuple[int, int, int], Bytes] = {}  # by stream, place and peer
         # with the number of the message
         self._got: dict[tuple[int, int, int], tuple[int, Bytes]] = {}
