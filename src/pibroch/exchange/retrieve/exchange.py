@@ -62,24 +62,20 @@ class HeldRows:
 
     Attributes:
         lanes: of the rows.
+        version: the one in force, odd while rows are written.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.lanes: Sequence[RetrieveLane] = ()
+        self.version = 0
         self._timeout_s = timeout_s
-        self._version = 0
         self._changed = threading.Condition()
         self._writer = threading.get_ident()
-
-    @property
-    def version(self) -> int:
-        """The version in force, odd while rows are written."""
-        return self._version
 
     def advance(self) -> None:
         """Rows are going to be written, or were."""
         with self._changed:
-            self._version += 1
+            self.version += 1
             self._writer = threading.get_ident()
             self._changed.notify_all()
 
@@ -92,17 +88,17 @@ class HeldRows:
         """
         with self._changed:
             if self._is_settled(least):
-                return self._version
+                return self.version
             is_own_load = threading.get_ident() == self._writer
             timeout_s = min(LOADER_STARTS_S, self._timeout_s) if is_own_load else self._timeout_s
             if not self._changed.wait_for(lambda: self._is_settled(least), timeout_s):
                 raise TrainingError(
                     f"a lookup of rows that others have loaded {least // 2} times, and this rank"
-                    f" {self._version // 2} times",
+                    f" {self.version // 2} times",
                     "tables that all ranks load equally often",
                     "load them here, too, before lookups or on another thread",
                 )
-            return self._version
+            return self.version
 
     def answer(
         self, version: int, averaged_at: int | None, rows: Sequence[Bytes]
@@ -111,20 +107,20 @@ class HeldRows:
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_settled(version), self._timeout_s):
                 raise TrainingError(
-                    f"rows that this rank has loaded {self._version // 2} times, where another has"
+                    f"rows that this rank has loaded {self.version // 2} times, where another has"
                     f" loaded its own {version // 2} times",
                     "tables that all ranks load equally often",
                     "load them on all ranks",
                 )
-            if self._version != version:
-                return self._version
+            if self.version != version:
+                return self.version
             return [
                 self._read(lane, part, averaged_at)
                 for lane, part in zip(self.lanes, rows, strict=True)
             ]
 
     def _is_settled(self, least: int) -> bool:
-        return self._version >= least and self._version % 2 == 0
+        return self.version >= least and self.version % 2 == 0
 
     def _read(self, lane: RetrieveLane, part: Bytes, averaged_at: int | None) -> Bytes:
         rows = part.view(lane.id_type).astype(np.int64)
