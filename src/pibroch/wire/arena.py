@@ -86,7 +86,7 @@ class Arena:
             raise ValueError(f"got a block of {nbytes} bytes, need 0 or more")
         if nbytes > SHARED_BLOCK_BYTES:
             return self._allocate_whole(nbytes)
-        size = max(_aligned(nbytes), ALIGNMENT_BYTES)
+        size = max(-(-nbytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes):
             return NeedSegment(SHARED_SEGMENT_BYTES)
@@ -223,7 +223,3 @@ def size_class(nbytes: int) -> int:
     step = 1 << max((nbytes - 1).bit_length() - 3, 12)
     size = -(-nbytes // step) * step
     return size + 4096 if size == SHARED_SEGMENT_BYTES else size
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
