@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,12 +25,8 @@ from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.ranks import admit_streams, agreed_key, introduce, key_of_run, published_key
 from pibroch.wire.sockets import is_own_user, listen
 
-
-class KeyStore(Protocol):
-    """What is used of torch's stores."""
-
-    def set(self, key: str, value: str, /) -> None: ...  # noqa: D102
-    def get(self, key: str, /) -> bytes: ...  # noqa: D102
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class ConnectedPeers:
 
 
 def rendezvous(
-    store: KeyStore,
+    store: Store,
     rank: int,
     size: int,
     timeout_s: float,
