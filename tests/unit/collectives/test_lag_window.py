@@ -13,7 +13,9 @@ SCHEDULES = 10_000
 class HalfTheSlots(LagWindow):
     """As in the paper: k slots."""
 
-    slots_per_unit = 1
+    def __init__(self, bound):
+        super().__init__(bound)
+        self.num_slots //= 2
 
 
 class Overwritten(Exception):

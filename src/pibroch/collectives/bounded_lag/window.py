@@ -13,7 +13,6 @@ it overwrites what B may still have to read. No acknowledgement travels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pibroch.errors import ConfigError
 
@@ -59,14 +58,12 @@ class LagWindow:
             larger.
 
     Attributes:
-        slots_per_unit: of the larger of k and 1, see above.
+        num_slots: two for each unit of the larger of k and 1, see above.
         num_initiated, num_completed: requests so far; those in between are outstanding.
 
     Raises:
         ConfigError: for a negative bound.
     """
-
-    slots_per_unit: ClassVar[int] = 2
 
     def __init__(self, bound: int, most: int = 0) -> None:
         if bound < 0:
@@ -74,7 +71,7 @@ class LagWindow:
         self._most = max(bound, most, 1)
         self.bound = bound
         # of the largest bound: slots are memory that peers have mapped, and stay
-        self.num_slots = self.slots_per_unit * self._most
+        self.num_slots = 2 * self._most
         self.num_initiated = 0
         self.num_completed = 0
 
