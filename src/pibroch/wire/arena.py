@@ -62,13 +62,9 @@ class Arena:
     >>> arena.free(7, 0)
     >>> arena.allocate(128)
     ArenaPlace(segment_id=7, offset=0, nbytes=128)
-
-    Args:
-        idle_bytes: ``trim`` keeps at most this much in segments without blocks.
     """
 
-    def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
-        self._keep_bytes = idle_bytes
+    def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._idle: dict[int, None] = {}  # wholly free segments, the one freed first in front
         self._sizes: list[int] = []  # sizes of free ranges in shared segments, sorted, each once
@@ -128,13 +124,12 @@ class Arena:
         elif segment.nbytes == SHARED_SEGMENT_BYTES:
             self._merge(segment_id, segment, offset, offset + size)
 
-    def trim(self, keep_bytes: int | None = None) -> list[int]:
+    def trim(self, keep_bytes: int) -> list[int]:
         """Forget wholly free segments, longest free first, until at most ``keep_bytes`` stay.
 
         Returns:
             The ids of the segments to drop.
         """
-        keep_bytes = self._keep_bytes if keep_bytes is None else keep_bytes
         dropped: list[int] = []
         while self.idle_bytes > keep_bytes:
             segment_id = next(iter(self._idle))

@@ -22,8 +22,8 @@ MIB = 1 << 20
 class Owner:
     """An arena with the segments that it demanded, and a check of all that it allocated."""
 
-    def __init__(self, **options: int) -> None:
-        self.arena = Arena(**options)
+    def __init__(self) -> None:
+        self.arena = Arena()
         self.segments: dict[int, int] = {}
         self.blocks: dict[tuple[int, int], int] = {}
         self.made = 0
@@ -45,8 +45,8 @@ class Owner:
         self.arena.free(*key)
         del self.blocks[key]
 
-    def trim(self, *args: int) -> list[int]:
-        dropped = self.arena.trim(*args)
+    def trim(self, keep_bytes: int) -> list[int]:
+        dropped = self.arena.trim(keep_bytes)
         for segment_id in dropped:
             del self.segments[segment_id]
         return dropped
@@ -84,12 +84,12 @@ SIZES = st.one_of(
     idle_bytes=st.sampled_from([0, 64 * MIB, 1 << 30]),
 )
 def test_blocks_never_overlap_stay_inside_and_all_come_back(steps, idle_bytes):
-    owner = Owner(idle_bytes=idle_bytes)
+    owner = Owner()
     for step in steps:
         if isinstance(step, int):
             owner.allocate(step)
         elif step == "trim":
-            assert not {s for s, _ in owner.blocks} & set(owner.trim())
+            assert not {s for s, _ in owner.blocks} & set(owner.trim(idle_bytes))
             assert owner.arena.idle_bytes <= idle_bytes
         elif owner.blocks:
             owner.free(list(owner.blocks)[step[1] % len(owner.blocks)])
@@ -143,13 +143,13 @@ def test_best_fit_spares_large_ranges():
 
 
 def test_idle_bytes_are_bounded_and_the_longest_free_go_first():
-    owner = Owner(idle_bytes=100 * MIB)
+    owner = Owner()
     places = [owner.allocate(40 * MIB) for _ in range(4)]
     for place in (places[2], places[0], places[3], places[1]):
         owner.free(place)
     assert owner.arena.idle_bytes == 160 * MIB
-    assert owner.trim() == [places[2].segment_id, places[0].segment_id]
-    assert owner.trim() == []
+    assert owner.trim(100 * MIB) == [places[2].segment_id, places[0].segment_id]
+    assert owner.trim(100 * MIB) == []
     assert owner.allocate(40 * MIB).segment_id == places[1].segment_id
 
 

@@ -28,7 +28,7 @@ import torch
 from pibroch.errors import ProtocolError
 from pibroch.rpc.transport.frames import Kind, header
 from pibroch.rpc.values.messages import DTYPE_OF_CODE, TensorInfo, encode
-from pibroch.wire.arena import SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
+from pibroch.wire.arena import IDLE_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment, size_class
 from pibroch.wire.reactor import Reactor
 from pibroch.wire.segments import ForeignSegment, OwnSegment, view, write
 
@@ -175,7 +175,7 @@ class Sharing:
         with self._lock:
             for key in _decoded(_freed_decoder, metadata):
                 self._arena.free(*key)
-            self._trim(None)
+            self._trim(IDLE_BYTES)
         self._plan_trim()
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class Sharing:
             [header(Kind.SEGMENT, segment.segment_id, len(metadata), 0) + metadata], [segment]
         )
 
-    def _trim(self, keep_bytes: int | None) -> None:
+    def _trim(self, keep_bytes: int) -> None:
         for segment_id in self._arena.trim(keep_bytes):
             self._discard(self._own.pop(segment_id, None))
             self._send([header(Kind.DROP, segment_id, 0, 0)], [])
