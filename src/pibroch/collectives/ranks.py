@@ -354,11 +354,8 @@ class Channel:
         size = self.ranks.world_size
         if size == 1:
             return [tensor]
-        counts = (
-            self.exchange_counts(torch.full((size, 1), len(tensor), dtype=torch.int64))
-            .flatten()
-            .tolist()
-        )
+        own_count = torch.full((size, 1), len(tensor), dtype=torch.int64)
+        counts = self.exchange_counts(own_count).flatten().tolist()
         send = tensor.repeat(size, *([1] * (tensor.ndim - 1)))
         return list(self.all_to_all(send, [len(tensor)] * size, counts).split(counts))
 
