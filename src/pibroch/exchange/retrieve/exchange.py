@@ -295,7 +295,7 @@ class RetrieveExchange(AllToAllExchange):
             else np.empty(place.size * dtype.itemsize, np.uint8)
             for place in places
         ]
-        rows = [each.question(p) for each in parts]
+        rows = [each.offsets(p).astype(each.lane.id_type) for each in parts]
         answer = self._gets.ask(p, version, averaged_at, rows, rooms)
 
         def take() -> int | None:

@@ -19,7 +19,7 @@ from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.host_memory import HostMemory, SharedRows
 from pibroch.exchange.rows import DistinctRows, pool
-from pibroch.kernels.arrays import Bytes, Ints, Records, RowIds
+from pibroch.kernels.arrays import Bytes, Ints, Records
 
 
 class RetrieveLane(RowLane):
@@ -95,10 +95,6 @@ class WantedRows:
             self.addresses[self.ends[holder] : self.ends[holder + 1]] - self.bounds[holder]
         )
         return first
-
-    def question(self, p: int) -> RowIds:
-        """The numbers of a rank's rows as they travel in a request."""
-        return self.offsets(p).astype(self.lane.id_type)
 
     def part(self, holder: int) -> Records:
         """The room for a holder's rows."""
