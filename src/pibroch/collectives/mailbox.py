@@ -135,11 +135,10 @@ class Mailbox:
         Returns false, with nothing done, when there is no room for it.
         """
         self._make_room()
+        if not self._free_slots:
+            return False
         place = self._arena.allocate(nbytes)
         if isinstance(place, NeedSegment):
-            return False
-        if not self._free_slots:
-            self._arena.free(0, place.offset)
             return False
         self._leave(p, self._room + place.offset, address, nbytes)
         return True
