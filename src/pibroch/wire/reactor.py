@@ -100,15 +100,14 @@ class _InAsyncio:
         self._watched: dict[int, int] = {}
         self._on_ready = on_ready
 
-    def register(self, fd: int, events: int) -> None:
-        self.modify(fd, events)
-
     def modify(self, fd: int, events: int) -> None:
         self._wanted[fd] = events
         if threading.get_ident() == self._thread:
             self._follow(fd)
         else:  # which finds the latest change
             self._loop.call_soon_threadsafe(self._follow, fd)
+
+    register = modify
 
     def unregister(self, fd: int) -> None:
         self.modify(fd, 0)
