@@ -15,7 +15,7 @@ import ssl
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from pibroch.errors import AuthenticationError, ProtocolError, RpcError
 from pibroch.wire.alive import notice_lost_host
@@ -68,6 +68,7 @@ def tune(sock: socket.socket, lost_after_s: float | None) -> None:
         notice_lost_host(sock, lost_after_s)
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Admission:
     """One handshake under way, on the loop's thread.
 
@@ -82,52 +83,48 @@ class Admission:
         tls: wraps the socket first.
     """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        sock: socket.socket,
-        core: Client | Server,
-        timeout_s: float,
-        on_admitted: Callable[[socket.socket], None],
-        on_refused: Callable[[Exception], None],
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._reactor = reactor
-        self._sock = sock
-        self._core = core
-        self._on_admitted = on_admitted
-        self._on_refused = on_refused
-        self._tls = tls
-        self._is_connecting = isinstance(core, Client)
-        self._out = bytearray(core.start())
-        self._is_over = False
-        reactor.watch(sock.fileno(), READ | WRITE, self._on_events)
+    reactor: Reactor
+    sock: socket.socket
+    core: Client | Server
+    timeout_s: InitVar[float]
+    on_admitted: Callable[[socket.socket], None]
+    on_refused: Callable[[Exception], None]
+    tls: ssl.SSLContext | None = None
+    _is_connecting: bool = field(init=False)
+    _out: bytearray = field(init=False)
+    _is_over: bool = field(default=False, init=False)
+
+    def __post_init__(self, timeout_s: float) -> None:
+        self._is_connecting = isinstance(self.core, Client)
+        self._out = bytearray(self.core.start())
+        self.reactor.watch(self.sock.fileno(), READ | WRITE, self._on_events)
         # a weak reference: strangers may connect faster than these timers run out, so a timer must
         # not keep a handshake that is over
-        reactor.call_at(time.monotonic() + timeout_s, functools.partial(_expire, weakref.ref(self)))
+        expire = functools.partial(_expire, weakref.ref(self))
+        self.reactor.call_at(time.monotonic() + timeout_s, expire)
 
     def refuse(self, error: Exception) -> None:
         """Close the socket and report ``error``, unless the handshake is over."""
         if not self._is_over:
             self._is_over = True
-            self._reactor.forget(self._sock.fileno())
-            self._sock.close()
-            self._on_refused(error)
+            self.reactor.forget(self.sock.fileno())
+            self.sock.close()
+            self.on_refused(error)
 
     def expire(self) -> None:
         """End the handshake if it is too late."""
-        if isinstance(self._core, Server):
+        if isinstance(self.core, Server):
             self.refuse(TimeoutError("no handshake in time"))
-        elif self._is_connecting and not _is_connected(self._sock):
+        elif self._is_connecting and not _is_connected(self.sock):
             self.refuse(TimeoutError("no connection in time: its host does not answer"))
 
     def _on_events(self, events: int) -> None:
         try:
             self._advance()
         except (BlockingIOError, ssl.SSLWantReadError):
-            self._reactor.change(self._sock.fileno(), READ | (WRITE if self._out else 0))
+            self.reactor.change(self.sock.fileno(), READ | (WRITE if self._out else 0))
         except ssl.SSLWantWriteError:
-            self._reactor.change(self._sock.fileno(), READ | WRITE)
+            self.reactor.change(self.sock.fileno(), READ | WRITE)
         except (OSError, RpcError) as error:
             self._send_refusal()
             self.refuse(error)
@@ -135,49 +132,49 @@ class Admission:
     def _advance(self) -> None:
         if self._is_connecting:
             self._check_connected()
-        if self._tls is not None:
+        if self.tls is not None:
             self._wrap()
-        if isinstance(self._sock, ssl.SSLSocket):
-            self._sock.do_handshake()
+        if isinstance(self.sock, ssl.SSLSocket):
+            self.sock.do_handshake()
         while not self._is_over:
             if self._out:
-                del self._out[: self._sock.send(self._out)]
-            if self._core.done and not self._out:
+                del self._out[: self.sock.send(self._out)]
+            if self.core.done and not self._out:
                 self._admit()
                 return
-            data = self._sock.recv(_MAX_READ_BYTES)
+            data = self.sock.recv(_MAX_READ_BYTES)
             if not data:
                 raise ConnectionError("the other side closed the connection during the handshake")
-            self._out += self._core.receive(data)
+            self._out += self.core.receive(data)
 
     def _check_connected(self) -> None:
-        failure = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        failure = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
             raise OSError(failure, os.strerror(failure))
         self._is_connecting = False
 
     def _wrap(self) -> None:
-        assert self._tls is not None
-        context = self._tls
-        self._tls = None
-        fd = self._sock.fileno()
-        self._reactor.forget(fd)
-        self._sock = context.wrap_socket(
-            self._sock, server_side=isinstance(self._core, Server), do_handshake_on_connect=False
+        assert self.tls is not None
+        context = self.tls
+        self.tls = None
+        fd = self.sock.fileno()
+        self.reactor.forget(fd)
+        self.sock = context.wrap_socket(
+            self.sock, server_side=isinstance(self.core, Server), do_handshake_on_connect=False
         )
-        self._reactor.watch(self._sock.fileno(), READ | WRITE, self._on_events)
+        self.reactor.watch(self.sock.fileno(), READ | WRITE, self._on_events)
 
     def _admit(self) -> None:
         self._is_over = True
-        self._reactor.forget(self._sock.fileno())
-        self._on_admitted(self._sock)
+        self.reactor.forget(self.sock.fileno())
+        self.on_admitted(self.sock)
 
     def _send_refusal(self) -> None:
         """A server's last message to a client that it refuses."""
-        refusal = getattr(self._core, "refusal", b"")
+        refusal = getattr(self.core, "refusal", b"")
         if refusal and not self._is_over:
             try:
-                self._sock.send(refusal)
+                self.sock.send(refusal)
             except OSError as error:
                 log.debug("could not send why a connection is refused: %s", error)
 
@@ -218,6 +215,7 @@ def dial(address: Address, machine: str, lost_after_s: float) -> socket.socket:
     return sock
 
 
+@dataclass(slots=True, eq=False)
 class Listener:
     """Accepts connections and admits those that know the secret, on the loop's thread.
 
@@ -232,35 +230,26 @@ class Listener:
         tls: wraps accepted sockets.
     """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        sock: socket.socket,
-        make_core: Callable[[], Server],
-        on_admitted: Callable[[socket.socket, Server], None],
-        *,
-        max_strangers: int,
-        handshake_s: float,
-        lost_after_s: float | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._reactor = reactor
-        self._sock = sock
-        self._make_core = make_core
-        self._on_admitted = on_admitted
-        self._max_strangers = max_strangers
-        self._handshake_s = handshake_s
-        self._lost_after_s = lost_after_s
-        self._tls = tls
-        self._strangers: dict[int, Admission] = {}  # oldest first
-        sock.setblocking(False)
-        sock.listen(_BACKLOG)
-        reactor.call_soon(lambda: reactor.watch(sock.fileno(), READ, self._accept))
+    reactor: Reactor
+    sock: socket.socket
+    make_core: Callable[[], Server]
+    on_admitted: Callable[[socket.socket, Server], None]
+    _: KW_ONLY
+    max_strangers: int
+    handshake_s: float
+    lost_after_s: float | None = None
+    tls: ssl.SSLContext | None = None
+    _strangers: dict[int, Admission] = field(default_factory=dict, init=False)  # oldest first
+
+    def __post_init__(self) -> None:
+        self.sock.setblocking(False)
+        self.sock.listen(_BACKLOG)
+        self.reactor.call_soon(lambda: self.reactor.watch(self.sock.fileno(), READ, self._accept))
 
     def close(self) -> None:
         """Stop listening and refuse all whose handshake is under way."""
-        self._reactor.forget(self._sock.fileno())
-        self._sock.close()
+        self.reactor.forget(self.sock.fileno())
+        self.sock.close()
         for admission in tuple(self._strangers.values()):
             admission.refuse(ConnectionError("this worker leaves"))
 
@@ -273,17 +262,17 @@ class Listener:
             next(iter(self._strangers.values())).refuse(
                 ConnectionError("no descriptors are left; the oldest goes")
             )
-        self._reactor.change(self._sock.fileno(), 0)
-        self._reactor.call_at(time.monotonic() + _PAUSE_S, self._resume)
+        self.reactor.change(self.sock.fileno(), 0)
+        self.reactor.call_at(time.monotonic() + _PAUSE_S, self._resume)
 
     def _resume(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._reactor.change(self._sock.fileno(), READ)
+        if self.sock.fileno() >= 0:
+            self.reactor.change(self.sock.fileno(), READ)
 
     def _accept(self, events: int) -> None:
         for _ in range(_ACCEPTS_AT_A_TIME):
             try:
-                sock, address = self._sock.accept()
+                sock, address = self.sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -298,23 +287,23 @@ class Listener:
                     )
                     sock.close()
                     continue
-                tune(sock, self._lost_after_s)
+                tune(sock, self.lost_after_s)
             except OSError as error:
                 log.debug("a connection was gone when it was accepted: %s", error)
                 sock.close()
                 continue
             self._begin(sock, address)
-            if self._sock.fileno() < 0:
+            if self.sock.fileno() < 0:
                 return
 
     def _begin(self, sock: socket.socket, address: object) -> None:
         """Start the handshake with a client that was just accepted."""
-        core = self._make_core()
+        core = self.make_core()
         number = id(core)
 
         def admitted(sock: socket.socket) -> None:
             del self._strangers[number]
-            self._on_admitted(sock, core)
+            self.on_admitted(sock, core)
 
         def refused(error: Exception) -> None:
             del self._strangers[number]
@@ -329,9 +318,9 @@ class Listener:
             )
 
         admission = Admission(
-            self._reactor, sock, core, self._handshake_s, admitted, refused, self._tls
+            self.reactor, sock, core, self.handshake_s, admitted, refused, self.tls
         )
         self._strangers[number] = admission
-        if len(self._strangers) > self._max_strangers:
+        if len(self._strangers) > self.max_strangers:
             oldest = next(iter(self._strangers.values()))
             oldest.refuse(ConnectionError("too many strangers wait; the oldest goes"))
