@@ -100,21 +100,18 @@ class SharedMemoryTransport(LaggedTransport):
         if only is None:
             self.put_beside(slot, going, 0)
             return
-        place = slot.number % self.num_slots
-        segments = self._segments_for(slot.stream, place, going, (only,))
-        at = self._place(slot.stream, place)
+        segments = self._segments_for(slot, going, (only,))
+        place = self._place(slot)
         address = int(going.addresses[only])
         nbytes = int(going.sizes[only])
-        ring.put_one(self._links[only], at, slot.number + 1, address, nbytes, segments[only])
+        ring.put_one(self._links[only], place, slot.number + 1, address, nbytes, segments[only])
 
     def put_beside(self, slot: Slot, going: RankParts, own: int) -> None:
         """See :class:`LaggedTransport`."""
-        place = slot.number % self.num_slots
-        segments = self._segments_for(slot.stream, place, going, self.peers)
-        at = self._place(slot.stream, place)
-        ring.put(
-            self._links, self.rank, at, slot.number + 1, going.addresses, going.sizes, segments, own
-        )
+        segments = self._segments_for(slot, going, self.peers)
+        place = self._place(slot)
+        number = slot.number + 1
+        ring.put(self._links, self.rank, place, number, going.addresses, going.sizes, segments, own)
 
     def take(self, slot: Slot, coming: RankParts) -> None:
         """See :class:`LaggedTransport`."""
@@ -135,7 +132,7 @@ class SharedMemoryTransport(LaggedTransport):
             nbytes: of each part.
             coming: made to say where the others go.
         """
-        place = self._place(slot.stream, slot.number % self.num_slots)
+        place = self._place(slot)
         ring.put_equal(
             self._links,
             self.rank,
@@ -159,7 +156,7 @@ class SharedMemoryTransport(LaggedTransport):
             target: where those that come go.
             nbytes: of each part.
         """
-        place = self._place(slot.stream, slot.number % self.num_slots)
+        place = self._place(slot)
         outcome = ring.exchange(
             self._links,
             self._inbox.address,
@@ -179,21 +176,17 @@ class SharedMemoryTransport(LaggedTransport):
 
     def has_arrived(self, slot: Slot, peer: int) -> bool:
         """See :class:`LaggedTransport`."""
-        place = self._place(slot.stream, slot.number % self.num_slots)
-        return bool(ring.has_arrived(self._links, peer, place, slot.number + 1))
+        return bool(ring.has_arrived(self._links, peer, self._place(slot), slot.number + 1))
 
     def view(self, slot: Slot, peer: int) -> Bytes:
         """See :class:`LaggedTransport`."""
-        stream = slot.stream
-        place = slot.number % self.num_slots
-        start = int(self._links[peer, ring.READ]) + self._place(stream, place) - self._inbox.address
+        start = int(self._links[peer, ring.READ]) + self._place(slot) - self._inbox.address
         sequence, nbytes, segment = (
             int(word) for word in self._inbox.array[start : start + 24].view(np.int64)
         )
         assert sequence == slot.number + 1, f"slot of message {slot.number} holds {sequence - 1}"
         if segment:
-            self._learn(stream, place, peer, segment)
-            return self._seen[stream, place, peer].array[:nbytes]
+            return self._mapped(slot, peer, segment).array[:nbytes]
         body = start + ring.HEADER_BYTES
         return self._inbox.array[body : body + nbytes]
 
@@ -225,25 +218,24 @@ class SharedMemoryTransport(LaggedTransport):
             link.close()
         self._sockets = {}
 
-    def _place(self, stream: int, place: int) -> int:
+    def _place(self, slot: Slot) -> int:
         """Of a slot, from the beginning of a pair's ring."""
-        return (stream * self.world_size * self.num_slots + place) * self._stride
+        first = slot.stream * self.world_size * self.num_slots
+        return (first + slot.number % self.num_slots) * self._stride
 
     def _ring(self, inbox: int, sender: int) -> int:
         """Address of a sender's ring in the inbox at an address."""
         return inbox + HEAD_BYTES + sender * self.num_slots * self._stride
 
     def _take_pending(self, slot: Slot, coming: RankParts) -> None:
-        stream = slot.stream
-        place = slot.number % self.num_slots
-        coming_segments = self._coming[stream, place]
-        at = self._place(stream, place)
+        coming_segments = self._coming[slot.stream, slot.number % self.num_slots]
+        place = self._place(slot)
         policy: WaitPolicy | None = None
         while True:
             outcome = ring.take(
                 self._links,
                 self._inbox.address,
-                at,
+                place,
                 slot.number + 1,
                 coming.addresses,
                 coming.sizes,
@@ -265,9 +257,7 @@ class SharedMemoryTransport(LaggedTransport):
             p = next(p for p in missing if self.has_arrived(slot, p))
             self.part(slot, p, int(coming.sizes[p]))
 
-    def _segments_for(
-        self, stream: int, place: int, going: RankParts, peers: Sequence[int]
-    ) -> Ints:
+    def _segments_for(self, slot: Slot, going: RankParts, peers: Sequence[int]) -> Ints:
         """The segments in which messages travel: those of the slot, or larger ones.
 
         There is none where the slot itself will do.
@@ -279,9 +269,10 @@ class SharedMemoryTransport(LaggedTransport):
         for p in peers:
             nbytes = int(going.sizes[p])
             if nbytes > self.slot_bytes:
-                segment = self._own.get((stream, place, p))
+                key = slot.stream, slot.number % self.num_slots, p
+                segment = self._own.get(key)
                 if segment is None or segment.nbytes < nbytes:
-                    segment = self._own[stream, place, p] = self._new_segment(p, nbytes)
+                    segment = self._own[key] = self._new_segment(p, nbytes)
                 chosen[p] = segment.segment_id, segment.address
         return chosen
 
@@ -297,20 +288,22 @@ class SharedMemoryTransport(LaggedTransport):
         segment.close_fd()
         return segment
 
-    def _learn(self, stream: int, place: int, p: int, segment_id: int) -> None:
-        """Map the segment that a header names, if it is a new one.
+    def _mapped(self, slot: Slot, p: int, segment_id: int) -> ForeignSegment:
+        """The segment that a header names.
 
-        It takes the place of the slot's former one.
+        A new one is mapped, and takes the place of the slot's former one.
         """
-        mapped = self._seen.get((stream, place, p))
+        key = slot.stream, slot.number % self.num_slots, p
+        mapped = self._seen.get(key)
         if mapped is not None and mapped.segment_id == segment_id:
-            return
+            return mapped
         # they come in the order in which they were made
         while (p, segment_id) not in self._unknown:
             segment = self._receive_segment(p)
             self._unknown[p, segment.segment_id] = segment
-        mapped = self._seen[stream, place, p] = self._unknown.pop((p, segment_id))
-        self._coming[stream, place, p] = segment_id, mapped.address
+        mapped = self._seen[key] = self._unknown.pop((p, segment_id))
+        self._coming[key] = segment_id, mapped.address
+        return mapped
 
     def _trade_inboxes(self) -> dict[int, ForeignSegment]:
         for link in self._sockets.values():
