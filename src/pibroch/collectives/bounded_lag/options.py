@@ -49,20 +49,15 @@ class BoundedLagOptions:
         Raises:
             ConfigError: for what is no number, or a negative one.
         """
+        about_zero = "0 is an ordinary all-to-all"
         if self.bound is not None:
-            bound = self.bound
-            where = "bound"
-        else:
-            text = os.environ.get(BOUND_VARIABLE, AUTO)
-            where = BOUND_VARIABLE
-            if text == AUTO:
-                return None
-            if not text.lstrip("-").isdecimal():
-                raise ConfigError(
-                    f"{BOUND_VARIABLE}={text}", "a number, or auto", "0 is an ordinary all-to-all"
-                )
-            bound = int(text)
-        return whole_number(bound, where, do="0 is an ordinary all-to-all")
+            return whole_number(self.bound, "bound", do=about_zero)
+        text = os.environ.get(BOUND_VARIABLE, AUTO)
+        if text == AUTO:
+            return None
+        if not text.lstrip("-").isdecimal():
+            raise ConfigError(f"{BOUND_VARIABLE}={text}", "a number, or auto", about_zero)
+        return whole_number(int(text), BOUND_VARIABLE, do=about_zero)
 
     def resolved_transport(self) -> str:
         """The name of the transport that is in force."""
