@@ -95,7 +95,7 @@ class BoundedLagPipeline:
             synchronous. ``auto``, and when there is neither: 1 for the first 80 requests, then what
             the ranks' own times of 64 of them ask for, 8 at most, the same on all ranks; memory is
             reserved for 8.
-        transport: ``auto``, ``stream`` or ``gloo``, see :class:`pibroch.BoundedLagOptions`.
+        transport: ``auto``, ``stream`` or ``mpi``, see :class:`pibroch.BoundedLagOptions`.
 
     Attributes:
         num_messages: sent to other ranks so far: two a batch and rank.
