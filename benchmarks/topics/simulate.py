@@ -21,7 +21,7 @@ import torch
 import pibroch as pb
 from benchmarks.cases import Arrays, Case
 from benchmarks.comparison import Lineup, noise_note
-from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, joined, measure_at
+from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, measure_at
 from benchmarks.lab import Lab
 from benchmarks.lab.network import LINK
 from benchmarks.load import ForeignLoad
@@ -47,7 +47,7 @@ from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
 
 KINDS = ("zipf", "criteo")
-"""Of ids; each takes some 25 minutes."""
+"""Of ids; each takes some 45 minutes."""
 SECTIONS = (*KINDS, papers.SECTION)
 LOOKAHEAD = 20
 BATCHES = 40
@@ -59,10 +59,8 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
-ROUNDS = 2
 WARM_UP = LOOKAHEAD + 4
-SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.3)
-"""Of a round at one rate, which begins and ends with a calibration."""
+SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
@@ -72,15 +70,15 @@ PLOT = PlotSpec(
 )
 MEANINGS = (
     (
-        "`predicted_ms`: the step, the mean of predictions from three calibrations of this machine"
-        " at two ranks, before, between and after two rounds of ten steps; `alone_ms`: if work took"
-        " within a step what it takes by itself, which is all that a calibration knows without a"
-        " step of `alltoall`"
+        "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
+        " two ranks, right before and after the measurement; `alone_ms`: if work took within a step"
+        " what it takes by itself, which is all that a calibration knows without a step of"
+        " `alltoall`"
     ),
     "`time_error`: predicted over the measured median, less 1",
     (
         "`predicted_mb`: payload that a host's link carries a step, dense gradients included;"
-        " `link_mb`: what the interface counted of these rounds;"
+        " `link_mb`: what the interface counted of these steps;"
         " it sees segments before they are cut, with few headers"
     ),
     "`towers`: each host holds whole tables, no module between",
@@ -133,40 +131,46 @@ def run(options: Options) -> Report:
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):
         case = case_of_setting(setting, options)
-        with Lab(setting.hosts) as lab, teams(Lineup.of(WORKERS, {}).specs, lab) as running:
-            for team in running:
-                lookahead = {"lookahead": LOOKAHEAD} if team.spec.label == "lookahead" else {}
-                options.say(f"{setting}: {team.spec.label}")
-                team.setup(with_options(case, lookahead))
-                team.run("step", 0, WARM_UP)
-                team.count_load(load)
-            calibrate_now = partial(calibrated, setting, options, lab)
-            machines: dict[str, list[Machine]] = {}
-            outcomes: dict[str, Outcome] = {}
-            # the speed of a virtual machine drifts by a tenth within minutes
-            machine = calibrate_now()
-            for rate in RATES:
-                machines[rate] = [machine]
-                rounds = []
-                for _ in range(ROUNDS):
-                    options.say(f"{setting}, {rate}")
-                    rounds.append(measure_at(rate, lab, running, SCHEDULE))
-                    machine = calibrate_now()
-                    machines[rate].append(machine)
-                outcomes[rate] = joined(rounds)
         for exchange in WORKERS:
+            measured = measure(setting, case, exchange, options, load)
             options.say(f"{setting}: predicting {exchange}")
             counts, conditions = counted(case, setting, exchange)
-            for rate, calibrations in machines.items():
+            for rate, (outcome, machines) in measured.items():
                 predicted, alone = (
                     [predict(counts, conditions(rate, each)) for each in those]
-                    for those in (calibrations, [as_alone(each) for each in calibrations])
+                    for those in (machines, [as_alone(each) for each in machines])
                 )
-                row = row_of(setting, (exchange, rate), predicted, outcomes[rate])
+                row = row_of(setting, (exchange, rate), predicted, outcome)
                 rows.append(row | {"alone_ms": mean(each.step_s * 1e3 for each in alone)})
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
     return Report("simulate", title, rows, COLUMNS, PLOT, notes, provenance())
+
+
+def measure(
+    setting: Setting, case: Case, exchange: str, options: Options, load: ForeignLoad
+) -> dict[str, tuple[Outcome, list[Machine]]]:
+    """By rate, steps of an exchange, and what calibrations before and after them say.
+
+    The speed of a virtual machine drifts by a tenth within minutes.
+    """
+    specs = Lineup.of({exchange: WORKERS[exchange]}, {}).specs
+    lookahead = {"lookahead": LOOKAHEAD} if exchange == "lookahead" else {}
+    measured = {}
+    with Lab(setting.hosts) as lab, teams(specs, lab) as running:
+        (team,) = running
+        options.say(f"{setting}: {exchange}")
+        team.setup(with_options(case, lookahead))
+        team.run("step", 0, WARM_UP)
+        team.count_load(load)
+        before = calibrated(setting, options, lab)
+        for rate in RATES:
+            options.say(f"{setting}, {rate}: {exchange}")
+            outcome = measure_at(rate, lab, running, SCHEDULE)
+            after = calibrated(setting, options, lab)
+            measured[rate] = outcome, [before, after]
+            before = after
+    return measured
 
 
 def calibrated(setting: Setting, options: Options, lab: Lab) -> Machine:
