@@ -21,7 +21,7 @@ import torch
 import pibroch as pb
 from benchmarks.cases import Arrays, Case
 from benchmarks.comparison import Lineup, noise_note
-from benchmarks.hosts import BATCH_SIZE, Outcome, case_of, measure_at
+from benchmarks.hosts import BATCH_SIZE, case_of, measure_at
 from benchmarks.lab import Lab
 from benchmarks.lab.network import LINK
 from benchmarks.load import ForeignLoad
@@ -30,7 +30,7 @@ from benchmarks.plots import PlotSpec
 from benchmarks.provenance import provenance
 from benchmarks.registry import Options, topic
 from benchmarks.results import Report, Row
-from benchmarks.runner import Schedule
+from benchmarks.runner import Schedule, Times
 from benchmarks.team import teams
 from benchmarks.workers import pibroch_tables as ours
 from benchmarks.workers.dlrm_pibroch import dense_model
@@ -98,6 +98,21 @@ class Setting:
         return f"{self.ids} ids, {self.hosts} hosts, dim {self.dim}"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Steps of an exchange at one rate.
+
+    Attributes:
+        times: of them.
+        link_mb: megabytes a step, on the mean link out of a host.
+        machines: what calibrations right before and after say.
+    """
+
+    times: Times
+    link_mb: float
+    machines: tuple[Machine, Machine]
+
+
 def enter_host(lab: Lab, rank: int) -> None:
     """Have this process be on a host of the lab."""
     os.environ["GLOO_SOCKET_IFNAME"] = LINK
@@ -135,12 +150,12 @@ def run(options: Options) -> Report:
             measured = measure(setting, case, exchange, options, load)
             options.say(f"{setting}: predicting {exchange}")
             counts, conditions = counted(case, setting, exchange)
-            for rate, (outcome, machines) in measured.items():
+            for rate, each in measured.items():
                 predicted, alone = (
-                    [predict(counts, conditions(rate, each)) for each in those]
-                    for those in (machines, [as_alone(each) for each in machines])
+                    [predict(counts, conditions(rate, machine)) for machine in those]
+                    for those in (each.machines, map(as_alone, each.machines))
                 )
-                row = row_of(setting, (exchange, rate), predicted, outcome)
+                row = row_of(setting, (exchange, rate), predicted, each)
                 rows.append(row | {"alone_ms": mean(each.step_s * 1e3 for each in alone)})
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
@@ -149,10 +164,11 @@ def run(options: Options) -> Report:
 
 def measure(
     setting: Setting, case: Case, exchange: str, options: Options, load: ForeignLoad
-) -> dict[str, tuple[Outcome, list[Machine]]]:
-    """By rate, steps of an exchange, and what calibrations before and after them say.
+) -> dict[str, Measured]:
+    """Steps of an exchange by rate.
 
-    The speed of a virtual machine drifts by a tenth within minutes.
+    Calibrations are near them, as the speed of a virtual machine drifts by a tenth within minutes.
+    Bytes are counted from pause to pause: rows for a next step travel between turns, too.
     """
     specs = Lineup.of({exchange: WORKERS[exchange]}, {}).specs
     lookahead = {"lookahead": LOOKAHEAD} if exchange == "lookahead" else {}
@@ -166,9 +182,13 @@ def measure(
         before = calibrated(setting, options, lab)
         for rate in RATES:
             options.say(f"{setting}, {rate}: {exchange}")
-            outcome = measure_at(rate, lab, running, SCHEDULE)
+            carried = lab.network.link_bytes()
+            times = measure_at(rate, lab, running, SCHEDULE).times[exchange]
+            links = zip(lab.network.link_bytes(), carried, strict=True)
+            steps = sum(turn.steps for turn in team.carried)
+            link_mb = mean(now.since(then).sent for now, then in links) / steps / 1e6
             after = calibrated(setting, options, lab)
-            measured[rate] = outcome, [before, after]
+            measured[rate] = Measured(times, link_mb, (before, after))
             before = after
     return measured
 
@@ -253,12 +273,10 @@ def row_of(
     setting: Setting,
     which: tuple[str, str],
     predicted: Sequence[Prediction],
-    outcome: Outcome,
+    measured: Measured,
 ) -> Row:
     """Predicted beside measured: the mean of what all calibrations say."""
-    times = outcome.times[which[0]]
-    measured_ms = [times.percentile(percent) for percent in (20, 50, 80)]
-    link_mb = outcome.link_mb[which[0]][0]
+    measured_ms = [measured.times.percentile(percent) for percent in (20, 50, 80)]
     predicted_ms = mean(each.step_s * 1e3 for each in predicted)
     predicted_mb = float(predicted[0].link_bytes.mean()) / 1e6
     return {
@@ -274,8 +292,8 @@ def row_of(
         "time_error": predicted_ms / measured_ms[1] - 1,
         "over_measured": predicted_ms / measured_ms[1],
         "predicted_mb": predicted_mb,
-        "link_mb": link_mb,
-        "bytes_error": predicted_mb / link_mb - 1,
+        "link_mb": measured.link_mb,
+        "bytes_error": predicted_mb / measured.link_mb - 1,
         "parts": predicted[0].parts_s,
     }
 
