@@ -157,6 +157,10 @@ def run(options: Options) -> Report:
                 )
                 row = row_of(setting, (exchange, rate), predicted, each)
                 rows.append(row | {"alone_ms": mean(each.step_s * 1e3 for each in alone)})
+                options.say(
+                    f"{setting}, {rate}: {exchange} predicted {row['predicted_ms']:.1f} ms,"
+                    f" measured {row['p50_ms']:.1f}"
+                )
     notes = [*headlines(rows), noise_note(load), *MEANINGS]
     title = f"Predicted beside measured, ids of {options.section}"
     return Report("simulate", title, rows, COLUMNS, PLOT, notes, provenance())
