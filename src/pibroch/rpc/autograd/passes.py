@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from pibroch.rpc.autograd import ddp
 from pibroch.rpc.autograd.discovery import Discovery, Edge, Instruction
 from pibroch.rpc.autograd.send_receive import Received, Sent, Walk, behind, run_engine, start_of
 from pibroch.rpc.info import WorkerInfo
-
-if TYPE_CHECKING:
-    from pibroch.rpc.autograd.contexts import Context
 
 _YIELD_S = 0.0005
 
@@ -39,6 +36,17 @@ def deadline_after(timeout_s: float) -> float | None:
 def left_until(deadline: float | None) -> float:
     """Seconds left, at least 0.001; 0 for no deadline."""
     return 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
+
+
+class Kept(Protocol):
+    """The part of a context (``contexts.Context``) that a pass needs."""
+
+    id: int
+    anchor: Tensor
+    sent: dict[int, Sent]
+
+    def accumulate(self, gradients: dict[Tensor, Tensor]) -> None:
+        """Add the gradients of a pass; the tensors then belong to the context."""
 
 
 class Pass:
@@ -62,7 +70,7 @@ class Pass:
     def __init__(
         self,
         number: int,
-        context: Context,
+        context: Kept,
         me: WorkerInfo,
         root: int,
         send: Callable[[Pass, Received, Gradients], None],
@@ -71,6 +79,7 @@ class Pass:
         self.number = number
         self.context = context
         self.root = root
+        self.me = me
         self.partners: set[int] = {root}
         self.deadline: float | None = None
         self.num_others = 0
