@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -59,6 +59,8 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
+CALIBRATIONS = 1 + len(RATES)
+"""That predict a step: one alone may fall into a second in which the machine is slow."""
 WARM_UP = LOOKAHEAD + 4
 SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 COLUMNS = [
@@ -70,10 +72,10 @@ PLOT = PlotSpec(
 )
 MEANINGS = (
     (
-        "`predicted_ms`: the step, the mean of predictions from two calibrations of this machine at"
-        " two ranks, right before and after the measurement; `alone_ms`: if work took within a step"
-        " what it takes by itself, which is all that a calibration knows without a step of"
-        " `alltoall`"
+        "`predicted_ms`: the step, the median of predictions from three calibrations of this"
+        " machine at two ranks, before, between and after the exchange's two measurements;"
+        " `alone_ms`: if work took within a step what it takes by itself, which is all that a"
+        " calibration knows without a step of `alltoall`"
     ),
     "`time_error`: predicted over the measured median, less 1",
     (
@@ -105,12 +107,10 @@ class Measured:
     Attributes:
         times: of them.
         link_mb: megabytes a step, on the mean link out of a host.
-        machines: what calibrations right before and after say.
     """
 
     times: Times
     link_mb: float
-    machines: tuple[Machine, Machine]
 
 
 def enter_host(lab: Lab, rank: int) -> None:
@@ -146,17 +146,18 @@ def run(options: Options) -> Report:
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):
         case = case_of_setting(setting, options)
+        machines: list[Machine] = []
         for exchange in WORKERS:
-            measured = measure(setting, case, exchange, options, load)
+            measured = measure(setting, case, exchange, options, load, machines)
             options.say(f"{setting}: predicting {exchange}")
             counts, conditions = counted(case, setting, exchange)
             for rate, each in measured.items():
                 predicted, alone = (
-                    [predict(counts, conditions(rate, machine)) for machine in those]
-                    for those in (each.machines, map(as_alone, each.machines))
+                    middle(predict(counts, conditions(rate, machine)) for machine in those)
+                    for those in (machines[-CALIBRATIONS:], map(as_alone, machines[-CALIBRATIONS:]))
                 )
                 row = row_of(setting, (exchange, rate), predicted, each)
-                rows.append(row | {"alone_ms": mean(each.step_s * 1e3 for each in alone)})
+                rows.append(row | {"alone_ms": alone.step_s * 1e3})
                 options.say(
                     f"{setting}, {rate}: {exchange} predicted {row['predicted_ms']:.1f} ms,"
                     f" measured {row['p50_ms']:.1f}"
@@ -167,12 +168,25 @@ def run(options: Options) -> Report:
 
 
 def measure(
-    setting: Setting, case: Case, exchange: str, options: Options, load: ForeignLoad
+    setting: Setting,
+    case: Case,
+    exchange: str,
+    options: Options,
+    load: ForeignLoad,
+    machines: list[Machine],
 ) -> dict[str, Measured]:
     """Steps of an exchange by rate.
 
     Calibrations are near them, as the speed of a virtual machine drifts by a tenth within minutes.
     Bytes are counted from pause to pause: rows for a next step travel between turns, too.
+
+    Args:
+        setting: of the lab.
+        case: that ranks build.
+        exchange: whose steps are measured.
+        options: of the topic.
+        load: of other processes, noted meanwhile.
+        machines: calibrations of this setting, to which one is added after each measurement.
     """
     specs = Lineup.of({exchange: WORKERS[exchange]}, {}).specs
     lookahead = {"lookahead": LOOKAHEAD} if exchange == "lookahead" else {}
@@ -183,7 +197,8 @@ def measure(
         team.setup(with_options(case, lookahead))
         team.run("step", 0, WARM_UP)
         team.count_load(load)
-        before = calibrated(setting, options, lab)
+        if not machines:
+            machines.append(calibrated(setting, options, lab))
         for rate in RATES:
             options.say(f"{setting}, {rate}: {exchange}")
             carried = lab.network.link_bytes()
@@ -191,9 +206,8 @@ def measure(
             links = zip(lab.network.link_bytes(), carried, strict=True)
             steps = sum(turn.steps for turn in team.carried)
             link_mb = mean(now.since(then).sent for now, then in links) / steps / 1e6
-            after = calibrated(setting, options, lab)
-            measured[rate] = Measured(times, link_mb, (before, after))
-            before = after
+            measured[rate] = Measured(times, link_mb)
+            machines.append(calibrated(setting, options, lab))
     return measured
 
 
@@ -273,16 +287,19 @@ def counted(
     return count(job, exchange, how, 4), conditions
 
 
+def middle(predictions: Iterable[Prediction]) -> Prediction:
+    """That of the median step."""
+    ordered = sorted(predictions, key=lambda each: each.step_s)
+    return ordered[len(ordered) // 2]
+
+
 def row_of(
-    setting: Setting,
-    which: tuple[str, str],
-    predicted: Sequence[Prediction],
-    measured: Measured,
+    setting: Setting, which: tuple[str, str], predicted: Prediction, measured: Measured
 ) -> Row:
-    """Predicted beside measured: the mean of what all calibrations say."""
+    """Predicted beside measured."""
     measured_ms = [measured.times.percentile(percent) for percent in (20, 50, 80)]
-    predicted_ms = mean(each.step_s * 1e3 for each in predicted)
-    predicted_mb = float(predicted[0].link_bytes.mean()) / 1e6
+    predicted_ms = predicted.step_s * 1e3
+    predicted_mb = float(predicted.link_bytes.mean()) / 1e6
     return {
         "ids": setting.ids,
         "hosts": setting.hosts,
@@ -298,7 +315,7 @@ def row_of(
         "predicted_mb": predicted_mb,
         "link_mb": measured.link_mb,
         "bytes_error": predicted_mb / measured.link_mb - 1,
-        "parts": predicted[0].parts_s,
+        "parts": predicted.parts_s,
     }
 
 

@@ -34,6 +34,7 @@ from pibroch.errors import PibrochError
 from pibroch.models import Towers as TowerModules
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
+from pibroch.process import tune_process
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
@@ -154,6 +155,7 @@ def _measure(
     """What one process measures."""
     try:
         enter(rank)
+        tune_process(is_alone=False)  # as those of a run: else each step faults its memory in
         torch.set_num_threads(1)
         answer: dict[str, Any] = {"dense": {}, "times": [], "steps": []}
         say("links")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from typing import NamedTuple
 
 from pibroch.errors import PibrochError
+from pibroch.process import tune_process
 
 TIMEOUT_S = 300.0  # kernels may have to be compiled
 TABLES = 4
@@ -31,8 +33,9 @@ class ProcessBytes(NamedTuple):
     running: int
 
 
+@cache
 def process_bytes() -> ProcessBytes:
-    """Measure a new process; takes seconds.
+    """Measure a new process, once; takes seconds.
 
     Raises:
         PibrochError: when it fails.
@@ -49,6 +52,7 @@ def process_bytes() -> ProcessBytes:
 
 def main() -> None:
     """Make small steps, and print :class:`ProcessBytes`."""
+    tune_process(is_alone=False)  # as a run does
     import torch
 
     from pibroch.data import JaggedBatch
