@@ -106,12 +106,12 @@ def sample_path() -> Path | None:
 
 
 def criteo_batches(workload: Workload) -> Arrays:
-    """The sample's first rows.
+    """The sample's first rows, then all of them again as often as needed, each time shuffled.
 
     A categorical value is hashed to a row, integers become ``log1p`` of their positive part.
 
     Raises:
-        DataError: when the sample is absent or too short.
+        DataError: when the sample is absent.
     """
     path = sample_path()
     if path is None:
@@ -123,10 +123,6 @@ def criteo_batches(workload: Workload) -> Arrays:
     needed = workload.num_batches * workload.batch_size
     with gzip.open(path, "rt") as lines:
         rows = [line.rstrip("\n").split("\t") for line in islice(lines, needed)]
-    if len(rows) < needed:
-        raise DataError(
-            f"{len(rows)} rows in {path}", f"{needed}", "measure fewer or smaller batches"
-        )
     labels = np.array([float(row[0]) for row in rows], np.float32)
     integers = np.array(
         [[float(value or 0) for value in row[1 : 1 + NUM_DENSE]] for row in rows], np.float32
@@ -134,10 +130,13 @@ def criteo_batches(workload: Workload) -> Arrays:
     hashed = np.array(
         [[int(value or "0", 16) for value in row[1 + NUM_DENSE :]] for row in rows], np.int64
     )
-    ids = hashed % workload.num_rows
+    rng = np.random.default_rng(workload.seed)
+    passes = [rng.permutation(len(rows)) for _ in range(len(rows), needed, len(rows))]
+    order = np.concatenate([np.arange(len(rows)), *passes])[:needed]
+    ids = hashed[order] % workload.num_rows
     shape = (workload.num_batches, workload.batch_size)
     return Arrays(
         np.ascontiguousarray(ids.reshape(*shape, NUM_CATEGORICAL).transpose(0, 2, 1)),
-        np.log1p(np.maximum(integers, 0)).reshape(*shape, NUM_DENSE),
-        labels.reshape(shape),
+        np.log1p(np.maximum(integers[order], 0)).reshape(*shape, NUM_DENSE),
+        labels[order].reshape(shape),
     )
