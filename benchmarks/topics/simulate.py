@@ -2,7 +2,8 @@
 
 Ranks of the lab are hosts that share this machine's cores, which the simulation knows. What is
 calibrated are costs of calls, ids, rows, bytes and messages, dense models alone, and by steps of
-``alltoall`` at two ranks and 1 Gbit/s one number: how much longer all of that takes within a step.
+``alltoall`` at two ranks and 1 Gbit/s two numbers: how much longer all of that takes within a step,
+and how long a thread waits that a message wakes.
 """
 
 from __future__ import annotations

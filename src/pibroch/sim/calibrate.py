@@ -2,7 +2,7 @@
 
 Each process runs the ranks' own work (:mod:`pibroch.sim.counting`) with a clock, so that memory and
 caches are shared as in a run. Costs are fitted to the times, none below zero. How much longer they
-take within a step, whole steps of ``alltoall`` say.
+take within a step, and how long woken threads wait, whole steps of ``alltoall`` say.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
 from pibroch.sim.process import ProcessBytes, process_bytes
 from pibroch.sim.steps import Dense
-from pibroch.sim.whole_steps import measured_step_s, slowdown_of
+from pibroch.sim.whole_steps import measured_step, slowdown_of, wait_s_of, with_wait
 
 Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
@@ -188,8 +188,8 @@ def _measure(
                 if size == job.num_ranks and batch_size == sample.batch_sizes[0]:
                     say(f"{sample.key}, {batch_size:,} samples, whole steps")
                     barrier.wait(TIMEOUT_S)
-                    step_s = measured_step_s(job, sample.model(), ranks)
-                    answer["steps"].append((sample.key, batch_size, alltoall, step_s))
+                    step = measured_step(job, sample.model(), ranks)
+                    answer["steps"].append((sample.key, batch_size, alltoall, step))
         barrier.wait(TIMEOUT_S)
         sender.send(answer)
     except BaseException as error:
@@ -398,11 +398,17 @@ def _machine(
         process_bytes=sum(process),
         running_bytes=process.running,
     )
-    slowdowns = [
-        slowdown_of(machine, counts, Dense(dense[key], batch_size), step_s)
-        for key, batch_size, counts, step_s in answers[0]["steps"]
+    steps = [
+        (counts, Dense(dense[key], batch_size), step)
+        for answer in answers
+        for key, batch_size, counts, step in answer["steps"]
     ]
-    return machine.model_copy(update={"slowdown": float(np.mean(slowdowns or [1.0]))})
+    if not steps:
+        return machine
+    slowdowns = [slowdown_of(machine, counts, model, step.cpu_s) for counts, model, step in steps]
+    machine = machine.model_copy(update={"slowdown": float(np.mean(slowdowns))})
+    waits = [wait_s_of(machine, counts, model, step.seconds) for counts, model, step in steps]
+    return with_wait(machine, float(np.mean(waits)))
 
 
 WIRE_SHARE = 1448 / 1514

@@ -83,7 +83,7 @@ class Link(_Part):
 
     Attributes:
         bytes_per_second: each way; of a network it is what the command line says.
-        message_s: from the last rank's call to the first byte.
+        message_s: from the last rank's call to the first byte, and until who waits for it runs.
         call_cpu_s: seconds of CPU of a rank for a message to another one and one from it.
         byte_cpu_s: for a byte that it sends, and another for one that comes.
         wire_share: bytes of payload for each byte that the link carries.

@@ -1,7 +1,8 @@
 """Whole steps of training beside what their parts alone predict.
 
-Work takes longer within a step than by itself: caches and memory are shared with messages under
-way, and a thread that is woken waits for a core. How much longer is one number of a machine,
+Within a step caches and memory are shared with messages under way, so work takes longer than by
+itself: the CPU clock of the training thread says how much. What is then still missing of the step's
+time are threads that a message wakes and that wait for a core. Both are numbers of a machine,
 measured under ``alltoall`` of the ranks that calibrate it.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -29,13 +32,24 @@ from pibroch.sim.steps import Dense
 
 STEPS = 24
 WARM_UP = 4
-LEAST = 0.5
-MOST = 4.0
-"""Of what is found: beyond them the parts were not measured as they are."""
+MOST_WAIT_S = 0.02
+"""Of a woken thread: beyond it the parts were not measured as they are."""
 
 
-def measured_step_s(job: Job, model: Model, ranks: Ranks) -> float:
-    """Median seconds of a step of training; all ranks of the job call it."""
+class WholeStep(NamedTuple):
+    """A step of training.
+
+    Attributes:
+        seconds: that it took.
+        cpu_s: seconds of CPU of the training thread in it.
+    """
+
+    seconds: float
+    cpu_s: float
+
+
+def measured_step(job: Job, model: Model, ranks: Ranks) -> WholeStep:
+    """The median of some steps of training; all ranks of the job call it."""
     tables = [table for group in job.groups for table in group.space.tables]
     optimizers = {
         table.name: group.optimizer for group in job.groups for table in group.space.tables
@@ -50,16 +64,16 @@ def measured_step_s(job: Job, model: Model, ranks: Ranks) -> float:
             yield job.batch_of(step, ranks.rank)
 
     times = []
-    last = time.perf_counter()
+    last = time.perf_counter(), time.thread_time()
     for batch in embeddings.feed(batches()):
         optimizer.zero_grad()
         logits = model(batch.dense, lambda batch=batch: embeddings(batch))
         binary_cross_entropy_with_logits(logits, batch.labels).backward()
         optimizer.step()
-        now = time.perf_counter()
-        times.append(now - last)
+        now = time.perf_counter(), time.thread_time()
+        times.append((now[0] - last[0], now[1] - last[1]))
         last = now
-    return median(times[WARM_UP:])
+    return WholeStep(*map(median, zip(*times[WARM_UP:], strict=True)))
 
 
 def step_s_of(machine: Machine, counts: Sequence[StepCount], dense: Dense) -> float:
@@ -74,24 +88,44 @@ def step_s_of(machine: Machine, counts: Sequence[StepCount], dense: Dense) -> fl
     return predict(counts, Conditions("alltoall", cluster, machine, dense)).step_s
 
 
-def slowdown_of(
-    machine: Machine, counts: Sequence[StepCount], dense: Dense, step_s: float
-) -> float:
-    """By how much work has to take longer for a step of so many seconds.
+def slowdown_of(machine: Machine, counts: Sequence[StepCount], dense: Dense, cpu_s: float) -> float:
+    """How much longer work takes within a step.
 
     Args:
         machine: where it was measured.
         counts: of such steps.
         dense: the model.
+        cpu_s: of the training thread in a step.
+    """
+    parts = (dense.seconds(name) for name in ("begin", "forward", "backward", "rest"))
+    alone = sum(parts) + dense.cost.optimizer
+    for name in ("read", "pool", "combine"):
+        costs = [machine.cost(name, 0, count[name].parts[0]).mean() for count in counts]
+        alone += float(np.mean(costs))
+    return cpu_s / alone
+
+
+def wait_s_of(machine: Machine, counts: Sequence[StepCount], dense: Dense, step_s: float) -> float:
+    """How much later the first byte of a message is seen within a step of so many seconds.
+
+    Args:
+        machine: where it was measured, with its slowdown.
+        counts: of such steps.
+        dense: the model.
         step_s: measured.
     """
 
-    def too_long(factor: float) -> float:
-        slower = machine.model_copy(update={"slowdown": factor})
-        return step_s_of(slower, counts, dense) - step_s
+    def too_long(wait_s: float) -> float:
+        return step_s_of(with_wait(machine, wait_s), counts, dense) - step_s
 
-    if too_long(LEAST) > 0:
-        return LEAST
-    if too_long(MOST) < 0:
-        return MOST
-    return float(brentq(too_long, LEAST, MOST, rtol=1e-3))
+    if too_long(0.0) > 0:
+        return 0.0
+    if too_long(MOST_WAIT_S) < 0:
+        return MOST_WAIT_S
+    return float(brentq(too_long, 0.0, MOST_WAIT_S, rtol=1e-3))
+
+
+def with_wait(machine: Machine, wait_s: float) -> Machine:
+    """A machine whose messages between hosts take so much longer."""
+    late = machine.network.model_copy(update={"message_s": machine.network.message_s + wait_s})
+    return machine.model_copy(update={"network": late})
