@@ -75,8 +75,7 @@ MEANINGS = (
     (
         "`predicted_ms`: the step, the median of predictions from three calibrations of this"
         " machine at two ranks, before, between and after the exchange's two measurements;"
-        " `alone_ms`: if work took within a step what it takes by itself, which is all that a"
-        " calibration knows without a step of `alltoall`"
+        " `alone_ms`: if work took within a step what it takes by itself"
     ),
     "`time_error`: predicted over the measured median, less 1",
     (
