@@ -54,6 +54,14 @@ class LinkBytes:
         return LinkBytes(self.sent - before.sent, self.received - before.received)
 
 
+def burst_of(rate: str) -> int:
+    """Bytes that a link of a rate lets through at once where it has idled.
+
+    A millisecond's, or what kernels hand over as one.
+    """
+    return max(MIN_BURST_BYTES, int((_bits_per_second(rate) or 0.0) / 8 * 1e-3))
+
+
 class Network:
     """The namespaces of one lab.
 
@@ -173,8 +181,7 @@ class Network:
                 if rate is None or bits is None:
                     _run(*where, "replace", "dev", device, "root", "pfifo_fast")
                     continue
-                burst_bytes = max(MIN_BURST_BYTES, int(bits / 8 * 1e-3))
-                limits = ("rate", rate, "burst", str(burst_bytes), "latency", f"{QUEUE_MS}ms")
+                limits = ("rate", rate, "burst", str(burst_of(rate)), "latency", f"{QUEUE_MS}ms")
                 _run(*where, "replace", "dev", device, "root", "tbf", *limits)
 
     def link_bytes(self) -> list[LinkBytes]:

@@ -24,7 +24,7 @@ from benchmarks.cases import Arrays, Case
 from benchmarks.comparison import Lineup, noise_note
 from benchmarks.hosts import BATCH_SIZE, case_of, measure_at
 from benchmarks.lab import Lab
-from benchmarks.lab.network import LINK
+from benchmarks.lab.network import LINK, burst_of
 from benchmarks.load import ForeignLoad
 from benchmarks.papers import section as papers
 from benchmarks.plots import PlotSpec
@@ -38,14 +38,16 @@ from benchmarks.workers.dlrm_pibroch import dense_model
 from benchmarks.workloads import Workload
 from pibroch.embedding import group_tables
 from pibroch.planner import Plan
-from pibroch.sim.calibrate import Sample, calibrate
+from pibroch.sim.calibrate import calibrate_parts
 from pibroch.sim.cluster import Cluster, bytes_per_second
 from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
 from pibroch.sim.machine import Machine
+from pibroch.sim.measuring import Sample
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
+from pibroch.sim.whole_steps import calibrate_steps
 
 KINDS = ("zipf", "criteo")
 """Of ids; each takes some 45 minutes."""
@@ -60,10 +62,10 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
-CALIBRATIONS = 1 + len(RATES)
-"""That predict a step: one alone may fall into a second in which the machine is slow."""
+TURNS = 3
+"""Of steps at each rate, then of calibrating steps: a machine may be slow for some seconds."""
 WARM_UP = LOOKAHEAD + 4
-SCHEDULE = Schedule(rounds=2, steps_per_round=10, warmup_steps=2, pause_s=0.3)
+SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.0)
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
@@ -73,8 +75,8 @@ PLOT = PlotSpec(
 )
 MEANINGS = (
     (
-        "`predicted_ms`: the step, the median of predictions from three calibrations of this"
-        " machine at two ranks, before, between and after the exchange's two measurements;"
+        f"`predicted_ms`: the step, the median of predictions from {TURNS} calibrations of this"
+        " machine at two ranks, in turns with the measurement;"
         " `alone_ms`: if work took within a step what it takes by itself"
     ),
     "`time_error`: predicted over the measured median, less 1",
@@ -149,15 +151,14 @@ def run(options: Options) -> Report:
     rows: list[Row] = []
     for setting in settings(options.section, options.quick):
         case = case_of_setting(setting, options)
-        machines: list[Machine] = []
         for exchange in WORKERS:
-            measured = measure(setting, case, exchange, options, load, machines)
+            measured, machines = measure(setting, case, exchange, options, load)
             options.say(f"{setting}: predicting {exchange}")
             counts, conditions = counted(case, setting, exchange)
             for rate, each in measured.items():
                 predicted, alone = (
                     middle(predict(counts, conditions(rate, machine)) for machine in those)
-                    for those in (machines[-CALIBRATIONS:], map(as_alone, machines[-CALIBRATIONS:]))
+                    for those in (machines, map(as_alone, machines))
                 )
                 row = row_of(setting, (exchange, rate), predicted, each)
                 rows.append(row | {"alone_ms": alone.step_s * 1e3})
@@ -176,12 +177,11 @@ def measure(
     exchange: str,
     options: Options,
     load: ForeignLoad,
-    machines: list[Machine],
-) -> dict[str, Measured]:
-    """Steps of an exchange by rate.
+) -> tuple[dict[str, Measured], list[Machine]]:
+    """Steps of an exchange by rate, and calibrations beside them.
 
-    Calibrations are near them, as the speed of a virtual machine drifts by a tenth within minutes.
-    Bytes are counted from pause to pause: rows for a next step travel between turns, too.
+    The speed of a virtual machine drifts by a tenth within seconds: all rates and calibrations take
+    turns. Bytes are counted from pause to pause: rows for a next step travel between turns, too.
 
     Args:
         setting: of the lab.
@@ -189,36 +189,36 @@ def measure(
         exchange: whose steps are measured.
         options: of the topic.
         load: of other processes, noted meanwhile.
-        machines: calibrations of this setting, to which one is added after each measurement.
     """
     specs = Lineup.of({exchange: WORKERS[exchange]}, {}).specs
     lookahead = {"lookahead": LOOKAHEAD} if exchange == "lookahead" else {}
-    measured = {}
+    times = {rate: Times() for rate in RATES}
+    sent = dict.fromkeys(RATES, 0.0)
+    steps = dict.fromkeys(RATES, 0)
+    machines = []
     with Lab(setting.hosts) as lab, teams(specs, lab) as running:
         (team,) = running
         options.say(f"{setting}: {exchange}")
         team.setup(with_options(case, lookahead))
         team.run("step", 0, WARM_UP)
         team.count_load(load)
-        if not machines:
-            machines.append(calibrated(setting, options, lab))
-        for rate in RATES:
-            options.say(f"{setting}, {rate}: {exchange}")
-            carried = lab.network.link_bytes()
-            times = measure_at(rate, lab, running, SCHEDULE).times[exchange]
-            links = zip(lab.network.link_bytes(), carried, strict=True)
-            steps = sum(turn.steps for turn in team.carried)
-            link_mb = mean(now.since(then).sent for now, then in links) / steps / 1e6
-            measured[rate] = Measured(times, link_mb)
-            machines.append(calibrated(setting, options, lab))
-    return measured
-
-
-def calibrated(setting: Setting, options: Options, lab: Lab) -> Machine:
-    """This machine at this moment, by two ranks on two hosts of the lab."""
-    lab.network.shape(CALIBRATED_RATE)
-    sample = sample_of(setting.dim, options)
-    return calibrate([sample], "this machine", options.say, 2, partial(enter_host, lab))
+        samples = [sample_of(setting.dim, options)]
+        enter = partial(enter_host, lab)
+        lab.network.shape(CALIBRATED_RATE)
+        parts = calibrate_parts(samples, "this machine", options.say, 2, enter)
+        for turn in range(TURNS):
+            for rate in RATES:
+                options.say(f"{setting}, {rate}: {exchange}, turn {turn + 1} of {TURNS}")
+                carried = lab.network.link_bytes()
+                times[rate].extend(measure_at(rate, lab, running, SCHEDULE).times[exchange])
+                links = zip(lab.network.link_bytes(), carried, strict=True)
+                sent[rate] += mean(now.since(then).sent for now, then in links)
+                steps[rate] += sum(each.steps for each in team.carried)
+            lab.network.shape(CALIBRATED_RATE)
+            burst = burst_of(CALIBRATED_RATE)
+            machines.append(calibrate_steps(parts, samples, options.say, 2, enter, burst))
+    measured = {rate: Measured(times[rate], sent[rate] / steps[rate] / 1e6) for rate in RATES}
+    return measured, machines
 
 
 def as_alone(machine: Machine) -> Machine:
@@ -284,7 +284,9 @@ def counted(
         dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
         memory = machine.memory.bytes_per_second or 1e9
         cores = float(machine.cores)
-        cluster = Cluster(setting.hosts, 1, bytes_per_second(rate), memory, cores, setting.hosts)
+        link = bytes_per_second(rate)
+        hosts = setting.hosts
+        cluster = Cluster(hosts, 1, link, memory, cores, hosts, burst_of(rate))
         return Conditions(exchange, cluster, machine, dense)
 
     return count(job, exchange, how, 4), conditions

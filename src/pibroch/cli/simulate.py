@@ -211,7 +211,8 @@ def calibrate_command(
     from functools import partial
 
     from pibroch.config import load_recipe
-    from pibroch.sim.calibrate import Sample, calibrate
+    from pibroch.sim.calibrate import calibrate
+    from pibroch.sim.measuring import Sample
     from pibroch.sim.recipe import Workload
     from pibroch.train.data_source import open_dataset
 

@@ -7,14 +7,10 @@ take within a step, and how long woken threads wait, whole steps of ``alltoall``
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from scipy.optimize import nnls
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -30,21 +25,18 @@ from pibroch.collectives import data_parallel
 from pibroch.collectives.gradients import GradientReducer
 from pibroch.collectives.ranks import Channel, Ranks
 from pibroch.collectives.transports import TRANSPORT_VARIABLE
-from pibroch.errors import PibrochError
 from pibroch.models import Towers as TowerModules
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
-from pibroch.process import tune_process
-from pibroch.sim.counting import Job, StepCount, count_alltoall
+from pibroch.sim.counting import StepCount, count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
 from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
+from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_processes, nowhere
 from pibroch.sim.process import ProcessBytes, process_bytes
-from pibroch.sim.steps import Dense
-from pibroch.sim.whole_steps import measured_step, slowdown_of, wait_s_of, with_wait
+from pibroch.sim.whole_steps import calibrate_steps
 
-Say = Callable[[str], None]
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
 LARGE_BYTES = 1 << 22
 COLD_BYTES = 1 << 26  # of buffers in turns: a step's messages are in no cache, either
@@ -52,32 +44,10 @@ ROUNDS = 12
 STEPS = 8
 WARM_UP = 3
 LOOKAHEAD = 8
-TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Something to measure.
-
-    Attributes:
-        key: of the dense model, see :func:`model_key`.
-        job: makes the rows and batches of two ranks; ``None`` to measure the model alone.
-        model: makes the dense model.
-        batch_sizes: of a rank; the first one is that of the job's batches.
-    """
-
-    key: str
-    job: Callable[[int], Job] | None
-    model: Callable[[], Model]
-    batch_sizes: Sequence[int]
 
 
 def calibrate(
-    samples: Sequence[Sample],
-    name: str,
-    say: Say,
-    num_processes: int = 2,
-    enter: Callable[[int], None] = lambda rank: None,
+    samples: Sequence[Sample], name: str, say: Say, num_processes: int = 2, enter: Enter = nowhere
 ) -> Machine:
     """Measure this machine; it should do nothing else meanwhile. Blocks.
 
@@ -91,110 +61,46 @@ def calibrate(
     Raises:
         PibrochError: when a process ends without an answer.
     """
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="pibroch-calibrate-") as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(num_processes)]
-        barrier = context.Barrier(num_processes)
-        processes = [
-            context.Process(
-                target=_measure,
-                args=(
-                    samples,
-                    rank,
-                    num_processes,
-                    folder,
-                    barrier,
-                    sender,
-                    say if rank == 0 else _silent,
-                    enter,
-                ),
-            )
-            for rank, (_, sender) in enumerate(pipes)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            answers = [
-                _answer(receiver, process)
-                for (receiver, _), process in zip(pipes, processes, strict=True)
-            ]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+    machine = calibrate_parts(samples, name, say, num_processes, enter)
+    return calibrate_steps(machine, samples, say, num_processes, enter)
+
+
+def calibrate_parts(
+    samples: Sequence[Sample], name: str, say: Say, num_processes: int = 2, enter: Enter = nowhere
+) -> Machine:
+    """As :func:`calibrate`, but for what whole steps say."""
+    answers = in_processes(partial(_measure, samples), num_processes, say, enter)
     say("memory")
     return _machine(samples, answers, name, process_bytes())
 
 
-def _silent(_: str) -> None:
-    pass
-
-
-def _answer(receiver: Any, process: Any) -> dict[str, Any]:
-    while not receiver.poll(1.0):
-        if not process.is_alive() and not receiver.poll(0.0):
-            raise PibrochError(
-                f"a process that measured and ended with {process.exitcode}", "an answer of it"
-            )
-    answer: dict[str, Any] = receiver.recv()
-    if "error" in answer:
-        raise PibrochError(f"a process that measured: {answer['error']}", "an answer of it")
-    return answer
-
-
-def _measure(
-    samples: Sequence[Sample],
-    rank: int,
-    size: int,
-    folder: str,
-    barrier: Any,
-    sender: Any,
-    say: Say,
-    enter: Callable[[int], None],
-) -> None:
+def _measure(samples: Sequence[Sample], party: Party) -> dict[str, Any]:
     """What one process measures."""
-    try:
-        enter(rank)
-        tune_process(is_alone=False)  # as those of a run: else each step faults its memory in
-        torch.set_num_threads(1)
-        answer: dict[str, Any] = {"dense": {}, "times": [], "steps": []}
-        say("links")
-        ranks = _joined(rank, size, folder)
-        answer["network"], answer["memory"] = _links(ranks)
-        for sample in samples:
-            for batch_size in sample.batch_sizes:
-                barrier.wait(TIMEOUT_S)
-                say(f"{sample.key}, {batch_size:,} samples, dense")
-                answer["dense"][sample.key, batch_size] = _dense_times(
-                    sample.model(), batch_size, ranks
-                )
-                if sample.job is None:
-                    continue
-                job = sample.job(batch_size)
-                say(f"{sample.key}, {batch_size:,} samples, rows")
-                barrier.wait(TIMEOUT_S)
-                steps = count_alltoall(job, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
+    answer: dict[str, Any] = {"dense": {}, "times": []}
+    party.begin("links")
+    answer["network"], answer["memory"] = _links(party.ranks)
+    for sample in samples:
+        for batch_size in sample.batch_sizes:
+            party.begin(f"{sample.key}, {batch_size:,} samples, dense")
+            answer["dense"][sample.key, batch_size] = _dense_times(
+                sample.model(), batch_size, party.ranks
+            )
+            if sample.job is None:
+                continue
+            job = sample.job(batch_size)
+            party.begin(f"{sample.key}, {batch_size:,} samples, rows")
+            steps = count_alltoall(job, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
+            answer["times"].append(_times(steps))
+            party.barrier.wait(TIMEOUT_S)
+            ahead = Ahead(LOOKAHEAD)
+            steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
+            answer["times"].append(_times(steps))
+            party.barrier.wait(TIMEOUT_S)
+            by_towers = ranks_as_hosts(job)
+            if by_towers is not None:
+                steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
                 answer["times"].append(_times(steps))
-                alltoall = steps
-                barrier.wait(TIMEOUT_S)
-                ahead = Ahead(LOOKAHEAD)
-                steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
-                answer["times"].append(_times(steps))
-                barrier.wait(TIMEOUT_S)
-                by_towers = ranks_as_hosts(job)
-                if by_towers is not None:
-                    steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
-                    answer["times"].append(_times(steps))
-                if size == job.num_ranks and batch_size == sample.batch_sizes[0]:
-                    say(f"{sample.key}, {batch_size:,} samples, whole steps")
-                    barrier.wait(TIMEOUT_S)
-                    step = measured_step(job, sample.model(), ranks)
-                    answer["steps"].append((sample.key, batch_size, alltoall, step))
-        barrier.wait(TIMEOUT_S)
-        sender.send(answer)
-    except BaseException as error:
-        sender.send({"error": f"{type(error).__name__}: {error}"})
-        raise
+    return answer
 
 
 def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray, float]]:
@@ -291,18 +197,6 @@ def _note_towers(
     outputs.register_hook(lambda _: marks.update(outputs=clock()))
 
 
-def _joined(rank: int, size: int, folder: str) -> Ranks:
-    if size > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-    return Ranks.joined()
-
-
 def _links(ranks: Ranks) -> tuple[Link, Link]:
     """Between two processes: over sockets, and through shared memory."""
     if ranks.world_size == 1:
@@ -382,7 +276,7 @@ def _machine(
         each.flops / sum(call / size + sample for call, sample in each.parts)
         for each, size in ((dense[sample.key], sample.batch_sizes[0]) for sample in samples)
     ]
-    machine = Machine(
+    return Machine(
         name=name,
         cpu=cpu_model(),
         cores=num_cores(),
@@ -398,17 +292,6 @@ def _machine(
         process_bytes=sum(process),
         running_bytes=process.running,
     )
-    steps = [
-        (counts, Dense(dense[key], batch_size), step)
-        for answer in answers
-        for key, batch_size, counts, step in answer["steps"]
-    ]
-    if not steps:
-        return machine
-    slowdowns = [slowdown_of(machine, counts, model, step.cpu_s) for counts, model, step in steps]
-    machine = machine.model_copy(update={"slowdown": float(np.mean(slowdowns))})
-    waits = [wait_s_of(machine, counts, model, step.seconds) for counts, model, step in steps]
-    return with_wait(machine, float(np.mean(waits)))
 
 
 WIRE_SHARE = 1448 / 1514

@@ -44,6 +44,8 @@ class Cluster:
         local: bytes a second within a host, of each rank.
         cores: of a machine.
         hosts_per_machine: hosts that share a machine's cores, as in a lab; 1 elsewhere.
+        burst: bytes that a host's link lets through at once where it has idled for as long as they
+            would take: the bucket of ``tc tbf``, or of a cloud's limit.
     """
 
     num_hosts: int
@@ -52,11 +54,14 @@ class Cluster:
     local: float
     cores: float
     hosts_per_machine: int = 1
+    burst: float = 0.0
 
     def __post_init__(self) -> None:
         counts = self.num_hosts, self.ranks_per_host, self.hosts_per_machine
         if min(counts) < 1:
             raise ConfigError(f"hosts, ranks and hosts a machine {counts}", "at least 1 each")
+        if self.burst < 0:
+            raise ConfigError(f"bursts of {self.burst:g} bytes", "none or more")
         if min(self.link, self.local, self.cores) <= 0:
             raise ConfigError(
                 f"links of {self.link:g} and {self.local:g} bytes a second, {self.cores:g} cores",

@@ -83,7 +83,11 @@ class Program:
         self._place = np.arange(size) if is_device else cluster.machine_of_rank
         self._out = self._num_places + cluster.host_of_rank
         self._in = self._out + cluster.num_hosts
-        self._line = Timeline([*cores, *[1.0] * (2 * cluster.num_hosts)])
+        num_links = 2 * cluster.num_hosts
+        self._line = Timeline(
+            [*cores, *[1.0] * num_links],
+            [*[0.0] * len(cores), *[cluster.burst / cluster.link] * num_links],
+        )
         self._last: dict[str, Tasks] = {}
         self._jitter = jitter
         self._rng = np.random.default_rng(seed)

@@ -21,6 +21,8 @@ class Timeline:
 
     Args:
         capacity: of each resource: how many tasks go at full speed beside each other.
+        bucket: of each resource, seconds of work that it saves up while it has none, and then does
+            at once: a link under a token bucket; none when absent.
 
     Example:
         >>> line = Timeline([1.0])
@@ -30,8 +32,9 @@ class Timeline:
         [2.0, 2.0, 2.0, 2.5]
     """
 
-    def __init__(self, capacity: Sequence[float]) -> None:
+    def __init__(self, capacity: Sequence[float], bucket: Sequence[float] | None = None) -> None:
         self._capacity = np.array(capacity, np.float64)
+        self._bucket = np.zeros(len(capacity)) if bucket is None else np.array(bucket, np.float64)
         self._resource: list[NDArray[np.int32]] = []
         self._work: list[Floats] = []
         self._before: list[Tasks] = []
@@ -76,6 +79,7 @@ class Timeline:
             np.concatenate(self._resource),
             np.concatenate(self._work),
             self._capacity,
+            self._bucket,
             first,
             after[order].astype(np.int32),
             begin,

@@ -24,19 +24,39 @@ def graph(seed):
     return resource, work, capacity, after
 
 
-def run(resource, work, capacity, after):
+def behind_delays(resource, work, after, rng):
+    """Each task waits for one that shares nothing, which waits for what it waited for."""
+    size = len(work)
+    delays = rng.random(size)
+    return (
+        np.concatenate([resource, np.full(size, -1)]),
+        np.concatenate([work, delays]),
+        [*[[size + late for late in row] for row in after], *[[task] for task in range(size)]],
+    )
+
+
+def run(resource, work, capacity, bucket, after):
     begin, end = (np.full(len(work), np.nan) for _ in range(2))
     first = np.cumsum([0, *map(len, after)])
     successors = np.array([each for row in after for each in row], np.int32)
-    num_done = events.run(resource.astype(np.int32), work, capacity, first, successors, begin, end)
+    num_done = events.run(
+        resource.astype(np.int32), work, capacity, bucket, first, successors, begin, end
+    )
     return num_done, begin, end
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_as_time_that_goes_on_from_end_to_end(seed):
     resource, work, capacity, after = graph(seed)
-    num_done, begin, end = run(resource, work, capacity, after)
-    expected = naive.run(resource.tolist(), work.tolist(), capacity.tolist(), after)
+    bucket = np.zeros(len(capacity))
+    if seed % 3 == 0:  # no two begin at once: who comes first takes what is saved up
+        rng = np.random.default_rng(seed)
+        bucket = rng.choice([0.0, 0.3, 2.0], len(capacity))
+        resource, work, after = behind_delays(resource, work, after, rng)
+    num_done, begin, end = run(resource, work, capacity, bucket, after)
+    expected = naive.run(
+        resource.tolist(), work.tolist(), capacity.tolist(), bucket.tolist(), after
+    )
     assert num_done == len(work)
     np.testing.assert_allclose(begin, expected[0], atol=1e-9)
     np.testing.assert_allclose(end, expected[1], atol=1e-9)
@@ -50,12 +70,12 @@ def test_without_shared_resources_ends_are_sums_and_maxima():
     for n in range(30):
         before = [ends[early] for early in range(n) if n in after[early]]
         ends[n] = max(before, default=0.0) + work[n]
-    _, _, end = run(np.full(30, -1), work, np.ones(1), after)
+    _, _, end = run(np.full(30, -1), work, np.ones(1), np.zeros(1), after)
     np.testing.assert_allclose(end, ends)
 
 
 def test_tasks_that_wait_for_each_other_do_not_end():
-    num_done, _, end = run(np.full(3, -1), np.ones(3), np.ones(1), [[1], [0], []])
+    num_done, _, end = run(np.full(3, -1), np.ones(3), np.ones(1), np.zeros(1), [[1], [0], []])
     assert num_done == 1
     assert end[2] == 1.0
     assert np.isnan(end[:2]).all()
@@ -64,6 +84,6 @@ def test_tasks_that_wait_for_each_other_do_not_end():
 def test_many_tasks_on_one_resource_end_in_the_order_of_their_work():
     rng = np.random.default_rng(5)
     work = rng.random(2000)
-    _, _, end = run(np.zeros(2000, int), work, np.ones(1), [[] for _ in work])
+    _, _, end = run(np.zeros(2000, int), work, np.ones(1), np.zeros(1), [[] for _ in work])
     assert (np.argsort(end, kind="stable") == np.argsort(work, kind="stable")).all()
     assert end.max() == pytest.approx(work.sum())

@@ -33,6 +33,22 @@ def test_a_message_takes_what_its_link_takes_after_the_last_rank_has_called():
     assert program.run()[1][ends].tolist() == [5.5, 5.5]
 
 
+def test_what_a_link_saved_up_while_it_idled_passes_at_once():
+    bursts = Cluster(2, 1, 100.0, 1000.0, 1.0, burst=50.0)
+    program = Program(bursts, MACHINE)
+    program.work("c", "before", np.full(2, 1.0))
+    flow = program.flow(np.full((2, 2), 200.0))
+    first = program.exchange("c", "rows", flow)
+    second = program.exchange("c", "rows", flow)
+    program.work("c", "between", np.full(2, 0.2))
+    third = program.exchange("c", "rows", flow)
+    ends = program.run()[1]
+    # the whole bucket; nothing idles but for half a second of latency, which fills it; again
+    assert ends[first].tolist() == [3.0, 3.0]
+    assert ends[second].tolist() == [5.0, 5.0]
+    assert ends[third].tolist() == pytest.approx([7.2, 7.2])
+
+
 def test_messages_one_after_the_other_have_a_latency_each():
     program = Program(cluster(2), MACHINE)
     program.work("c", "before", np.zeros(2))

@@ -1,6 +1,7 @@
 """Run a graph of tasks: each begins when those before it have ended, and shares its resource.
 
-A resource of capacity c gives each of its n tasks the share ``min(1, c / n)`` of full speed. What
+A resource of capacity c gives each of its n tasks the share ``min(1, c / n)`` of full speed. While
+it has none it saves up work, to as much as its bucket holds, which it then does in no time. What
 each has got since the resource was first used is its *service*, the same number for all: a task
 ends when the service has grown by its work. So a resource keeps its tasks in a heap by the service
 at which they end, and only the next end of each resource is an event. O(n log n) in tasks.
@@ -27,6 +28,7 @@ def run(
     resource: NDArray[np.int32],
     work: Seconds,
     capacity: Seconds,
+    bucket: Seconds,
     first: Ints,
     successors: NDArray[np.int32],
     begin: Seconds,
@@ -38,6 +40,7 @@ def run(
         resource: ``[N]``, of each task; -1 for one that shares nothing and takes ``work`` seconds.
         work: ``[N]``, in seconds of a resource that the task has to itself.
         capacity: ``[R]``, how many tasks of a resource go at full speed beside each other.
+        bucket: ``[R]``, how much work a resource saves up while it has no task; full at first.
         first: ``[N + 1]``; those that wait for task n are ``successors[first[n] : first[n + 1]]``.
         successors: ``[E]``.
         begin: times.
@@ -53,6 +56,7 @@ def run(
         waiting[successors[edge]] += 1
     service = np.zeros(num_resources)
     since = np.zeros(num_resources)
+    saved = bucket.copy()
     active = np.zeros(num_resources, np.int64)
     version = np.zeros(num_resources, np.int64)
     ends_at = np.zeros(num_tasks)  # service
@@ -105,8 +109,11 @@ def run(
                     service[where] += (now - since[where]) * rate
                 else:
                     service[where] = 0.0
+                    saved[where] = min(bucket[where], saved[where] + now - since[where])
                 since[where] = now
-                ends_at[task] = service[where] + work[task]
+                left = work[task] - saved[where]
+                saved[where] = max(0.0, -left)
+                ends_at[task] = service[where] + max(0.0, left)
                 root[where] = _merged(root[where], task, ends_at, child, sibling)
                 active[where] += 1
                 _announce(where, now, events, version, active, capacity, service, root, ends_at)

@@ -1,0 +1,147 @@
+"""Processes that measure this machine at once, as the ranks of a run would use it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from pibroch.collectives.ranks import Ranks
+from pibroch.errors import PibrochError
+from pibroch.models.base import Model
+from pibroch.process import tune_process
+from pibroch.sim.counting import Job
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+Enter = Callable[[int], None]
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Something to measure.
+
+    Attributes:
+        key: of the dense model, see :func:`model_key`.
+        job: makes the rows and batches of two ranks; ``None`` to measure the model alone.
+        model: makes the dense model.
+        batch_sizes: of a rank; the first one is that of the job's batches.
+    """
+
+    key: str
+    job: Callable[[int], Job] | None
+    model: Callable[[], Model]
+    batch_sizes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One of the processes.
+
+    Attributes:
+        ranks: all of them.
+        say: told what is measured.
+        barrier: of all.
+    """
+
+    ranks: Ranks
+    say: Say
+    barrier: Any
+
+    def begin(self, what: str) -> None:
+        """Say what all begin to measure once all are there."""
+        self.barrier.wait(TIMEOUT_S)
+        self.say(what)
+
+
+def nowhere(_: int) -> None:
+    """Enter no network."""
+
+
+def in_processes(
+    work: Callable[[Party], T], num_processes: int, say: Say, enter: Enter = nowhere
+) -> list[T]:
+    """What each of some processes answers, which are forked, with one thread each. Blocks.
+
+    Args:
+        work: measures.
+        num_processes: that work at once.
+        say: told what the first one measures.
+        enter: called first in each process, with its rank: where it is to be on a network.
+
+    Raises:
+        PibrochError: when a process ends without an answer.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="pibroch-calibrate-") as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(num_processes)]
+        barrier = context.Barrier(num_processes)
+
+        def run(rank: int, sender: Any) -> None:
+            try:
+                enter(rank)
+                tune_process(is_alone=False)  # as those of a run: else each step faults memory in
+                torch.set_num_threads(1)
+                ranks = _joined(rank, num_processes, folder)
+                answer = work(Party(ranks, say if rank == 0 else _silent, barrier))
+                barrier.wait(TIMEOUT_S)
+                sender.send(answer)
+            except BaseException as error:
+                sender.send(_Failure(f"{type(error).__name__}: {error}"))
+                raise
+
+        processes = [
+            context.Process(target=run, args=(rank, sender))
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return [
+                _answer(receiver, process)
+                for (receiver, _), process in zip(pipes, processes, strict=True)
+            ]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    text: str
+
+
+def _answer(receiver: Any, process: Any) -> Any:
+    while not receiver.poll(1.0):
+        if not process.is_alive() and not receiver.poll(0.0):
+            raise PibrochError(
+                f"a process that measured and ended with {process.exitcode}", "an answer of it"
+            )
+    answer = receiver.recv()
+    if isinstance(answer, _Failure):
+        raise PibrochError(f"a process that measured: {answer.text}", "an answer of it")
+    return answer
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _joined(rank: int, size: int, folder: str) -> Ranks:
+    if size > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+    return Ranks.joined()
