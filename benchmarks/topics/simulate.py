@@ -65,7 +65,7 @@ CALIBRATED_RATE = "1gbit"
 TURNS = 3
 """Of steps at each rate, then of calibrating steps: a machine may be slow for some seconds."""
 WARM_UP = LOOKAHEAD + 4
-SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.0)
+SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
