@@ -64,7 +64,6 @@ RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
 TURNS = 3
 """Of steps at each rate, then of calibrating steps: a machine may be slow for some seconds."""
-WARM_UP = LOOKAHEAD + 4
 SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.3)
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
@@ -200,7 +199,7 @@ def measure(
         (team,) = running
         options.say(f"{setting}: {exchange}")
         team.setup(with_options(case, lookahead))
-        team.run("step", 0, WARM_UP)
+        team.run("step", 0, 4 + lookahead.get("lookahead", 0))
         team.count_load(load)
         samples = [sample_of(setting.dim, options)]
         enter = partial(enter_host, lab)

@@ -75,6 +75,12 @@ def recipe_command(
     hosts_per_machine: Annotated[
         int, typer.Option(min=1, help="Hosts that share a machine's cores, as in a lab.")
     ] = 1,
+    link_burst: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES", min=0, help="That an idle link lets through at once: a token bucket."
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and of jitter.")] = 0,
     death_every: Annotated[
         float | None,
@@ -154,6 +160,7 @@ def recipe_command(
         utilisation=utilisation,
         jitter=jitter,
         hosts_per_machine=hosts_per_machine,
+        link_burst=link_burst,
         seed=seed,
         economy=Economy(death_every, recovery, host_price, saving),
     )

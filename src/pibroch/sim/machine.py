@@ -83,7 +83,9 @@ class Link(_Part):
 
     Attributes:
         bytes_per_second: each way; of a network it is what the command line says.
-        message_s: from the last rank's call to the first byte, and until who waits for it runs.
+        message_s: from the last rank's call to the first byte, of each round of messages.
+        wait_s: of the thread that waits for them, until it has a core and the interpreter; once,
+            as rounds follow each other without it.
         call_cpu_s: seconds of CPU of a rank for a message to another one and one from it.
         byte_cpu_s: for a byte that it sends, and another for one that comes.
         wire_share: bytes of payload for each byte that the link carries.
@@ -93,6 +95,7 @@ class Link(_Part):
 
     bytes_per_second: float | None = Field(default=None, gt=0)
     message_s: float = Field(default=0.0, ge=0)
+    wait_s: float = Field(default=0.0, ge=0)
     call_cpu_s: float = Field(default=0.0, ge=0)
     byte_cpu_s: float = Field(default=0.0, ge=0)
     wire_share: float = Field(default=1.0, gt=0, le=1)

@@ -60,5 +60,5 @@ def _with_faster_rows(machine: Machine) -> Machine:
 
 
 def _quicker(link: Link) -> Link:
-    names = ("message_s", "call_cpu_s", "byte_cpu_s")
+    names = ("message_s", "wait_s", "call_cpu_s", "byte_cpu_s")
     return link.model_copy(update={name: getattr(link, name) / 2 for name in names})

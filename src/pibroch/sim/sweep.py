@@ -43,6 +43,7 @@ class Question:
         utilisation: share of a device's rate that dense layers reach.
         jitter: spread of the times of work; the machine's where absent.
         hosts_per_machine: hosts that share cores.
+        link_burst: bytes, see :class:`~pibroch.sim.cluster.Cluster`.
         seed: of samples and jitter.
         economy: deaths and prices.
     """
@@ -55,6 +56,7 @@ class Question:
     utilisation: float = 1.0
     jitter: float | None = None
     hosts_per_machine: int = 1
+    link_burst: float = 0.0
     seed: int = 0
     economy: Economy = field(default_factory=Economy)
 
@@ -71,6 +73,7 @@ class Question:
             self._local_rate(),
             float(self.machine.cores),
             self.hosts_per_machine,
+            self.link_burst,
         )
 
     def _local_rate(self) -> float:

@@ -177,7 +177,7 @@ def wait_s_of(
     step_s: float,
     burst: float = 0.0,
 ) -> float:
-    """How much later the first byte of a message is seen within a step of so many seconds.
+    """How much later messages are seen within a step of so many seconds.
 
     Args:
         machine: where it was measured, with its slowdown.
@@ -198,6 +198,6 @@ def wait_s_of(
 
 
 def with_wait(machine: Machine, wait_s: float) -> Machine:
-    """A machine whose messages between hosts take so much longer."""
-    late = machine.network.model_copy(update={"message_s": machine.network.message_s + wait_s})
+    """A machine whose threads wait so long for messages between hosts that have come."""
+    late = machine.network.model_copy(update={"wait_s": wait_s})
     return machine.model_copy(update={"network": late})

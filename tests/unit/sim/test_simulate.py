@@ -181,7 +181,7 @@ def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
     workload = Workload.of(config, EncodedDataset.open(data))
     counts = count_alltoall(workload.job(2, 64), 3)
     dense = Dense(machine.dense[workload.model_key], 64)
-    still = machine.model_copy(update={"jitter": 0.0, "slowdown": 1.0})
+    still = with_wait(machine.model_copy(update={"jitter": 0.0, "slowdown": 1.0}), 0.0)
     ample = Conditions("alltoall", Cluster(2, 1, 1e9, 1e9, 64.0), still, dense)
     parts = predict(counts, ample).parts_s
     alone = sum(value for name, value in parts.items() if not name.startswith("waiting"))

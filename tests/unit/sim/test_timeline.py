@@ -56,6 +56,14 @@ def test_messages_one_after_the_other_have_a_latency_each():
     assert program.run()[1][ends].tolist() == [1.01, 1.01]
 
 
+def test_who_waits_for_messages_is_woken_once_for_all_rounds():
+    machine = MACHINE.model_copy(update={"network": Link(message_s=0.5, wait_s=0.25)})
+    program = Program(cluster(2), machine)
+    program.work("c", "before", np.zeros(2))
+    ends = program.exchange("c", "counts", program.flow(np.ones((2, 2))), rounds=2)
+    assert program.run()[1][ends].tolist() == [1.26, 1.26]
+
+
 def test_each_message_takes_time_of_its_rank():
     link = Link(call_cpu_s=0.5)
     machine = MACHINE.model_copy(update={"network": link, "memory": link})
