@@ -152,7 +152,7 @@ class Program:
         everyone = posted.copy()
         hosts = self.cluster.host_of_rank
         others, beside, competing = (np.zeros(size) for _ in range(3))
-        message_s, wait_s = np.zeros(size), np.zeros(size)
+        latency_s = np.zeros(size)
         for group in groups:
             members = np.array(group)
             if len(members) > 1:
@@ -161,7 +161,8 @@ class Program:
                 here = hosts[members]
                 beside[members] = np.bincount(here)[here] - 1
                 link = self._link_of(members)
-                message_s[members], wait_s[members] = link.message_s, link.wait_s
+                own_rounds = np.broadcast_to(rounds, size)[members]
+                latency_s[members] = own_rounds * link.message_s + link.wait_s
                 elsewhere = len(np.unique(here)) - 1
                 competing[members] = max(0, elsewhere - 1) / max(1, elsewhere)
         if not others.any():
@@ -173,7 +174,7 @@ class Program:
         network = self.machine.network
         memory = self.machine.memory
         nobody = np.full(size, ALONE)
-        first_bytes = self._line.add(nobody, rounds * message_s + wait_s, [everyone])
+        first_bytes = self._line.add(nobody, latency_s, [everyone])
         ends = [first_bytes]
         rate = self.cluster.link * network.wire_share * (1 - network.contention * competing)
         for resource, num_bytes in ((self._out, flow.out_link), (self._in, flow.in_link)):
