@@ -306,9 +306,8 @@ their lines 4, 8 and 16 hosts used .89, .84 and .81, two all (note 0038).
 
 def _mean_link(links: Sequence[Link], wire_share: float = 1.0, contention: float = 0.0) -> Link:
     names = ("bytes_per_second", "message_s", "call_cpu_s", "byte_cpu_s")
-    values = {
-        each: float(np.mean([getattr(link, each) or 1.0 for link in links])) for each in names
-    }
+    measured = {each: [getattr(link, each) for link in links] for each in names}
+    values = {name: float(np.mean(each)) for name, each in measured.items() if None not in each}
     return Link(**values, wire_share=wire_share, contention=contention)
 
 

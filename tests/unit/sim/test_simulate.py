@@ -12,13 +12,13 @@ from pibroch.config import load_recipe
 from pibroch.data import EncodedDataset
 from pibroch.planner import Plan
 from pibroch.sim import sampled
-from pibroch.sim.calibrate import _fitted
+from pibroch.sim.calibrate import _fitted, _mean_link
 from pibroch.sim.cluster import Cluster, Flow
 from pibroch.sim.counting import count_alltoall
 from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers
 from pibroch.sim.lockstep import FEATURES
-from pibroch.sim.machine import Machine, PartCost
+from pibroch.sim.machine import Link, Machine, PartCost
 from pibroch.sim.mirrored import count_few
 from pibroch.sim.prediction import Conditions, predict
 from pibroch.sim.recipe import Workload
@@ -189,6 +189,12 @@ def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
     later = step_s_of(with_wait(still, 2e-3), counts, dense)
     assert later > step_s_of(still, counts, dense) + 2e-3
     assert wait_s_of(still, counts, dense, later) == pytest.approx(2e-3, rel=0.01)
+
+
+def test_links_of_a_process_alone_cost_nothing():
+    assert _mean_link([Link()]) == Link()
+    means = _mean_link([Link(message_s=1.0), Link(bytes_per_second=2.0, message_s=2.0)])
+    assert means == Link(message_s=1.5)
 
 
 def test_costs_that_made_the_times_are_found():
