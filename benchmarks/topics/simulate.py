@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -44,10 +45,10 @@ from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
 from pibroch.sim.machine import Machine
-from pibroch.sim.measuring import Sample
+from pibroch.sim.measuring import Sample, in_turns
 from pibroch.sim.prediction import Conditions, Prediction, count, predict
 from pibroch.sim.steps import Dense
-from pibroch.sim.whole_steps import calibrate_steps
+from pibroch.sim.whole_steps import fitted, measure_steps
 
 KINDS = ("zipf", "criteo")
 """Of ids; each takes some 45 minutes."""
@@ -62,9 +63,10 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
-TURNS = 3
+TURNS = 8
 """Of steps at each rate, then of calibrating steps: a machine may be slow for some seconds."""
-SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=2, pause_s=0.3)
+SCHEDULE = Schedule(rounds=1, steps_per_round=5, warmup_steps=1, pause_s=0.3)
+CALIBRATING_STEPS = 8
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",
@@ -74,8 +76,8 @@ PLOT = PlotSpec(
 )
 MEANINGS = (
     (
-        f"`predicted_ms`: the step, the median of predictions from {TURNS} calibrations of this"
-        " machine at two ranks, in turns with the measurement;"
+        f"`predicted_ms`: the step, by whole steps at two ranks in {TURNS} turns with those"
+        " measured, and costs of parts that were measured before;"
         " `alone_ms`: if work took within a step what it takes by itself"
     ),
     "`time_error`: predicted over the measured median, less 1",
@@ -151,15 +153,14 @@ def run(options: Options) -> Report:
     for setting in settings(options.section, options.quick):
         case = case_of_setting(setting, options)
         for exchange in WORKERS:
-            measured, machines = measure(setting, case, exchange, options, load)
+            measured, machine = measure(setting, case, exchange, options, load)
             options.say(f"{setting}: predicting {exchange}")
             counts, conditions = counted(case, setting, exchange)
-            for rate, each in measured.items():
+            for rate, steps in measured.items():
                 predicted, alone = (
-                    middle(predict(counts, conditions(rate, machine)) for machine in those)
-                    for those in (machines, map(as_alone, machines))
+                    predict(counts, conditions(rate, each)) for each in (machine, as_alone(machine))
                 )
-                row = row_of(setting, (exchange, rate), predicted, each)
+                row = row_of(setting, (exchange, rate), predicted, steps)
                 rows.append(row | {"alone_ms": alone.step_s * 1e3})
                 options.say(
                     f"{setting}, {rate}: {exchange} predicted {row['predicted_ms']:.1f} ms,"
@@ -176,8 +177,8 @@ def measure(
     exchange: str,
     options: Options,
     load: ForeignLoad,
-) -> tuple[dict[str, Measured], list[Machine]]:
-    """Steps of an exchange by rate, and calibrations beside them.
+) -> tuple[dict[str, Measured], Machine]:
+    """Steps of an exchange by rate, and this machine as calibrated beside them.
 
     The speed of a virtual machine drifts by a tenth within seconds: all rates and calibrations take
     turns. Bytes are counted from pause to pause: rows for a next step travel between turns, too.
@@ -194,8 +195,7 @@ def measure(
     times = {rate: Times() for rate in RATES}
     sent = dict.fromkeys(RATES, 0.0)
     steps = dict.fromkeys(RATES, 0)
-    machines = []
-    with Lab(setting.hosts) as lab, teams(specs, lab) as running:
+    with Lab(setting.hosts) as lab, teams(specs, lab) as running, ExitStack() as scope:
         (team,) = running
         options.say(f"{setting}: {exchange}")
         team.setup(with_options(case, lookahead))
@@ -204,7 +204,9 @@ def measure(
         samples = [sample_of(setting.dim, options)]
         enter = partial(enter_host, lab)
         lab.network.shape(CALIBRATED_RATE)
-        parts = calibrate_parts(samples, "this machine", options.say, 2, enter)
+        machine = calibrate_parts(samples, "this machine", options.say, 2, enter)
+        calibrating = partial(measure_steps, samples, CALIBRATING_STEPS)
+        ask = scope.enter_context(in_turns(calibrating, 2, options.say, enter))
         for turn in range(TURNS):
             for rate in RATES:
                 options.say(f"{setting}, {rate}: {exchange}, turn {turn + 1} of {TURNS}")
@@ -214,10 +216,9 @@ def measure(
                 sent[rate] += mean(now.since(then).sent for now, then in links)
                 steps[rate] += sum(each.steps for each in team.carried)
             lab.network.shape(CALIBRATED_RATE)
-            burst = burst_of(CALIBRATED_RATE)
-            machines.append(calibrate_steps(parts, samples, options.say, 2, enter, burst))
+            answers = ask()
     measured = {rate: Measured(times[rate], sent[rate] / steps[rate] / 1e6) for rate in RATES}
-    return measured, machines
+    return measured, fitted(machine, answers, burst_of(CALIBRATED_RATE))
 
 
 def as_alone(machine: Machine) -> Machine:
@@ -289,12 +290,6 @@ def counted(
         return Conditions(exchange, cluster, machine, dense)
 
     return count(job, exchange, how, 4), conditions
-
-
-def middle(predictions: Iterable[Prediction]) -> Prediction:
-    """That of the median step."""
-    ordered = sorted(predictions, key=lambda each: each.step_s)
-    return ordered[len(ordered) // 2]
 
 
 def row_of(

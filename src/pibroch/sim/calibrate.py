@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +33,7 @@ from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
 from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
-from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_processes, nowhere
+from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_turns, nowhere
 from pibroch.sim.process import ProcessBytes, process_bytes
 from pibroch.sim.whole_steps import calibrate_steps
 
@@ -69,13 +69,14 @@ def calibrate_parts(
     samples: Sequence[Sample], name: str, say: Say, num_processes: int = 2, enter: Enter = nowhere
 ) -> Machine:
     """As :func:`calibrate`, but for what whole steps say."""
-    answers = in_processes(partial(_measure, samples), num_processes, say, enter)
+    with in_turns(partial(_measure, samples), num_processes, say, enter) as ask:
+        answers = ask()
     say("memory")
     return _machine(samples, answers, name, process_bytes())
 
 
-def _measure(samples: Sequence[Sample], party: Party) -> dict[str, Any]:
-    """What one process measures."""
+def _measure(samples: Sequence[Sample], party: Party) -> Iterator[dict[str, Any]]:
+    """What one process measures, at once."""
     answer: dict[str, Any] = {"dense": {}, "times": []}
     party.begin("links")
     answer["network"], answer["memory"] = _links(party.ranks)
@@ -100,7 +101,7 @@ def _measure(samples: Sequence[Sample], party: Party) -> dict[str, Any]:
             if by_towers is not None:
                 steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
                 answer["times"].append(_times(steps))
-    return answer
+    yield answer
 
 
 def _times(steps: Sequence[StepCount]) -> dict[tuple[str, int], tuple[np.ndarray, float]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -65,13 +66,16 @@ def nowhere(_: int) -> None:
     """Enter no network."""
 
 
-def in_processes(
-    work: Callable[[Party], T], num_processes: int, say: Say, enter: Enter = nowhere
-) -> list[T]:
-    """What each of some processes answers, which are forked, with one thread each. Blocks.
+@contextmanager
+def in_turns(
+    work: Callable[[Party], Iterator[T]], num_processes: int, say: Say, enter: Enter = nowhere
+) -> Iterator[Callable[[], list[T]]]:
+    """Processes, forked, with one thread each, that work when asked; between turns they wait.
+
+    Gives what asks each of them for its next answer, and blocks until all are there.
 
     Args:
-        work: measures.
+        work: measures, answer by answer.
         num_processes: that work at once.
         say: told what the first one measures.
         enter: called first in each process, with its rank: where it is to be on a network.
@@ -81,33 +85,41 @@ def in_processes(
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="pibroch-calibrate-") as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(num_processes)]
+        pipes = [context.Pipe() for _ in range(num_processes)]
         barrier = context.Barrier(num_processes)
 
-        def run(rank: int, sender: Any) -> None:
+        def run(rank: int, asked: Any) -> None:
             try:
                 enter(rank)
                 tune_process(is_alone=False)  # as those of a run: else each step faults memory in
                 torch.set_num_threads(1)
                 ranks = _joined(rank, num_processes, folder)
-                answer = work(Party(ranks, say if rank == 0 else _silent, barrier))
-                barrier.wait(TIMEOUT_S)
-                sender.send(answer)
+                answers = work(Party(ranks, say if rank == 0 else _silent, barrier))
+                while asked.poll(TIMEOUT_S):
+                    asked.recv()
+                    answer = next(answers)
+                    barrier.wait(TIMEOUT_S)
+                    asked.send(answer)
             except BaseException as error:
-                sender.send(_Failure(f"{type(error).__name__}: {error}"))
+                asked.send(_Failure(f"{type(error).__name__}: {error}"))
                 raise
 
         processes = [
-            context.Process(target=run, args=(rank, sender))
-            for rank, (_, sender) in enumerate(pipes)
+            context.Process(target=run, args=(rank, theirs))
+            for rank, (_, theirs) in enumerate(pipes)
         ]
+
+        def ask() -> list[T]:
+            for ours, _ in pipes:
+                ours.send(None)
+            return [
+                _answer(ours, process) for (ours, _), process in zip(pipes, processes, strict=True)
+            ]
+
         for process in processes:
             process.start()
         try:
-            return [
-                _answer(receiver, process)
-                for (receiver, _), process in zip(pipes, processes, strict=True)
-            ]
+            yield ask
         finally:
             for process in processes:
                 process.kill()
@@ -119,13 +131,13 @@ class _Failure:
     text: str
 
 
-def _answer(receiver: Any, process: Any) -> Any:
-    while not receiver.poll(1.0):
-        if not process.is_alive() and not receiver.poll(0.0):
+def _answer(pipe: Any, process: Any) -> Any:
+    while not pipe.poll(1.0):
+        if not process.is_alive() and not pipe.poll(0.0):
             raise PibrochError(
                 f"a process that measured and ended with {process.exitcode}", "an answer of it"
             )
-    answer = receiver.recv()
+    answer = pipe.recv()
     if isinstance(answer, _Failure):
         raise PibrochError(f"a process that measured: {answer.text}", "an answer of it")
     return answer

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import count, islice
 from statistics import median
 from typing import NamedTuple
 
@@ -23,14 +24,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from pibroch.collectives import data_parallel
 from pibroch.collectives.ranks import Ranks
 from pibroch.collectives.transports import TRANSPORT_VARIABLE
-from pibroch.data import JaggedBatch
 from pibroch.exchange import Embeddings
 from pibroch.exchange.alltoall.build import AllToAll
 from pibroch.models.base import Model
 from pibroch.sim.cluster import Cluster
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.machine import Machine
-from pibroch.sim.measuring import Enter, Party, Sample, Say, in_processes, nowhere
+from pibroch.sim.measuring import Enter, Party, Sample, Say, in_turns, nowhere
 from pibroch.sim.prediction import Conditions, predict
 from pibroch.sim.steps import Dense
 
@@ -53,18 +53,30 @@ class WholeStep(NamedTuple):
     cpu_s: float
 
 
+class Measured(NamedTuple):
+    """Steps of a sample, as one process measured them.
+
+    Attributes:
+        key: of the dense model.
+        batch_size: of the rank.
+        counts: of such steps.
+        step: the median one, of all turns until then.
+    """
+
+    key: str
+    batch_size: int
+    counts: list[StepCount]
+    step: WholeStep
+
+
 def calibrate_steps(
     machine: Machine,
     samples: Sequence[Sample],
     say: Say,
     num_processes: int = 2,
     enter: Enter = nowhere,
-    burst: float = 0.0,
 ) -> Machine:
     """A machine with its slowdown, and how long its woken threads wait.
-
-    A virtual machine's speed drifts within a minute: this takes some seconds, may be done again
-    beside what is to be predicted, and has the rest of a calibration follow it.
 
     Args:
         machine: whose parts were measured, see :func:`pibroch.sim.calibrate.calibrate_parts`.
@@ -72,15 +84,75 @@ def calibrate_steps(
         say: told what is measured.
         num_processes: that work at once, each with one thread.
         enter: called first in each process, with its rank: where it is to be on a network.
-        burst: of the links of this network, see :class:`~pibroch.sim.cluster.Cluster`.
 
     Raises:
         PibrochError: when a process ends without an answer.
     """
+    with in_turns(partial(measure_steps, samples, STEPS), num_processes, say, enter) as ask:
+        return fitted(machine, ask())
+
+
+def measure_steps(
+    samples: Sequence[Sample], num_steps: int, party: Party
+) -> Iterator[list[Measured]]:
+    """What one process measures, turn by turn: of each sample so many steps after warm-up.
+
+    A virtual machine's speed drifts within seconds: turns of a calibration beside what is to be
+    predicted have it follow.
+    """
+    os.environ[TRANSPORT_VARIABLE] = "gloo"  # as between hosts
+    running = []
+    for sample in samples:
+        job = None if sample.job is None else sample.job(sample.batch_sizes[0])
+        if job is not None and job.num_ranks == party.ranks.world_size:
+            steps = steps_of(job, sample.model(), party.ranks)
+            running.append((sample, count_alltoall(job, COUNTED), steps, list[WholeStep]()))
+    while True:
+        answer = []
+        for sample, counts, steps, kept in running:
+            batch_size = sample.batch_sizes[0]
+            party.begin(f"{sample.key}, {batch_size:,} samples, whole steps")
+            kept += list(islice(steps, WARM_UP + num_steps))[WARM_UP:]
+            middle = WholeStep(*map(median, zip(*kept, strict=True)))
+            answer.append(Measured(sample.key, batch_size, counts, middle))
+        yield answer
+
+
+def steps_of(job: Job, model: Model, ranks: Ranks) -> Iterator[WholeStep]:
+    """Steps of training as they are asked for, without end; all ranks of the job ask alike."""
+    tables = [table for group in job.groups for table in group.space.tables]
+    optimizers = {
+        table.name: group.optimizer for group in job.groups for table in group.space.tables
+    }
+    exchange = AllToAll(placement=job.plan, wire=job.wire, replicas=job.replicas)
+    embeddings = Embeddings(tables, optimizers, exchange, job.seed)
+    model = data_parallel(model, ranks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batches = (job.batch_of(step, ranks.rank) for step in count())
+    last = time.perf_counter(), time.thread_time()
+    for batch in embeddings.feed(batches):
+        optimizer.zero_grad()
+        logits = model(batch.dense, lambda batch=batch: embeddings(batch))
+        binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        optimizer.step()
+        yield WholeStep(time.perf_counter() - last[0], time.thread_time() - last[1])
+        last = time.perf_counter(), time.thread_time()
+
+
+def fitted(
+    machine: Machine, answers: Sequence[Sequence[Measured]], burst: float = 0.0
+) -> Machine:
+    """A machine with the slowdown and the wait that explain steps which processes measured there.
+
+    Args:
+        machine: whose parts were measured; it stays as it is without such steps.
+        answers: of each process, see :func:`measure_steps`.
+        burst: of the links between them, see :class:`~pibroch.sim.cluster.Cluster`.
+    """
     steps = [
-        (counts, Dense(machine.dense[key], batch_size), step)
-        for answer in in_processes(partial(_measure, samples), num_processes, say, enter)
-        for key, batch_size, counts, step in answer
+        (each.counts, Dense(machine.dense[each.key], each.batch_size), each.step)
+        for answer in answers
+        for each in answer
     ]
     if not steps:
         return machine
@@ -90,53 +162,6 @@ def calibrate_steps(
         wait_s_of(machine, counts, model, step.seconds, burst) for counts, model, step in steps
     ]
     return with_wait(machine, float(np.mean(waits)))
-
-
-def _measure(
-    samples: Sequence[Sample], party: Party
-) -> list[tuple[str, int, list[StepCount], WholeStep]]:
-    """What one process measures."""
-    os.environ[TRANSPORT_VARIABLE] = "gloo"  # as between hosts
-    answer = []
-    for sample in samples:
-        if sample.job is None:
-            continue
-        batch_size = sample.batch_sizes[0]
-        job = sample.job(batch_size)
-        if job.num_ranks == party.ranks.world_size:
-            counts = count_alltoall(job, COUNTED)
-            party.begin(f"{sample.key}, {batch_size:,} samples, whole steps")
-            step = measured_step(job, sample.model(), party.ranks)
-            answer.append((sample.key, batch_size, counts, step))
-    return answer
-
-
-def measured_step(job: Job, model: Model, ranks: Ranks) -> WholeStep:
-    """The median of some steps of training; all ranks of the job call it."""
-    tables = [table for group in job.groups for table in group.space.tables]
-    optimizers = {
-        table.name: group.optimizer for group in job.groups for table in group.space.tables
-    }
-    exchange = AllToAll(placement=job.plan, wire=job.wire, replicas=job.replicas)
-    embeddings = Embeddings(tables, optimizers, exchange, job.seed)
-    model = data_parallel(model, ranks)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def batches() -> Iterator[JaggedBatch]:
-        for step in range(STEPS + WARM_UP):
-            yield job.batch_of(step, ranks.rank)
-
-    times = []
-    last = time.perf_counter(), time.thread_time()
-    for batch in embeddings.feed(batches()):
-        optimizer.zero_grad()
-        logits = model(batch.dense, lambda batch=batch: embeddings(batch))
-        binary_cross_entropy_with_logits(logits, batch.labels).backward()
-        optimizer.step()
-        now = time.perf_counter(), time.thread_time()
-        times.append((now[0] - last[0], now[1] - last[1]))
-        last = now
-    return WholeStep(*map(median, zip(*times[WARM_UP:], strict=True)))
 
 
 def step_s_of(
