@@ -63,10 +63,10 @@ WORKERS = {
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
-TURNS = 8
+TURNS = 5
 """Of steps at each rate, then of calibrating steps: a machine may be slow for some seconds."""
-SCHEDULE = Schedule(rounds=1, steps_per_round=5, warmup_steps=1, pause_s=0.3)
-CALIBRATING_STEPS = 8
+SCHEDULE = Schedule(rounds=1, steps_per_round=10, warmup_steps=1, pause_s=0.3)
+CALIBRATING_STEPS = 24
 COLUMNS = [
     "ids", "hosts", "dim", "exchange", "rate", "alone_ms", "predicted_ms", "p20_ms", "p50_ms",
     "p80_ms", "time_error", "predicted_mb", "link_mb", "bytes_error",

@@ -139,9 +139,7 @@ def steps_of(job: Job, model: Model, ranks: Ranks) -> Iterator[WholeStep]:
         last = time.perf_counter(), time.thread_time()
 
 
-def fitted(
-    machine: Machine, answers: Sequence[Sequence[Measured]], burst: float = 0.0
-) -> Machine:
+def fitted(machine: Machine, answers: Sequence[Sequence[Measured]], burst: float = 0.0) -> Machine:
     """A machine with the slowdown and the wait that explain steps which processes measured there.
 
     Args:
