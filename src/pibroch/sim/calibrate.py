@@ -35,13 +35,14 @@ from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
 from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_turns, nowhere
 from pibroch.sim.process import ProcessBytes, process_bytes
-from pibroch.sim.whole_steps import calibrate_steps
+from pibroch.sim.whole_steps import fitted, measure_steps
 
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
 LARGE_BYTES = 1 << 22
 COLD_BYTES = 1 << 26  # of buffers in turns: a step's messages are in no cache, either
 ROUNDS = 12
 STEPS = 8
+WHOLE_STEPS = 24
 WARM_UP = 3
 LOOKAHEAD = 8
 
@@ -62,7 +63,8 @@ def calibrate(
         PibrochError: when a process ends without an answer.
     """
     machine = calibrate_parts(samples, name, say, num_processes, enter)
-    return calibrate_steps(machine, samples, say, num_processes, enter)
+    with in_turns(partial(measure_steps, samples, WHOLE_STEPS), num_processes, say, enter) as ask:
+        return fitted(machine, ask())
 
 
 def calibrate_parts(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import count, islice
 from statistics import median
 from typing import NamedTuple
@@ -30,11 +29,10 @@ from pibroch.models.base import Model
 from pibroch.sim.cluster import Cluster
 from pibroch.sim.counting import Job, StepCount, count_alltoall
 from pibroch.sim.machine import Machine
-from pibroch.sim.measuring import Enter, Party, Sample, Say, in_turns, nowhere
+from pibroch.sim.measuring import Party, Sample
 from pibroch.sim.prediction import Conditions, predict
 from pibroch.sim.steps import Dense
 
-STEPS = 24
 WARM_UP = 4
 COUNTED = 8
 MOST_WAIT_S = 0.02
@@ -69,36 +67,13 @@ class Measured(NamedTuple):
     step: WholeStep
 
 
-def calibrate_steps(
-    machine: Machine,
-    samples: Sequence[Sample],
-    say: Say,
-    num_processes: int = 2,
-    enter: Enter = nowhere,
-) -> Machine:
-    """A machine with its slowdown, and how long its woken threads wait.
-
-    Args:
-        machine: whose parts were measured, see :func:`pibroch.sim.calibrate.calibrate_parts`.
-        samples: of which; those whose jobs are not of as many ranks as processes say nothing.
-        say: told what is measured.
-        num_processes: that work at once, each with one thread.
-        enter: called first in each process, with its rank: where it is to be on a network.
-
-    Raises:
-        PibrochError: when a process ends without an answer.
-    """
-    with in_turns(partial(measure_steps, samples, STEPS), num_processes, say, enter) as ask:
-        return fitted(machine, ask())
-
-
 def measure_steps(
     samples: Sequence[Sample], num_steps: int, party: Party
 ) -> Iterator[list[Measured]]:
     """What one process measures, turn by turn: of each sample so many steps after warm-up.
 
-    A virtual machine's speed drifts within seconds: turns of a calibration beside what is to be
-    predicted have it follow.
+    Those whose jobs are not of as many ranks as processes say nothing. A virtual machine's speed
+    drifts within seconds: a calibration takes turns with what it is to predict.
     """
     os.environ[TRANSPORT_VARIABLE] = "gloo"  # as between hosts
     running = []
@@ -143,7 +118,8 @@ def fitted(machine: Machine, answers: Sequence[Sequence[Measured]], burst: float
     """A machine with the slowdown and the wait that explain steps which processes measured there.
 
     Args:
-        machine: whose parts were measured; it stays as it is without such steps.
+        machine: whose parts were measured, see :func:`pibroch.sim.calibrate.calibrate_parts`; it
+            stays as it is without such steps.
         answers: of each process, see :func:`measure_steps`.
         burst: of the links between them, see :class:`~pibroch.sim.cluster.Cluster`.
     """
