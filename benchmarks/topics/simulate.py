@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ from pibroch.sim.steps import Dense
 from pibroch.sim.whole_steps import fitted, measure_steps
 
 KINDS = ("zipf", "criteo")
-"""Of ids; each takes some 45 minutes."""
+"""Of ids; each takes some 55 minutes."""
 SECTIONS = (*KINDS, papers.SECTION)
 LOOKAHEAD = 20
 BATCHES = 40
@@ -217,6 +218,7 @@ def measure(
                 steps[rate] += sum(each.steps for each in team.carried)
             lab.network.shape(CALIBRATED_RATE)
             answers = ask()
+            time.sleep(SCHEDULE.pause_s)  # rows for its next step travel
     measured = {rate: Measured(times[rate], sent[rate] / steps[rate] / 1e6) for rate in RATES}
     return measured, fitted(machine, answers, burst_of(CALIBRATED_RATE))
 
