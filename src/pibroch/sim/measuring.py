@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 import torch
@@ -110,11 +111,11 @@ def in_turns(
         ]
 
         def ask() -> list[T]:
-            for ours, _ in pipes:
+            asking = [ours for ours, _ in pipes]
+            for ours in asking:
                 ours.send(None)
-            return [
-                _answer(ours, process) for (ours, _), process in zip(pipes, processes, strict=True)
-            ]
+            answers = _answers(dict(zip(asking, processes, strict=True)))
+            return [answers[ours] for ours in asking]
 
         for process in processes:
             process.start()
@@ -131,16 +132,23 @@ class _Failure:
     text: str
 
 
-def _answer(pipe: Any, process: Any) -> Any:
-    while not pipe.poll(1.0):
-        if not process.is_alive() and not pipe.poll(0.0):
-            raise PibrochError(
-                f"a process that measured and ended with {process.exitcode}", "an answer of it"
-            )
-    answer = pipe.recv()
-    if isinstance(answer, _Failure):
-        raise PibrochError(f"a process that measured: {answer.text}", "an answer of it")
-    return answer
+def _answers(waiting: dict[Any, Any]) -> dict[Any, Any]:
+    """What comes by each pipe; the first failure is told, whatever the others wait for."""
+    answers = {}
+    while waiting:
+        for pipe in wait(list(waiting), 1.0):
+            answers[pipe] = pipe.recv()
+            del waiting[pipe]
+            if isinstance(answers[pipe], _Failure):
+                raise PibrochError(
+                    f"a process that measured: {answers[pipe].text}", "an answer of it"
+                )
+        for pipe, process in waiting.items():
+            if not process.is_alive() and not pipe.poll(0.0):
+                raise PibrochError(
+                    f"a process that measured and ended with {process.exitcode}", "an answer of it"
+                )
+    return answers
 
 
 def _silent(_: str) -> None:

@@ -1,6 +1,7 @@
 """Processes that measure at once: turn by turn, and what becomes of one that fails."""
 
 import os
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -43,3 +44,20 @@ def test_a_process_that_ends_is_told() -> None:
         ask()
         with pytest.raises(PibrochError, match="ended with 3"):
             ask()
+
+
+def failing_alone(party: Party) -> Iterator[None]:
+    if party.ranks.rank == 1:
+        raise ValueError("no such link")
+    party.begin("what the other one never does")
+    yield
+
+
+def test_a_failure_is_told_while_others_wait_for_that_process() -> None:
+    start = time.monotonic()
+    with (
+        in_turns(failing_alone, 2, print) as ask,
+        pytest.raises(PibrochError, match="no such link"),
+    ):
+        ask()
+    assert time.monotonic() - start < 60
