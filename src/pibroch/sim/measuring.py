@@ -136,13 +136,13 @@ def _answers(waiting: dict[Any, Any]) -> dict[Any, Any]:
     """What comes by each pipe; the first failure is told, whatever the others wait for."""
     answers = {}
     while waiting:
-        for pipe in wait(list(waiting), 1.0):
-            answers[pipe] = pipe.recv()
+        ready = wait(list(waiting), 1.0)
+        for pipe in [each for each in waiting if each in ready]:
+            answer = pipe.recv()
+            if isinstance(answer, _Failure):
+                raise PibrochError(f"a process that measured: {answer.text}", "an answer of it")
+            answers[pipe] = answer
             del waiting[pipe]
-            if isinstance(answers[pipe], _Failure):
-                raise PibrochError(
-                    f"a process that measured: {answers[pipe].text}", "an answer of it"
-                )
         for pipe, process in waiting.items():
             if not process.is_alive() and not pipe.poll(0.0):
                 raise PibrochError(
