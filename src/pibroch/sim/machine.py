@@ -84,8 +84,8 @@ class Link(_Part):
     Attributes:
         bytes_per_second: each way; of a network it is what the command line says.
         message_s: from the last rank's call to the first byte, of each round of messages.
-        wait_s: of the thread that waits for them, until it has a core and the interpreter; once,
-            as rounds follow each other without it.
+        wait_s: of the thread that waits for them, from the last byte until it has a core and the
+            interpreter, the mean of all ranks; once, as rounds follow each other without it.
         call_cpu_s: seconds of CPU of a rank for a message to another one and one from it.
         byte_cpu_s: for a byte that it sends, and another for one that comes.
         wire_share: bytes of payload for each byte that the link carries.

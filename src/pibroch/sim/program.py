@@ -135,6 +135,9 @@ class Program:
         others waits for; what the rest sends may go before. A part of a sum passes through all
         ranks: of its 2 (W - 1) rounds the ranks behind the last one have had 0 to W - 2 before.
 
+        Once all has come, each rank's thread waits for a core and the interpreter; all go on with
+        the last of them.
+
         Between H hosts all but a share of ``1 / (H - 1)`` of what a link carries competes at the
         other end with flows from third hosts; a sum's ring has one flow a link.
 
@@ -152,7 +155,7 @@ class Program:
         everyone = posted.copy()
         hosts = self.cluster.host_of_rank
         others, beside, competing = (np.zeros(size) for _ in range(3))
-        latency_s = np.zeros(size)
+        latency_s, wait_s = (np.zeros(size) for _ in range(2))
         for group in groups:
             members = np.array(group)
             if len(members) > 1:
@@ -162,7 +165,8 @@ class Program:
                 beside[members] = np.bincount(here)[here] - 1
                 link = self._link_of(members)
                 own_rounds = np.broadcast_to(rounds, size)[members]
-                latency_s[members] = own_rounds * link.message_s + link.wait_s
+                latency_s[members] = own_rounds * link.message_s
+                wait_s[members] = link.wait_s * _longest(len(members))
                 elsewhere = len(np.unique(here)) - 1
                 competing[members] = max(0, elsewhere - 1) / max(1, elsewhere)
         if not others.any():
@@ -190,6 +194,8 @@ class Program:
         cpu = cpu + _cpu(memory, local, np.maximum(beside, rounds))
         if cpu.any() and self.machine.accelerator is None:
             ends.append(self._line.add(self._place, cpu, [everyone]))
+        if wait_s.any():
+            ends = [self._line.add(nobody, wait_s, ends)]
         return self._next(thread, name, nobody, 0.0, ends, Sent(flow, groups, summed))
 
     def wait(self, thread: str, name: str, tasks: Tasks) -> Tasks:
@@ -224,6 +230,11 @@ class Program:
         self._last[thread] = tasks
         self.spans.append(Span(thread, name, tasks, work, after, sent))
         return tasks
+
+
+def _longest(num_waits: int) -> float:
+    """The longest of so many waits over their mean, where they are distributed exponentially."""
+    return float((1 / np.arange(1, num_waits + 1)).sum())
 
 
 def _cpu(link: Link, num_bytes: Floats, messages: Floats) -> Floats:

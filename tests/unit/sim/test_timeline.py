@@ -61,7 +61,17 @@ def test_who_waits_for_messages_is_woken_once_for_all_rounds():
     program = Program(cluster(2), machine)
     program.work("c", "before", np.zeros(2))
     ends = program.exchange("c", "counts", program.flow(np.ones((2, 2))), rounds=2)
-    assert program.run()[1][ends].tolist() == [1.26, 1.26]
+    assert program.run()[1][ends].tolist() == pytest.approx([1.385, 1.385])
+
+
+def test_after_the_last_byte_all_wait_as_long_as_the_last_of_them():
+    machine = MACHINE.model_copy(update={"network": Link(wait_s=0.6)})
+    program = Program(cluster(4), machine)
+    program.work("c", "before", np.zeros(4))
+    sent = np.full((4, 4), 100.0) - 100 * np.eye(4)
+    ends = program.exchange("c", "rows", program.flow(sent), groups=[(0, 1, 2), (3,)])
+    # 300 bytes, then of the three 0.6 * (1 + 1/2 + 1/3)
+    assert program.run()[1][ends].tolist() == pytest.approx([4.1, 4.1, 4.1, 3.0])
 
 
 def test_each_message_takes_time_of_its_rank():
