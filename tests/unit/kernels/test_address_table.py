@@ -44,7 +44,7 @@ def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scal
         naive.remove(leaving.tolist())
         left = sorted(naive.number)
         assert enter(table, left) == [naive.number[address] for address in left]
-        assert table.counts.tolist() == [len(left), naive.num_given, len(naive.free)]
+        assert table.counts[:3].tolist() == [len(left), naive.num_given, len(naive.free)]
         keys = table.pairs[:, 0]
         assert sorted(keys[keys != 0] - 1) == left
 
@@ -52,7 +52,9 @@ def test_any_program_gives_the_numbers_of_a_dictionary(seed, num_addresses, scal
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_addresses_that_hash_to_the_last_place_go_on_at_the_first(dtype):
     table = kernels.empty_table(32, np.dtype(dtype))
-    last = [address for address in range(1000) if int(kernels.place_of(address, 5)) == 31][:6]
+    multiplier = int(table.counts[3])
+    places = [int(kernels.place_of(address, 5, multiplier)) for address in range(1000)]
+    last = [address for address, place in enumerate(places) if place == 31][:6]
     assert enter(table, last) == list(range(6))
     assert enter(table, last[::-1]) == list(range(6))[::-1]
     kernels.remove(table, np.array(last[:1] + last[2:3]))

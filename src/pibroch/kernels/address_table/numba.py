@@ -10,12 +10,16 @@ for ever stays as quick as a new one. Numbers of addresses stay while these move
 out from 0 on, those given back first, and so never exceed the most addresses that were there at
 once.
 
+Each table multiplies by a random number of its own, so that strangers cannot choose addresses that
+share a place; no number that is handed out depends on it.
+
 H places (a power of two), N addresses in use, at most H / 4: half of the time of a table that is
 half full goes into searches that end where no branch predictor expects it.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +31,6 @@ from pibroch.kernels.policy import kernel
 
 AHEAD = 16  # addresses between the one that is looked for and the one whose place is fetched
 PLACES_PER_ADDRESS = 4  # at least
-GOLDEN = (
-    2654435769  # 2^32 / golden ratio: neighbours' products are spread evenly (Knuth 3, Sec. 6.4)
-)
 
 
 class AddressTable(NamedTuple):
@@ -38,7 +39,8 @@ class AddressTable(NamedTuple):
     Attributes:
         pairs: int32 or int64 ``[H, 2]``: address + 1, 0 for an empty place; number.
         free: int32 ``[H / 4]``, a stack of numbers that were given back.
-        counts: int64 ``[3]``: addresses in use, numbers that were ever given, numbers on the stack.
+        counts: int64 ``[4]``: addresses in use, numbers that were ever given, numbers on the stack;
+            the odd number below 2^32 by which addresses are multiplied.
     """
 
     pairs: Array
@@ -55,15 +57,16 @@ def empty_table(num_places: int, dtype: np.dtype[Any]) -> AddressTable:
     return AddressTable(
         np.zeros((num_places, 2), dtype),
         np.empty(num_places // PLACES_PER_ADDRESS, np.int32),
-        np.zeros(3, np.int64),
+        # products of neighbours are far from each other where the top bit is set
+        np.array([0, 0, 0, 1 << 31 | secrets.randbits(30) << 1 | 1], np.int64),
     )
 
 
 @kernel
-def place_of(address: int, num_bits: int) -> Any:
+def place_of(address: int, num_bits: int, multiplier: int) -> Any:
     """The place that an address hashes to, of ``2 ** num_bits``; products fit 64 bits."""
     low = np.uint64((address ^ (address >> 32)) & 0xFFFFFFFF)
-    return ((low * np.uint64(GOLDEN)) & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - num_bits)
+    return ((low * np.uint64(multiplier)) & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - num_bits)
 
 
 @kernel
@@ -87,6 +90,7 @@ def find_or_add(table: AddressTable, addresses: RowIds, numbers: NDArray[np.int3
     pairs = table.pairs
     free = table.free
     counts = table.counts
+    multiplier = counts[3]
     num_bits = num_bits_of(table)
     mask = np.uint64(len(pairs) - 1)
     final = len(addresses) - 1
@@ -94,11 +98,12 @@ def find_or_add(table: AddressTable, addresses: RowIds, numbers: NDArray[np.int3
         prefetch(
             pairs,
             np.int64(
-                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)
+                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits, multiplier)
+                << np.uint64(1)
             ),
         )
         key = np.int64(addresses[i]) + 1
-        at = place_of(key - 1, num_bits)
+        at = place_of(key - 1, num_bits, multiplier)
         while pairs[at, 0] != key and pairs[at, 0] != 0:
             at = (at + np.uint64(1)) & mask
         if pairs[at, 0] == 0:
@@ -120,6 +125,7 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
     pairs = table.pairs
     free = table.free
     counts = table.counts
+    multiplier = counts[3]
     num_bits = num_bits_of(table)
     mask = np.uint64(len(pairs) - 1)
     final = len(addresses) - 1
@@ -128,11 +134,12 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
         prefetch(
             pairs,
             np.int64(
-                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits) << np.uint64(1)
+                place_of(np.int64(addresses[min(i + AHEAD, final)]), num_bits, multiplier)
+                << np.uint64(1)
             ),
         )
         key = np.int64(addresses[i]) + 1
-        hole = place_of(key - 1, num_bits)
+        hole = place_of(key - 1, num_bits, multiplier)
         while pairs[hole, 0] != key:
             hole = (hole + np.uint64(1)) & mask
         free[counts[2]] = pairs[hole, 1]
@@ -140,7 +147,7 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
         counts[0] -= 1
         at = (hole + np.uint64(1)) & mask
         while pairs[at, 0] != 0:
-            wanted = place_of(np.int64(pairs[at, 0]) - 1, num_bits)
+            wanted = place_of(np.int64(pairs[at, 0]) - 1, num_bits, multiplier)
             # it was pushed over the hole, or from there
             if (at + size - wanted) & mask >= (at + size - hole) & mask:
                 pairs[hole, 0] = pairs[at, 0]
@@ -154,14 +161,15 @@ def remove(table: AddressTable, addresses: RowIds) -> None:
 def copy_into(table: AddressTable, larger: AddressTable) -> None:
     """Enter all addresses with their numbers into an empty table with more places."""
     pairs = larger.pairs
+    multiplier = larger.counts[3]
     num_bits = num_bits_of(larger)
     mask = np.uint64(len(pairs) - 1)
     for i in range(len(table.pairs)):
         if table.pairs[i, 0] != 0:
-            at = place_of(np.int64(table.pairs[i, 0]) - 1, num_bits)
+            at = place_of(np.int64(table.pairs[i, 0]) - 1, num_bits, multiplier)
             while pairs[at, 0] != 0:
                 at = (at + np.uint64(1)) & mask
             pairs[at, 0] = table.pairs[i, 0]
             pairs[at, 1] = table.pairs[i, 1]
     larger.free[: table.counts[2]] = table.free[: table.counts[2]]
-    larger.counts[:] = table.counts
+    larger.counts[:3] = table.counts[:3]

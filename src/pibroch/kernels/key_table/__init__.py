@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +55,7 @@ def empty_table(num_rows: int) -> KeyTable:
         np.zeros(int(num_rows / numba.ROWS_PER_SLOT) + 2, np.uint64),
         np.zeros((num_rows, 2), np.int64),
         np.full(-(-num_rows // 64), -1, np.int64),
-        np.zeros(2, np.int64),
+        np.array([0, 0, secrets.randbits(63)], np.int64),
     )
     if num_rows % 64:
         table.free[-1] = (1 << num_rows % 64) - 1

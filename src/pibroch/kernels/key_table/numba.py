@@ -8,8 +8,9 @@ What leaves gives its slot to those behind it that are not at home, so a table t
 stays as quick as a new one. The last slot is followed by the first.
 
 A row's entry has the key itself and when and how often it was seen, beside each other in one cache
-line; a key whose 32 bits agree is looked for there. Ids may be chosen by strangers, so any place is
-right for any key: it is only slower where many hashes are alike.
+line; a key whose 32 bits agree is looked for there. Any place is right for any key, searches only
+take longer where many hashes are alike. Each table's hash has a random seed, so that strangers
+cannot choose ids whose hashes are; no row depends on it.
 
 C rows, S slots (S > C), V keys. Places are unsigned: for signed ones numba adds a test for negative
 indices, which took a fifth of the time.
@@ -48,7 +49,8 @@ class KeyTable(NamedTuple):
         entries: int64 ``[C, 2]`` by row: key; last step in the upper half, count in the lower one.
             Steps begin with 1, so the second number is 0 for a free row alone.
         free: int64 ``[C / 64]``, a bit for each row, set where it is free.
-        counts: int64 ``[2]``: rows in use; a word of ``free`` before which all are 0.
+        counts: int64 ``[3]``: rows in use; a word of ``free`` before which all are 0; the seed of
+            the hash.
     """
 
     slots: NDArray[np.uint64]
@@ -67,9 +69,9 @@ def mixed(key: Any) -> Any:
 
 
 @kernel
-def hash_of(key: Any) -> Any:
-    """32 bits of a key, as uint64."""
-    return mixed(key) >> HALF
+def hash_of(key: Any, seed: Any) -> Any:
+    """32 bits of a key, as uint64, by a table's seed."""
+    return mixed(np.uint64(key) ^ np.uint64(seed)) >> HALF
 
 
 @kernel
@@ -145,6 +147,7 @@ def visit(
     """
     slots = table.slots
     entries = table.entries
+    seed = table.counts[2]
     num_slots = np.uint64(len(slots))
     hashes = np.empty(BLOCK, np.uint64)
     places = np.empty(BLOCK, np.uint64)
@@ -169,7 +172,7 @@ def visit(
         next_first = np.uint64(begin + BLOCK)
         num_next = np.uint64(max(0, min(BLOCK, stop - begin - BLOCK)))
         for i in range(num_next):  # apart, for several keys in one instruction
-            next_hashes[i] = hash_of(keys[next_first + i])
+            next_hashes[i] = hash_of(keys[next_first + i], seed)
             next_places[i] = home_of(next_hashes[i], num_slots)
         for i in range(num, num_next):
             prefetch(slots, np.int64(next_places[i]))
@@ -205,7 +208,7 @@ def visit(
             key = keys[position]
             row = rows[position]
             if row >= 0 and entries[np.uint64(row), 0] != key:
-                row = search(slots, entries, hash_of(key), key)
+                row = search(slots, entries, hash_of(key, seed), key)
                 rows[position] = row
             if step > 0:  # an absent key leaves the first row's entry as it is
                 place = np.uint64(max(row, 0))
@@ -323,7 +326,12 @@ def visit_tables(
                 place[5], some,
             )  # fmt: skip
         else:
-            table = KeyTable(numbers_at(slots, place[0], place[1]), entries, keys[:0], keys[:0])
+            table = KeyTable(
+                numbers_at(slots, place[0], place[1]),
+                entries,
+                keys[:0],
+                numbers_at(keys, place[7], 3),
+            )
             absent = visit(
                 table, keys[begin:end], own, step, half_lives[number], rows[begin:end], some,
                 0, end - begin,
@@ -391,17 +399,18 @@ def insert(table: KeyTable, keys: Ints, counts: Ints, step: int, rows: Ints) -> 
     slots = table.slots
     entries = table.entries
     free = table.free
+    seed = table.counts[2]
     num_slots = np.uint64(len(slots))
     hashes = np.empty(AHEAD, np.uint64)
     for number in range(min(AHEAD, len(keys))):
-        hashes[number] = hash_of(keys[number])
+        hashes[number] = hash_of(keys[number], seed)
         prefetch(slots, np.int64(home_of(hashes[number], num_slots)))
     word = np.uint64(table.counts[1])
     for number in range(len(keys)):
         i = np.uint64(number)
         hash_ = hashes[i % np.uint64(AHEAD)]
         if number + AHEAD < len(keys):
-            later = hash_of(keys[i + np.uint64(AHEAD)])
+            later = hash_of(keys[i + np.uint64(AHEAD)], seed)
             hashes[i % np.uint64(AHEAD)] = later
             prefetch(slots, np.int64(home_of(later, num_slots)))
         while free[word] == 0:
@@ -457,7 +466,7 @@ def admit_tables(
     for number in range(start, stop):
         num = num_misses[number]
         place = places[number]
-        in_use = numbers_at(keys, place[7], 2)
+        in_use = numbers_at(keys, place[7], 3)
         num_fresh[number] = -1
         if not wanted[number] or place[3] - in_use[0] < num:
             continue
@@ -519,7 +528,7 @@ def remove(table: KeyTable, rows: Ints, keys: Ints) -> None:
         hash_ = hashes[i % np.uint64(AHEAD)]
         if number + AHEAD <= final:
             keys[i] = entries[np.uint64(rows[i]), 0]
-            later = hash_of(keys[i])
+            later = hash_of(keys[i], counts[2])
             hashes[i % np.uint64(AHEAD)] = later
             prefetch(slots, np.int64(home_of(later, num_slots)))
         if number < 0:
@@ -554,6 +563,7 @@ def rebuild(table: KeyTable) -> None:
     slots = table.slots
     entries = table.entries
     free = table.free
+    seed = table.counts[2]
     num_slots = np.uint64(len(slots))
     for at in range(len(slots)):
         slots[at] = 0
@@ -563,11 +573,11 @@ def rebuild(table: KeyTable) -> None:
     final = len(entries) - 1
     for row in range(len(entries)):
         later = entries[min(row + AHEAD, final), 0]
-        prefetch(slots, np.int64(home_of(hash_of(later), num_slots)))
+        prefetch(slots, np.int64(home_of(hash_of(later, seed), num_slots)))
         if entries[row, 1] == 0:
             free[row >> 6] |= np.int64(1) << (row & 63)
         else:
-            put(slots, hash_of(entries[row, 0]), row)
+            put(slots, hash_of(entries[row, 0], seed), row)
             used += 1
     table.counts[0] = used
     table.counts[1] = 0

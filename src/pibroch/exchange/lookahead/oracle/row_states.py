@@ -79,7 +79,7 @@ class RowStates:
     def clear(self) -> None:
         """Mark all rows as at home and in nobody's window."""
         self._table.pairs[:] = 0
-        self._table.counts[:] = 0
+        self._table.counts[:3] = 0  # the multiplier stays
 
     def _make_room(self, num_more: int) -> None:
         """Grow until there are places for ``num_more`` rows."""
