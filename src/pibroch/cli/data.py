@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -308,9 +309,9 @@ def describe_command(
         if rows is None:
             table.add_row(feature, "raw ids", "", "", f"{share.missing:.1%}")
             continue
-        counts = dataset.access_counts(feature)
-        top = sorted(counts.tolist(), reverse=True)[: max(1, round(rows / 100))]
-        of_ids = (sum(top) / max(1, share.num_ids), share.unknown, share.missing)
+        counts = np.sort(dataset.accesses(feature).counts)
+        top = int(counts[-max(1, round(rows / 100)) :].sum())
+        of_ids = (top / max(1, share.num_ids), share.unknown, share.missing)
         table.add_row(feature, f"{rows:,}", *(f"{value:.1%}" for value in of_ids))
     console = Console()
     console.print(table)

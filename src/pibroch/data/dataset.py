@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pibroch.config.base import Section
+from pibroch.data.counted import Counted, all_counts
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.mapped import FileIdentity, MappedFiles
 from pibroch.data.schema import SavedSchema
@@ -264,6 +265,15 @@ class EncodedDataset:
         """How often training reads each row of a table, int64 ``[num_rows]``.
 
         Raises:
+            DataError: as :meth:`accesses`.
+        """
+        accessed = self.accesses(table)
+        return all_counts(accessed, self.known_num_rows[table])
+
+    def accesses(self, table: str) -> Counted:
+        """The rows of a table that training reads, and how often; O(rows that it reads).
+
+        Raises:
             DataError: when there is no such table, or its ids are raw.
         """
         if table not in self.num_rows:
@@ -277,7 +287,16 @@ class EncodedDataset:
                 "one with rows",
                 "prepare it with a vocabulary, or as a hash",
             )
-        return self._map(f"tables/{table}.counts.i64", "<i8", (num_rows,))
+        rows_file = f"tables/{table}.rows.i64"
+        if rows_file not in self._files:
+            counts = self._map(f"tables/{table}.counts.i64", "<i8", (num_rows,))
+            rows = np.flatnonzero(counts)
+            return Counted(rows, counts[rows])
+        num_accessed = self._files[rows_file][0] // 8
+        rows = self._map(rows_file, "<i8", (num_accessed,))
+        if num_accessed and (rows[0] < 0 or rows[-1] >= num_rows or (np.diff(rows) <= 0).any()):
+            raise DATASET(f"{self.path / rows_file} of other numbers", f"rows below {num_rows:,}")
+        return Counted(rows, self._map(f"tables/{table}.counts.i64", "<i8", (num_accessed,)))
 
     @property
     def known_num_rows(self) -> dict[str, int]:

@@ -44,9 +44,12 @@ def shares(dataset: EncodedDataset) -> dict[str, Shares]:
         if table in counted:
             num_missing, num_ids = np.sum([counted[name] for name in readers], 0).tolist()
         else:
-            counts = dataset.access_counts(table)
-            num_ids = int(counts.sum())
-            num_unknown, num_missing = counts[[UNKNOWN_ROW, MISSING_ROW]].tolist()
+            accessed = dataset.accesses(table)
+            num_ids = int(accessed.counts.sum())
+            num_unknown, num_missing = (
+                int(accessed.counts[accessed.values == row].sum())
+                for row in (UNKNOWN_ROW, MISSING_ROW)
+            )
         unknown, missing = (count / max(1, num_ids) for count in (num_unknown, num_missing))
         result[table] = Shares(num_ids, unknown, missing)
     return result

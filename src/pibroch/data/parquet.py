@@ -21,7 +21,7 @@ _ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 
 
 class ParquetSource:
-    """The columns of a Parquet file that a schema uses.
+    """The columns of a Parquet file that a schema uses; it may have no rows, as parts of Spark do.
 
     A list becomes its items, each followed by ``ITEM_END``: whatever an item holds, it stays one.
 
@@ -29,7 +29,6 @@ class ParquetSource:
         path: the file.
         schema: the features wanted.
         has_labels: whether labels are read; else they are 0.
-        may_be_empty: whether no rows are enough.
 
     Attributes:
         columns: that are read, in the order of their text.
@@ -41,9 +40,7 @@ class ParquetSource:
             feature cannot read.
     """
 
-    def __init__(
-        self, path: Path, schema: Schema, has_labels: bool = True, may_be_empty: bool = False
-    ) -> None:
+    def __init__(self, path: Path, schema: Schema, has_labels: bool = True) -> None:
         self.path = existing(path)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
@@ -51,10 +48,6 @@ class ParquetSource:
             self._num_rows = int(self._frame.select(pl.len()).collect().item())
         except _ERRORS as error:
             raise _no_parquet(path, error) from error
-        if not self._num_rows and not may_be_empty:
-            raise DataError(
-                f"{path}, which has no rows", "at least one record", "check how the file was made"
-            )
         used = schema.log_columns(has_labels)
         is_whole = set(used) <= set(types)
         kinds = {column: types[column] for column in used} if is_whole else {}

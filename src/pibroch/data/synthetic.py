@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.counted import RowCounts
 from pibroch.data.drift import Drift
 from pibroch.data.encode import fields_of, raw_ids
 from pibroch.data.planted import (
@@ -171,9 +172,7 @@ def synthesize(
     with work_folder(work, None):
         writer = DatasetWriter(work / "dataset", generator.schema)
         meters = {split: TruthMeter() for split in SPLITS}
-        counts = {
-            name: np.zeros(rows, np.int64) for name, rows in generator.num_rows.items() if rows
-        }
+        counts = {name: RowCounts(rows) for name, rows in generator.num_rows.items() if rows}
         for first in range(0, options.num_samples, _CHUNK_SAMPLES):
             count = min(_CHUNK_SAMPLES, options.num_samples - first)
             rows, logits = generator.samples(first, count)
@@ -186,8 +185,8 @@ def synthesize(
                 if split_id == TRAIN and counts:
                     rows.chosen(mask).add_counts(generator.schema, counts)
             progress("generate", (first + count) / options.num_samples)
-        for feature, of_rows in counts.items():
-            writer.write_table(feature, of_rows)
+        for name, of_table in counts.items():
+            writer.write_table(name, of_table)
         truth = {split: meter.metrics() for split, meter in meters.items() if meter.metrics()}
         provenance = {"generator": asdict(options), "pibroch": __version__}
         if options.groups:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.counted import Counted, merged
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
@@ -22,8 +23,7 @@ from pibroch.kernels.text import EMPTY_CODE
 from pibroch.storage import storage_errors
 
 _UINT64_RANGE = 1 << 64
-Counted = tuple[NDArray[np.uint64], NDArray[np.int64]]
-"""Distinct codes, and how often each occurs."""
+_NO_CODES = Counted(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def count_table(spool: Spool, table: str, split: SplitRule, work: Path, memory_codes: int) -> int:
@@ -107,11 +107,11 @@ class CodeCounter:
     def add(self, codes: NDArray[np.uint64]) -> None:
         """Count ``codes [V]``."""
         distinct, counts = np.unique(codes, return_counts=True)
-        self._parts.append((distinct, counts.astype(np.int64)))
+        self._parts.append(Counted(distinct, counts.astype(np.int64)))
         self._held += len(distinct)
         if self._held > self._memory_codes:
-            self._parts = [_merged(self._parts)]
-            self._held = len(self._parts[0][0])
+            self._parts = [merged(self._parts)]
+            self._held = len(self._parts[0].values)
             if self._held > self._memory_codes // 2:
                 self._spill()
 
@@ -120,11 +120,11 @@ class CodeCounter:
 
         By falling count, ties by code. Memory: the returned codes and one range of the others.
         """
-        ranges = self._ranges() if self._runs else [self._parts]
-        kept = [_merged(parts, min_count) for parts in ranges]
+        ranges = self._ranges() if self._runs else [self._parts or [_NO_CODES]]
+        kept = [merged(parts, min_count) for parts in ranges]
         codes, counts = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
         order = np.lexsort((codes, -counts))[:max_codes]
-        return codes[order], counts[order]
+        return Counted(codes[order], counts[order])
 
     def close(self) -> None:
         """Remove the runs."""
@@ -148,9 +148,10 @@ class CodeCounter:
     def _ranges(self) -> list[list[Counted]]:
         """The runs, cut at the same codes into ranges that fit in memory; views of mapped files."""
         if self._parts:
-            self._parts = [_merged(self._parts)]
+            self._parts = [merged(self._parts)]
         runs = [
-            (np.memmap(a, np.uint64, "r"), np.memmap(b, np.int64, "r")) for a, b in self._runs
+            Counted(np.memmap(a, np.uint64, "r"), np.memmap(b, np.int64, "r"))
+            for a, b in self._runs
         ] + self._parts
         num_ranges = -(-sum(len(codes) for codes, _ in runs) // self._memory_codes)
         borders = np.array(
@@ -159,25 +160,8 @@ class CodeCounter:
         cuts = [[0, *np.searchsorted(codes, borders).tolist(), len(codes)] for codes, _ in runs]
         return [
             [
-                (codes[c[i] : c[i + 1]], counts[c[i] : c[i + 1]])
+                Counted(codes[c[i] : c[i + 1]], counts[c[i] : c[i + 1]])
                 for (codes, counts), c in zip(runs, cuts, strict=True)
             ]
             for i in range(num_ranges)
         ]
-
-
-def _merged(parts: list[Counted], min_count: int = 1) -> Counted:
-    """One sorted part with the counts of equal codes summed, those below ``min_count`` left out."""
-    if not parts:
-        return np.empty(0, np.uint64), np.empty(0, np.int64)
-    codes = np.concatenate([codes for codes, _ in parts])
-    counts = np.concatenate([counts for _, counts in parts])
-    if len(codes) and len(parts) > 1:
-        order = np.argsort(codes, kind="stable")
-        codes = codes[order]
-        counts = counts[order]
-        firsts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-        codes = codes[firsts]
-        counts = np.add.reduceat(counts, firsts)
-    kept = counts >= min_count
-    return codes[kept], counts[kept]

@@ -5,6 +5,7 @@ Layout of the folder, all arrays raw and little-endian::
     dataset.json                     what is here (see Manifest)
     tables/<table>.codes.u64         code of rows 2, 3, ... (vocabulary only)
     tables/<table>.counts.i64        accesses of each row in the training split
+    tables/<table>.rows.i64          the rows that these are of, rising; absent where they are all
     <split>/labels.u8                [N], of 0 and 1
     <split>/labels.f32               [N, T] instead, where there are several or one of any numbers
     <split>/sample_weights.f32       [N], where samples have weights
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.counted import DENSE_ROWS, RowCounts, all_counts
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import ArrayFile, checksum, write_json
@@ -103,13 +105,13 @@ class EncodedRows:
             None if self.event_times is None else self.event_times[some],
         )
 
-    def add_counts(self, schema: Schema, counts: Mapping[str, NDArray[np.int64]]) -> None:
+    def add_counts(self, schema: Schema, counts: Mapping[str, RowCounts]) -> None:
         """Add to ``counts`` how often each row of some tables is accessed."""
         columns = dict(zip(schema.single_keys(raw=False), self.ids.T, strict=True))
         columns |= {name: values for name, (_, values) in self.bags.items()}
-        for table, of_rows in counts.items():
+        for table, of_table in counts.items():
             for name in schema.readers[table]:
-                np.add.at(of_rows, columns[name], 1)
+                of_table.add(columns[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,18 +238,22 @@ class DatasetWriter:
             moved = sum(self.totals.items[split][feature] for split in SPLITS[1:])
             self.totals.items["train"][feature] = num_items - moved
 
-    def count_rows(self, num_rows: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+    def count_rows(self, num_rows: Mapping[str, int]) -> dict[str, RowCounts]:
         """Accesses of each row in training, of some tables with so many rows."""
-        counts = {name: np.zeros(size, np.int64) for name, size in num_rows.items()}
+        counts = {name: RowCounts(size) for name, size in num_rows.items()}
         for rows in self.read("train") if counts else ():
             rows.add_counts(self.schema, counts)
         return counts
 
     def write_table(
-        self, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
+        self, name: str, counts: RowCounts, codes: NDArray[np.uint64] | None = None
     ) -> None:
         """Write accesses of each row of a table in training and, for a vocabulary, its codes."""
-        write_table(self.folder, feature, counts, codes)
+        accessed = counts.accessed()
+        if 2 * len(accessed.values) < counts.num_rows and counts.num_rows > DENSE_ROWS:
+            write_table(self.folder, name, accessed.counts, codes, accessed.values)
+        else:
+            write_table(self.folder, name, all_counts(accessed, counts.num_rows), codes)
 
     def finish(
         self,
@@ -313,13 +319,20 @@ def label_file(schema: Schema) -> str:
 
 
 def write_table(
-    folder: Path, feature: str, counts: NDArray[np.int64], codes: NDArray[np.uint64] | None = None
+    folder: Path,
+    name: str,
+    counts: NDArray[np.int64],
+    codes: NDArray[np.uint64] | None = None,
+    rows: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write ``tables/<feature>.*``; the counts come last and say that the table is whole."""
-    arrays = [("codes.u64", codes), ("counts.i64", counts)]
+    """Write ``tables/<name>.*``, with counts of ``rows`` or, in its absence, of all rows.
+
+    The counts come last and say that the table is whole.
+    """
+    arrays = [("codes.u64", codes), ("rows.i64", rows), ("counts.i64", counts)]
     for kind, array in arrays:
         if array is not None:
-            path = folder / "tables" / f"{feature}.{kind}"
+            path = folder / "tables" / f"{name}.{kind}"
             temporary = path.with_name(path.name + ".new")
             with storage_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)

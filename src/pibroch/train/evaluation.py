@@ -231,8 +231,7 @@ def access_skew(dataset: EncodedDataset, num_points: int = 60) -> AccessSkew:
     Costs one sort of the rows that are accessed.
     """
     tables = dataset.known_num_rows if dataset.samples["train"] else {}
-    each = (dataset.access_counts(feature) for feature in tables)
-    accessed = (counts[counts > 0].astype(np.uint32) for counts in each)
+    accessed = (dataset.accesses(table).counts.astype(np.uint32) for table in tables)
     counts = np.concatenate([np.empty(0, np.uint32), *accessed])
     if not len(counts):
         return AccessSkew([], [])

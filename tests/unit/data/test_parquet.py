@@ -115,13 +115,23 @@ def test_a_newline_in_a_value_does_not_move_the_place_of_a_bad_row(tmp_path):
         prepared(tmp_path, frame)
 
 
+def test_a_part_without_rows_adds_none(tmp_path):
+    FRAME.clear().write_parquet(tmp_path / "part-0.parquet")
+    FRAME.write_parquet(tmp_path / "part-1.parquet")
+    sources = [ParquetSource(tmp_path / f"part-{part}.parquet", SCHEMA) for part in (0, 1, 0)]
+    options = PrepareOptions(split=SplitRule.parse("none"))
+    prepare(sources, SCHEMA, tmp_path / "parts", options)
+    whole = prepared(tmp_path, FRAME).split("train")
+    parts = EncodedDataset.open(tmp_path / "parts").split("train")
+    assert parts.ids.tolist() == whole.ids.tolist() and parts.labels.tolist() == [1, 0, 0, 1]
+
+
 def test_what_is_no_parquet_is_refused(tmp_path):
     path = tmp_path / "data.parquet"
     path.write_bytes(b"x,y\n1,2\n")
     with pytest.raises(DataError, match="need a sound Parquet file"):
         ParquetSource(path, SCHEMA)
-    FRAME.clear().write_parquet(path)
-    with pytest.raises(DataError, match="no rows"):
-        ParquetSource(path, SCHEMA)
+    with pytest.raises(DataError, match="no records in"):
+        prepared(tmp_path, FRAME.clear())
     with pytest.raises(DataError, match="the columns y, n, l, other; need a column `c`"):
         prepared(tmp_path, FRAME.drop("c"))

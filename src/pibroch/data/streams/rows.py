@@ -59,7 +59,7 @@ class RowsFile:
         stat = path.stat()
         self.identity = (stat.st_dev, stat.st_ino)
         self.raw_bytes = stat.st_size
-        self._source = ParquetSource(path, schema, may_be_empty=True)
+        self._source = ParquetSource(path, schema)
         self._integers = tuple(
             column for column in self._source.integers if may_be_integers(schema, column)
         )
