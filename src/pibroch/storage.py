@@ -101,6 +101,11 @@ def temporary_name(out: Path) -> str:
     return f".{out.name}.{os.getpid()}.tmp"
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file or folder has a name by :func:`temporary_name`."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
 def replaced_name(out: Path) -> Path:
     """Where a folder is kept while another one takes its name."""
     return out.with_name(f"{out.name}.replaced")
@@ -108,7 +113,7 @@ def replaced_name(out: Path) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of killed processes inside ``folder``."""
-    for path in folder.glob(".*.tmp"):
+    for path in filter(is_temporary, folder.glob("*")):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -314,6 +314,8 @@ def _begin(
     )
     begun = _begun(run) if resume else None
     if begun is None:
+        if resume and recipe is None:
+            _say_which_begins(run, name, changes)
         return load_recipe(name, changes), run.must_be_new().path
     config = change_config(begun, changes)
     differing = {} if recipe is None else differences(config, load_recipe(recipe, changes))
@@ -325,6 +327,19 @@ def _begin(
             "leave the recipe out, or start anew in another --run-dir",
         )
     return config, run.path
+
+
+def _say_which_begins(run: RunDirectory, recipe: str, changes: list[str]) -> None:
+    """Say that nothing is there to go on with; refuse where nothing says what is to begin."""
+    from pibroch.errors import ConfigError
+
+    if not changes:
+        raise ConfigError(
+            f"--resume with {run.path}, in which no run was begun",
+            "the directory of a run, or the recipe of one that begins",
+            "correct --run-dir, or name a recipe",
+        )
+    logger.warning("no run in %s: a new one of the recipe %s begins", run.path, recipe)
 
 
 def _begun(run: RunDirectory) -> RunConfig | None:

@@ -18,7 +18,7 @@ from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
 from pibroch.state.files import saved_steps
-from pibroch.storage import new_file, storage_errors
+from pibroch.storage import is_temporary, new_file, storage_errors
 
 try:
     import fcntl
@@ -81,11 +81,14 @@ class RunDirectory:
     def must_be_new(self) -> Self:
         """This directory, if nothing is in it yet.
 
+        A run that was killed, or whose disk was full, as it began leaves empty folders, its lock
+        and unfinished files.
+
         Raises:
             ConfigError: when the folder holds something already.
         """
         if self.path.exists() and (
-            not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())
+            not self.path.is_dir() or any(map(_is_kept, self.path.rglob("*")))
         ):
             raise ConfigError(
                 f"run directory {self.path}, which is not empty",
@@ -130,6 +133,8 @@ class RunDirectory:
         """
         with storage_errors(self.path, *_PLACE):
             self.checkpoints_path.mkdir(parents=True, exist_ok=True)
+            for path in filter(is_temporary, self.path.iterdir()):
+                path.unlink()
         self.write_text("config.toml", to_toml(config.model_dump()))
         if self.read_json(VERSIONS) is None:
             self.write_json(VERSIONS, surroundings())
@@ -263,6 +268,11 @@ class RunDirectory:
         with new_file(path, "a disk with room", "free some space") as file:
             path.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8")
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether something in a run directory is more than the beginning of a run leaves."""
+    return not path.is_dir() and path.name != LOCK and not is_temporary(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(trained, data, tmp_path, how)
 def test_usage_errors_exit_with_2(tmp_path):
     assert run_command("train", "--no-such-option").returncode == 2
     assert "--run-dir" in refused("train", "--resume")
+    typo = tmp_path / "typo"
+    assert "in which no run was begun" in refused("train", "--resume", "--run-dir", typo)
+    assert not typo.exists()
     assert run_command("no-such-command").returncode == 2
     assert "holds no run" in refused("report", tmp_path)
 
@@ -156,7 +159,10 @@ def test_a_run_that_began_while_this_one_looked_is_left_alone(data, tmp_path):
     config = make_config(data)
     run = RunDirectory(tmp_path / "run")
     run.claim()
-    assert run.must_be_new() is run, "a claim alone is no run"
+    run.checkpoints_path.mkdir()
+    (run.path / ".config.toml.7.tmp").touch()
+    assert run.must_be_new() is run, "all that a killed command leaves that was to begin one"
     run.create(config)
+    assert not list(run.path.glob(".*.tmp"))
     with pytest.raises(ConfigError, match="is not empty"):
         train_command._open(config, run, World.alone(), resume=False)
