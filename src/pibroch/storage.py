@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from pibroch.errors import StorageError
 
@@ -115,6 +116,27 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of killed processes inside ``folder``."""
     for path in filter(is_temporary, folder.glob("*")):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def lines_from_end(file: BinaryIO, block_bytes: int = 1 << 16) -> Iterator[tuple[int, bytes]]:
+    r"""The lines of a file, the last one first, each behind the place where it begins.
+
+    >>> import io
+    >>> list(lines_from_end(io.BytesIO(b"one\n\nthree"), 4))
+    [(5, b'three'), (4, b'\n'), (0, b'one\n')]
+    """
+    begin = file.seek(0, os.SEEK_END)
+    rest = b""
+    while begin:
+        size = min(block_bytes, begin)
+        begin -= size
+        file.seek(begin)
+        rest = file.read(size) + rest
+        while (newline := rest.rfind(b"\n", 0, len(rest) - 1)) >= 0:
+            yield begin + newline + 1, rest[newline + 1 :]
+            rest = rest[: newline + 1]
+    if rest:
+        yield 0, rest
 
 
 def link_or_copy(source: Path, target: Path) -> None:

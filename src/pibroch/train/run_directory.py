@@ -18,7 +18,7 @@ from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
 from pibroch.errors import ConfigError, StorageError
 from pibroch.state.files import saved_steps
-from pibroch.storage import is_temporary, new_file, storage_errors
+from pibroch.storage import is_temporary, lines_from_end, new_file, storage_errors
 
 try:
     import fcntl
@@ -163,25 +163,43 @@ class RunDirectory:
     def truncate_metrics(self, last_step: int) -> float:
         """Forget metrics after ``last_step``, which a resumed run will write again.
 
+        Records are in the order of steps, so only those at the end are read.
+
         Returns the seconds trained until then.
         """
-        kept = [r for r in self.metrics() if r["step"] <= last_step and r.get("split") != "test"]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
+        seconds = None
         try:
-            self.write_text(str(self.metrics_path.relative_to(self.path)), text)
-        except StorageError as error:
-            logger.warning("%s: its lines stay, and some will be there twice", error.got)
-        return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
+            with self.metrics_path.open("r+b") as file:
+                end = 0
+                for begin, line in lines_from_end(file):
+                    record = _record(line) if line.endswith(b"\n") else None
+                    if (
+                        record is None
+                        or record["step"] > last_step
+                        or record.get("split") == "test"
+                    ):
+                        continue
+                    end = end or begin + len(line)
+                    seconds = record.get("seconds")
+                    if seconds is not None:
+                        break
+                file.truncate(end)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            got = f"{error.strerror} while writing {self.metrics_path}"
+            logger.warning("%s: its lines stay, and some will be there twice", got)
+        return float(seconds or 0.0)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All whole records of this rank's metrics; a killed process may have cut the last."""
         records = []
         text = self.metrics_path.read_text(encoding="utf-8") if self.metrics_path.exists() else ""
         for line in text.splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+            record = _record(line)
+            if record is None:
                 break
+            records.append(record)
         return records
 
     def note_restart(self, reason: str, from_step: int | None, pause_seconds: float = 0.0) -> None:
@@ -268,6 +286,15 @@ class RunDirectory:
         with new_file(path, "a disk with room", "free some space") as file:
             path.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8")
+
+
+def _record(line: bytes | str) -> dict[str, Any] | None:
+    """A line of metrics; ``None`` for one that a killed process has cut."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:
+        return None
 
 
 def _is_kept(path: Path) -> bool:
