@@ -103,7 +103,9 @@ def _opened(path: Path, dtype: str, num_columns: int) -> Array:
     """A mapped array ``[n, num_columns]``."""
     try:
         array: Array = np.load(existing(path), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # NumPy evaluates the header: it may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path}: {reason}", "a sound .npy file without pickles", _DO) from error
     if not isinstance(array, np.ndarray):

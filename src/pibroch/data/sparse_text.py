@@ -26,7 +26,8 @@ from pibroch.errors import ConfigError
 Kind = Literal["number", "item", "items"]
 _SEPARATOR = "\t"
 _ALL = "indices"
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MOST_DIGITS = 18  # of an index, which fits 64 bits
+_RANGE = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})(?:-(\d{{1,{_MOST_DIGITS}}}))?")
 _MOST_CACHED_KEYS = 1 << 16
 _ITEM_END = ITEM_END.encode()
 
@@ -104,6 +105,7 @@ class SparseTextSource:
         if not tokens:
             return b""
         fields = [b""] * len(self.columns)
+        items: dict[tuple[int, Kind], list[bytes]] = {}
         if b":" not in tokens[0]:
             fields[0] = tokens[0]
             del tokens[0]
@@ -115,33 +117,27 @@ class SparseTextSource:
                 if self._qid is not None:
                     fields[self._qid] = parts[1]
                 continue
-            if len(parts) != self._num_parts or not (parts[0].isdigit() and parts[-2].isdigit()):
-                raise _Malformed(f"{_named(token)}, {self._need} is needed")
+            self._check(parts, token)
             value = parts[-1]
-            is_one = value == b"1"
-            number = 1.0 if is_one else _number(value, token)
+            number = 1.0 if value == b"1" else _number(value, token)
             for place, kind in self._readers.get(parts[0]) or self._readers_of(parts[0]):
                 if kind == "number" and not fields[place]:
                     fields[place] = value
                 elif kind == "number":
                     raise _Malformed(f"{_named(token)}, which has a second value for a number")
                 elif number:
-                    fields[place] += self._item(parts[-2], number, kind, fields[place], token)
+                    _add(items.setdefault((place, kind), []), parts[-2], number, kind, token)
+        for (place, kind), of_column in items.items():
+            fields[place] = of_column[0] if kind == "item" else _ITEM_END.join([*of_column, b""])
         for place in self._numbers:
             fields[place] = fields[place] or b"0"
         return _SEPARATOR.encode().join(fields)
 
-    def _item(self, index: bytes, value: float, kind: Kind, before: bytes, token: bytes) -> bytes:
-        """An index as it stands in the text, behind what there is before."""
-        if value != 1:
-            raise _Malformed(f"{_named(token)} for a category, the value 1 is needed")
-        item = index.lstrip(b"0") or b"0"
-        if kind == "items":
-            return item + _ITEM_END
-        if before:
-            need = "one or multi_hot = true is needed"
-            raise _Malformed(f"{_named(token)}, a second index in a column of one, {need}")
-        return item
+    def _check(self, parts: list[bytes], token: bytes) -> None:
+        if len(parts) != self._num_parts or not (parts[0].isdigit() and parts[-2].isdigit()):
+            raise _Malformed(f"{_named(token)}, {self._need} is needed")
+        if max(len(parts[0]), len(parts[-2])) > _MOST_DIGITS:
+            raise _Malformed(f"{_named(token)}, {_MOST_DIGITS} digits are allowed")
 
     def _readers_of(self, key: bytes) -> tuple[tuple[int, Kind], ...]:
         """Places of the columns that read an index, or a field, and as what."""
@@ -200,6 +196,16 @@ def _number(value: bytes, token: bytes) -> float:
     if not math.isfinite(number) or b"_" in value:
         raise _Malformed(f"{_named(token)}, a finite number is needed as its value")
     return number
+
+
+def _add(items: list[bytes], index: bytes, value: float, kind: Kind, token: bytes) -> None:
+    """Add an index, as it stands in the text, to those of a column."""
+    if value != 1:
+        raise _Malformed(f"{_named(token)} for a category, the value 1 is needed")
+    if items and kind == "item":
+        need = "one or multi_hot = true is needed"
+        raise _Malformed(f"{_named(token)}, a second index in a column of one, {need}")
+    items.append(index.lstrip(b"0") or b"0")
 
 
 def _named(token: bytes) -> str:

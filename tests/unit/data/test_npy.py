@@ -96,11 +96,32 @@ def test_other_arrays_are_refused(day, name, array, got):
     assert got in failure.value.got
 
 
+def with_header(text):
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(4096)
+
+
+HEADERS = [
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (%s, 1), }" % 10**30,
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (%s, 1), }" % -1,
+    "{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (8, 1), }",
+    "{'descr': '<i4', 'fortran_order': 5, 'shape': (8, 1), }",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': ({}, 1), }",
+    "{'descr': {}, 'fortran_order': False, 'shape': (8, 1), }",
+    "{{}: 1, 'descr': '<i4', 'fortran_order': False, 'shape': (8, 1)}",
+    "[" * 9000,
+    "-" * 9000 + "1",
+    "{'descr': '<i4'",
+    "()",
+]
+"""What a stranger may write where NumPy evaluates a header."""
+
+
 def test_pickles_and_cut_files_are_refused(day):
     path, _ = day
     labels = path.with_name("day_0_labels.npy")
     whole = labels.read_bytes()
-    for content in (whole[:-1], whole[:40], b"", b"no array"):
+    for content in (whole[:-1], whole[:40], b"", b"no array", *map(with_header, HEADERS)):
         labels.write_bytes(content)
         with pytest.raises(DataError, match="day_0_labels"):
             NpySource(path)

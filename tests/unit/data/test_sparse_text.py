@@ -1,6 +1,7 @@
 """Files of libsvm and libffm."""
 
 import gzip
+import time
 
 import numpy as np
 import pytest
@@ -117,11 +118,21 @@ def test_groups_are_those_of_qid(tmp_path):
     assert groups[0] == groups[1] != groups[2]
 
 
+def test_a_line_takes_time_by_its_length(tmp_path):
+    path = written(tmp_path, "1 1:1 2:1 " + "207:1 " * 150_000)
+    started = time.process_time()
+    source = SparseTextSource(path, Schema.from_toml(OF_LIBSVM), has_fields=False)
+    (piece,) = source.pieces(Place(), 1 << 20)
+    assert piece.text.count(b"207") == 150_000
+    assert time.process_time() - started < 4, "by the square of its length it took 14 seconds"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("1 1:0.5 101", "`101`, INDEX:VALUE is needed"),
         ("1 1:2:3", "`1:2:3`, INDEX:VALUE is needed"),
+        (f"1 {'9' * 5000}:1", f"`{'9' * 37}...`, 18 digits are allowed"),
         ("1 x:1", "`x:1`, INDEX:VALUE is needed"),
         ("1 -3:1", "`-3:1`, INDEX:VALUE is needed"),
         ("1 1:nan", "`1:nan`, a finite number is needed as its value"),
