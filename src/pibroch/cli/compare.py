@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pibroch.cli.console import results, say
+from pibroch.cli.console import escaped, results, say
 from pibroch.overlap import refuse_overlap
 
 
@@ -40,7 +39,7 @@ def compare(
         plain_comparison,
         write_comparison,
     )
-    from pibroch.observability.report import read_run
+    from pibroch.observability.run_files import read_run
 
     if len({folder.resolve() for folder in run_dirs}) < max(2, len(run_dirs)):
         raise ConfigError(
@@ -54,7 +53,7 @@ def compare(
     if len(set(names)) < len(names):
         names = [str(folder) for folder in run_dirs]
     runs = [
-        ComparedRun(name, run, settings(tomllib.loads(run.config)))
+        ComparedRun(name, run, settings(run.settings))
         for name, run in zip(names, records, strict=True)
     ]
     wrote = f"wrote {write_comparison(out, runs)}"
@@ -69,6 +68,7 @@ def compare(
 
 def _print_table(rows: list[list[str]]) -> None:
     """Columns side by side: names to the left, cells to the right."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *cells in rows:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

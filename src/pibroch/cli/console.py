@@ -14,6 +14,14 @@ from rich.logging import RichHandler
 
 from pibroch.errors import PibrochError
 
+
+class _EscapingFormatter(logging.Formatter):
+    """Writes log records without the control characters of names that strangers chose."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
 console = Console(stderr=True)
 results = Console(highlight=False, soft_wrap=True)
 
@@ -33,17 +41,29 @@ def set_up_logging() -> None:
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)
+        handler.setFormatter(_EscapingFormatter("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        handler.setFormatter(_EscapingFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("pibroch")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
 
 
+def escaped(text: str) -> str:
+    r"""Text for a terminal, whose control characters, but newlines and tabs, become their names.
+
+    >>> print(escaped("a\x1b[1m\tb"))
+    a\x1b[1m	b
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def say(text: str) -> None:
-    """A line of text as it is, on standard error."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line of text on standard error."""
+    console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_error(error: PibrochError) -> None:

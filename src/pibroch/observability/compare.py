@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pibroch.observability import plots
-from pibroch.observability.report import Figure, RunRecords, shown_figure, write_page
+from pibroch.observability.report import Figure, shown_figure, write_page
+from pibroch.observability.run_files import RunRecords
 
 ABSENT = "none"
 Metric = tuple[str, str]
@@ -40,7 +41,7 @@ class ComparedRun:
         records: Sequence[Mapping[str, Any]] = self.records.evaluations
         for record in records:
             for metric, value in _figures_of(record).items():
-                if value is not None:
+                if value is not None and plots.is_plotted(value):
                     series.setdefault(metric, []).append((record["step"], value))
         return series
 
@@ -259,7 +260,7 @@ def _loss(settings: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def _points(records: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(record["step"], record[name]) for record in records]
+    return [(each["step"], each[name]) for each in records if plots.is_plotted(each[name])]
 
 
 def _cell(value: object) -> str:

@@ -35,8 +35,10 @@ _STYLE: Any = {  # matplotlib types its keys one by one
     "ytick.color": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "pibroch",
+    "text.parse_math": False,  # names are as they are, with dollars and backslashes
 }
 _DOTS: Any = {"color": ORANGE, "marker": "o", "markersize": 4}
+_GREATEST = 1e100  # beyond it matplotlib's axes overflow
 MOST_POINTS = 200
 """Of a line that say their values; of a longer one every n-th does."""
 _POINTS_PER_INCH = 72  # an SVG's units
@@ -96,8 +98,7 @@ def runs_plot(
                 linestyle=_OF_DATA[(number - 1) % len(_OF_DATA)],
                 marker="" if is_noisy else "o",
                 markersize=3.5,
-                # as it is: neither hidden, as those that begin with _, nor mathematics
-                label=f" {name}".replace("$", r"\$"),
+                label=f" {name}",  # names that begin with _ would be hidden
             )
     return to_svg(figure, axes)
 
@@ -122,7 +123,7 @@ def windows_plot(windows: Records) -> str:
     other.spines[["top"]].set_visible(False)
     for place, name, color in ((axes, "auc", BLUE), (other, "calibration", ORANGE)):
         points = [(at, each[name]) for at, each in zip(minutes, windows, strict=True)]
-        shown = [(at, value) for at, value in points if value is not None]
+        shown = [(at, value) for at, value in points if is_plotted(value)]
         place.plot([at for at, _ in shown], [value for _, value in shown], color=color)
         axes.plot([], [], color=color, label={"auc": "AUC"}.get(name, name))
     return to_svg(figure, axes)
@@ -143,7 +144,9 @@ def raw_ids_plot(training: Records) -> str:
     records = [(each["step"], each["raw_ids"].values()) for each in training if each.get("raw_ids")]
     steps = [step for step, _ in records]
     fill = [
-        100 * sum(table["used"] for table in tables) / sum(table["capacity"] for table in tables)
+        100
+        * sum(table["used"] for table in tables)
+        / max(1, sum(table["capacity"] for table in tables))
         for _, tables in records
     ]
     axes.plot(steps, fill, color=BLUE, label="rows used")
@@ -209,7 +212,8 @@ def map_plot(points: Sequence[Sequence[float]], names: Sequence[str], groups: Se
         members = [point for point, number in zip(points, groups, strict=True) if number == group]
         axes.scatter([x for x, _ in members], [y for _, y in members], s=28, label=f"tower {group}")
     for (x, y), name in zip(points, names, strict=True):
-        axes.annotate(name, (x, y), (3, 3), textcoords="offset points", fontsize=7.5)
+        place: Any = {"textcoords": "offset points", "fontsize": 7.5, "parse_math": False}
+        axes.annotate(name, (x, y), (3, 3), **place)
     axes.set_aspect("equal")
     return to_svg(figure, axes)
 
@@ -229,10 +233,10 @@ def new_axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 def to_svg(figure: Figure, axes: Axes) -> str:
     """The figure as SVG text, with a legend if anything in it has a label."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8.5)
     text = io.StringIO()
     with rc_context(_STYLE):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8.5)
         figure.savefig(
             text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
         )
@@ -278,14 +282,19 @@ def _values(figure: Figure, axes: Axes) -> Iterator[str]:
 
 
 def _name(label: str, axes: Axes) -> str:
-    """Of a line or bars, without what hides a label from matplotlib, or from its mathematics."""
+    """Of a line or bars, without the space that keeps a label from being hidden."""
     hides = not label or label.startswith("_")
-    return axes.get_ylabel() if hides else label.strip().replace(r"\$", "$")
+    return axes.get_ylabel() if hides else label.strip()
 
 
 def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    points = [(record["step"], record[name]) for record in records if record[name] is not None]
+    points = [(record["step"], record[name]) for record in records if is_plotted(record[name])]
     return [step for step, _ in points], [value for _, value in points]
+
+
+def is_plotted(value: float | None) -> bool:
+    """Whether a figure can be drawn: it is defined, and no axis overflows."""
+    return value is not None and abs(value) < _GREATEST
 
 
 def _smoothed(values: Sequence[float], share: float = 0.1) -> list[float]:

@@ -2,82 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pibroch.errors import InputError
 from pibroch.observability import plots
 from pibroch.observability.records import figure
+from pibroch.observability.run_files import RunRecords, read_run
 from pibroch.storage import new_file
 
 Figure = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecords:
-    """What a run directory holds.
-
-    Attributes:
-        name: of the directory.
-        config: the text of ``config.toml``.
-        versions: of the libraries.
-        training, evaluations, windows: the records of ``metrics.jsonl``.
-        restarts: the records of ``restarts.jsonl``.
-        summary, evaluation: ``None`` while the run has not ended.
-        plan_decay: looks at its plan, the last one last; empty where nobody looked.
-        data: what it was trained on; ``None`` of runs that did not say.
-    """
-
-    name: str
-    config: str
-    versions: dict[str, object]
-    training: list[dict[str, object]]
-    evaluations: list[dict[str, object]]
-    restarts: list[dict[str, object]]
-    summary: dict[str, Any] | None
-    evaluation: dict[str, Any] | None
-    plan_decay: Sequence[dict[str, Any]] = ()
-    windows: Sequence[dict[str, Any]] = ()
-    data: dict[str, Any] | None = None
-
-
-def read_run(folder: Path) -> RunRecords:
-    """Read a run directory, also of a run that is still going on.
-
-    Raises:
-        InputError: when it is none, or when one of its files is damaged.
-    """
-    if not (folder / "config.toml").is_file():
-        raise InputError(
-            f"{folder}, which holds no run", "a run directory", "name one that pibroch train made"
-        )
-    try:
-        records = _lines(folder / "metrics.jsonl")
-        return RunRecords(
-            name=folder.resolve().name,
-            config=(folder / "config.toml").read_text(encoding="utf-8"),
-            versions=_json(folder / "versions.json") or {},
-            training=[record for record in records if record["kind"] == "training"],
-            evaluations=[
-                r for r in records if r["kind"] == "evaluation" and r["split"] == "validation"
-            ],
-            restarts=_lines(folder / "restarts.jsonl"),
-            summary=_json(folder / "summary.json"),
-            evaluation=_json(folder / "evaluation.json"),
-            plan_decay=_json(folder / "plan_decay.json") or (),
-            windows=[record for record in records if record["kind"] == "window"],
-            data=_json(folder / "data.json"),
-        )
-    except ValueError as error:
-        raise InputError(
-            f"a damaged file in {folder}: {error}", "the files as they were written", "train again"
-        ) from error
 
 
 def write_report(folder: Path, out: Path) -> Path:
@@ -229,13 +166,3 @@ def shown_figure(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)
-
-
-def _lines(path: Path) -> list[dict[str, object]]:
-    """Records; the last line may be half written."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

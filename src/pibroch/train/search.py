@@ -26,7 +26,8 @@ from pibroch.config.recipes import load_recipe
 from pibroch.config.toml import to_toml
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.observability import plots
-from pibroch.observability.report import read_run, shown_figure, write_page
+from pibroch.observability.report import shown_figure, write_page
+from pibroch.observability.run_files import read_run
 from pibroch.process import LAUNCHER, num_processors
 from pibroch.storage import new_file, storage_errors
 from pibroch.train.monitored import LOWER_IS_BETTER, monitored
@@ -411,7 +412,7 @@ class Search:
     def _figure(self, run_dir: Path) -> float | None:
         """The best model's, on the validation split."""
         best = [each for each in read_run(run_dir).evaluations if each["is_best"]]
-        tasks: Mapping[str, Mapping[str, float | None]] = best[-1]["tasks"] if best else {}  # type: ignore[assignment]
+        tasks: Mapping[str, Mapping[str, float | None]] = best[-1].get("tasks", {}) if best else {}
         label, _, name = self.monitor.rpartition(":")
         return tasks[label or next(iter(tasks))].get(name) if tasks else None
 

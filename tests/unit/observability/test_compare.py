@@ -1,6 +1,5 @@
 import json
 import re
-import tomllib
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ import torch
 from html_page import Page
 from pibroch.config.differences import settings
 from pibroch.observability.compare import ComparedRun, write_comparison
-from pibroch.observability.report import read_run
+from pibroch.observability.run_files import read_run
 from several_labels import prepared
 from small_run import make_config, make_dataset, run_command, train_here
 
@@ -30,9 +29,7 @@ def runs(data, tmp_path_factory):
 
 def page_of(out, *folders):
     records = [read_run(folder) for folder in folders]
-    compared = [
-        ComparedRun(each.name, each, settings(tomllib.loads(each.config))) for each in records
-    ]
+    compared = [ComparedRun(each.name, each, settings(each.settings)) for each in records]
     return write_comparison(out, compared).read_text()
 
 
