@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -246,14 +246,9 @@ class Stream:
     def _begin(self) -> None:
         """Bring this rank's partitions to the position, and read which steps were decided."""
 
-        def open_all() -> list[tuple[int, list[list[str | int]]]]:
+        def open_all() -> list[tuple[int, list[list[Any]]]]:
             names = self._source.partitions
-            if unknown := sorted(self._position.places.keys() - set(names)):
-                raise DataError(
-                    f"a stream without the partition {unknown[0]!r}, which was read before",
-                    f"the partitions {', '.join(sorted(self._position.places))[:200]}",
-                    "go on with the partitions that the run began with",
-                )
+            self._refuse_unknown(self._position.places)
             own = names[self._rank :: self._world_size]
             self._partitions = {name: self._source.open(name) for name in own}
             for name, partition in self._partitions.items():
@@ -267,8 +262,19 @@ class Stream:
 
         planned = self._gather(open_all)[0]
         self._planned.extend([Range.of_plain(each) for each in ranges] for _, ranges in planned)
+        self._refuse_unknown({each.partition for ranges in self._planned for each in ranges})
         if self._aside is not None:
             self._aside.go_on_after(self._position.step + len(self._planned))
+
+    def _refuse_unknown(self, read: Iterable[str]) -> None:
+        """Refuse a source without partitions that were read before."""
+        names = self._source.partitions
+        if unknown := sorted(set(read) - set(names)):
+            raise DataError(
+                f"a stream without the partition {unknown[0]!r}, which was read before",
+                f"the partitions {', '.join(sorted(read))[:200]}",
+                "go on with the partitions that the run began with",
+            )
 
     def _next_step(self, has_given: bool) -> tuple[_Part, list[Offer]] | None:
         """This rank's part of the next step, and all offers; ``None`` for the end, or a pause."""

@@ -196,6 +196,36 @@ def test_a_partition_that_is_gone_is_an_error(tmp_path):
         list(later)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_another_number_of_partitions_is_an_error(tmp_path, count):
+    """It shares files out otherwise: some would be trained twice, or never."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for place in range(6):
+        (data / f"{place}.csv").write_bytes(csv_text(events(8 * place, 8 * place + 8)))
+    first = stream(data, partitions=3, journal=Journal(tmp_path / "journal"))
+    *_, last = first
+    first.close()
+    later = stream(data, partitions=count)
+    later.load_state_dict(first.state_at(last.position))
+    with pytest.raises(DataError, match="without the partition '0 of 3'"):
+        list(later)
+    decided = stream(data, partitions=count, journal=Journal(tmp_path / "journal"))
+    with pytest.raises(DataError, match="without the partition '0 of 3'"):
+        list(decided)
+
+
+def test_further_folders_may_become_partitions(tmp_path):
+    for name, first in (("left", 0), ("right", 8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.csv").write_bytes(csv_text(events(first, first + 8)))
+    before = stream(tmp_path, partitions=("left",))
+    (batch,) = before
+    later = stream(tmp_path, partitions=("left", "right"))
+    later.load_state_dict(before.state_at(batch.position))
+    assert all_numbers(later) == list(range(8, 16))
+
+
 def test_an_end_that_was_asked_for_comes(tmp_path):
     (tmp_path / "a.csv").write_bytes(csv_text(events(0, 30)))
     endless = stream(tmp_path, idle_seconds=None)
