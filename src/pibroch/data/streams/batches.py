@@ -246,7 +246,7 @@ class Stream:
     def _begin(self) -> None:
         """Bring this rank's partitions to the position, and read which steps were decided."""
 
-        def open_all() -> list[tuple[int, list[list[Any]]]]:
+        def open_all() -> tuple[str | None, list[list[list[Any]]]]:
             names = self._source.partitions
             self._refuse_unknown(self._position.places)
             own = names[self._rank :: self._world_size]
@@ -254,17 +254,16 @@ class Stream:
             for name, partition in self._partitions.items():
                 if name in self._position.places:
                     partition.go_on_after(self._position.places[name])
-            planned = (
-                [] if self._journal is None else self._journal.steps_after(self._position.step)
-            )
-            last = planned[-1][0] if planned else self._position.step
-            return [(last, [each.plain() for each in ranges]) for _, ranges in planned]
+            if self._journal is None:
+                return None, []
+            planned = self._journal.steps_after(self._position.step)
+            return self._journal.run, [[each.plain() for each in ranges] for _, ranges in planned]
 
-        planned = self._gather(open_all)[0]
-        self._planned.extend([Range.of_plain(each) for each in ranges] for _, ranges in planned)
+        run, planned = self._gather(open_all)[0]
+        self._planned.extend([Range.of_plain(each) for each in ranges] for ranges in planned)
         self._refuse_unknown({each.partition for ranges in self._planned for each in ranges})
         if self._aside is not None:
-            self._aside.go_on_after(self._position.step + len(self._planned))
+            self._aside.go_on_after(self._position.step, run, (self._rank, self._world_size))
 
     def _refuse_unknown(self, read: Iterable[str]) -> None:
         """Refuse a source without partitions that were read before."""
@@ -281,6 +280,7 @@ class Stream:
         if self._planned:
             planned = self._planned.popleft()
             offers = [Offer(**each) for each in self._gather(lambda: self._again(planned))]
+            self._set_aside()
             return self._taken(), offers
         while True:
             offers = [Offer(**each) for each in self._gather(self._offer)]
@@ -363,11 +363,13 @@ class Stream:
 
     def _write_down(self, offers: Sequence[Offer]) -> None:
         """What a step has, and what it leaves out, before it is trained."""
-        step = self._position.step + 1
-        if self._aside is not None:
-            self._aside.add(step, self._offered.bad)
+        self._set_aside()
         if self._journal is not None:
-            self._journal.append(step, _ranges_of(offers))
+            self._journal.append(self._position.step + 1, _ranges_of(offers))
+
+    def _set_aside(self) -> None:
+        if self._aside is not None:
+            self._aside.add(self._position.step + 1, self._offered.bad)
 
     def _taken(self) -> _Part:
         """The part that was offered, behind which others fill from now on."""
