@@ -291,14 +291,21 @@ class Stream:
                 return self._taken(), offers
             if verdict is not Verdict.WAIT:
                 self.has_ended = verdict is Verdict.END
-                if self.has_ended and self._position.bad and self._rank == 0:
-                    logger.warning(
-                        "%s of %s records of the stream were bad, and are set aside",
-                        f"{self._position.bad:,}",
-                        f"{self._position.records:,}",
-                    )
+                if self.has_ended:
+                    self._set_aside()  # records behind which none is good make no step
+                    self._say_bad(offers)
                 return None
             self._end.wait(_POLL_S)
+
+    def _say_bad(self, offers: Sequence[Offer]) -> None:
+        bad = self._position.bad + sum(offer.bad for offer in offers)
+        if bad and self._rank == 0:
+            records = self._position.records + sum(each.records for each in _ranges_of(offers))
+            logger.warning(
+                "%s of %s records of the stream were bad, and are set aside",
+                f"{bad:,}",
+                f"{records:,}",
+            )
 
     def _again(self, ranges: Sequence[Range]) -> dict[str, Any]:
         """Fill the part with what a step was decided to have."""

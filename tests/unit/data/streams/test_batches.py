@@ -174,6 +174,24 @@ def test_a_record_is_set_aside_once_whatever_was_killed(tmp_path):
     assert len(bad_lines(aside)) == 1
 
 
+def test_bad_records_at_the_end_are_set_aside_once(tmp_path):
+    """They make no step, and are read again by whoever goes on."""
+    data = tmp_path / "data"
+    data.mkdir()
+    path = data / "a.csv"
+    path.write_bytes(csv_text(events(0, 8)) + b"bad\n")
+    aside = tmp_path / "bad.jsonl"
+    reading = stream(data, aside=SetAside(aside), most_bad_share=1.0)
+    (batch,) = reading
+    assert [each["line"] for each in bad_lines(aside)] == [10]
+    later = stream(data, aside=SetAside(aside), most_bad_share=1.0)
+    later.load_state_dict(reading.state_at(batch.position))
+    with path.open("ab") as file:
+        file.write(csv_text(events(8, 9), header=False))
+    assert all_numbers(later) == [8]
+    assert [each["line"] for each in bad_lines(aside)] == [10]
+
+
 def test_too_many_bad_records_end_the_stream(tmp_path):
     rows = [b"bad"] * 11
     (tmp_path / "a.csv").write_bytes(csv_text(events(0, 3)) + b"\n".join(rows) + b"\n")
