@@ -139,6 +139,39 @@ def lines_from_end(file: BinaryIO, block_bytes: int = 1 << 16) -> Iterator[tuple
         yield 0, rest
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append to a file that nobody else writes: all of ``data``, or nothing.
+
+    ``write`` takes a part of it where the disk is nearly full, and refuses the rest.
+
+    Raises:
+        OSError: when the disk refuses.
+    """
+    size = os.fstat(descriptor).st_size
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file.
+
+    A last line that a killed writer left unfinished is cut off, a missing file has none.
+    """
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with storage_errors(path):
+            os.truncate(path, len(whole))
+    return whole.splitlines()
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Make ``target`` the same file as ``source``, or a copy where the file system takes no links.
 

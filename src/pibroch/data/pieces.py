@@ -12,7 +12,7 @@ from typing import Any
 
 from pibroch.data.parse import ParsedPiece
 from pibroch.data.sources import Place
-from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.storage import append_json_lines, read_json_lines
 from pibroch.data.writer import Totals
 
 
@@ -85,7 +85,7 @@ class Pieces(ABC):
         """Write a piece, over what is left of an earlier try."""
 
     def _note(self, piece: WholePiece) -> None:
-        append_json_line(self._index, asdict(piece))
+        append_json_lines(self._index, asdict(piece))
         self.pieces.append(piece)
         self.num_records += piece.num_records
         self.num_bad += piece.num_bad

@@ -37,7 +37,7 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, RawSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.spool import Spool
-from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.storage import append_json_lines, read_json_lines
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.vocabulary import count_table
 from pibroch.data.writer import DatasetWriter, Totals
@@ -324,7 +324,7 @@ def _encode(
     for number in range(len(done), len(spool.pieces)):
         rows = encode_piece(spool.read(number), encoders)
         append_assigned(writer, rows, split, first, spool.num_records)
-        append_json_line(done_path, asdict(writer.totals))
+        append_json_lines(done_path, asdict(writer.totals))
         first += len(rows.labels)
         progress("encode", (number + 1) / len(spool.pieces))
     return writer

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.storage import append_json_lines, read_json_lines
 from pibroch.data.writer import MANIFEST
 from pibroch.errors import DataError
 from pibroch.storage import give_name, storage_errors
@@ -64,7 +64,7 @@ def work_folder(work: Path, signature: dict[str, Any] | None) -> Iterator[None]:
                 if path.is_dir():
                     shutil.rmtree(path)
             plan.unlink(missing_ok=True)
-            append_json_line(plan, signature)
+            append_json_lines(plan, signature)
         else:
             log.info("going on with the interrupted preparation in %s", work)
         for name in ("spool", "dataset", "runs"):

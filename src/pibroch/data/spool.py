@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pibroch.data.parse import Codes, LoggedEvents, ParsedPiece
 from pibroch.data.pieces import Pieces
 from pibroch.data.schema import Schema
-from pibroch.data.storage import append_json_line, read_json_lines
+from pibroch.data.storage import append_json_lines, read_json_lines
 from pibroch.data.targets import clicks_of
 from pibroch.kernels.arrays import Array
 from pibroch.storage import storage_errors
@@ -110,7 +110,7 @@ class Spool(Pieces):
             _save(self._histories_path(number, feature_id), arrays)
             for path in paths:
                 path.unlink()
-        append_json_line(self._folder / _BUILT, {"feature": feature_id})
+        append_json_lines(self._folder / _BUILT, {"feature": feature_id})
 
     def read(self, number: int) -> ParsedPiece:
         """All columns of piece ``number``."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
-from pibroch.storage import new_file, storage_errors
+from pibroch.storage import append_whole, new_file, storage_errors, whole_lines
 
 _CHECKSUM_BLOCK_BYTES = 1 << 22
 
@@ -81,25 +82,33 @@ def write_json(path: Path, content: object) -> None:
         json.dump(content, file, indent=1)
 
 
-def append_json_line(path: Path, content: object) -> None:
-    """Append one line to a file of JSON lines."""
-    with storage_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
+def append_json_lines(path: Path, *contents: object) -> None:
+    """Append a line for each to a file of JSON lines: all of them, or nothing.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+    with storage_errors(path), path.open("ab", buffering=0) as file:
+        append_whole(file.fileno(), "".join(json.dumps(each) + "\n" for each in contents).encode())
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """The whole lines of a file.
+    """The whole lines of a file, see :func:`whole_lines`.
 
-    A last line that a killed writer left unfinished is cut off, a missing file has none.
+    Raises:
+        DataError: for a line that is none of JSON.
     """
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        with storage_errors(path):
-            os.truncate(path, len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
+    found = []
+    for number, line in enumerate(whole_lines(path), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(
+                f"line {number} of {path}, which is damaged",
+                "lines of JSON, as they were written",
+                "put the file back as it was, or remove that line",
+            ) from error
+    return found
 
 
 def checksum(path: Path) -> int:

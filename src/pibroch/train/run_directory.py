@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
+from pibroch.data.storage import append_json_lines
 from pibroch.errors import ConfigError, StorageError
 from pibroch.state.files import saved_steps
 from pibroch.storage import is_temporary, lines_from_end, new_file, storage_errors
@@ -221,10 +222,9 @@ class RunDirectory:
             "pause_seconds": pause_seconds,
         }
         try:
-            with (self.path / RESTARTS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            logger.warning("%s is not kept in %s: %s", reason, self.path / RESTARTS, error.strerror)
+            append_json_lines(self.path / RESTARTS, record)
+        except StorageError as error:
+            logger.warning("%s is not kept: %s", reason, error.got)
 
     def newest_step(self) -> int:
         """Of the checkpoints, of those by time too; 0 for none."""

@@ -6,8 +6,11 @@ read again, by any process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -29,6 +32,8 @@ class Range:
         line: lines or rows of the file before them, for messages.
         records: how many, bad ones included.
         crc: CRC-32 of their text, and of integers beside it.
+        ended: files of the partition that were read to their end since the range before, with
+            their bytes; ``None`` for one that was removed since. In a position: all that are there.
     """
 
     partition: str
@@ -38,10 +43,20 @@ class Range:
     line: int
     records: int
     crc: int
+    ended: Mapping[str, int | None] = field(default_factory=dict)
 
-    def plain(self) -> list[str | int]:
+    def plain(self) -> list[Any]:
         """As JSON has it."""
-        return list(astuple(self))
+        values = [getattr(self, each.name) for each in fields(self)]
+        return values if self.ended else values[:-1]
+
+    def after(self, before: Range | None) -> Range:
+        """This range, with the files that ended up to the range before it."""
+        ended = {} if before is None else before.ended
+        if self.ended:
+            both = {**ended, **self.ended}
+            ended = {name: size for name, size in both.items() if size is not None}
+        return replace(self, ended=ended) if ended or self.ended else self
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> Range:
@@ -106,7 +121,9 @@ class StreamPosition:
 
     def after(self, ranges: Sequence[Range], samples: int, bad: int) -> StreamPosition:
         """After a further step."""
-        places = dict(self.places) | {each.partition: each for each in ranges}
+        places = dict(self.places)
+        for each in ranges:
+            places[each.partition] = each.after(places.get(each.partition))
         records = self.records + sum(each.records for each in ranges)
         totals = self.step + 1, self.samples + samples, records, self.bad + bad
         return StreamPosition(*totals, places)
@@ -201,6 +218,33 @@ class Source(Protocol):
     def close(self) -> None:
         """Let go of what partitions share."""
         ...
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file or folder that cannot be read into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from error
+
+
+def unreadable(path: Path, why: str) -> DataError:
+    """The error for a file or folder that is to be read, and cannot be."""
+    return DataError(
+        f"{printable(path)}, which cannot be read: {why}",
+        "files and folders that can be read, and stay until they are",
+        "look at it, and at what it leads to if it is a link",
+    )
+
+
+def printable(path: str | Path) -> str:
+    r"""A path as text, whatever bytes it is made of.
+
+    >>> printable("a\udcff.csv")
+    'a\\xff.csv'
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def check_same(range: Range, crc: int) -> None:

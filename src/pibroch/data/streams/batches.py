@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -246,35 +246,41 @@ class Stream:
     def _begin(self) -> None:
         """Bring this rank's partitions to the position, and read which steps were decided."""
 
-        def open_all() -> list[tuple[int, list[list[str | int]]]]:
+        def open_all() -> tuple[str | None, list[list[list[Any]]]]:
             names = self._source.partitions
-            if unknown := sorted(self._position.places.keys() - set(names)):
-                raise DataError(
-                    f"a stream without the partition {unknown[0]!r}, which was read before",
-                    f"the partitions {', '.join(sorted(self._position.places))[:200]}",
-                    "go on with the partitions that the run began with",
-                )
+            self._refuse_unknown(self._position.places)
             own = names[self._rank :: self._world_size]
             self._partitions = {name: self._source.open(name) for name in own}
             for name, partition in self._partitions.items():
                 if name in self._position.places:
                     partition.go_on_after(self._position.places[name])
-            planned = (
-                [] if self._journal is None else self._journal.steps_after(self._position.step)
-            )
-            last = planned[-1][0] if planned else self._position.step
-            return [(last, [each.plain() for each in ranges]) for _, ranges in planned]
+            if self._journal is None:
+                return None, []
+            planned = self._journal.steps_after(self._position.step)
+            return self._journal.run, [[each.plain() for each in ranges] for _, ranges in planned]
 
-        planned = self._gather(open_all)[0]
-        self._planned.extend([Range.of_plain(each) for each in ranges] for _, ranges in planned)
+        run, planned = self._gather(open_all)[0]
+        self._planned.extend([Range.of_plain(each) for each in ranges] for ranges in planned)
+        self._refuse_unknown({each.partition for ranges in self._planned for each in ranges})
         if self._aside is not None:
-            self._aside.go_on_after(self._position.step + len(self._planned))
+            self._aside.go_on_after(self._position.step, run, (self._rank, self._world_size))
+
+    def _refuse_unknown(self, read: Iterable[str]) -> None:
+        """Refuse a source without partitions that were read before."""
+        names = self._source.partitions
+        if unknown := sorted(set(read) - set(names)):
+            raise DataError(
+                f"a stream without the partition {unknown[0]!r}, which was read before",
+                f"the partitions {', '.join(sorted(read))[:200]}",
+                "go on with the partitions that the run began with",
+            )
 
     def _next_step(self, has_given: bool) -> tuple[_Part, list[Offer]] | None:
         """This rank's part of the next step, and all offers; ``None`` for the end, or a pause."""
         if self._planned:
             planned = self._planned.popleft()
             offers = [Offer(**each) for each in self._gather(lambda: self._again(planned))]
+            self._set_aside()
             return self._taken(), offers
         while True:
             offers = [Offer(**each) for each in self._gather(self._offer)]
@@ -285,14 +291,21 @@ class Stream:
                 return self._taken(), offers
             if verdict is not Verdict.WAIT:
                 self.has_ended = verdict is Verdict.END
-                if self.has_ended and self._position.bad and self._rank == 0:
-                    logger.warning(
-                        "%s of %s records of the stream were bad, and are set aside",
-                        f"{self._position.bad:,}",
-                        f"{self._position.records:,}",
-                    )
+                if self.has_ended:
+                    self._set_aside()  # records behind which none is good make no step
+                    self._say_bad(offers)
                 return None
             self._end.wait(_POLL_S)
+
+    def _say_bad(self, offers: Sequence[Offer]) -> None:
+        bad = self._position.bad + sum(offer.bad for offer in offers)
+        if bad and self._rank == 0:
+            records = self._position.records + sum(each.records for each in _ranges_of(offers))
+            logger.warning(
+                "%s of %s records of the stream were bad, and are set aside",
+                f"{bad:,}",
+                f"{records:,}",
+            )
 
     def _again(self, ranges: Sequence[Range]) -> dict[str, Any]:
         """Fill the part with what a step was decided to have."""
@@ -357,11 +370,13 @@ class Stream:
 
     def _write_down(self, offers: Sequence[Offer]) -> None:
         """What a step has, and what it leaves out, before it is trained."""
-        step = self._position.step + 1
-        if self._aside is not None:
-            self._aside.add(step, self._offered.bad)
+        self._set_aside()
         if self._journal is not None:
-            self._journal.append(step, _ranges_of(offers))
+            self._journal.append(self._position.step + 1, _ranges_of(offers))
+
+    def _set_aside(self) -> None:
+        if self._aside is not None:
+            self._aside.add(self._position.step + 1, self._offered.bad)
 
     def _taken(self) -> _Part:
         """The part that was offered, behind which others fill from now on."""

@@ -1,31 +1,42 @@
 """A directory that grows: files appear, or are appended to.
 
-The order of a partition's files is that of their names, so names rise in time, as dates and
+The order of a partition's files is that of their paths, so names rise in time, as dates and
 counters do. A file has been read to its end when a later one is there and nothing more comes. What
-breaks this rule and would leave records out is an error.
+breaks this rule and would leave records out is an error: ranges say which files have ended, and a
+file of an earlier name that has not, or whose size is another, has records that nobody has read.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 import time
-import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Protocol
 
 from pibroch.data.layout import Layout
 from pibroch.data.schema import Schema
-from pibroch.data.streams.base import Range, Records, changed
+from pibroch.data.streams.base import (
+    Range,
+    Records,
+    changed,
+    printable,
+    read_errors,
+    unreadable,
+)
 from pibroch.data.streams.json_lines import JsonLines
+from pibroch.data.streams.listing import UNFINISHED, Listing
 from pibroch.data.streams.rows import RowsFile, is_whole_parquet
 from pibroch.data.streams.text import LEAST_BYTES, Lines, LinesFile, checked_lines
 from pibroch.errors import DataError
 
-_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".inprogress", ".crdownload", "~")
-"""Ends of names that files have while they are written; so have those that begin with . or _."""
+logger = logging.getLogger(__name__)
 _COMPRESSED = (".gz", ".gzip", ".zst", ".zstd")
 _FORMATS = {
     ".csv": "csv",
@@ -37,12 +48,13 @@ _FORMATS = {
 }
 _LAST = "\U0010ffff"
 """Behind all names."""
-LOOK_AGAIN_S = 0.2
-"""Between two looks at a directory."""
 PATIENCE_S = 10.0
 """How long the end of a file may be missing when a later file is there already."""
-_WATCHED_FILES = 4
-"""That were read to their end, of which it would be noticed that they grow."""
+_NEWEST = 4
+"""Files that ended last, of which each look sees whether they have changed."""
+_OTHERS = 16
+"""Further ones that each look sees to, in turn."""
+_SHOWN = 3
 
 
 class _OpenFile(Protocol):
@@ -81,16 +93,14 @@ class FileFormat:
         """
         if self.name is not None:
             return self.name
-        suffixes = [suffix.lower() for suffix in path.suffixes]
-        if suffixes and suffixes[-1] in _COMPRESSED:
-            suffixes.pop()
-        if not suffixes or suffixes[-1] not in _FORMATS:
+        kind = _format_by_name(path)
+        if kind is None:
             raise DataError(
                 f"{path}, whose name does not say what it is",
                 f"an ending such as {', '.join(_FORMATS)}, before .gz or .zst where compressed",
                 "give the format of all files as `format`, or name the file otherwise",
             )
-        return _FORMATS[suffixes[-1]]
+        return kind
 
     def is_ready(self, path: Path) -> bool:
         """Whether a file can be opened; one that is being written perhaps not yet."""
@@ -118,17 +128,24 @@ class FileFormat:
         return LinesFile(path, name, partition, layout, schema.columns, check, most)
 
 
+def _format_by_name(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    return _FORMATS.get(suffixes[-1]) if suffixes else None
+
+
 class Directory:
     """A stream's directory, whose files are shared out to partitions.
 
     Args:
         path: of the directory.
         format: of the files.
-        partitions: how many, to which files go by a hash of their names; or the names of
+        partitions: how many, to which files go by a hash of their paths; or the paths of
             sub-directories, each of which is one.
 
     Raises:
-        DataError: when the directory is not there.
+        DataError: when the directory is not there, or a partition lies in another.
     """
 
     def __init__(self, path: Path, format: FileFormat, partitions: int | Sequence[str]) -> None:
@@ -138,12 +155,15 @@ class Directory:
         self.format = format
         self._folders = None if isinstance(partitions, int) else tuple(partitions)
         self._count = partitions if isinstance(partitions, int) else 1
+        _refuse_nested(self._folders or ())
         self._listings: dict[str, Listing] = {}
 
     @property
     def partitions(self) -> tuple[str, ...]:
         """See :class:`Source`."""
-        return self._folders or tuple(map(str, range(self._count)))
+        # another count shares the files out otherwise, so its partitions have other names
+        numbered = (f"{number} of {self._count}" for number in range(self._count))
+        return self._folders or tuple(numbered)
 
     def open(self, partition: str) -> DirectoryPartition:
         """See :class:`Source`."""
@@ -151,61 +171,43 @@ class Directory:
         if folder not in self._listings:
             self._listings[folder] = Listing(self.path / folder, self._count)
         prefix = f"{folder}/" if folder else ""
-        number = 0 if folder else int(partition)
+        number = int(partition.split()[0]) if self._folders is None else 0
         return DirectoryPartition(partition, prefix, self._listings[folder], number, self.format)
 
     def close(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`Source`; says what was passed over because of its name."""
+        for listing in self._listings.values():
+            names = [printable(name) for name in listing.unfinished() if _is_data(name)]
+            if names:
+                logger.warning(
+                    "%s: not read, as their names are those of files that are being written: %s%s",
+                    listing.folder,
+                    ", ".join(names[:_SHOWN]),
+                    f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else "",
+                )
 
 
-class Listing:
-    """The names of a folder's files, by partition; looked at again every now and then."""
+def _is_data(name: str) -> bool:
+    """Whether a file that is being written would have records by its name without that.
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder = folder
-        self._count = count
-        self._looked_at = 0.0
-        self._names: list[list[str]] = [[] for _ in range(count)]
-        self.looks = 0
-
-    def names(self, number: int) -> list[str]:
-        """Of a partition's files that are not being written, rising."""
-        now = time.monotonic()
-        if not self.looks or now - self._looked_at >= LOOK_AGAIN_S:
-            self._look()
-            self._looked_at = now
-        return self._names[number]
-
-    def _look(self) -> None:
-        names: list[list[str]] = [[] for _ in range(self._count)]
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name[0] in "._" or name.endswith(_UNFINISHED) or not entry.is_file():
-                        continue
-                    names[zlib.crc32(name.encode()) % self._count].append(name)
-        except FileNotFoundError:
-            if self.looks:
-                raise DataError(
-                    f"no directory {self.folder} any more", "the stream's directory"
-                ) from None
-        for each in names:
-            each.sort()
-        self._names = names
-        self.looks += 1
+    >>> _is_data("day/.a.csv.gz.tmp"), _is_data("_SUCCESS"), _is_data(".a.csv.crc")
+    (True, False, False)
+    """
+    for end in UNFINISHED:
+        name = name.removesuffix(end)
+    return _format_by_name(Path(name)) is not None
 
 
-@dataclass(slots=True)
-class _Ended:
-    """Files that were read to their end: name and bytes, the newest last."""
-
-    sizes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, size: int) -> None:
-        self.sizes[name] = size
-        while len(self.sizes) > _WATCHED_FILES:
-            del self.sizes[next(iter(self.sizes))]
+def _refuse_nested(folders: Sequence[str]) -> None:
+    """Refuse folders in each other, whose files would be read twice."""
+    paths = sorted(Path(os.path.normpath(folder)).parts for folder in folders)
+    for outer, inner in pairwise(paths):
+        if inner[: len(outer)] == outer:
+            raise DataError(
+                f"the partitions {'/'.join(outer)!r} and {'/'.join(inner)!r}, one in the other",
+                "folders that lie beside each other: each is read with its sub-folders",
+                "leave one of `data.stream.partitions` out",
+            )
 
 
 class DirectoryPartition:
@@ -229,10 +231,14 @@ class DirectoryPartition:
         self._format = format
         self._file: _OpenFile | None = None
         self._file_name = ""
+        self._ended: dict[str, int] = {}  # bytes by name, in the order in which files ended
+        self._not_said: dict[str, int | None] = {}  # of these, for the next range
+        self._names: list[str] = []
         self._looks = 0
-        self._known: frozenset[str] | None = None
-        self._ended = _Ended()
+        self._version = 0
+        self._others: list[str] = []  # that ended, and are looked at in turn
         self._waits_since: float | None = None
+        self._unread: str | None = None
 
     @property
     def order(self) -> str:
@@ -251,91 +257,111 @@ class DirectoryPartition:
             if self._file is None and not self._open_next():
                 return None
             assert self._file is not None, "opened"
-            records = self._file.next(most_records)
-            if records is None and self._later() is not None:
-                records = self._file.next(most_records)  # written before the later file appeared
-                if records is None:
-                    if not self._may_end():
-                        return None
-                    records = self._take_leftover()
-                    self._end()
+            with read_errors(self._file.path):
+                records = self._file.next(most_records)
+                if records is None and self._later() is not None:
+                    records = self._file.next(most_records)  # written before the later one came
                     if records is None:
-                        continue
-            if records is not None:
-                self._waits_since = None
+                        if not self._may_end():
+                            return None
+                        records = self._take_leftover()
+                        self._end()
+                        if records is None:
+                            continue
+            if records is None:
+                leftover = self._file.leftover
+                self._unread = f"{self._file.path}: {leftover}" if leftover else None
+                return None
+            self._waits_since = None
+            self._unread = None
+            if self._not_said:
+                records = replace(records, range=replace(records.range, ended=self._not_said))
+                self._not_said = {}
             return records
 
     def again(self, range: Range) -> Records:
         """See :class:`Partition`."""
         name = range.file.removeprefix(self._prefix)
+        for ended, size in range.ended.items():
+            self._ended.pop(ended, None)
+            if size is not None:
+                self._ended[ended] = size
+        self._version = 0  # what came meanwhile is before this file
         if name != self._file_name or self._file is None:
-            if self._file is not None:
-                self._file.close()
+            self.close()
             path = self._listing.folder / name
             try:
-                is_ready = self._format.is_ready(path)
+                is_ready = self._is_ready(path)
+                if is_ready:
+                    self._file = self._format.open(path, range.file, self.name)
             except OSError as error:
                 raise changed(range, f"which cannot be opened: {error.strerror}") from error
             if not is_ready:
                 raise changed(range, "which is not whole now")
-            self._file = self._format.open(path, range.file, self.name)
             self._file_name = name
-        return self._file.again(range)
+        assert self._file is not None, "opened"
+        with read_errors(self._file.path):
+            return self._file.again(range)
 
     def go_on_after(self, range: Range) -> None:
         """See :class:`Partition`."""
         self.again(range)
+        self._look()
 
     def close(self) -> None:
-        """See :class:`Partition`."""
+        """See :class:`Partition`; says what was there and could not be read yet."""
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._unread is not None:
+            logger.warning("%s, which was not read", self._unread)
+            self._unread = None
 
-    def _names(self) -> list[str]:
+    def _look(self) -> None:
+        """Have the names that are there, once nothing is wrong with them."""
         names = self._listing.names(self._number)
-        if self._looks != self._listing.looks:
-            self._looks = self._listing.looks
-            self._check(names)
-        return names
+        if self._version != self._listing.version:
+            self._check_names(names)
+            self._check_sizes(self._newest() if self._version else list(self._ended))
+            self._version = self._listing.version
+        elif self._looks != self._listing.looks:
+            self._check_sizes(self._newest())
+        self._looks = self._listing.looks
 
     def _later(self) -> str | None:
         """The name of the file that follows, if it is there."""
-        names = self._names()
-        place = bisect_right(names, self._file_name)
-        return names[place] if place < len(names) else None
+        self._look()
+        place = bisect_right(self._names, self._file_name)
+        return self._names[place] if place < len(self._names) else None
 
     def _open_next(self) -> bool:
-        name = self._later()
-        if name is None:
-            return False
-        path = self._listing.folder / name
-        try:
-            is_ready = self._format.is_ready(path)
-        except FileNotFoundError:  # removed since, before it was read
-            raise DataError(
-                f"{path}, which was removed before it was read",
-                "files that stay until they are read",
-            ) from None
-        if not is_ready:
-            return self._waits_for(path)
-        self._file = self._format.open(path, f"{self._prefix}{name}", self.name)
-        self._file_name = name
-        self._waits_since = None
-        return True
-
-    def _waits_for(self, path: Path) -> bool:
-        """Whether a file that is not whole may be passed over: an empty one, after a while."""
-        if self._waited(any(name > path.name for name in self._names())):
-            if path.stat().st_size:
+        while (name := self._later()) is not None:
+            path = self._listing.folder / name
+            with read_errors(path):
+                size = path.stat().st_size
+                if self._is_ready(path):
+                    self._file = self._format.open(path, f"{self._prefix}{name}", self.name)
+                    self._file_name = name
+                    self._waits_since = None
+                    self._unread = None
+                    return True
+            if not self._waited(name != self._names[-1]):
+                self._unread = f"{path}: not whole yet" if size else None
+                return False
+            if size:
                 raise DataError(
                     f"{path}, which is not whole, though later files are there",
                     "whole files, or names that end with .tmp until they are",
                     "finish or remove the file",
                 )
-            self._file_name = path.name
-            return self._open_next()
+            self._file_name = name
+            self._add_ended(0)
         return False
+
+    def _is_ready(self, path: Path) -> bool:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise unreadable(path, "neither a file nor a folder")
+        return self._format.is_ready(path)
 
     def _may_end(self) -> bool:
         """Whether a file of which nothing more comes has ended; one that ends oddly may go on."""
@@ -345,7 +371,7 @@ class DirectoryPartition:
             return True
         if not self._waited(True):
             return False
-        if not isinstance(self._file, LinesFile) or not self._file.is_complete:
+        if not isinstance(self._file, LinesFile) or not self._file.may_be_cut:
             raise DataError(
                 f"{self._file.path}, which ends with {leftover}, though later files are there",
                 "whole files",
@@ -361,9 +387,13 @@ class DirectoryPartition:
 
     def _end(self) -> None:
         assert self._file is not None
-        self._ended.add(self._file_name, self._file.raw_bytes)
+        self._add_ended(self._file.raw_bytes)
         self._file.close()
         self._file = None
+
+    def _add_ended(self, size: int) -> None:
+        self._ended[self._file_name] = size
+        self._not_said[self._file_name] = size
         self._waits_since = None
 
     def _waited(self, is_late: bool) -> bool:
@@ -376,32 +406,56 @@ class DirectoryPartition:
             self._waits_since = now
         return now - self._waits_since > PATIENCE_S
 
-    def _check(self, names: list[str]) -> None:
-        """Refuse what would leave records out, or has changed what was read."""
-        now_known = frozenset(names)
-        new = now_known - self._known if self._known is not None else frozenset()
-        late = sorted(name for name in new if name < self._file_name)
-        self._known = now_known
-        if late:
+    def _check_names(self, names: list[str]) -> None:
+        """Refuse what would leave records out, and forget files that ended and are gone."""
+        present = frozenset(names)
+        for name in names[: bisect_right(names, self._file_name)]:
+            if name not in self._ended and name != self._file_name:
+                raise DataError(
+                    f"{self._listing.folder / name}, which came after {self._file_name} was begun",
+                    "files whose names rise, as they are read in the order of their names",
+                    "give it a later name; of several writers each needs a folder that"
+                    " `data.stream.partitions` names",
+                )
+        unread = self._names[bisect_right(self._names, self._file_name) :]
+        if gone := next((name for name in unread if name not in present), None):
             raise DataError(
-                f"{self._listing.folder / late[0]}, which came after {self._file_name} was begun",
-                "files whose names rise, as they are read in the order of their names",
-                "give it a later name",
+                f"{self._listing.folder / gone}, which was removed before it was read",
+                "files that stay until they are read",
+                "put it back; or go on without it: what it had is not trained",
             )
-        for name, size in self._ended.sizes.items():
+        self._names = names
+        for name in [name for name in self._ended if name not in present]:
+            del self._ended[name]
+            self._not_said[name] = None
+
+    def _newest(self) -> list[str]:
+        """Names of files that ended last, and of some others in turn."""
+        if not self._others:
+            self._others = list(self._ended)
+        others = self._others[-_OTHERS:]
+        del self._others[-_OTHERS:]
+        return [*islice(reversed(self._ended), _NEWEST), *others]
+
+    def _check_sizes(self, ended: list[str]) -> None:
+        """Refuse a file that was changed after it had been read."""
+        for name in ended:
+            size = self._ended.get(name)
             path = self._listing.folder / name
-            if name in now_known and path.stat().st_size != size:
+            if size is not None and _size_of(path) not in (size, None):
                 raise DataError(
                     f"{path}, which was changed after it had been read to its end, at {size:,}"
                     " bytes",
                     "files that stay as they are once a later one is there",
                     "write what is new into a file with a later name",
                 )
-        if self._file is not None and self._file_name in now_known:
-            stat = self._file.path.stat()
-            if (stat.st_dev, stat.st_ino) != self._file.identity:
+        if self._file is None:
+            return
+        with suppress(FileNotFoundError):  # removed: what was opened is still read
+            found = self._file.path.stat()
+            if (found.st_dev, found.st_ino) != self._file.identity:
                 raise self._replaced("which was replaced by another file while it was read")
-            if stat.st_size < self._file.raw_bytes:
+            if found.st_size < self._file.raw_bytes:
                 raise self._replaced("which was cut while it was read")
 
     def _replaced(self, how: str) -> DataError:
@@ -411,3 +465,11 @@ class DirectoryPartition:
             "files to which is only appended",
             "write what is new into a file with a later name",
         )
+
+
+def _size_of(path: Path) -> int | None:
+    """Bytes of a file; ``None`` when it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

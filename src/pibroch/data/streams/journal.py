@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from pibroch.data.storage import read_json_lines
 from pibroch.data.streams.base import Range
 from pibroch.errors import DataError
-from pibroch.storage import storage_errors
+from pibroch.storage import append_whole, storage_errors, whole_lines
 
 STEPS_PER_FILE = 4096
 _ROOM = ("a disk with room", "free some space, and go on with --resume")
@@ -29,11 +31,15 @@ class Journal:
         oldest_needed: gives the step after which a process may yet go on; files of steps before it
             are removed when a new one begins.
 
+    Attributes:
+        run: a name that no other run has; in a folder with steps theirs, once they were read.
+
     Raises:
         StorageError: when the disk refuses.
     """
 
     def __init__(self, folder: Path, oldest_needed: Callable[[], int] = lambda: 0) -> None:
+        self.run = secrets.token_hex(6)
         self._folder = folder
         self._oldest_needed = oldest_needed
         self._lines = 0
@@ -47,12 +53,27 @@ class Journal:
         Raises:
             DataError: when the next one is not there any more, or lines were changed.
         """
-        found = [
-            (int(line["step"]), [Range.of_plain(each) for each in line["ranges"]])
-            for path in self._files()
-            for line in read_json_lines(path)
-            if line["step"] > step
-        ]
+        found: list[tuple[int, list[Range]]] = []
+        damaged = None  # the first line that is, of steps that are needed
+        for path in self._files():
+            for number, line in enumerate(whole_lines(path), 1):
+                record = _record_in(line)
+                if record is None:
+                    damaged = damaged or f"line {number} of {path}, which is damaged"
+                    continue
+                self.run = record["run"]
+                if record["step"] <= step:  # so those before it are not needed either
+                    damaged = None
+                else:
+                    ranges = [Range.of_plain(each) for each in record["ranges"]]
+                    found.append((record["step"], ranges))
+        if damaged is not None:
+            raise DataError(
+                f"{damaged}, and describes a step after {step}",
+                "the lines as they were written: each has a checksum",
+                "go on from a later checkpoint; or remove that line and all lines and files"
+                " behind it: the records of these steps are then put into steps anew",
+            )
         steps = [number for number, _ in found]
         if steps != list(range(step + 1, step + 1 + len(steps))):
             raise DataError(
@@ -68,14 +89,15 @@ class Journal:
         Raises:
             StorageError: when the disk refuses.
         """
-        line = json.dumps({"step": step, "ranges": [each.plain() for each in ranges]}) + "\n"
+        plain = [each.plain() for each in ranges]
+        line = _line_of({"step": step, "run": self.run, "ranges": plain})
         with storage_errors(self._folder, *_ROOM):
             if self._descriptor is None:
                 self._go_on()
             if self._descriptor is None or self._lines >= STEPS_PER_FILE:
                 self._begin_file(step)
             assert self._descriptor is not None
-            os.write(self._descriptor, line.encode())
+            append_whole(self._descriptor, line)
         self._lines += 1
 
     def sync(self) -> None:
@@ -98,7 +120,7 @@ class Journal:
         """Write behind the last line of an earlier process."""
         files = self._files()
         if files:
-            self._lines = len(read_json_lines(files[-1]))  # which cuts off half of a line
+            self._lines = len(whole_lines(files[-1]))  # which cuts off half of a line
             self._open(files[-1])
 
     def _open(self, path: Path) -> None:
@@ -120,3 +142,19 @@ class Journal:
 
 def _first_step(path: Path) -> int:
     return int(path.stem.removeprefix("steps-"))
+
+
+def _line_of(record: dict[str, Any]) -> bytes:
+    """A record with the CRC-32 of its text, as a line."""
+    text = json.dumps(record)
+    return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
+
+
+def _record_in(line: bytes) -> dict[str, Any] | None:
+    """What :func:`_line_of` made a line of; ``None`` for another line."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        crc = record.pop("crc")
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return None
+    return record if crc == zlib.crc32(json.dumps(record).encode()) else None

@@ -105,16 +105,18 @@ class LinesFile:
         return stat.st_dev, stat.st_ino
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no compressed part was begun and not ended."""
-        return self._stream.is_complete
+    def may_be_cut(self) -> bool:
+        """Whether its leftover is a record that can be set aside, and all before it is whole."""
+        return self._stream.is_complete and self._columns is not None
 
     @property
     def leftover(self) -> str | None:
         """What is there behind the last whole record, when nothing more comes."""
         if not self._stream.is_complete:
             return "a compressed part that does not end"
-        return "a line without its end" if self._buffer or self._skipped else None
+        if not self._buffer and not self._skipped:
+            return None
+        return "a line without its end" if self._columns is not None else "half of its header"
 
     def next(self, most_records: int) -> Records | None:
         """See :class:`Partition`."""

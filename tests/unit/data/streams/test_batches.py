@@ -174,6 +174,24 @@ def test_a_record_is_set_aside_once_whatever_was_killed(tmp_path):
     assert len(bad_lines(aside)) == 1
 
 
+def test_bad_records_at_the_end_are_set_aside_once(tmp_path):
+    """They make no step, and are read again by whoever goes on."""
+    data = tmp_path / "data"
+    data.mkdir()
+    path = data / "a.csv"
+    path.write_bytes(csv_text(events(0, 8)) + b"bad\n")
+    aside = tmp_path / "bad.jsonl"
+    reading = stream(data, aside=SetAside(aside), most_bad_share=1.0)
+    (batch,) = reading
+    assert [each["line"] for each in bad_lines(aside)] == [10]
+    later = stream(data, aside=SetAside(aside), most_bad_share=1.0)
+    later.load_state_dict(reading.state_at(batch.position))
+    with path.open("ab") as file:
+        file.write(csv_text(events(8, 9), header=False))
+    assert all_numbers(later) == [8]
+    assert [each["line"] for each in bad_lines(aside)] == [10]
+
+
 def test_too_many_bad_records_end_the_stream(tmp_path):
     rows = [b"bad"] * 11
     (tmp_path / "a.csv").write_bytes(csv_text(events(0, 3)) + b"\n".join(rows) + b"\n")
@@ -194,6 +212,36 @@ def test_a_partition_that_is_gone_is_an_error(tmp_path):
     later.load_state_dict(first.state_at(batch.position))
     with pytest.raises(DataError, match="without the partition"):
         list(later)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_another_number_of_partitions_is_an_error(tmp_path, count):
+    """It shares files out otherwise: some would be trained twice, or never."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for place in range(6):
+        (data / f"{place}.csv").write_bytes(csv_text(events(8 * place, 8 * place + 8)))
+    first = stream(data, partitions=3, journal=Journal(tmp_path / "journal"))
+    *_, last = first
+    first.close()
+    later = stream(data, partitions=count)
+    later.load_state_dict(first.state_at(last.position))
+    with pytest.raises(DataError, match="without the partition '0 of 3'"):
+        list(later)
+    decided = stream(data, partitions=count, journal=Journal(tmp_path / "journal"))
+    with pytest.raises(DataError, match="without the partition '0 of 3'"):
+        list(decided)
+
+
+def test_further_folders_may_become_partitions(tmp_path):
+    for name, first in (("left", 0), ("right", 8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.csv").write_bytes(csv_text(events(first, first + 8)))
+    before = stream(tmp_path, partitions=("left",))
+    (batch,) = before
+    later = stream(tmp_path, partitions=("left", "right"))
+    later.load_state_dict(before.state_at(batch.position))
+    assert all_numbers(later) == list(range(8, 16))
 
 
 def test_an_end_that_was_asked_for_comes(tmp_path):
@@ -238,7 +286,8 @@ def test_a_program_gives_records_itself(tmp_path):
     first = pibroch.data.stream(records, schema(), batch_size=8, folder=tmp_path)
     batches = list(first)
     assert all_numbers(batches) == [*range(4), *range(5, 20)]
-    assert [each["line"] for each in bad_lines(tmp_path / "bad" / "rank-0.jsonl")] == [5]
+    (aside,) = (tmp_path / "bad").iterdir()
+    assert [each["line"] for each in bad_lines(aside)] == [5]
     later = pibroch.data.stream(records, schema(), batch_size=8)
     later.load_state_dict(later.state_at(batches[0].position))
     assert list(map(digest, later)) == list(map(digest, batches[1:]))

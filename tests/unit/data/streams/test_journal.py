@@ -1,0 +1,97 @@
+"""The journal of steps: a line is there whole or not at all, and says when it was changed."""
+
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+from pibroch.data.streams.base import Range
+from pibroch.data.streams.journal import Journal
+from pibroch.errors import DataError, StorageError
+from stream_files import all_numbers, csv_text, events, numbers, stream
+
+
+@contextmanager
+def no_file_beyond(size):
+    """As a disk that is nearly full: a write takes a part, and the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def step_ranges(step):
+    return [Range("0", f"tag-{step}.csv", 8 * step, 8 * step + 8, step, 1, 77 * step)]
+
+
+def journal_of(folder, num_steps):
+    journal = Journal(folder)
+    for step in range(1, num_steps + 1):
+        journal.append(step, step_ranges(step))
+    return journal
+
+
+def test_a_step_whose_line_does_not_fit_is_not_given_out(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = csv_text(events(0, 40)).split(b"\n")
+    lines[19] = b"bad"  # of the third step
+    (data / "a.csv").write_bytes(b"\n".join(lines))
+    folder = tmp_path / "kept"
+    reading = stream(data, journal=Journal(folder))
+    batches = iter(reading)
+    first = [next(batches), next(batches)]
+    (path,) = folder.iterdir()
+    size = path.stat().st_size
+    with no_file_beyond(size + size // 4), pytest.raises(StorageError, match="File too large"):
+        next(batches)
+    assert path.stat().st_size == size, "nothing of the line stays"
+    rest = list(reading)  # there is room again
+    reading.close()
+    assert all_numbers([*first, *rest]) == [each for each in range(40) if each != 18]
+    again = stream(data, journal=Journal(folder))
+    again.load_state_dict(again.state_at(first[-1].position))
+    assert list(map(numbers, again)) == list(map(numbers, rest))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line[:20],  # half of it, before another one
+        lambda line: line.replace(b"tag-4", b"tag-5"),
+        lambda line: bytes(len(line)),
+        lambda line: b"{}",
+        lambda line: b"7",
+    ],
+)
+def test_a_line_that_was_changed_is_named_as_long_as_it_is_needed(tmp_path, change):
+    journal = journal_of(tmp_path, 6)
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    lines = path.read_bytes().split(b"\n")
+    lines[3] = change(lines[3])
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError, match=r"line 4 of .*steps-000000000001.jsonl.*damaged"):
+        Journal(tmp_path).steps_after(2)
+    assert [step for step, _ in Journal(tmp_path).steps_after(5)] == [6]
+
+
+def test_half_of_a_last_line_is_none_and_the_next_goes_in_its_place(tmp_path):
+    journal_of(tmp_path, 3).close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    journal = Journal(tmp_path)
+    assert journal.steps_after(0) == [(step, step_ranges(step)) for step in (1, 2)]
+    journal.append(3, step_ranges(3))
+    journal.close()
+    assert [step for step, _ in Journal(tmp_path).steps_after(0)] == [1, 2, 3]
+
+
+def test_a_run_keeps_its_name(tmp_path):
+    first = journal_of(tmp_path / "first", 2)
+    again = Journal(tmp_path / "first")
+    again.steps_after(1)
+    other = Journal(tmp_path / "other")
+    assert again.run == first.run != other.run
