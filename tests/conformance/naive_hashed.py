@@ -26,6 +26,8 @@ class NaiveIndex(LearningIndex):
         self.num_rows = capacity - self.first
         self.has_unknown_row = kind.unknown_row
         self.step = 0
+        self.event_times = ()  # of the step that it learns next
+        self.time = self.leap = None  # of events; where the last step says that it is
         self.span = None  # of event time, and of each id that has a row the last one
         self.span_of = {}
         self.entry = {}  # by id that has a row
@@ -60,7 +62,7 @@ class NaiveIndex(LearningIndex):
             entry.last = self.step
         new = {id_: seen[id_] for id_ in sorted(seen.keys() - self.entry.keys())}
         admitted = (self._sketched if self.kind.admit.sketch else self._counted)(new)
-        expired = self._expire()
+        expired = self._expire(same_step)
         evicted = self._evict(len(admitted))
         free = sorted(set(range(self.first, self.capacity)) - set(self.row.values()))
         for id_, row in zip(admitted, free, strict=False):
@@ -109,19 +111,45 @@ class NaiveIndex(LearningIndex):
             id_: total for id_, total in zip(new, totals.tolist(), strict=True) if total >= limit
         }
 
-    def _expire(self):
+    def _expire(self, same_step):
         after = self.kind.expire_after
         old = set()
         if after is not None and not self.step % max(1, after // 16):
             old |= {id_ for id_, entry in self.entry.items() if entry.last <= self.step - after}
-        if self.kind.is_timed and self.event_time is not None:
-            span = self.event_time // max(1, int(1000 * self.kind.expire_after_seconds) // 16)
-            self.span = span if self.span is None else max(span, self.span)
+        if self.kind.is_timed and len(self.event_times):
+            width = max(1, int(1000 * self.kind.expire_after_seconds) // 16)
+            has_leapt = self._advance(sorted(self.event_times), width, same_step)
+            self.span = None if self.time is None else self.time // width
             for id_, entry in self.entry.items():
-                if entry.last == self.step or self.span_of[id_] is None:
+                if entry.last >= self.step - has_leapt or self.span_of[id_] is None:
                     self.span_of[id_] = self.span
-            old |= {id_ for id_ in self.entry if self.span_of[id_] < self.span - 16}
+            if self.span is not None:
+                old |= {id_ for id_ in self.entry if self.span_of[id_] < self.span - 16}
         return self._remove(old)
+
+    def _advance(self, times, width, same_step):
+        """Move event time on; whether it leaps."""
+
+        def followed(time):
+            for each in times:
+                if 0 < each - time <= width:
+                    time = each
+            return time
+
+        def is_ahead(time):
+            return self.time is None or time > self.time
+
+        if self.time is not None:
+            self.time = followed(self.time)
+        if same_step:
+            return False
+        most = followed(times[(len(times) - 1) // 2])
+        has_leapt = False
+        if self.leap is not None and is_ahead(most) and is_ahead(min(most, self.leap)):
+            self.time = followed(min(most, self.leap))
+            has_leapt = True
+        self.leap = most if is_ahead(most) else None
+        return has_leapt
 
     def _evict(self, num_admitted):
         lacking = num_admitted - (self.num_rows - len(self.row))

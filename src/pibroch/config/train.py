@@ -17,6 +17,7 @@ class WindowsConfig(Section):
     Attributes:
         seconds: of event time in a window.
         lateness_seconds: for which a window stays open after an event has passed its end.
+        ahead_seconds: by which an event may be ahead of all others, and the time be believed.
         auc: an alarm is raised for a window whose AUC is outside; none when absent.
         calibration: likewise, predicted over observed clicks.
         least_samples: of a window, for an alarm.
@@ -24,6 +25,7 @@ class WindowsConfig(Section):
 
     seconds: float = Field(default=60.0, ge=0.001, le=1e9)
     lateness_seconds: float = Field(default=10.0, ge=0, le=1e9)
+    ahead_seconds: float = Field(default=86_400.0, ge=0.001, le=1e9)
     auc: tuple[float, float] | None = None
     calibration: tuple[float, float] | None = None
     least_samples: int = Field(default=1000, ge=1)

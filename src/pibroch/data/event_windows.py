@@ -1,9 +1,10 @@
 """Windows of event time, and which of them still take records. Pure bookkeeping.
 
 A window of width w has the records with times from k·w up to (k + 1)·w, in milliseconds since 1970.
-The *watermark* is the largest event time so far. A window is open until the watermark is at its end
-or, with some *lateness*, so much beyond. A record counts in the window of its own event time as
-long as that is open, in whatever order records come; else it is *late*, and counts in none.
+The *watermark* is the event time so far (:mod:`pibroch.data.event_clock`). A window is open until
+the watermark is at its end or, with some *lateness*, so much beyond. A record counts in the window
+of its own event time as long as that is open, in whatever order records come; else it is *late*,
+and counts in none.
 
 Example::
 

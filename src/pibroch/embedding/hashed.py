@@ -36,7 +36,7 @@ class Hashed(IndexKind):
         evict: who loses theirs when rows are short.
         expire_after: steps without an id after which it loses its row, looked for every sixteenth
             of them; ``None`` for never.
-        expire_after_seconds: the same in event time, of which the greatest one so far counts.
+        expire_after_seconds: the same in event time, see :mod:`pibroch.data.event_clock`.
         unknown_row: ids without a row read and train the table's first one, which they share, as
             the unknown token of a vocabulary. Otherwise they are absent from their bags.
     """

@@ -86,7 +86,7 @@ class HashedIndex(LearningIndex):
         self._waiting = admit.waiting(self._num_rows)
         self._expiry = expiry
         self._counters = np.zeros(len(COUNTERS), np.int64)
-        self.needs_event_times = expiry.is_timed
+        self.event_span_ms = expiry.span_ms
         self._asked = 0  # ids of this step
         # whether a step of ids that have rows changes nothing but who was seen
         self._is_quiet = not (self._first or expiry.is_wanted)
@@ -119,11 +119,12 @@ class HashedIndex(LearningIndex):
         """See :class:`LearningIndex`.
 
         ``steps``, ``lookups`` and ``hits`` of ids in these, ``admissions``, ``evictions``,
-        ``expiries``; ``used`` of ``capacity`` rows, ``candidates`` that are counted exactly, and
-        ``bytes`` of memory.
+        ``expiries``, ``ahead`` (records whose event times were not believed); ``used`` of
+        ``capacity`` rows, ``candidates`` that are counted exactly, and ``bytes`` of memory.
         """
         return {
             **dict(zip(COUNTERS, self._counters.tolist(), strict=True)),
+            "ahead": self._expiry.num_ahead,
             "capacity": self._num_rows,
             "used": int(self._table.counts[0]),
             "candidates": self._waiting.num_ids,
@@ -253,7 +254,7 @@ class HashedIndex(LearningIndex):
         step = int(self._counters[STEPS])
         if known is None:
             self._shifted(rows)
-        expires_now = self._expiry.oldest(step, self.event_time)
+        expires_now = self._expiry.oldest(step, self.event_runs)
         if not len(missing):
             expired = self._expire(expires_now, step, known)
             return RowChanges(*_NOTHING, *_NOTHING, *expired) if len(expired[0]) else NO_CHANGES

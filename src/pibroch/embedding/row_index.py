@@ -112,15 +112,16 @@ class LearningIndex(RowIndex):
         seed: of the initial weights of rows that begin anew; saved with the state.
         has_unknown_row: whether ids without a row of their own share row 0, which is none of
             :meth:`entries`.
-        event_time: the greatest of the step that it learns next, in milliseconds since 1970; set
-            before it learns. ``None`` where events have no time.
-        needs_event_times: whether it cannot do without.
+        event_runs: of event times, of the step that it learns next, see
+            :func:`pibroch.data.event_clock.runs_of`; set before it learns. ``None`` where events
+            have no time.
+        event_span_ms: the longest gap in these runs; 0 where it needs no event times.
     """
 
     seed = 0
     has_unknown_row = False
-    event_time: int | None = None
-    needs_event_times = False
+    event_runs: Ints | None = None
+    event_span_ms = 0
 
     @abstractmethod
     def learn(

@@ -26,6 +26,8 @@ class Learners:
 
     Attributes:
         tables: by name, in the order in which :class:`StepIds` has their ids.
+        event_span_ms: the longest gap in runs of event times that suits all; 0 where none needs
+            any.
     """
 
     def __init__(self, indices: Mapping[str, LearningIndex]) -> None:
@@ -34,6 +36,8 @@ class Learners:
             kinds.setdefault(type(index), []).append(name)
         self.tables = tuple(name for names in kinds.values() for name in names)
         self._indices = [indices[name] for name in self.tables]
+        spans = [each.event_span_ms for each in self._indices if each.event_span_ms]
+        self.event_span_ms = min(spans, default=0)
         self._joint: list[tuple[slice, JointLearner]] = []  # with the numbers of their tables
         first = 0
         for kind, names in kinds.items():
@@ -83,9 +87,9 @@ class Learners:
 
     def _tell_time(self, step: StepIds) -> None:
         for number, (name, index) in enumerate(zip(self.tables, self._indices, strict=True)):
-            index.event_time = step.event_time
+            index.event_runs = step.event_runs
             has_ids = step.bounds[number] < step.bounds[number + 1]
-            if index.needs_event_times and step.event_time is None and has_ids:
+            if index.event_span_ms and not len(step.event_runs) and has_ids:
                 raise DataError(
                     f"a batch without event times for table {name!r}, whose ids expire by them",
                     "the time of each sample's event",

@@ -32,7 +32,7 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.learning import Learners
 from pibroch.exchange.rows_of_batch import RowsOfBatch, looked_up
-from pibroch.exchange.step_ids import BatchLayout, OwnIds, StepIds, event_time_of, gathered
+from pibroch.exchange.step_ids import BatchLayout, OwnIds, StepIds, event_runs_of, gathered
 from pibroch.kernels.arrays import Ints
 
 READ_BEYOND = 2
@@ -237,12 +237,13 @@ class RawIds:
         thread decides.
         """
         layout = self._layout_of(batch.keys)
+        gap = self._learners.event_span_ms
         if self._thread is None:
             ids, bounds = layout.taken(batch)
-            step = StepIds(ids, bounds, None, is_real, event_time_of(batch))
+            step = StepIds(ids, bounds, None, is_real, event_runs_of(batch, gap))
             return lambda: _Gathered(step, lambda rows: rows)
         own = self._thread.submit(
-            lambda: OwnIds(*layout.taken(batch), is_real, event_time_of(batch))
+            lambda: OwnIds(*layout.taken(batch), is_real, event_runs_of(batch, gap))
         )
         received = self._channel.ranks.communication.submit(
             lambda: self._channel.gather_tensors(torch.from_numpy(own.result().message))

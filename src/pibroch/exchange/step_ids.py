@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
+from pibroch.data.event_clock import runs_of
 from pibroch.errors import ProtocolError
 from pibroch.kernels import counted_ids
 from pibroch.kernels.arrays import Bytes, Ints
 
-NO_TIME = np.iinfo(np.int64).min
+_NO_TIMES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,15 @@ class StepIds:
         bounds: of each table's, T + 1.
         counts: how often each stands there, int32 ``[V]``; ``None`` where they repeat.
         is_real: whether some rank has samples of its own, and not a filler after its last batch.
-        event_time: the greatest of the batch, in milliseconds; ``None`` where it has none.
+        event_runs: of event times, see :func:`pibroch.data.event_clock.runs_of`, of each rank's
+            samples; none where nobody asks for them, or the batch has none.
     """
 
     ids: Ints
     bounds: Sequence[int]
     counts: NDArray[np.int32] | None
     is_real: bool
-    event_time: int | None
+    event_runs: Ints
 
 
 class BatchLayout:
@@ -88,10 +90,10 @@ def feature_bounds(batch: JaggedBatch) -> list[int]:
     return bounds
 
 
-def event_time_of(batch: JaggedBatch) -> int | None:
-    """The greatest of a rank's part of a batch."""
+def event_runs_of(batch: JaggedBatch, gap: int) -> Ints:
+    """Of a rank's part of a batch; none for a ``gap`` of 0."""
     times = batch.event_times
-    return int(times.max()) if times is not None and len(times) else None
+    return runs_of(_NO_TIMES if times is None or not gap else times.numpy(), gap)
 
 
 class OwnIds:
@@ -101,24 +103,23 @@ class OwnIds:
         ids: ``[v]``.
         bounds: of each table's.
         is_real: unless the batch is a filler after the last one.
-        event_time: the greatest of the batch.
+        event_runs: of the batch.
 
     Attributes:
         message: the distinct ids and their counts; before them int64 whether they are real, the
-            event time, and how many distinct ids each table has.
+            number of runs, how many distinct ids each table has, and the runs.
     """
 
-    def __init__(
-        self, ids: Ints, bounds: Sequence[int], is_real: bool, event_time: int | None
-    ) -> None:
-        num_tables = len(bounds) - 1
-        head = np.empty(2 + num_tables, np.int64)
+    def __init__(self, ids: Ints, bounds: Sequence[int], is_real: bool, event_runs: Ints) -> None:
+        begin = 2 + len(bounds) - 1
+        head = np.empty(begin + event_runs.size, np.int64)
         head[0] = is_real
-        head[1] = NO_TIME if event_time is None else event_time
+        head[1] = len(event_runs)
+        head[begin:] = event_runs.reshape(-1)
         message = np.empty(head.nbytes + counted_ids.MAX_BYTES * len(ids), np.uint8)
         self._numbers = np.empty(len(ids), np.int32)
         end = counted_ids.encode(
-            ids, np.array(bounds), message[head.nbytes :], head[2:], self._numbers
+            ids, np.array(bounds), message[head.nbytes :], head[2:begin], self._numbers
         )
         message[: head.nbytes] = head.view(np.uint8)
         self.message: Bytes = message[: head.nbytes + end]
@@ -156,14 +157,16 @@ def gathered(messages: Sequence[Bytes], num_tables: int) -> tuple[StepIds, NDArr
     num_ids = int(sizes.sum())
     ids = np.empty(num_ids, np.int64)
     counts = np.empty(num_ids, np.int32)
+    runs = []
     for rank, message in enumerate(messages):
         starts = places[rank, :, 0].copy()
-        encoded = message[begin:]
+        begin_of_ids = begin + 24 * int(heads[rank, 1])
+        runs.append(message[begin:begin_of_ids].view(np.int64).reshape(-1, 3))
+        encoded = message[begin_of_ids:]
         if counted_ids.decode(encoded, sizes[rank].copy(), starts, ids, counts) != len(encoded):
             raise ProtocolError(
                 f"{len(encoded)} bytes of ids from rank {rank}", "as many ids as it announced"
             )
     bounds = [0, *ends[-1].tolist()]
-    time = int(heads[:, 1].max())
     is_real = bool(heads[:, 0].any())
-    return StepIds(ids, bounds, counts, is_real, None if time == NO_TIME else time), places
+    return StepIds(ids, bounds, counts, is_real, np.concatenate(runs)), places

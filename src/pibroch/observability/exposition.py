@@ -43,7 +43,7 @@ class Exposition:
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._gauges: dict[str, dict[Labels, float]] = {}
-        self._counters = {"late": 0, "alarms": 0}
+        self._counters = {"late": 0, "ahead": 0, "alarms": 0}
         self._lock = threading.Lock()
         registry = CollectorRegistry()
         registry.register(self)
@@ -89,6 +89,7 @@ class Exposition:
         self._set("window_end_ms", {(): record.end_ms})
         with self._lock:
             self._counters["late"] = record.num_late
+            self._counters["ahead"] = record.num_ahead
             self._counters["alarms"] += len(record.alarms)
 
     def close(self) -> None:

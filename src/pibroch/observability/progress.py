@@ -122,8 +122,9 @@ def window_line(record: WindowRecord) -> str:
             f"  calibration {figure(record.calibration, 3)}"
         )
     late = f"  {record.num_late:,} late so far" if record.num_late else ""
+    ahead = f"  {record.num_ahead:,} ahead" if record.num_ahead else ""
     begin = shown_time(record.begin_ms)
-    return f"window from {begin}: {figures}  {record.num_samples:,} samples{late}"
+    return f"window from {begin}: {figures}  {record.num_samples:,} samples{late}{ahead}"
 
 
 def _warn(record: WindowRecord) -> None:

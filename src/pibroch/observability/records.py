@@ -22,6 +22,8 @@ class RawIdsRecord:
         admissions: ids that were given a row since the last record.
         evictions: that lost it to others.
         expiries: that lost it by age.
+        ahead: samples since the last record whose event times were not believed, where ids expire
+            by these.
     """
 
     capacity: int = 0
@@ -32,6 +34,7 @@ class RawIdsRecord:
     admissions: int = 0
     evictions: int = 0
     expiries: int = 0
+    ahead: int = 0
 
     @property
     def fill(self) -> float:
@@ -85,7 +88,7 @@ class TrainingRecord:
             given, the share that did not have to since the last record, as expected by who assigned
             samples to ranks; ``None`` where nobody did.
         raw_ids: tables of raw ids by name, the same on all ranks; ``None`` without such tables.
-        event_time: the largest that was trained on, of all ranks, in milliseconds since 1970;
+        event_time: until when events were trained on, of all ranks, in milliseconds since 1970;
             ``None`` where records have none.
     """
 
@@ -141,6 +144,7 @@ class WindowRecord:
         begin_ms, end_ms: its event times, milliseconds since 1970; the end is not in it.
         num_samples: in it.
         num_late: samples of the run so far that came after their window had closed.
+        num_ahead: of the run so far whose times were too far ahead to be believed.
         auc, logloss, normalized_entropy, calibration: of the first label of 0 and 1.
         alarms: which figures are outside the recipe's bands, in words.
         tasks: all figures by label and name.
@@ -157,6 +161,7 @@ class WindowRecord:
     calibration: float | None
     alarms: tuple[str, ...] = ()
     tasks: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    num_ahead: int = 0
 
 
 class Sink(Protocol):

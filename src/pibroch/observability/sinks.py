@@ -149,6 +149,7 @@ class TensorBoard:
             for name in ("auc", "logloss", "normalized_entropy", "calibration", "num_samples"):
                 self._add(f"windows/{label}/{name}", figures[name], record.step)
         self._add("windows/num_late", record.num_late, record.step)
+        self._add("windows/num_ahead", record.num_ahead, record.step)
 
     def close(self) -> None:
         """See `Sink`."""

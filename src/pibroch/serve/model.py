@@ -46,7 +46,7 @@ class OpenedModel:
         sha256: the checksum in the manifest of an export or a delta.
         root: the export that a delta stands on, without its dense layers.
         files: that are mapped; ``None`` where all is in memory.
-        event_time: the largest of the records that it was trained on, in milliseconds since 1970,
+        event_time: until which it was trained, in milliseconds since 1970,
             where it is known.
     """
 

@@ -63,7 +63,7 @@ class Predictor:
         columns: of raw rows, those that it reads.
         version: a name of its weights, different for others.
         step: after which it was saved.
-        event_time: the largest of the records that it was trained on, in milliseconds since 1970;
+        event_time: until which it was trained, in milliseconds since 1970;
             ``None`` where it is not known.
         features: the categorical features that a batch holds, in the order of the model.
         dim: numbers of an embedding, D.

@@ -21,7 +21,7 @@ _FORMAT = "pibroch-event-time"
 
 
 class TrainedUntil(Section):
-    """The largest event time of all records that were trained on.
+    """The event time until which a version was trained.
 
     Attributes:
         of: the checksum in the version's manifest.

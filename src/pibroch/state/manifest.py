@@ -30,8 +30,8 @@ class Progress(Section):
         step: the last one.
         loader: the loader's state after its batch.
         monitor: of evaluations.
-        event_time: the largest of all records that were trained on, in milliseconds since 1970;
-            ``None`` where records have none.
+        event_time: until when records were trained on, in milliseconds since 1970, see
+            :mod:`pibroch.data.event_clock`; ``None`` where records have none.
     """
 
     step: int = Field(default=0, ge=0)

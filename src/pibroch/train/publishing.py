@@ -106,7 +106,7 @@ class _Copied:
     Attributes:
         dense: the dense layers, on rank 0.
         time: when they were so.
-        event_time: the largest of the records that they were trained on, where these have some.
+        event_time: until which they were trained, where records have some.
         entries: of tables of raw ids the rows in use, and the id of each.
     """
 

@@ -4,8 +4,8 @@ The forward pass of a step gives them, by weights as all steps before have left 
 samples count. Ranks agree now and then (:meth:`ProgressiveWindows.settle`), and whenever something
 is saved. The figures do not depend on when, nor on the number of ranks, as all that is summed up
 are whole numbers: weights by label and cell of logits, losses and predictions in units of 2^-24.
-Which windows are open, and what is late, follows from the steps alone, see
-:mod:`pibroch.data.event_windows`.
+Which windows are open, and what is late or ahead, follows from the steps alone, see
+:mod:`pibroch.data.event_windows` and :mod:`pibroch.data.event_clock`.
 
 A cell is 1/256 of a logit, from -16 to 16; for AUC, logits of one are ties.
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from pibroch.collectives import Channel
 from pibroch.config.train import WindowsConfig
 from pibroch.data import JaggedBatch
+from pibroch.data.event_clock import EventClock, runs_of
 from pibroch.data.event_windows import NO_TIME, WindowRule
 from pibroch.data.schema import Schema
 from pibroch.errors import ConfigError
@@ -68,10 +69,10 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """What a step adds on this rank: its largest time, and its samples where windows are kept."""
+    """What a step adds on this rank: runs of its times, and its samples where windows are kept."""
 
     number: int
-    newest: int
+    runs: Ints
     times: Ints
     scores: Floats
     labels: Floats
@@ -105,15 +106,16 @@ class ProgressiveWindows:
         self._settings = settings
         self._channel = channel
         self._rule = _rule_of(settings)
+        self._gap = round(1000 * (settings or WindowsConfig()).ahead_seconds)
         self._steps: list[_Step] = []
-        self._watermark = NO_TIME
+        self._clock = EventClock(self._gap, trusts_first=True)
         self._num_late = 0
         self._open: dict[int, _Sums] = {}
 
     @property
     def watermark(self) -> int | None:
-        """The largest event time of all ranks when they last agreed, in milliseconds since 1970."""
-        return None if self._watermark == NO_TIME else self._watermark
+        """The event time of all ranks when they last agreed, in milliseconds since 1970."""
+        return self._clock.time
 
     @property
     def is_due(self) -> bool:
@@ -122,8 +124,8 @@ class ProgressiveWindows:
 
     def go_on(self, watermark: int | None) -> None:
         """Take the watermark of an earlier process of the run."""
-        if watermark is not None:
-            self._watermark = max(self._watermark, watermark)
+        if watermark is not None and (self._clock.time is None or self._clock.time < watermark):
+            self._clock.time = watermark
 
     def add(self, step: int, logits: Tensor, batch: JaggedBatch) -> None:
         """Take a step's predictions on this rank, before it trains; no other rank is waited for.
@@ -134,7 +136,6 @@ class ProgressiveWindows:
             batch: of which these are; one without samples may lack times.
         """
         times = np.empty(0, np.int64) if batch.event_times is None else batch.event_times.numpy()
-        newest = int(times.max()) if len(times) else NO_TIME
         size = len(times) if self._settings is not None else 0
         shape = size, self._num_labels
         weights = torch.ones(size) if batch.sample_weights is None else batch.sample_weights
@@ -143,7 +144,7 @@ class ProgressiveWindows:
         self._steps.append(
             _Step(
                 step,
-                newest,
+                runs_of(times, self._gap),
                 times[:size].copy(),
                 scores.reshape(shape),
                 labels.reshape(shape),
@@ -163,26 +164,31 @@ class ProgressiveWindows:
             return []
         steps = self._steps
         self._steps = []
-        newest = np.array(self._channel.gather([each.newest for each in steps]), np.int64).max(0)
-        marks = np.maximum.accumulate(np.concatenate([[self._watermark], newest]))
-        self._watermark = int(marks[-1])
-        return [] if self._settings is None else self._count(steps, marks)
+        numbers = np.repeat(np.arange(len(steps)), [len(each.runs) for each in steps])
+        own = np.column_stack([numbers, np.concatenate([each.runs for each in steps])])
+        runs = self._of_all_ranks(own)
+        marks = [self._watermark]
+        num_ahead = []
+        for number in range(len(steps)):
+            self._clock.advance(_rows_of(number, runs)[:, 1:])
+            marks.append(self._watermark)
+            num_ahead.append(self._clock.num_ahead)
+        if self._settings is None:
+            return []
+        return self._count(steps, np.array(marks), num_ahead)
 
     def state(self) -> dict[str, Tensor]:
-        """Of the last agreement, in tensors whose shapes never change; empty without windows."""
-        if self._settings is None:
-            return {}
-        none = _Sums.none(len(self._tasks))
-        begins = np.full(self._rule.most_open, NO_TIME, np.int64)
-        begins[: len(self._open)] = sorted(self._open)
-        sums = [self._open.get(begin, none) for begin in begins.tolist()]
-        about = [self._rule.width_ms, self._rule.lateness_ms, self._watermark, self._num_late]
-        arrays = {
-            "about": np.array(about),
-            "begins": begins,
-            "counts": np.stack([each.counts for each in sums]),
-            "totals": np.stack([each.totals for each in sums]),
-        }
+        """Of the last agreement, in tensors whose shapes never change."""
+        kind = [self._rule.width_ms, self._rule.lateness_ms, self._gap]
+        arrays = {"about": np.array([*kind, *self._clock.state(), self._num_late])}
+        if self._settings is not None:
+            none = _Sums.none(len(self._tasks))
+            begins = np.full(self._rule.most_open, NO_TIME, np.int64)
+            begins[: len(self._open)] = sorted(self._open)
+            sums = [self._open.get(begin, none) for begin in begins.tolist()]
+            arrays["begins"] = begins
+            arrays["counts"] = np.stack([each.counts for each in sums])
+            arrays["totals"] = np.stack([each.totals for each in sums])
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -192,35 +198,43 @@ class ProgressiveWindows:
             CheckpointError: for tensors that are none of these.
         """
         expected = self.state()
-        if not expected:
-            return
-        about = tensors.get("about", torch.empty(0)).tolist()
-        if about[:2] != expected["about"][:2].tolist():
+        about = tensors.get("about", torch.empty(0)).numpy()
+        if about[:3].tolist() != expected["about"][:3].tolist():
             return
         kinds = {name: (each.shape, each.dtype) for name, each in tensors.items()}
         if kinds != {name: (each.shape, each.dtype) for name, each in expected.items()}:
             raise CHECKPOINT("windows of event time in other shapes", "those of its recipe")
-        self._watermark, self._num_late = about[2:]
+        self._clock.load_state(about[3:-1])
+        self._num_late = int(about[-1])
         self._open = {
             begin: _Sums(*(tensors[name][place].numpy().copy() for name in ("counts", "totals")))
-            for place, begin in enumerate(tensors["begins"].tolist())
+            for place, begin in enumerate(tensors["begins"].tolist() if self._settings else ())
             if begin != NO_TIME
         }
 
-    def _count(self, steps: Sequence[_Step], marks: Ints) -> list[WindowRecord]:
+    @property
+    def _watermark(self) -> int:
+        return NO_TIME if self._clock.time is None else self._clock.time
+
+    def _count(
+        self, steps: Sequence[_Step], marks: Ints, num_ahead: Sequence[int]
+    ) -> list[WindowRecord]:
         """Sum up all ranks' samples of some steps, and close the windows that are over.
 
         Args:
             steps: this rank's samples.
             marks: the watermark before the first step, and after each.
+            num_ahead: samples of the run up to each step that were ahead.
         """
         step_of = np.repeat(np.arange(len(steps)), [len(each.times) for each in steps])
-        begins = self._rule.begins(np.concatenate([each.times for each in steps]))
+        times = np.concatenate([each.times for each in steps])
+        begins = self._rule.begins(times)
         is_late = self._rule.is_over(begins, marks[step_of])
+        is_ahead = times > marks[step_of + 1]
         late = np.bincount(step_of[is_late], minlength=len(steps)).tolist()
         num_late = self._num_late + np.sum(self._channel.gather(late), 0).cumsum()
         self._num_late = int(num_late[-1])
-        counts, totals = map(self._of_all_ranks, self._sparse(steps, begins, ~is_late))
+        counts, totals = map(self._of_all_ranks, self._sparse(steps, begins, ~(is_late | is_ahead)))
         records = []
         for begin in sorted({*self._open, *totals[:, 0].tolist()}):
             sums = self._open.pop(begin, None) or _Sums.none(len(self._tasks))
@@ -230,8 +244,9 @@ class ProgressiveWindows:
             sums.totals[...] += added.reshape(sums.totals.shape)
             closed = np.flatnonzero(self._rule.is_over(begin, marks[1:]))
             if len(closed):
-                step = steps[closed[0]].number
-                records.append(self._record(step, begin, sums, int(num_late[closed[0]])))
+                place = int(closed[0])
+                late_and_ahead = int(num_late[place]), num_ahead[place]
+                records.append(self._record(steps[place].number, begin, sums, *late_and_ahead))
             else:
                 self._open[begin] = sums
         return records
@@ -270,7 +285,9 @@ class ProgressiveWindows:
             np.add.at(of_task, window_of, _totals(scores[:, column], is_hit, weights))
         return np.concatenate(counts), np.concatenate([windows[:, None], totals], 1)
 
-    def _record(self, step: int, begin: int, sums: _Sums, num_late: int) -> WindowRecord:
+    def _record(
+        self, step: int, begin: int, sums: _Sums, num_late: int, num_ahead: int
+    ) -> WindowRecord:
         assert self._settings is not None, "else there are no windows"
         metrics = {name: sums.metrics(task) for task, name in enumerate(self._tasks)}
         figures = {
@@ -289,6 +306,7 @@ class ProgressiveWindows:
             end_ms=begin + self._rule.width_ms,
             num_samples=metrics[first].num_samples,
             num_late=num_late,
+            num_ahead=num_ahead,
             auc=figures[first]["auc"],
             logloss=figures[first]["logloss"],
             normalized_entropy=figures[first]["normalized_entropy"],

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from naive_hashed import NaiveIndex
 
 import pibroch as pb
+from pibroch.data.event_clock import runs_of
 from pibroch.embedding import EvictionPolicy, Hashed, HashedIndex
 from pibroch.embedding.admission import SketchedIds
 from pibroch.embedding.row_index import check_state, load_state, state_of
 from pibroch.errors import ConfigError, DataError
 
+ODDS = (0.5, 0.1, 0.2, 0.05, 0.09, 0.01, 0.05)
+"""Of times beside the step's: some clocks are wrong."""
 EDGES = (np.iinfo(np.int64).min, -1, 0, 1, np.iinfo(np.int64).max)
 
 
@@ -54,16 +57,21 @@ class Schedule:
     capacity: int
     most_per_step: int
     num_steps: int = 24
-    event_time: int = -100
+    event_times: tuple = ()
 
     def steps(self):
         rng = np.random.default_rng(self.seed)
         some = rng.integers(*EDGES[::4], 3 * self.capacity // 2 + 1, endpoint=True)
         pool = np.unique(np.concatenate([EDGES, some, np.arange(2, 6)]))
         rng.shuffle(pool)
+        now = -100
         hot = pool[: max(1, self.capacity // 2)]
         for _ in range(self.num_steps):
-            self.event_time += int(rng.choice([-3, 0, 1, 40, 700], p=[0.1, 0.3, 0.4, 0.15, 0.05]))
+            now += int(rng.choice([-3, 0, 1, 40, 700], p=[0.1, 0.3, 0.4, 0.15, 0.05]))
+            apart = rng.choice([0, 1, 2, -50, 30, *EDGES[::4]], rng.integers(0, 6), p=ODDS)
+            self.event_times = [
+                min(max(now + int(each), EDGES[0] + 1), EDGES[-1]) for each in apart
+            ]
             num = int(rng.integers(0, self.most_per_step + 1))
             is_hot = rng.random(num) < 0.6
             yield np.where(is_hot, rng.choice(hot, num), rng.choice(pool, num))
@@ -83,6 +91,14 @@ kinds = st.builds(
     st.booleans(),
     st.sampled_from([None, None, 0.016, 0.3]),
 )
+
+
+def tell_times(schedule, *indices):
+    """The event times of a step that is to be learned."""
+    times = np.array(schedule.event_times, np.int64)
+    for index in indices:
+        index.event_times = schedule.event_times
+        index.event_runs = runs_of(times, index.event_span_ms)
 
 
 def learned(index, *args):
@@ -111,7 +127,7 @@ def test_any_schedule_does_what_dictionaries_do(schedule, kind):
     naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
     index = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
-        naive.event_time = index.event_time = schedule.event_time
+        tell_times(schedule, naive, index)
         before = saved(index)
         right = learned(naive, ids)
         assert learned(index, ids) == right
@@ -132,7 +148,7 @@ def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
     index = kind.index(schedule.capacity + kind.unknown_row)
     rng = np.random.default_rng(schedule.seed)
     for number, ids in enumerate(schedule.steps()):
-        naive.event_time = index.event_time = schedule.event_time
+        tell_times(schedule, naive, index)
         if number % 10 == when:
             some = rng.choice([*ids, *rng.integers(-99, 99, 3)], min(4, len(ids) + 3))
             before = saved(index)
@@ -157,7 +173,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
     index = kind.index(schedule.capacity + kind.unknown_row)
     other = kind.index(schedule.capacity + kind.unknown_row)
     for ids in schedule.steps():
-        index.event_time = other.event_time = schedule.event_time
+        tell_times(schedule, index, other)
         distinct, counts = np.unique(ids, return_counts=True)
         parts = rng.binomial(counts, 0.5)
         apart = np.concatenate([distinct[parts > 0], distinct[parts < counts]])
@@ -173,7 +189,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
 def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, when):
     index = kind.index(schedule.capacity + kind.unknown_row)
     for number, ids in enumerate(schedule.steps()):
-        index.event_time = schedule.event_time
+        tell_times(schedule, index)
         if number == when:
             others = [fresh_with(index, kind), index.copy()]
             untouched = index.copy()
@@ -181,7 +197,7 @@ def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, 
         results = learned(index, ids), index.rows_of(ids).tolist()
         if number >= when:
             for other in others:
-                other.event_time = schedule.event_time
+                tell_times(schedule, other)
                 assert (learned(other, ids), other.rows_of(ids).tolist()) == results
     for other in others:
         np.testing.assert_equal(saved(other), saved(index))
@@ -241,6 +257,29 @@ def test_expired_ids_begin_anew():
     assert index.rows_of(np.array([5])).tolist() == [-1]
     assert not len(index.learn(np.array([5])).fresh_ids)
     assert index.learn(np.array([5])).fresh_ids.tolist() == [5]
+
+
+def test_a_wrong_clock_expires_nothing_and_a_silence_what_is_too_old():
+    """Steps of one event each: a week is allowed."""
+    day = 86_400_000
+    index = pb.Hashed(expire_after_seconds=7 * 86_400).index(100)
+    expired = []
+
+    def learn(time, *ids):
+        index.event_runs = runs_of(np.array([time] * bool(ids)), index.event_span_ms)
+        expired.append(index.learn(np.array(ids)).expired_ids.tolist())
+
+    for hour in range(24):
+        learn(hour * day // 24, *range(10))
+    learn(3650 * day, 1)
+    learn(day, *range(10))
+    assert not any(expired) and index.counters()["ahead"] == 1
+    learn(5 * day, 3)  # nothing for four days
+    learn(5 * day, 4)
+    learn(9 * day, 50)
+    learn(9 * day, 51)
+    assert expired[-1] == [0, 1, 2, 5, 6, 7, 8, 9] and not any(expired[:-1])
+    assert {3, 4, 50, 51} == set(index.entries()[1].tolist())
 
 
 def test_a_sketch_is_never_too_low():
@@ -320,7 +359,7 @@ def test_indices_that_learn_together_or_follow_do_what_each_does_alone(parts, ar
         bounds = np.cumsum([0, *map(len, steps)]).tolist()
         for (each, _), *indices in zip(parts, alone, together, behind, strict=True):
             for index in indices:
-                index.event_time = each.event_time
+                tell_times(each, index)
         ids = np.concatenate(steps)
         counts = 1 + np.arange(len(ids), dtype=np.int32) % 5 if are_counted else None
         found = ahead.learn(ids, counts, bounds)

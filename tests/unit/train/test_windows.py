@@ -1,5 +1,7 @@
 """Windows of event time against figures that are computed record by record."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -113,7 +115,8 @@ def test_auc_of_many_samples_is_that_of_exact_logits():
     steps = list(stream(40, size=2000))
     for step, times, logits, labels in steps:
         windows.add(step, torch.from_numpy(logits), batch_of(times, labels))
-    windows.add(41, torch.zeros(1), batch_of(np.array([2_000_000_000_000]), np.array([0])))
+    for step in (41, 42):
+        windows.add(step, torch.zeros(1), batch_of(np.array([2_000_000_000_000]), np.array([0])))
     records = windows.settle()
     right, _ = expected([*steps, (41, np.array([2_000_000_000_000]), [0.0], [0])], 1_000_000, 0)
     assert len(records) == 2
@@ -159,6 +162,43 @@ def test_other_windows_begin_anew_and_damaged_ones_are_refused():
         made().load_state({**state, "counts": state["counts"][:1]})
 
 
+@pytest.mark.parametrize("every", [1, 3, 64])
+def test_wrong_clocks_close_no_windows_and_a_silence_does(every):
+    """One event in five steps is a year ahead; two days are without any."""
+    year, silence = 365 * 86_400_000, 2 * 86_400_000
+    steps = [
+        (step, times + silence * (step > 30), logits, labels)
+        for step, times, logits, labels in stream(50)
+    ]
+    wrong = [
+        (step, np.append(times, times[0] + year) if step % 5 == 2 else times, logits, labels)
+        for step, times, logits, labels in steps
+    ]
+    records, watermarks = [[], []], []
+    for number, each in enumerate((steps, wrong)):
+        windows = made()
+        for step, times, logits, labels in each:
+            more = len(times) - len(logits)
+            batch = batch_of(times, np.append(labels, [False] * more))
+            windows.add(step, torch.from_numpy(np.append(logits, [0.0] * more)), batch)
+            if step % every == 0:
+                records[number] += windows.settle()
+                again = made()
+                again.load_state(windows.state())
+                windows = again
+        records[number] += windows.settle()
+        watermarks.append(windows.watermark)
+    right, found = records
+    assert [replace(each, num_ahead=0) for each in found] == [
+        replace(each, num_ahead=0) for each in right
+    ]
+    assert watermarks[0] == watermarks[1] == max(times.max() for _, times, *_ in steps)
+    closing = {each.step for each in right}
+    assert 32 in closing and 31 not in closing, "the second step after the silence confirms it"
+    assert right[-1].num_ahead == 50, "its first step alone"
+    assert found[-1].num_ahead > 55
+
+
 def test_weights_and_several_labels():
     rng = np.random.default_rng(1)
     windows = made(schema=TWO)
@@ -191,7 +231,7 @@ def test_steps_without_samples_and_without_windows():
         windows.add(step + 1, *nothing)
     assert windows.settle() and not windows.settle()
     plain = made(None)
-    assert plain.watermark is None and plain.state() == {}
+    assert plain.watermark is None and plain.state().keys() == {"about"}
     for step, times, logits, labels in stream(3):
         plain.add(step, torch.from_numpy(logits), batch_of(times, labels))
     assert plain.settle() == [] and plain.watermark == windows.watermark
