@@ -85,11 +85,14 @@ def find_endpoint(
 def named_in(path: str) -> tuple[str, str | None, str | None]:
     """A path with placeholders for the model and the version that it names, and these.
 
+    A slash at its end says nothing.
+
     >>> named_in("/v2/models/ctr/versions/7/infer")
     ('/v2/models/{model}/versions/{version}/infer', 'ctr', '7')
-    >>> named_in("/v2/models/ctr"), named_in("/score")
+    >>> named_in("/v2/models/ctr/"), named_in("/score")
     (('/v2/models/{model}', 'ctr', None), ('/score', None, None))
     """
+    path = path.removesuffix("/")
     if path.startswith(_MODELS):
         match path.removeprefix(_MODELS).split("/"):
             case [model, "versions", version, *rest] if model and version:
