@@ -128,6 +128,11 @@ class Service:
         parse = partial(parse_users, request.body, retriever.user_columns, limits.rows)
         users, k = await self._parsed(request, parse)
         count = len(next(iter(users.values())))
+        size = count * min(k, retriever.num_items) * retriever.pair_bytes
+        if size > limits.body_bytes:
+            got = f"got {count} rows, whose {k} best items are up to {size:,} bytes"
+            need = f"need at most {limits.body_bytes:,} in an answer: fewer rows, or a smaller `k`"
+            raise Refusal(400, f"{got}; {need}")
         if self._users_waiting and self._users_waiting + count > limits.queue_rows:
             got = f"got {count} rows with {self._users_waiting} waiting already"
             raise Refusal(429, f"{got}; try again", {"retry-after": "1"})

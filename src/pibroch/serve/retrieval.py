@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import polars as pl
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from pibroch.serve.predictor import Columns, Predictor
 NUMBERS_AT_ONCE = 1 << 24
 """Products of users and items that are held at once."""
 _ITEMS_AT_ONCE = 8192
+_SCORE_BYTES = 27
+"""Of a number and two commas in JSON, at most."""
 
 
 class ItemIndex(Protocol):
@@ -115,6 +118,7 @@ class Retriever:
         predictor: whose vectors these are.
         user_columns: of raw rows, those that are read for users.
         num_items: N.
+        pair_bytes: of an item's id and score in JSON, at most.
     """
 
     def __init__(self, predictor: Predictor, items: Items) -> None:
@@ -147,6 +151,7 @@ class Retriever:
                 "leave the others out",
             )
         self.num_items = len(self.ids)
+        self.pair_bytes = _SCORE_BYTES + max(map(len, map(msgspec.json.encode, self.ids)))
         vectors = []
         for first in range(0, self.num_items, _ITEMS_AT_ONCE):
             some = slice(first, first + _ITEMS_AT_ONCE)

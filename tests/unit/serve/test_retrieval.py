@@ -198,7 +198,8 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
         ):
             answer = server.ask("POST", "/retrieve", body)
             assert answer.status == 400 and reason in answer.reason, answer.reason
-        one = server.ask("POST", "/retrieve", {"columns": columns_of(USERS[:1])}).json
+        one = {"columns": columns_of(USERS[:1]), "rows": None, "k": None}
+        one = server.ask("POST", "/retrieve", one).json
         assert len(one["items"]) == 1 and len(one["items"][0]) == 10
         (tmp_path / "coming").rename(versions / "2")
         predictors.append(pb.Predictor.open(versions / "2"))
@@ -223,3 +224,18 @@ def test_a_server_without_items_says_so(trained):
     with serving(trained.first) as server:
         answer = server.ask("POST", "/retrieve", {"rows": USERS})
         assert answer.status == 404 and "need `--items FILE`" in answer.reason
+
+
+def test_an_answer_that_is_too_long_is_refused_before_it_is_worked_out(trained):
+    """What is refused is what can be longer than a body, be it of one user with `k` of all."""
+    many = {name: values * 20 for name, values in columns_of(USERS).items()}
+    options = ("--items", trained.items, "--max-body-mb", 0.125, "--max-total-mb", 0.5)
+    with serving(trained.first, *options) as server:
+        for k in (5, 25, 1000):
+            answer = server.ask("POST", "/retrieve", {"columns": many, "k": k})
+            if k == 5:
+                assert answer.status == 200 and len(answer.body) < 1 << 17
+                continue
+            assert answer.status == 400 and "retry-after" not in answer.headers
+            assert f"got 800 rows, whose {k} best items are up to" in answer.reason
+            assert "need at most 131,072 in an answer" in answer.reason
