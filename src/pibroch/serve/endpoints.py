@@ -6,7 +6,7 @@ Paths are looked up, as the router of a web framework costs as much as a score.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pibroch.serve.settings import Refusal
 
@@ -56,12 +56,14 @@ class Endpoint:
         path: with ``{model}`` and ``{version}`` in place of what it may name.
         answer: to a request.
         form: of a body, as OpenAPI describes it.
+        answers: by status, as OpenAPI describes them; any other is a refusal.
     """
 
     methods: tuple[str, ...]
     path: str
     answer: Callable[[Request], Awaitable[Reply]]
     form: Mapping[str, object] | None = None
+    answers: Mapping[str, object] = field(default_factory=dict)
 
 
 def find_endpoint(

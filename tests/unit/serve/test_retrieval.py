@@ -1,6 +1,5 @@
 """The best items for users: against all scores, over HTTP, and while versions change."""
 
-import json
 import shutil
 import sys
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.graph_index import GraphIndex
 from pibroch.serve.retrieval import ExactIndex, Items, Retriever
-from served import serving, until
+from served import check_documented, serving, until
 from several_labels import prepared
 from small_run import make_config, run_command, train_here
 
@@ -207,8 +206,10 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
         until(lambda: retrieve()["model_version"] == predictors[1].version)
         check(retrieve(), predictors[1])
         assert server.metric('pibroch_requests_total{endpoint="retrieve",status="400"}') == 8
-        page = json.loads(server.ask("GET", "/openapi.json").body)
-        assert "/retrieve" in page["paths"]
+        page = server.ask("GET", "/openapi.json").json
+        for users in (USERS, []):
+            answer = server.ask("POST", "/retrieve", {"rows": users})
+            check_documented(page, "POST", "/retrieve", answer)
         assert "Traceback" not in server.complaints()
 
 
