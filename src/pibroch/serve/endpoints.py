@@ -78,7 +78,8 @@ def find_endpoint(
     endpoint = by_path.get(pattern)
     if endpoint is not None and method in endpoint.methods:
         return endpoint, model, version
-    reason = f"got {method[:20]} {path[:200]}; need one of the endpoints at /docs"
+    there = "the endpoints at /docs" if "/docs" in by_path else ", ".join(by_path)
+    reason = f"got {method[:20]} {path[:200]}; need one of {there}"
     if endpoint is None:
         raise Refusal(404, reason)
     raise Refusal(405, reason, {"allow": ", ".join(endpoint.methods)})
