@@ -24,6 +24,7 @@ from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
+from pibroch.serve.retrieval import Retriever
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
@@ -203,6 +204,7 @@ class Service:
             "pibroch_model_load_failures": self.store.num_failed,
             "pibroch_rows_waiting": self.batcher.rows_waiting,
             **{f"pibroch_{key}": value for key, value in _freshness(predictor).items()},
+            **_retrieval(self.store.retriever),
             **self.gauges(),
         }
         info = {"model": self.store.name, "version": predictor.version}
@@ -294,6 +296,15 @@ def build_endpoints(service: Service) -> dict[str, Endpoint]:
 
 def _json(content: Mapping[str, object], status: int = 200) -> Reply:
     return Reply(msgspec.json.encode(content), (JSON_TYPE,), status)
+
+
+def _retrieval(retriever: Retriever | None) -> dict[str, float]:
+    """How the best items are found, and how many of them an index was measured to find."""
+    if retriever is None:
+        return {}
+    is_exact = {"pibroch_retrieval_is_exact": float(retriever.is_exact)}
+    recall = retriever.recall
+    return is_exact if recall is None else {**is_exact, "pibroch_retrieval_recall": recall}
 
 
 def _freshness(predictor: Predictor) -> dict[str, float]:

@@ -15,7 +15,8 @@ from pibroch.serve import retrieval
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.graph_index import GraphIndex
-from pibroch.serve.retrieval import ExactIndex, Items, Retriever
+from pibroch.serve.retrieval import ExactIndex, Items, Retriever, recall_of
+from pibroch.serve.sampled_users import sampled_users
 from served import check_documented, serving, until
 from several_labels import prepared
 from small_run import make_config, run_command, train_here
@@ -95,7 +96,10 @@ def test_exact_search_in_parts_is_that_of_the_whole(monkeypatch):
         torch.testing.assert_close(part, right)
 
 
-@pytest.mark.parametrize("kind", ["alike", "of one length", "of many lengths", "in clusters"])
+KINDS = ("alike", "of one length", "of many lengths", "in clusters", "leaning", "copied", "unseen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_finds_nearly_all_of_the_best(kind):
     generator = torch.Generator().manual_seed(5)
     items = torch.randn(5000, 16, generator=generator)
@@ -108,15 +112,61 @@ def test_a_graph_finds_nearly_all_of_the_best(kind):
         centres = torch.randn(20, 16, generator=generator)
         items = items / 2 + centres[torch.arange(5000) % 20]
         users = users / 2 + centres[torch.arange(100) % 20]
-    scores, places = GraphIndex(items).search(users, 10)
+    elif kind == "leaning":  # as towers do that learn how often items are clicked at all
+        items = items / 4 + torch.randn(16, generator=generator)
+        users = users / 4 + torch.randn(16, generator=generator)
+    elif kind == "copied":
+        items[::2] = items[torch.arange(2500) % 20 * 2 + 1]
+    elif kind == "unseen":  # of one vector, better than all others for half of the users
+        items[torch.rand(5000, generator=generator) < 0.9] = 3 * items[0]
+    graph = GraphIndex(items)
+    scores, places = graph.search(users, 10)
     best_scores, best = ExactIndex(items).search(users, 10)
-    hits = sum(len({*a} & {*b}) for a, b in zip(places.tolist(), best.tolist(), strict=True))
-    assert hits / 1000 >= 0.95
+    assert recall_of(graph, ExactIndex(items), users, 10) >= 0.95
+    assert (scores >= best_scores[:, -1:] - 1e-4).float().mean(1).min() >= 0.5, "of each user"
+    assert all(len({*row}) == 10 for row in places.tolist())
     assert (scores[:, :-1] >= scores[:, 1:]).all()
     torch.testing.assert_close(scores, (users[:, None] * items[places]).sum(2))
     same = (places == best).all(1)
-    assert same.any()
+    assert same.any() or kind in ("copied", "unseen"), "ties have no order"
     torch.testing.assert_close(scores[same], best_scores[same])
+
+
+class LongestItems:
+    """An index that gives everybody the items with the longest vectors."""
+
+    def __init__(self, items):
+        self._items = items
+        self._places = items.norm(dim=1).argsort(descending=True)
+
+    def search(self, users, k):
+        scores, order = (users @ self._items[self._places[:k]].T).sort(1, descending=True)
+        return scores, self._places[:k][order]
+
+
+def test_an_index_that_misses_too_much_is_not_used(trained, caplog):
+    predictor = pb.Predictor.open(trained.first)
+    exact, graph, longest = (
+        Retriever(predictor, Items.read(trained.items, index))
+        for index in (ExactIndex, GraphIndex, LongestItems)
+    )
+    assert exact.is_exact and exact.recall is None
+    assert not graph.is_exact and graph.recall >= 0.99
+    assert longest.is_exact and 0 < longest.recall < 0.95
+    warning = f"finds {longest.recall:.1%} of the best: exact search answers, 95% are needed"
+    assert warning in caplog.text and predictor.version in caplog.text
+    for retriever in (graph, longest):
+        assert retriever(columns_of(USERS), 5)[0] == exact(columns_of(USERS), 5)[0]
+
+
+def test_sampled_users_are_those_that_a_version_knows(trained):
+    predictor = pb.Predictor.open(trained.first)
+    users = sampled_users(predictor, 500)
+    known = predictor.encode([{**user, "item": ITEMS[0]} for user in USERS]).pick(("user",)).values
+    assert {*users.pick(("user",)).values.tolist()} == {*known.tolist()}
+    assert users.dense.std() > 0.5
+    again = sampled_users(predictor, 500)
+    assert again.values.equal(users.values) and again.dense.equal(users.dense)
 
 
 @pytest.mark.parametrize("count", [1, 3, 300])
@@ -206,6 +256,9 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
         until(lambda: retrieve()["model_version"] == predictors[1].version)
         check(retrieve(), predictors[1])
         assert server.metric('pibroch_requests_total{endpoint="retrieve",status="400"}') == 8
+        assert server.metric("pibroch_retrieval_is_exact") == (index == "exact")
+        if index == "graph":
+            assert server.metric("pibroch_retrieval_recall") >= 0.99
         page = server.ask("GET", "/openapi.json").json
         for users in (USERS, []):
             answer = server.ask("POST", "/retrieve", {"rows": users})
