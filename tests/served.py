@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 
 from forked import Program
@@ -101,6 +102,31 @@ def ask(
         {name.lower(): value for name, value in response.getheaders()},
         response.read(),
     )
+
+
+def check_documented(page: dict, method: str, path: str, answer: Answer) -> None:
+    """Hold an answer to what ``/openapi.json`` says of it, with no field that it does not name."""
+    operation = page["paths"][path][method.lower()]
+    responses = operation["responses"]
+    status = str(answer.status)
+    response = responses.get(status) or responses[f"{status[0]}XX"]
+    if "$ref" in response:
+        response = page["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = response["content"][kind]["schema"]
+    if kind == "application/json":
+        jsonschema.validate(answer.json, _closed(schema), jsonschema.Draft202012Validator)
+
+
+def _closed(schema: dict) -> dict:
+    """A schema whose objects have no fields but those that it names, where it names some."""
+    inner: dict[str, Any] = {
+        key: _closed(value) for key, value in schema.items() if isinstance(value, dict)
+    }
+    if schema.get("properties"):
+        inner["properties"] = {name: _closed(of) for name, of in schema["properties"].items()}
+        inner["additionalProperties"] = False
+    return {**schema, **inner}
 
 
 def until(what, timeout_s: float = START_S):

@@ -11,8 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "pibroch"
 FIGURE = ROOT / "docs" / "figures" / "rooms.svg"
-INNER = "exchange.lookahead.oracle"
-"""A room inside another: it stands lower than the one that it lies in, as servers use it too."""
+INNER = ("exchange.lookahead.oracle", "observability.exposition")
+"""Rooms inside others that stand elsewhere.
+
+The oracle stands lower, as servers use it too; figures over HTTP higher, as they use `serve`.
+"""
 
 WIDTH = 880
 ROW_HEIGHT = 74
@@ -20,9 +23,9 @@ BOX_HEIGHT = 34
 
 
 def rooms() -> list[str]:
-    """Every package, the room inside one, and ``errors``."""
+    """Every package, the rooms inside others, and ``errors``."""
     packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
-    return sorted([*packages, INNER, "errors"])
+    return sorted([*packages, *INNER, "errors"])
 
 
 def room_of(module: str, names: list[str]) -> str | None:

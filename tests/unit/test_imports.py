@@ -39,12 +39,13 @@ LAYERS = [
     {"servers", "processors"},
     {"exchange"},
     {"train", "serve", "sim", "torchrec", "metrics"},
-    {"score"},
+    {"score", "observability.exposition"},
     {"cli", "__main__"},
 ]
 """Rooms by their layer.
 
 The oracle lies with the exchange that it plans for, but below it: servers keep oracles as well.
+Figures over HTTP lie with the other sinks, but above them: they are answered by `serve`'s server.
 """
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]

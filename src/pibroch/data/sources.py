@@ -23,6 +23,11 @@ from pibroch.errors import DataError
 from pibroch.kernels.text import RECORD_ITEMS, complete_records_end, find_fields
 
 _READ_BYTES = 1 << 18
+_GZIP_STEP_BYTES = 1 << 15
+_ZSTD_STEP_BYTES = 1 << 10
+"""Of a compressed file, expanded at once, to 32 MB at most."""
+_EXPANDED_BYTES = 1 << 20
+"""After which no further step is made until these are used, whatever the file expands to."""
 _LONGEST_RECORD_PIECES = 4
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -200,7 +205,7 @@ class _Decoder(Protocol):
     def unused_data(self) -> bytes: ...
     @property
     def eof(self) -> bool: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, /) -> bytes: ...
 
 
 class Uncompressed:
@@ -218,12 +223,15 @@ class Uncompressed:
         self._file = file
         self._path = path
         self._block_bytes = block_bytes
+        self._packed = memoryview(b"")  # of the file, not expanded yet
         self._decoder: _Decoder | None = None
         self._new_decoder: Callable[[], _Decoder] | None = None
         if magic.startswith(_GZIP):
             self._new_decoder = lambda: zlib.decompressobj(wbits=31)
+            self._step_bytes = _GZIP_STEP_BYTES
         elif magic == _ZSTD:
             self._new_decoder = lambda: zstandard.ZstdDecompressor().decompressobj()
+            self._step_bytes = _ZSTD_STEP_BYTES
         begin = self.more()
         self._left = begin.removeprefix(BYTE_ORDER_MARK)
         self._mark_bytes = len(begin) - len(self._left)
@@ -231,7 +239,7 @@ class Uncompressed:
     @property
     def is_complete(self) -> bool:
         """Whether what was read so far may be all: no compressed part was begun and not ended."""
-        return self._decoder is None
+        return self._decoder is None and not self._packed
 
     def skip(self, num_bytes: int) -> None:
         """Go forward; of a file that is not compressed, and of which nothing was read, at once."""
@@ -269,9 +277,11 @@ class Uncompressed:
 
         Not what :meth:`read` has left, for which see :meth:`rest`.
         """
-        while block := self._file.read(self._block_bytes):
-            data = block if self._new_decoder is None else self._decoded(block, self._new_decoder)
-            if data:
+        if self._new_decoder is None:
+            return self._file.read(self._block_bytes)
+        while self._packed or (block := self._file.read(self._block_bytes)):
+            self._packed = self._packed or memoryview(block)
+            if data := self._decoded(self._new_decoder):
                 return data
         return b""
 
@@ -281,17 +291,23 @@ class Uncompressed:
         self._left = b""
         return rest
 
-    def _decoded(self, block: bytes, new_decoder: Callable[[], _Decoder]) -> bytes:
+    def _decoded(self, new_decoder: Callable[[], _Decoder]) -> bytes:
+        """Some of what the packed bytes hold; the others stay packed."""
         parts = []
-        while block:
-            if self._decoder is None and not (block := block.lstrip(b"\0")):
-                break  # zeros between and after gzip members are padding
+        size = 0
+        while self._packed and size < _EXPANDED_BYTES:
+            if self._decoder is None:  # zeros between and after gzip members are padding
+                self._packed = memoryview(bytes(self._packed).lstrip(b"\0"))
+                if not self._packed:
+                    break
+            step = self._packed[: self._step_bytes]
             decoder = self._decoder = self._decoder or new_decoder()
             try:
-                parts.append(decoder.decompress(block))
+                parts.append(decoder.decompress(step))
             except (zlib.error, zstandard.ZstdError) as error:
                 raise self._damaged(f"damaged near byte {self._file.tell():,}: {error}") from error
-            block = decoder.unused_data
+            size += len(parts[-1])
+            self._packed = self._packed[len(step) - len(decoder.unused_data) :]
             if decoder.eof:
                 self._decoder = None
         return b"".join(parts)

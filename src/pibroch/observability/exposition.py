@@ -1,4 +1,9 @@
-"""The newest figures of a run over HTTP, in Prometheus' text format: ``GET /metrics``."""
+"""The newest figures of a run over HTTP, in Prometheus' text format: ``GET /metrics``.
+
+Whoever reaches the port may connect, beside a run that may not be disturbed: the HTTP server is
+that of :mod:`pibroch.serve`, with its bounds on connections, their time and their bytes, on one
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,18 @@ from pibroch.observability.records import EvaluationRecord, TrainingRecord, Wind
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from pibroch.serve.endpoints import Reply, Request
+
 _FIGURES = ("auc", "logloss", "normalized_entropy", "calibration", "num_samples")
 _TRAINING = ("step", "loss", "samples_per_second", "learning_rate", "rss_bytes", "event_time")
-_CLOSE_S = 5.0
+_CONNECTIONS = 64
+"""At once; few scrape a run."""
+_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 Labels = tuple[tuple[str, str], ...]
 
 
 class Exposition:
-    """Answers whoever asks, on threads of its own, until it is closed.
+    """Answers whoever asks, on a thread of its own, until it is closed.
 
     Args:
         address: ``HOST:PORT`` to listen at; port 0 for any that is free.
@@ -30,33 +39,37 @@ class Exposition:
 
     Raises:
         ConfigError: for an address at which it cannot listen.
-        MissingDependencyError: without prometheus-client.
+        MissingDependencyError: without prometheus-client, uvicorn or httptools.
     """
 
     def __init__(self, address: str) -> None:
-        if find_spec("prometheus_client") is None:
-            raise MissingDependencyError(
-                "--metrics-address without prometheus-client",
-                "the extra `serve`",
-                "pip install 'pibroch[serve]'",
-            )
-        from prometheus_client import CollectorRegistry, start_http_server
+        for module in ("prometheus_client", "uvicorn", "httptools"):
+            if find_spec(module) is None:
+                raise MissingDependencyError(
+                    f"--metrics-address without {module}",
+                    "the extra `serve`",
+                    "pip install 'pibroch[serve]'",
+                )
+        from pibroch.serve.endpoints import GET, Endpoint
+        from pibroch.serve.listening import BackgroundServer, bound_socket, url_at
+        from pibroch.serve.settings import ServerLimits
 
         self._gauges: dict[str, dict[Labels, float]] = {}
         self._counters = {"late": 0, "ahead": 0, "alarms": 0}
         self._lock = threading.Lock()
-        registry = CollectorRegistry()
-        registry.register(self)
         host, _, port = address.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), host, registry)
+            bound = bound_socket(host.strip("[]"), int(port))
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"--metrics-address {address}: {getattr(error, 'strerror', None) or error}",
                 "HOST:PORT of this machine that is free",
                 "choose another port, or 0 for any",
             ) from error
-        self.url = f"http://{host}:{self._server.server_port}/metrics"
+        self.url = f"{url_at(bound)}/metrics"
+        endpoint = Endpoint(GET, "/metrics", self._answer)
+        limits = ServerLimits(connections=_CONNECTIONS)
+        self._server = BackgroundServer({endpoint.path: endpoint}, bound, limits)
 
     def collect(self) -> Iterator[Metric]:
         """All that is known now; called by who asks."""
@@ -94,9 +107,16 @@ class Exposition:
 
     def close(self) -> None:
         """See `Sink`."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_CLOSE_S)
+        self._server.close()
+
+    async def _answer(self, _: Request) -> Reply:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        from pibroch.serve.endpoints import Reply
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        return Reply(generate_latest(registry), (_TYPE,))
 
     def _set_all(
         self, kind: str, tasks: Mapping[str, Mapping[str, float | None]], labels: Labels

@@ -1,21 +1,23 @@
-"""Traces of lookups: text, one row index a line, plain or gzip. Each lookup counts as a sample."""
+"""Traces of lookups: text, one row index a line, plain, gzip or zstd.
+
+Each lookup counts as a sample.
+"""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.sources import Place, TextSource
 from pibroch.errors import DataError
 from pibroch.planner.profile import AccessProfile, ProfileCounter, Progress
 
 PIECE_BYTES = 16 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def count_trace(
@@ -68,21 +70,10 @@ def count_trace(
 
 def _pieces(path: Path, progress: Progress) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """The number of a piece's first line, and its indices."""
-    try:
-        size = max(1, path.stat().st_size)
-        with path.open("rb") as raw:
-            is_packed = raw.read(2) == _GZIP_MAGIC
-            raw.seek(0)
-            text: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if is_packed else raw
-            line = 1
-            while lines := text.readlines(PIECE_BYTES):
-                yield line, _indices(lines, path, line)
-                line += len(lines)
-                progress("counting", raw.tell() / size)
-    except (OSError, EOFError) as error:
-        raise DataError(
-            f"{path}, unreadable: {error}", "a trace, plain or gzip", "check the file"
-        ) from error
+    for piece in TextSource(path, "\t", False, ("index",)).pieces(Place(), PIECE_BYTES):
+        line = piece.start.line + 1
+        yield line, _indices(io.BytesIO(piece.text).readlines(), path, line)
+        progress("counting", piece.fraction)
 
 
 def _indices(lines: list[bytes], path: Path, first_line: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -25,6 +26,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What a load balancer asks, without a token."""
+PLAIN = ("", "identity")
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""Of the encodings of bodies that are read, for zlib; `deflate` is its own format (RFC 9110)."""
+_STEP_BYTES = 4096
+"""Of a compressed body, which become at most 4 MB; then it is other requests' turn."""
 REFUSAL = "pibroch.refusal"
 """Key of a request's state: why its connection refuses it; the answer waits for its turn."""
 
@@ -53,7 +59,7 @@ class AdmissionControl:
         self._endpoints = endpoints
         self._metrics = metrics
         self._open_connections = open_connections
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._token = None if token is None else token.encode()
         self.num_open = 0
         self.is_draining = False
 
@@ -87,9 +93,9 @@ class AdmissionControl:
             endpoint, model, version = find_endpoint(self._endpoints, method, path)
             if endpoint.methods == GET:
                 return await endpoint.answer(Request(b"", headers, model, version))
-            request = Request(await body.read(), headers, model, version)
-            reply = await endpoint.answer(request)
-            self._open_connections.check_bytes(len(reply.body))
+            content = await body.read(_encoding_of(headers))
+            reply = await endpoint.answer(Request(content, headers, model, version))
+            self._open_connections.check_bytes(len(reply.body), body.num_bytes)
             return reply
         except Refusal as refusal:
             return _refused(refusal)
@@ -99,10 +105,11 @@ class AdmissionControl:
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refusal for what can be told from the headers alone."""
-        if self._expected is not None and path not in OPEN_PATHS:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                got = "got a wrong token" if given else "got no token"
+        if self._token is not None and path.removesuffix("/") not in OPEN_PATHS:
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_right = hmac.compare_digest(token.strip(b" "), self._token)
+            if scheme.lower() != b"bearer" or not is_right:
+                got = "got a wrong token" if scheme else "got no token"
                 need = "need the header Authorization: Bearer TOKEN"
                 raise Refusal(401, f"{got}; {need}", {"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
@@ -111,17 +118,22 @@ class AdmissionControl:
             if int(length[:20]) > limits.body_bytes:
                 raise _too_large(limits)
             self._open_connections.check_bytes(int(length))
-        encoding = headers.get(b"content-encoding", b"identity").lower()
-        if encoding not in (b"", b"identity"):
-            got = f"got a body in {encoding.decode('latin-1')[:40]}"
-            raise Refusal(415, f"{got}; need it as it is", {"accept-encoding": "identity"})
+        encoding = _encoding_of(headers)
+        if encoding not in (*PLAIN, *_WINDOW_BITS):
+            need = "need it as it is, or in one of gzip and deflate"
+            accepted = {"accept-encoding": "gzip, deflate"}
+            raise Refusal(415, f"got a body in {encoding[:40]}; {need}", accepted)
+
+
+def _encoding_of(headers: Mapping[bytes, bytes]) -> str:
+    return headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
 
 
 class _BoundedBody:
     """A body of no more bytes, and for no longer, than it may have.
 
     Attributes:
-        num_bytes: that were received and counted.
+        num_bytes: that were received and counted, and what compressed ones became.
     """
 
     def __init__(self, receive: Receive, started: float, open_connections: OpenConnections) -> None:
@@ -131,8 +143,12 @@ class _BoundedBody:
         self._deadline = started + self._limits.body_timeout_s
         self.num_bytes = 0
 
-    async def read(self) -> bytes:
-        """All of it; Refusal for what is too much or too late."""
+    async def read(self, encoding: str) -> bytes:
+        """All of it, uncompressed; Refusal for what is too much, too late or damaged."""
+        body = await self._received()
+        return body if encoding in PLAIN else await self._expanded(body, encoding)
+
+    async def _received(self) -> bytes:
         parts = []
         has_more = True
         try:
@@ -141,7 +157,7 @@ class _BoundedBody:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":  # it will not see the answer
                         raise Refusal(400, "the client left in the middle of its request")
-                    parts.append(self._counted(message.get("body", b"")))
+                    parts.append(self._counted(message.get("body", b""), self.num_bytes))
                     has_more = message.get("more_body", False)
         except TimeoutError as error:
             got = f"got {self.num_bytes:,} bytes of a body in {self._limits.body_timeout_s:g} s"
@@ -149,10 +165,33 @@ class _BoundedBody:
             raise Refusal(408, reason, {"connection": "close"}) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _counted(self, part: bytes) -> bytes:
-        if self.num_bytes + len(part) > self._limits.body_bytes:
+    async def _expanded(self, body: bytes, encoding: str) -> bytes:
+        decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+        parts = []
+        size = 0
+        behind = len(body)
+        for start in range(0, len(body), _STEP_BYTES):
+            if start:
+                await asyncio.sleep(0)
+            try:
+                part = decoder.decompress(body[start : start + _STEP_BYTES])
+            except zlib.error as error:
+                raise Refusal(400, f"got a body that is no {encoding}: {error}") from error
+            parts.append(self._counted(part, size))
+            size += len(part)
+            if decoder.eof:
+                behind -= min(start + _STEP_BYTES, len(body)) - len(decoder.unused_data)
+                break
+        if not decoder.eof:
+            raise Refusal(400, f"got {len(body)} bytes of {encoding} that end too early")
+        if behind:
+            raise Refusal(400, f"got {behind} bytes behind a body in {encoding}; need none")
+        return b"".join(parts)
+
+    def _counted(self, part: bytes, before: int) -> bytes:
+        if before + len(part) > self._limits.body_bytes:
             raise _too_large(self._limits)
-        self._open_connections.check_bytes(len(part))
+        self._open_connections.check_bytes(len(part), self.num_bytes)
         self._open_connections.num_bytes += len(part)
         self.num_bytes += len(part)
         return part
@@ -164,6 +203,7 @@ def _too_large(limits: ServerLimits) -> Refusal:
 
 def endpoint_of(path: str) -> str:
     """Under which name a request is counted."""
+    path = path.removesuffix("/")
     if path.endswith("/infer"):
         return "infer"
     return {"/score": "score", "/embed": "embed", "/retrieve": "retrieve"}.get(path, "other")

@@ -167,7 +167,7 @@ class _BoundedConnection(HttpToolsProtocol):
         What it is to read next.
         """
         if self.scope["method"] == "CONNECT":
-            self._refuse(Refusal(405, "got CONNECT; need one of the endpoints at /docs"))
+            self._refuse(Refusal(405, "got CONNECT; need GET, HEAD or POST"))
             return b""
         # A protocol that is not spoken here is passed over (RFC 9110, 7.8), by a parser that has
         # not taken it for an end.

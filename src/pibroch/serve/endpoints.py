@@ -6,7 +6,7 @@ Paths are looked up, as the router of a web framework costs as much as a score.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pibroch.serve.settings import Refusal
 
@@ -56,12 +56,14 @@ class Endpoint:
         path: with ``{model}`` and ``{version}`` in place of what it may name.
         answer: to a request.
         form: of a body, as OpenAPI describes it.
+        answers: by status, as OpenAPI describes them; any other is a refusal.
     """
 
     methods: tuple[str, ...]
     path: str
     answer: Callable[[Request], Awaitable[Reply]]
     form: Mapping[str, object] | None = None
+    answers: Mapping[str, object] = field(default_factory=dict)
 
 
 def find_endpoint(
@@ -76,7 +78,8 @@ def find_endpoint(
     endpoint = by_path.get(pattern)
     if endpoint is not None and method in endpoint.methods:
         return endpoint, model, version
-    reason = f"got {method[:20]} {path[:200]}; need one of the endpoints at /docs"
+    there = "the endpoints at /docs" if "/docs" in by_path else ", ".join(by_path)
+    reason = f"got {method[:20]} {path[:200]}; need one of {there}"
     if endpoint is None:
         raise Refusal(404, reason)
     raise Refusal(405, reason, {"allow": ", ".join(endpoint.methods)})
@@ -85,11 +88,14 @@ def find_endpoint(
 def named_in(path: str) -> tuple[str, str | None, str | None]:
     """A path with placeholders for the model and the version that it names, and these.
 
+    A slash at its end says nothing.
+
     >>> named_in("/v2/models/ctr/versions/7/infer")
     ('/v2/models/{model}/versions/{version}/infer', 'ctr', '7')
-    >>> named_in("/v2/models/ctr"), named_in("/score")
+    >>> named_in("/v2/models/ctr/"), named_in("/score")
     (('/v2/models/{model}', 'ctr', None), ('/score', None, None))
     """
+    path = path.removesuffix("/")
     if path.startswith(_MODELS):
         match path.removeprefix(_MODELS).split("/"):
             case [model, "versions", version, *rest] if model and version:

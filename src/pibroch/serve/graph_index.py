@@ -3,7 +3,13 @@
 A hierarchical navigable small world (Malkov and Yashunin, TPAMI 2020), as Faiss builds it, over
 products in place of distances (Morozov and Babenko, NeurIPS 2018).
 
-Shape legend: B users, N items, E width of a vector, k items that are wanted.
+Two things would make such a graph fall apart. Items with one vector, such as all that training has
+not seen, are each other's nearest neighbours, and no edge is left that leads away: the graph has
+each vector once. And where all vectors lean in one direction, each item's largest products are
+with the few longest: the graph is made of the vectors less their mean, which changes all products
+of a user by the same number, and no order.
+
+Shape legend: B users, N items, M distinct vectors, E width of a vector, k items that are wanted.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ class GraphIndex:
     to time. Any number of threads may search.
 
     Args:
-        items: float32 ``[N, E]``; held twice, with some 270 bytes an item for the graph.
+        items: float32 ``[N, E]``; held twice, with some 290 bytes an item for the graph.
 
     Raises:
         MissingDependencyError: without Faiss.
@@ -43,24 +49,48 @@ class GraphIndex:
         self._faiss = need_faiss()
         self._exact = ExactIndex(items)
         self._items = items
+        distinct, groups, self._counts = items.unique(
+            dim=0, return_inverse=True, return_counts=True
+        )
+        self._places = groups.argsort(stable=True)  # of items, by the vector that they have
+        self._starts = self._counts.cumsum(0) - self._counts
         self._graph = self._faiss.IndexHNSWFlat(
             items.shape[1], NEIGHBOURS, self._faiss.METRIC_INNER_PRODUCT
         )
         self._graph.hnsw.efConstruction = BUILD_CANDIDATES
         self._faiss.omp_set_num_threads(torch.get_num_threads())
-        self._graph.add(items.contiguous().numpy())
+        self._graph.add((distinct - distinct.mean(0)).contiguous().numpy())
 
     def search(self, users: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :class:`pibroch.serve.retrieval.ItemIndex`."""
         settings = self._faiss.SearchParametersHNSW(efSearch=max(SEARCH_CANDIDATES, 4 * k))
         self._faiss.omp_set_num_threads(torch.get_num_threads())
-        found = self._graph.search(users.contiguous().numpy(), k, params=settings)[1]
-        places = torch.from_numpy(found)
-        if bool((places < 0).any()):  # the graph led to fewer than k
+        num_vectors = min(k, len(self._counts))
+        found = self._graph.search(users.contiguous().numpy(), num_vectors, params=settings)[1]
+        groups = torch.from_numpy(found)
+        if bool((groups < 0).any()):  # the graph led to fewer
             return self._exact.search(users, k)
-        products = torch.einsum("be,bke->bk", users, self._items[places])
-        scores, order = products.sort(1, descending=True)
-        return scores, places.gather(1, order)
+        firsts = self._places[self._starts[groups]]
+        products = torch.einsum("be,bke->bk", users, self._items[firsts])
+        products, order = products.sort(1, descending=True)
+        return self._with_all_items(products, groups.gather(1, order), k)
+
+    def _with_all_items(self, products: Tensor, groups: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The first k items, those of a vector one behind the other.
+
+        Args:
+            products: ``[B, min(k, M)]``, falling.
+            groups: of the vectors, likewise.
+            k: at most N.
+        """
+        counts = self._counts[groups]
+        ends = counts.cumsum(1)
+        wanted = torch.arange(k).expand(len(groups), k).contiguous()
+        vectors = torch.searchsorted(ends, wanted, right=True)
+        behind = ends.gather(1, vectors) - wanted  # items of the vector from this one on
+        of_vector = groups.gather(1, vectors)
+        places = self._places[self._starts[of_vector] + self._counts[of_vector] - behind]
+        return products.gather(1, vectors), places
 
 
 def need_faiss() -> Any:

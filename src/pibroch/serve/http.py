@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -17,13 +16,15 @@ from numpy.typing import NDArray
 
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import DamagedCheckpointError, InputError
+from pibroch.serve import openapi
 from pibroch.serve.batcher import Batcher
 from pibroch.serve.endpoints import GET, JSON_TYPE, POST, Endpoint, Reply, Request
 from pibroch.serve.inference_protocol import JSON_LENGTH, InferRequest, answer, parse_infer
 from pibroch.serve.inputs import Work, encoded_inputs, work_of
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.prometheus import ServerMetrics
-from pibroch.serve.raw_body import LARGE_BODY_BYTES, MOST_ITEMS, RawColumns, parse_raw, parse_users
+from pibroch.serve.raw_body import LARGE_BODY_BYTES, RawColumns, parse_raw, parse_users
+from pibroch.serve.retrieval import Retriever
 from pibroch.serve.settings import Refusal
 from pibroch.serve.store import ModelStore
 from pibroch.state.event_time import age_of
@@ -128,6 +129,11 @@ class Service:
         parse = partial(parse_users, request.body, retriever.user_columns, limits.rows)
         users, k = await self._parsed(request, parse)
         count = len(next(iter(users.values())))
+        size = count * min(k, retriever.num_items) * retriever.pair_bytes
+        if size > limits.body_bytes:
+            got = f"got {count} rows, whose {k} best items are up to {size:,} bytes"
+            need = f"need at most {limits.body_bytes:,} in an answer: fewer rows, or a smaller `k`"
+            raise Refusal(400, f"{got}; {need}")
         if self._users_waiting and self._users_waiting + count > limits.queue_rows:
             got = f"got {count} rows with {self._users_waiting} waiting already"
             raise Refusal(429, f"{got}; try again", {"retry-after": "1"})
@@ -198,6 +204,7 @@ class Service:
             "pibroch_model_load_failures": self.store.num_failed,
             "pibroch_rows_waiting": self.batcher.rows_waiting,
             **{f"pibroch_{key}": value for key, value in _freshness(predictor).items()},
+            **_retrieval(self.store.retriever),
             **self.gauges(),
         }
         info = {"model": self.store.name, "version": predictor.version}
@@ -243,37 +250,35 @@ class Service:
 
 def build_endpoints(service: Service) -> dict[str, Endpoint]:
     """What answers a service's requests, by path."""
-    raw = _raw_body(service)
+    predictor = service.store.current
+    retriever = service.store.retriever
+    raw = openapi.raw_body(predictor.schema, predictor.columns)
+    users = openapi.users_body(() if retriever is None else retriever.user_columns)
+    model = "/v2/models/{model}"
+    version = f"{model}/versions/{{version}}"
+    infer = openapi.INFER_BODY
     endpoints = [
-        Endpoint(GET, "/v2/health/live", service.live),
-        Endpoint(GET, "/v2/health/ready", service.ready),
-        Endpoint(GET, "/v2", service.server_metadata),
-        Endpoint(GET, "/v2/models/{model}", service.model_metadata),
-        Endpoint(GET, "/v2/models/{model}/ready", service.model_ready),
-        Endpoint(GET, "/v2/models/{model}/versions/{version}", service.model_metadata),
-        Endpoint(GET, "/v2/models/{model}/versions/{version}/ready", service.model_ready),
-        Endpoint(GET, "/metrics", service.metrics_text),
-        Endpoint(POST, "/v2/models/{model}/infer", service.infer, _INFER_BODY),
-        Endpoint(POST, "/v2/models/{model}/versions/{version}/infer", service.infer, _INFER_BODY),
-        Endpoint(POST, "/score", service.score, raw),
-        Endpoint(POST, "/embed", service.embed, raw),
-        Endpoint(POST, "/retrieve", service.retrieve, _users_body(service)),
+        Endpoint(GET, "/v2/health/live", service.live, answers=openapi.LIVE),
+        Endpoint(GET, "/v2/health/ready", service.ready, answers=openapi.READY),
+        Endpoint(GET, "/v2", service.server_metadata, answers=openapi.SERVER),
+        Endpoint(GET, model, service.model_metadata, answers=openapi.MODEL),
+        Endpoint(GET, f"{model}/ready", service.model_ready, answers=openapi.READY),
+        Endpoint(GET, version, service.model_metadata, answers=openapi.MODEL),
+        Endpoint(GET, f"{version}/ready", service.model_ready, answers=openapi.READY),
+        Endpoint(GET, "/metrics", service.metrics_text, answers=openapi.METRICS),
+        Endpoint(POST, f"{model}/infer", service.infer, infer, openapi.TENSORS),
+        Endpoint(POST, f"{version}/infer", service.infer, infer, openapi.TENSORS),
+        Endpoint(POST, "/score", service.score, raw, openapi.SCORES),
+        Endpoint(POST, "/embed", service.embed, raw, openapi.EMBEDDINGS),
+        Endpoint(POST, "/retrieve", service.retrieve, users, openapi.BEST_ITEMS),
     ]
-    page = {
-        "openapi": "3.1.0",
-        "info": {
-            "title": f"pibroch: {service.store.name}",
-            "version": __version__,
-            "description": "Scores of a recommendation model.",
-        },
-        "paths": {each.path: {each.methods[0].lower(): _operation(each)} for each in endpoints},
-    }
+    page = openapi.page(f"pibroch: {service.store.name}", endpoints)
 
     async def shown(_: Request) -> Reply:
         return _json(page)
 
     async def docs(_: Request) -> Reply:
-        return Reply(_DOCS, ((b"content-type", b"text/html; charset=utf-8"),))
+        return Reply(openapi.DOCS, ((b"content-type", b"text/html; charset=utf-8"),))
 
     split = service.store.split
 
@@ -289,23 +294,17 @@ def build_endpoints(service: Service) -> dict[str, Endpoint]:
     return {each.path: each for each in (*endpoints, *shows)}
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    """What the OpenAPI page says of an endpoint: its docstring and the names in its path."""
-    names = [name for name in ("model", "version") if f"{{{name}}}" in endpoint.path]
-    operation = {
-        "operationId": f"{endpoint.answer.__name__}{endpoint.path}".translate(_AS_NAMES),
-        "description": inspect.getdoc(endpoint.answer),
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ],
-        "responses": {"200": {"description": "the answer"}},
-    }
-    return operation if endpoint.form is None else {**operation, "requestBody": endpoint.form}
-
-
 def _json(content: Mapping[str, object], status: int = 200) -> Reply:
     return Reply(msgspec.json.encode(content), (JSON_TYPE,), status)
+
+
+def _retrieval(retriever: Retriever | None) -> dict[str, float]:
+    """How the best items are found, and how many of them an index was measured to find."""
+    if retriever is None:
+        return {}
+    is_exact = {"pibroch_retrieval_is_exact": float(retriever.is_exact)}
+    recall = retriever.recall
+    return is_exact if recall is None else {**is_exact, "pibroch_retrieval_recall": recall}
 
 
 def _freshness(predictor: Predictor) -> dict[str, float]:
@@ -317,50 +316,3 @@ def _freshness(predictor: Predictor) -> dict[str, float]:
         "model_event_time_ms": event_time,
         "model_age_seconds": round(age_of(event_time, time.time()), 3),
     }
-
-
-def _raw_body(service: Service) -> dict[str, Any]:
-    schema = service.store.current.schema
-    columns = schema.separator.join(schema.columns or schema.used_columns())
-    lines = {"type": "string", "description": f"Lines of {columns}"}
-    body = _rows_body(service.store.current.columns)
-    body["content"]["text/csv"] = {"schema": lines}
-    return body
-
-
-def _users_body(service: Service) -> dict[str, Any]:
-    retriever = service.store.retriever
-    k = {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": 10}
-    return _rows_body(() if retriever is None else retriever.user_columns, k=k)
-
-
-def _rows_body(columns: Sequence[str], **more: object) -> dict[str, Any]:
-    row = {"type": "object", "additionalProperties": True, "required": list(columns)}
-    form = {"type": "object", "properties": {"rows": {"type": "array", "items": row}, **more}}
-    return {"required": True, "content": {"application/json": {"schema": form}}}
-
-
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "datatype": {"type": "string"},
-        "data": {"type": "array"},
-    },
-}
-_INFER = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {"id": {"type": "string"}, "inputs": {"type": "array", "items": _TENSOR}},
-}
-_INFER_BODY = {"required": True, "content": {"application/json": {"schema": _INFER}}}
-_AS_NAMES = str.maketrans({"/": "_", "{": None, "}": None})
-_DOCS = b"""<!DOCTYPE html>
-<title>pibroch</title>
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
-<div id="page"></div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "/openapi.json", dom_id: "#page"})</script>
-"""

@@ -36,6 +36,8 @@ _KINDS = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
+_OTHER_ANSWERS = ("classification", "shared_memory_region")
+"""Parameters of an output that ask for something else than its numbers, as Triton has them."""
 _LENGTH_BYTES = 4
 _MOST_DIMS = 8
 _MOST_EMPTY = 1 << 20
@@ -49,19 +51,19 @@ class _Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
     data: list[Any] | None = None
 
 
 class _Wanted(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _InferenceRequest(msgspec.Struct):
     inputs: list[_Tensor]
     id: str | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
     outputs: list[_Wanted] | None = None
 
 
@@ -109,7 +111,7 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     for tensor in request.inputs:
         if tensor.name in inputs:
             raise Refusal(400, f"got input `{tensor.name[:80]}` twice")
-        size = tensor.parameters.get("binary_data_size")
+        size = _parameter(tensor.parameters, "binary_data_size")
         if size is None:
             inputs[tensor.name] = _of_json(tensor)
             continue
@@ -123,15 +125,25 @@ def parse_infer(body: bytes, json_length: str | None, outputs: Sequence[str]) ->
     return InferRequest(inputs, request.id, _wanted(request, outputs))
 
 
+def _parameter(parameters: Mapping[str, Any] | None, name: str, absent: object = None) -> Any:
+    """An optional value; clients write null for one that is absent."""
+    value = None if parameters is None else parameters.get(name)
+    return absent if value is None else value
+
+
 def _wanted(request: _InferenceRequest, names: Sequence[str]) -> dict[str, bool]:
-    is_binary = request.parameters.get("binary_data_output") is True
+    is_binary = _parameter(request.parameters, "binary_data_output") is True
     if not request.outputs:
         return {names[0]: is_binary}
     for output in request.outputs:
         if output.name not in names:
             raise Refusal(400, f"got output `{output.name[:80]}`; need one of {', '.join(names)}")
+        for parameter in _OTHER_ANSWERS:
+            if value := _parameter(output.parameters, parameter):
+                got = f"got {parameter} {str(value)[:40]} for output `{output.name[:80]}`"
+                raise Refusal(400, f"{got}; need none: its numbers are in the answer")
     return {
-        output.name: output.parameters.get("binary_data", is_binary) is True
+        output.name: _parameter(output.parameters, "binary_data", is_binary) is True
         for output in request.outputs
     }
 

@@ -82,9 +82,18 @@ class OpenConnections:
         for connection in list(self._all):
             connection.abort()
 
-    def check_bytes(self, count: int) -> None:
-        """Raise Refusal where so many more bytes are too many."""
+    def check_bytes(self, count: int, own: int = 0) -> None:
+        """Raise Refusal where so many more bytes are too many.
+
+        Args:
+            count: of them.
+            own: of the same request, counted already; with these alone it is never of use to try
+                again.
+        """
         most = self.limits.total_bytes
+        if own + count > most:
+            got = f"got a request of {own + count:,} bytes with its answer"
+            raise Refusal(413, f"{got}; need at most {most:,}: ask for less at once")
         if self.num_bytes + count > most:
             got = f"got {count:,} bytes with {self.num_bytes:,} under way in all connections"
             raise Refusal(503, f"{got}; need at most {most:,}: try again", {"retry-after": "1"})

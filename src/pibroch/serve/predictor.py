@@ -14,15 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
 from pibroch.data.raw_batch import batch_from_raw
+from pibroch.data.schema import CategoricalFeature
 from pibroch.data.targets import scores_of
+from pibroch.data.transform import FIRST_ROW
+from pibroch.embedding.row_index import LearningIndex
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
-from pibroch.exchange import EmbeddingOutput
+from pibroch.exchange import EmbeddingOutput, Embeddings
 from pibroch.models.base import Model
 from pibroch.serve.from_checkpoint import open_checkpoint
 from pibroch.serve.from_delta import open_exported
@@ -300,6 +305,27 @@ class Predictor:
         columns = raw if isinstance(raw, Mapping) else columns_of(raw, self.columns)
         wanted = {name: columns[name] for name in self.columns if name in columns}
         return batch_from_raw(self.schema, self._encoders, wanted)
+
+    def ids_with_rows(self, feature: CategoricalFeature) -> range | NDArray[np.int64]:
+        """A feature's ids that have rows of their own: of a table that learns its ids ``[U]``.
+
+        Ids that a delta has dropped may be among them.
+
+        Args:
+            feature: of a model whose dictionaries are known.
+        """
+        lookup = self._model.lookup
+        if isinstance(lookup, MappedRows):
+            learned = lookup.learned_ids(feature.table)
+        else:
+            assert isinstance(lookup, Embeddings), "rows are here"
+            index = lookup.row_indices[feature.table]
+            learned = index.entries()[1] if isinstance(index, LearningIndex) else None
+        if learned is not None:
+            return learned
+        assert self._encoders is not None, "the dictionaries are known"
+        num_rows = self._encoders[feature.name].num_rows or 1
+        return range(min(FIRST_ROW, num_rows - 1), num_rows)
 
     def score_raw(self, raw: Rows | Columns) -> Tensor:
         """Probabilities of raw samples, float32 ``[B]``, as :meth:`encode` takes them."""

@@ -105,9 +105,12 @@ def _decoded(body: bytes, columns: Sequence[str], max_rows: int, need: str) -> A
     if len(body) > LARGE_BODY_BYTES:
         _refuse_rows(body, columns, max_rows)
     try:
-        return msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise Refusal(400, f"got a body that is no JSON: {error}; {need}") from error
+    if isinstance(content, dict):  # what is optional and absent, many clients write as null
+        return {name: value for name, value in content.items() if value is not None}
+    return content
 
 
 def _columns_in(content: object, columns: Sequence[str], need: str) -> RawColumns:

@@ -5,11 +5,13 @@ Shape legend: B users, N items, E width of a vector, k items that are wanted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import polars as pl
 import torch
 from torch import Tensor
@@ -18,10 +20,19 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import ConfigError, DataError
 from pibroch.models.pairs import PairModel
 from pibroch.serve.predictor import Columns, Predictor
+from pibroch.serve.sampled_users import sampled_users
 
+logger = logging.getLogger(__name__)
+LEAST_RECALL = 0.95
+"""Of an index; one that finds less is not used."""
+MEASURED_USERS = 256
+MEASURED_ITEMS = 10
+"""By which recall is measured: users, and best items of each."""
 NUMBERS_AT_ONCE = 1 << 24
 """Products of users and items that are held at once."""
 _ITEMS_AT_ONCE = 8192
+_SCORE_BYTES = 27
+"""Of a number and two commas in JSON, at most."""
 
 
 class ItemIndex(Protocol):
@@ -56,6 +67,20 @@ class ExactIndex:
         at_once = max(1, NUMBERS_AT_ONCE // len(self._items))
         best = [(some @ self._items.T).topk(k) for some in users.split(at_once)]
         return torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
+
+
+def recall_of(index: ItemIndex, exact: ExactIndex, users: Tensor, k: int) -> float:
+    """The share of what an index finds that is among the k best, or as good within rounding.
+
+    Args:
+        index: measured.
+        exact: of the same items.
+        users: float32 ``[B, E]``.
+        k: at most N.
+    """
+    worst = exact.search(users, k)[0][:, -1:]
+    is_found = index.search(users, k)[0] >= worst - 1e-5 * worst.abs().clamp(min=1.0)
+    return is_found.float().mean().item()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +140,9 @@ class Retriever:
         predictor: whose vectors these are.
         user_columns: of raw rows, those that are read for users.
         num_items: N.
+        pair_bytes: of an item's id and score in JSON, at most.
+        recall: the share of the best items that the index finds, measured; ``None`` of exact
+            search. Below :data:`LEAST_RECALL` exact search answers in its place.
     """
 
     def __init__(self, predictor: Predictor, items: Items) -> None:
@@ -147,13 +175,19 @@ class Retriever:
                 "leave the others out",
             )
         self.num_items = len(self.ids)
+        self.pair_bytes = _SCORE_BYTES + max(map(len, map(msgspec.json.encode, self.ids)))
         vectors = []
         for first in range(0, self.num_items, _ITEMS_AT_ONCE):
             some = slice(first, first + _ITEMS_AT_ONCE)
             batch = self._encoded({name: items.columns[name][some] for name in of_item})
             with torch.inference_mode():
                 vectors.append(model.item_vectors(predictor.looked_up(batch)).float())
-        self._index = items.index(torch.cat(vectors))
+        self._index, self.recall = self._measured(items.index, torch.cat(vectors))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every best item is found."""
+        return isinstance(self._index, ExactIndex)
 
     def __call__(self, users: Columns, k: int) -> tuple[list[list[object]], list[list[float]]]:
         """The ids of the k best items for each user, or of all where there are fewer, and logits.
@@ -169,10 +203,30 @@ class Retriever:
         """
         batch = self._encoded(users)
         with torch.inference_mode():
-            embedded = self.predictor.looked_up(batch)
-            vectors = self._model.user_vectors(batch.dense, embedded).float()
-            scores, places = self._index.search(vectors, min(k, self.num_items))
+            scores, places = self._index.search(self._vectors(batch), min(k, self.num_items))
         return [[self.ids[place] for place in row] for row in places.tolist()], scores.tolist()
+
+    def _vectors(self, users: JaggedBatch) -> Tensor:
+        embedded = self.predictor.looked_up(users)
+        return self._model.user_vectors(users.dense, embedded).float()
+
+    def _measured(
+        self, make: Callable[[Tensor], ItemIndex], items: Tensor
+    ) -> tuple[ItemIndex, float | None]:
+        """An index that finds enough, and what the one that was made finds."""
+        index = make(items)
+        if isinstance(index, ExactIndex):
+            return index, None
+        exact = ExactIndex(items)
+        with torch.inference_mode():
+            users = self._vectors(sampled_users(self.predictor, MEASURED_USERS))
+            recall = recall_of(index, exact, users, min(MEASURED_ITEMS, self.num_items))
+        found = f"version {self.predictor.version}: the items' index finds {recall:.1%} of the best"
+        if recall < LEAST_RECALL:
+            logger.warning("%s: exact search answers, %.0f%% are needed", found, 100 * LEAST_RECALL)
+            return exact, recall
+        logger.info("%s", found)
+        return index, recall
 
     def _encoded(self, columns: Columns) -> JaggedBatch:
         """A batch; what belongs to the other side is missing in it."""

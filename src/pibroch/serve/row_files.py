@@ -284,6 +284,11 @@ class MappedRows:
             raise problem
         return ids
 
+    def learned_ids(self, table: str) -> Ints | None:
+        """Ids that have, or had, rows in a table that learns its ids, rising, int64 ``[U]``."""
+        layers = self._ids.get(table)
+        return None if layers is None else np.unique(np.concatenate([ids for ids, _ in layers]))
+
     def _rows_of_raw(self, batch: JaggedBatch) -> Ints:
         """A batch's values, with raw ids as rows; -1 for one that has none."""
         rows: Ints = batch.values.numpy().copy()

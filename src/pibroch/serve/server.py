@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -27,8 +26,8 @@ from pibroch.rpc.rows import RowWorker
 from pibroch.serve import row_service
 from pibroch.serve.admission import AdmissionControl
 from pibroch.serve.batcher import Batcher
-from pibroch.serve.connection import NEVER_S, connection_factory
 from pibroch.serve.http import Service, build_endpoints
+from pibroch.serve.listening import bound_socket, url_at, uvicorn_config
 from pibroch.serve.open_connections import OpenConnections
 from pibroch.serve.prometheus import ServerMetrics
 from pibroch.serve.row_hosts import RowAccess
@@ -38,7 +37,6 @@ from pibroch.serve.store import ModelStore
 logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _BEAT_S = 0.5
-_BACKLOG = 1024
 _OTHER_FILES = 256
 """Descriptors for all that is no client's connection: tables, hosts with rows, the event loop."""
 _WARM_S = 1.0
@@ -84,28 +82,18 @@ def listen(options: ServerOptions) -> socket.socket:
         ConfigError: when the address cannot be had.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        opened = socket.socket(family, kind, protocol)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.shares_port:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        opened.bind(address)
+        return bound_socket(options.host, options.port, options.shares_port)
     except OSError as error:
         raise ConfigError(
             f"{options.host}:{options.port}, {error.strerror or error}",
             "an address of this machine, and a free port",
             "pass another --host or --port; --port 0 takes any that is free",
         ) from error
-    return opened
 
 
 def url_of(listener: socket.socket, options: ServerOptions) -> str:
     """Where requests go."""
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if options.tls else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    return url_at(listener, "https" if options.tls else "http")
 
 
 def run_server(
@@ -144,21 +132,7 @@ def run_server(
         at = options.host, options.rows
         workers = (*workers, row_service.listen(store, store.split.part, metrics, *at))
     tls = None if options.tls is None else _tls_context(*options.tls)
-    connection: Any = connection_factory(open_connections, tls)
-    config = uvicorn.Config(
-        admission,
-        http=connection,
-        ws="none",
-        lifespan="off",
-        backlog=_BACKLOG,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=NEVER_S,
-        timeout_graceful_shutdown=max(1, int(options.shutdown_s)),
-    )
-    config.load()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    config = uvicorn_config(admission, open_connections, options.shutdown_s, tls)
     with (
         ExitStack() as ending,
         listen(options) as listener,

@@ -1,10 +1,12 @@
 import gzip
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from pibroch.data.sources import Place, RawSource, TextSource
+from pibroch.data.sources import Place, RawSource, TextSource, Uncompressed
 from pibroch.errors import DataError
 
 LINES = [f'{i},"a ""{i}"" b\nc",{i * i}\n' for i in range(500)]
@@ -65,6 +67,31 @@ def test_truncated_and_damaged_compression_is_an_error(tmp_path, kind):
     path.write_bytes(whole[:200] + bytes(100) + whole[300:])
     with pytest.raises(DataError, match="whole"):
         text_of(TextSource(path, ",", True, ("x", "y", "z")))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_compressed_line_without_end_is_not_read_to_its_end(tmp_path, kind):
+    """A hundred megabytes in a file of some kilobytes."""
+    packer = {
+        "gzip": zlib.compressobj(1, wbits=31),
+        "zstd": zstandard.ZstdCompressor().compressobj(),
+    }[kind]
+    packed = packer.compress(b"1,2,3\n") + packer.compress(b"x" * (100 << 20)) + packer.flush()
+    path = tmp_path / "long"
+    path.write_bytes(packed)
+    tracemalloc.start()
+    try:
+        source = TextSource(path, ",", False, ("x", "y", "z"))
+        with pytest.raises(DataError, match=r"more than .* bytes that begins in line 2"):
+            text_of(source, piece_bytes=1 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 128 << 20
+    with path.open("rb") as file:
+        stream = Uncompressed(file, path)
+        stream.skip(100 << 20)
+        assert stream.read(1 << 20) == b"xxxxxx" and stream.is_complete
 
 
 def test_missing_folder_and_empty(tmp_path):

@@ -2,6 +2,10 @@
 
 import json
 import logging
+import select
+import socket
+import threading
+import urllib.error
 import urllib.request
 from dataclasses import replace
 
@@ -86,6 +90,39 @@ def test_a_run_answers_with_its_newest_figures():
     for address in ("nowhere", "127.0.0.1:99999", "127.0.0.1:x"):
         with pytest.raises(ConfigError, match="--metrics-address"):
             Exposition(address)
+
+
+def test_idle_connections_take_no_threads_and_have_a_bound():
+    """The ones that have waited longest are closed for new ones; who asks is answered."""
+    sink = Exposition("127.0.0.1:0")
+    address = ("127.0.0.1", int(sink.url.split(":")[2].split("/")[0]))
+    idle = []
+    try:
+        get(sink.url)
+        num_threads = threading.active_count()
+        for _ in range(200):
+            idle.append(socket.create_connection(address, 20))
+            idle[-1].sendall(b"GET /metrics HTTP/1.1\r\n")  # a head without its end
+        assert "pibroch_run_alarms_total" in get(sink.url)
+        assert threading.active_count() == num_threads
+        open_here = sum(not is_closed(each) for each in idle)
+        assert open_here <= 64
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(sink.url.replace("metrics", "figures"))
+    finally:
+        for each in idle:
+            each.close()
+        sink.close()
+    assert not [each for each in threading.enumerate() if each.name == "pibroch-http"]
+
+
+def is_closed(connection):
+    """Whether the other end has closed it; nothing else is ever received here."""
+    is_ready = select.select([connection], [], [], 0)[0]
+    try:
+        return bool(is_ready) and connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_window_is_a_line_and_an_alarm_a_warning(tmp_path, caplog):

@@ -110,3 +110,44 @@ def test_a_number_that_its_type_has_not(kind, number):
     tensor["data"] = [2]
     read = parse_infer(json.dumps({"inputs": [tensor]}).encode(), None, OUTPUTS)
     assert np.array_equal(read.inputs["dense"], [2])
+
+
+TENSOR = {"name": "user", "shape": [1], "datatype": "BYTES", "data": ["u1"]}
+
+
+def read(content):
+    return parse_infer(json.dumps(content).encode(), None, OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": None},
+        {"outputs": None},
+        {"parameters": None},
+        {"parameters": {"binary_data_output": None}},
+        {"inputs": [{**TENSOR, "parameters": None}]},
+        {"inputs": [{**TENSOR, "parameters": {"binary_data_size": None}}]},
+        {"outputs": [{"name": "score", "parameters": None}]},
+        {"outputs": [{"name": "score", "parameters": {"binary_data": None}}]},
+        {"outputs": [{"name": "score", "parameters": {"classification": 0}}]},
+    ],
+)
+def test_what_is_optional_may_be_null(changes):
+    plain = read({"inputs": [TENSOR]})
+    request = read({"inputs": [TENSOR], **changes})
+    assert request.inputs == plain.inputs and request.request_id is None
+    assert request.outputs == plain.outputs == {"score": False}
+
+
+def test_null_leaves_the_choice_of_the_whole_request():
+    parameters = {"binary_data_output": True}
+    output = {"name": "logit", "parameters": {"binary_data": None}}
+    request = read({"inputs": [TENSOR], "parameters": parameters, "outputs": [output]})
+    assert request.outputs == {"logit": True}
+
+
+@pytest.mark.parametrize("parameter", [{"classification": 3}, {"shared_memory_region": "a"}])
+def test_an_answer_of_another_kind_is_refused(parameter):
+    with pytest.raises(Refusal, match=f"got {next(iter(parameter))} .* for output `score`; need"):
+        read({"inputs": [TENSOR], "outputs": [{"name": "score", "parameters": parameter}]})

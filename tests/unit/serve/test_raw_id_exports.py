@@ -21,6 +21,7 @@ from pibroch.serve.from_delta import open_exported
 from pibroch.serve.parts import Part
 from pibroch.serve.plain_tables import export_tables
 from pibroch.serve.predictor import Predictor
+from pibroch.serve.sampled_users import sampled_users
 from pibroch.serve.split_rows import RowSplit
 from pibroch.state.export_format import IDS, read_export
 from pibroch.state.exported_ids import TableIds, read_ids, rows_of, write_ids
@@ -59,6 +60,25 @@ def saved_ids(checkpoint, min_count=1):
 
 def logits(path, batch, beside=None):
     return pb.Predictor.open(path, beside=beside).logits(batch)
+
+
+def test_ids_with_rows_are_those_that_are_kept(steps, tmp_path):
+    export_checkpoint(steps[20], tmp_path / "20", ExportOptions())
+    export_delta(steps[60], tmp_path / "20", tmp_path / "60")
+    checkpoint, export, delta = map(
+        pb.Predictor.open, (steps[20], tmp_path / "20", tmp_path / "60")
+    )
+    (at_20, at_60) = map(saved_ids, (steps[20], steps[60]))
+    features = {each.name: each for each in export.schema.categorical}
+    for name, of_20 in at_20.items():
+        for predictor in (checkpoint, export):
+            ids = np.sort(predictor.ids_with_rows(features[name]))
+            assert np.array_equal(ids, of_20.ids) and len(ids)
+        assert {*at_60[name].ids} <= {*delta.ids_with_rows(features[name]).tolist()}
+    (fixed,) = features.keys() - at_20.keys() & {"C2"}
+    assert export.ids_with_rows(features[fixed]) == checkpoint.ids_with_rows(features[fixed])
+    users = sampled_users(delta, 64)
+    assert delta.logits(users).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])

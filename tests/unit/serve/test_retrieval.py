@@ -1,6 +1,5 @@
 """The best items for users: against all scores, over HTTP, and while versions change."""
 
-import json
 import shutil
 import sys
 from types import SimpleNamespace
@@ -16,8 +15,9 @@ from pibroch.serve import retrieval
 from pibroch.serve.delta import export_delta
 from pibroch.serve.export import ExportOptions, export_checkpoint
 from pibroch.serve.graph_index import GraphIndex
-from pibroch.serve.retrieval import ExactIndex, Items, Retriever
-from served import serving, until
+from pibroch.serve.retrieval import ExactIndex, Items, Retriever, recall_of
+from pibroch.serve.sampled_users import sampled_users
+from served import check_documented, serving, until
 from several_labels import prepared
 from small_run import make_config, run_command, train_here
 
@@ -96,7 +96,10 @@ def test_exact_search_in_parts_is_that_of_the_whole(monkeypatch):
         torch.testing.assert_close(part, right)
 
 
-@pytest.mark.parametrize("kind", ["alike", "of one length", "of many lengths", "in clusters"])
+KINDS = ("alike", "of one length", "of many lengths", "in clusters", "leaning", "copied", "unseen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_finds_nearly_all_of_the_best(kind):
     generator = torch.Generator().manual_seed(5)
     items = torch.randn(5000, 16, generator=generator)
@@ -109,15 +112,61 @@ def test_a_graph_finds_nearly_all_of_the_best(kind):
         centres = torch.randn(20, 16, generator=generator)
         items = items / 2 + centres[torch.arange(5000) % 20]
         users = users / 2 + centres[torch.arange(100) % 20]
-    scores, places = GraphIndex(items).search(users, 10)
+    elif kind == "leaning":  # as towers do that learn how often items are clicked at all
+        items = items / 4 + torch.randn(16, generator=generator)
+        users = users / 4 + torch.randn(16, generator=generator)
+    elif kind == "copied":
+        items[::2] = items[torch.arange(2500) % 20 * 2 + 1]
+    elif kind == "unseen":  # of one vector, better than all others for half of the users
+        items[torch.rand(5000, generator=generator) < 0.9] = 3 * items[0]
+    graph = GraphIndex(items)
+    scores, places = graph.search(users, 10)
     best_scores, best = ExactIndex(items).search(users, 10)
-    hits = sum(len({*a} & {*b}) for a, b in zip(places.tolist(), best.tolist(), strict=True))
-    assert hits / 1000 >= 0.95
+    assert recall_of(graph, ExactIndex(items), users, 10) >= 0.95
+    assert (scores >= best_scores[:, -1:] - 1e-4).float().mean(1).min() >= 0.5, "of each user"
+    assert all(len({*row}) == 10 for row in places.tolist())
     assert (scores[:, :-1] >= scores[:, 1:]).all()
     torch.testing.assert_close(scores, (users[:, None] * items[places]).sum(2))
     same = (places == best).all(1)
-    assert same.any()
+    assert same.any() or kind in ("copied", "unseen"), "ties have no order"
     torch.testing.assert_close(scores[same], best_scores[same])
+
+
+class LongestItems:
+    """An index that gives everybody the items with the longest vectors."""
+
+    def __init__(self, items):
+        self._items = items
+        self._places = items.norm(dim=1).argsort(descending=True)
+
+    def search(self, users, k):
+        scores, order = (users @ self._items[self._places[:k]].T).sort(1, descending=True)
+        return scores, self._places[:k][order]
+
+
+def test_an_index_that_misses_too_much_is_not_used(trained, caplog):
+    predictor = pb.Predictor.open(trained.first)
+    exact, graph, longest = (
+        Retriever(predictor, Items.read(trained.items, index))
+        for index in (ExactIndex, GraphIndex, LongestItems)
+    )
+    assert exact.is_exact and exact.recall is None
+    assert not graph.is_exact and graph.recall >= 0.99
+    assert longest.is_exact and 0 < longest.recall < 0.95
+    warning = f"finds {longest.recall:.1%} of the best: exact search answers, 95% are needed"
+    assert warning in caplog.text and predictor.version in caplog.text
+    for retriever in (graph, longest):
+        assert retriever(columns_of(USERS), 5)[0] == exact(columns_of(USERS), 5)[0]
+
+
+def test_sampled_users_are_those_that_a_version_knows(trained):
+    predictor = pb.Predictor.open(trained.first)
+    users = sampled_users(predictor, 500)
+    known = predictor.encode([{**user, "item": ITEMS[0]} for user in USERS]).pick(("user",)).values
+    assert {*users.pick(("user",)).values.tolist()} == {*known.tolist()}
+    assert users.dense.std() > 0.5
+    again = sampled_users(predictor, 500)
+    assert again.values.equal(users.values) and again.dense.equal(users.dense)
 
 
 @pytest.mark.parametrize("count", [1, 3, 300])
@@ -198,7 +247,8 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
         ):
             answer = server.ask("POST", "/retrieve", body)
             assert answer.status == 400 and reason in answer.reason, answer.reason
-        one = server.ask("POST", "/retrieve", {"columns": columns_of(USERS[:1])}).json
+        one = {"columns": columns_of(USERS[:1]), "rows": None, "k": None}
+        one = server.ask("POST", "/retrieve", one).json
         assert len(one["items"]) == 1 and len(one["items"][0]) == 10
         (tmp_path / "coming").rename(versions / "2")
         predictors.append(pb.Predictor.open(versions / "2"))
@@ -206,8 +256,13 @@ def test_a_server_retrieves_and_follows_versions(trained, tmp_path, index):
         until(lambda: retrieve()["model_version"] == predictors[1].version)
         check(retrieve(), predictors[1])
         assert server.metric('pibroch_requests_total{endpoint="retrieve",status="400"}') == 8
-        page = json.loads(server.ask("GET", "/openapi.json").body)
-        assert "/retrieve" in page["paths"]
+        assert server.metric("pibroch_retrieval_is_exact") == (index == "exact")
+        if index == "graph":
+            assert server.metric("pibroch_retrieval_recall") >= 0.99
+        page = server.ask("GET", "/openapi.json").json
+        for users in (USERS, []):
+            answer = server.ask("POST", "/retrieve", {"rows": users})
+            check_documented(page, "POST", "/retrieve", answer)
         assert "Traceback" not in server.complaints()
 
 
@@ -223,3 +278,18 @@ def test_a_server_without_items_says_so(trained):
     with serving(trained.first) as server:
         answer = server.ask("POST", "/retrieve", {"rows": USERS})
         assert answer.status == 404 and "need `--items FILE`" in answer.reason
+
+
+def test_an_answer_that_is_too_long_is_refused_before_it_is_worked_out(trained):
+    """What is refused is what can be longer than a body, be it of one user with `k` of all."""
+    many = {name: values * 20 for name, values in columns_of(USERS).items()}
+    options = ("--items", trained.items, "--max-body-mb", 0.125, "--max-total-mb", 0.5)
+    with serving(trained.first, *options) as server:
+        for k in (5, 25, 1000):
+            answer = server.ask("POST", "/retrieve", {"columns": many, "k": k})
+            if k == 5:
+                assert answer.status == 200 and len(answer.body) < 1 << 17
+                continue
+            assert answer.status == 400 and "retry-after" not in answer.headers
+            assert f"got 800 rows, whose {k} best items are up to" in answer.reason
+            assert "need at most 131,072 in an answer" in answer.reason
