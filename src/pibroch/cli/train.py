@@ -260,6 +260,10 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(help="A file for the scores, as `pibroch predict` writes it.")
     ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(help="All items, a row each, among which `all_hr@k` looks (Parquet, CSV)."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures, by label, as JSON.")
     ] = False,
@@ -276,7 +280,8 @@ def evaluate(
 
     if predictions is not None:
         refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
-    evaluation = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
+    dataset = EncodedDataset.open(data)
+    evaluation = evaluate_checkpoint(checkpoint, dataset, split, predictions, items)
     metrics = evaluation.metrics
     tasks = reported(evaluation)
     if as_json:
