@@ -64,6 +64,8 @@ class InBatchCriterion:
     def show_items(self, batch: JaggedBatch) -> None:
         """Tell the model which items the next forward pass has, and check them.
 
+        Each unknown or missing one is an item of its own.
+
         Raises:
             DataError: for a sample without exactly one item.
         """
@@ -74,7 +76,14 @@ class InBatchCriterion:
                 "one item a sample",
                 "a feature without multi_hot first in model.item_features, or in model.histories",
             )
-        self._model.item_ids = bags.values
+        ids = bags.values
+        is_item = self._are_items(ids)
+        if not is_item.all():  # else unknown ones would be one item of many other features
+            ids = torch.where(is_item, ids, -1 - torch.arange(len(ids)))
+        self._model.item_ids = ids
+
+    def _are_items(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(is_known(self._item, ids.numpy()))
 
     def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
         """The loss of this rank's part of a batch, whose gradient is that of the global batch.
@@ -85,8 +94,7 @@ class InBatchCriterion:
         :meth:`show_items` came before.
         """
         pairs = self._model.take_pairs()
-        ids = self._model.item_ids
-        assert ids is not None, "shown before"
+        ids = batch.pick((self._item.name,)).values
         users = pairs.users.float()
         items = pairs.items.float()
         size = batch.batch_size
@@ -97,7 +105,7 @@ class InBatchCriterion:
             history = batch.select((self._model.sequence,))
             ids, samples = _following(history, self._model.max_length, ids)
             rewards = rewards[samples]
-        is_item = torch.from_numpy(is_known(self._item, ids.numpy()))
+        is_item = self._are_items(ids)
         if not is_item.all():
             users, items, ids, rewards = (of[is_item] for of in (users, items, ids, rewards))
         log_q = torch.zeros(len(ids)) if self._log_q is None else self._log_q[ids]

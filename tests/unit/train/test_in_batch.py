@@ -83,6 +83,20 @@ def test_unknown_and_missing_items_are_neither_positives_nor_negatives(model, tm
         torch.testing.assert_close(one, other)
 
 
+def test_unknown_items_share_no_vector_with_each_other(tmp_path):
+    """Some are of another genre, so that none would be computed once for all its samples."""
+    session = session_of(tmp_path, TWO_TOWER.replace("0.0", "0.5"))
+    (batch,) = Loader(session.dataset.split("train"), 100)
+    session.criterion.show_items(batch)
+    ids = batch.pick(("item",)).values
+    shown = session.model.item_ids
+    assert torch.equal(shown[ids > 1], ids[ids > 1])
+    unknown = shown[ids < 2].tolist()
+    assert len({*unknown}) == len(unknown) > 2 and max(unknown) < 0
+    session.set_training(True)
+    session.loss(batch, 1).backward()
+
+
 def test_a_batch_of_unknown_items_alone_changes_nothing(tmp_path):
     session = session_of(tmp_path, TWO_TOWER)
     train = session.dataset.split("train")
