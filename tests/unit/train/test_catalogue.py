@@ -1,15 +1,19 @@
 """Which items there are, and which of them is found: unknown and missing values are none."""
 
+import json
+import sys
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
+from pibroch.cli.main import main
 from pibroch.data import EncodedDataset
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.errors import ConfigError, DataError
-from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.train.all_items import figures_over_all_items
 from pibroch.train.catalogue import ItemsOfFile, TrainedItems
 from pibroch.train.session import build_session
@@ -172,16 +176,18 @@ def test_data_without_known_items_have_no_figures(tmp_path, caplog):
     assert "no items that are known" in caplog.text
 
 
-def test_a_checkpoint_is_evaluated_with_a_file_of_items(tmp_path):
+def test_a_checkpoint_is_evaluated_with_a_file_of_items(tmp_path, monkeypatch, capsys):
     dataset = dataset_of(tmp_path)
-    session = session_of(dataset)
-    run, _ = train_here(session.config, tmp_path / "run")
+    run, _ = train_here(session_of(dataset).config, tmp_path / "run")
     path = tmp_path / "items.csv"
     path.write_text("item\ni3\n")
-    found = [
-        evaluate_checkpoint(run.path, dataset, "test", items=items).tasks["click"]["all_hr@10"]
-        for items in (None, path)
-    ]
+    words = ["evaluate", "--checkpoint", str(run.path), "--data", str(dataset.path), "--json"]
+    found = []
+    for more in ((), ("--items", str(path))):
+        monkeypatch.setattr(sys, "argv", ["pibroch", *words, *more])
+        with suppress(SystemExit):
+            main()
+        found.append(json.loads(capsys.readouterr().out)["tasks"]["click"]["all_hr@10"])
     assert found == [2 / 4, 1 / 4]
 
 
